@@ -1,0 +1,26 @@
+"""What code that runs in a session can say about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from capsule_tasks.child.output import Sink
+from capsule_tasks.protocol.messages import Progress
+
+_owners: list[Callable[[], Sink]] = []
+"""Empty outside of a session; in one, who knows whose code is running."""
+
+
+def connect(owner: Callable[[], Sink]) -> None:
+    """Called once, when the child starts."""
+    _owners[:] = [owner]
+
+
+def progress(done: float, total: float | None = None, note: str = "") -> None:
+    """Tell whoever watches this execution how far it is. Outside of one it does nothing."""
+    for owner in _owners:
+        sink = owner()
+        if sink.execution_id is not None:
+            sink.say(
+                Progress(execution_id=sink.execution_id, done=done, total=total, note=str(note))
+            )

@@ -1,0 +1,125 @@
+"""The executions a child knows, and where each of them stands."""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from capsule_tasks.child.cells import Cell
+from capsule_tasks.child.output import Sink
+from capsule_tasks.protocol.messages import Cancel, Checkpoint, ErrorKind, Execute, Restore
+
+if TYPE_CHECKING:
+    import asyncio
+
+Work = Execute | Checkpoint | Restore
+_REMEMBERED_CANCELS = 1000
+
+
+class Stage(Enum):
+    """waiting → running → ended; a waiting one may end at once."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+class Execution:
+    """One accepted piece of work."""
+
+    __slots__ = (
+        "cancels",
+        "cell",
+        "id",
+        "interrupted",
+        "sink",
+        "stage",
+        "stop_kind",
+        "task",
+        "work",
+    )
+
+    def __init__(self, execution_id: str, work: Work, sink: Sink) -> None:
+        self.id = execution_id
+        self.work = work
+        self.sink = sink
+        self.stage = Stage.WAITING
+        self.cancels: list[Cancel] = []
+        self.stop_kind: ErrorKind | None = None
+        self.interrupted = False
+        self.cell: Cell | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class Registry:
+    """All executions between acceptance and end. Every change of stage happens under its lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: list[Execution] = []
+        self.blocking: Execution | None = None
+        self._known: dict[str, Execution] = {}
+        self._early: dict[str, Cancel] = {}
+        self._last_seq = 0
+
+    def get(self, execution_id: str) -> Execution | None:
+        return self._known.get(execution_id)
+
+    def running(self) -> list[Execution]:
+        return [e for e in list(self._known.values()) if e.stage is Stage.RUNNING]
+
+    def all(self) -> list[Execution]:
+        return list(self._known.values())
+
+    def add(self, execution: Execution) -> None:
+        with self.lock:
+            self._known[execution.id] = execution
+            self.waiting.append(execution)
+
+    def note_seq(self, seq: int) -> None:
+        self._last_seq = max(self._last_seq, seq)
+
+    def remember_early(self, cancel: Cancel) -> bool:
+        """Keep a cancel that overtook its execute; False if that execution is over instead."""
+        if cancel.seq <= self._last_seq:
+            return False
+        if len(self._early) >= _REMEMBERED_CANCELS:
+            self._early.pop(next(iter(self._early)))
+        self._early[cancel.execution_id] = cancel
+        return True
+
+    def take_early(self, execution_id: str) -> Cancel | None:
+        return self._early.pop(execution_id, None)
+
+    def first_waiting(self) -> Execution | None:
+        with self.lock:
+            return self.waiting[0] if self.waiting else None
+
+    def start(self, execution: Execution) -> bool:
+        """Waiting → running; False if it ended meanwhile."""
+        with self.lock:
+            if execution.stage is not Stage.WAITING:
+                return False
+            execution.stage = Stage.RUNNING
+            self.waiting.remove(execution)
+            return True
+
+    def claim_main_thread(self, execution: Execution) -> list[Execution]:
+        """From now on nothing else runs; those that would not wait for that are returned."""
+        with self.lock:
+            self.blocking = execution
+            return [e for e in self.waiting if getattr(e.work, "on_busy", "wait") == "refuse"]
+
+    def end(self, execution: Execution, expected: Stage) -> bool:
+        """→ ended, exactly once: only the caller that gets True may say how it ended."""
+        with self.lock:
+            if execution.stage is not expected:
+                return False
+            execution.stage = Stage.ENDED
+            self._known.pop(execution.id, None)
+            if execution in self.waiting:
+                self.waiting.remove(execution)
+            if self.blocking is execution:
+                self.blocking = None
+            return True

@@ -1,0 +1,177 @@
+"""`input()`, `getpass` and `sys.stdin`: questions that travel to whoever watches the execution."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+from capsule_tasks.child.gate import Gate
+from capsule_tasks.child.outbox import Outbox
+from capsule_tasks.child.output import Sink
+from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse
+
+Reason = Literal["answered", "timeout", "cancelled", "eof"]
+
+
+class _Question:
+    __slots__ = ("answer", "gate", "request")
+
+    def __init__(self, request: InputRequest) -> None:
+        self.request = request
+        self.gate = Gate()
+        self.answer: InputResponse | None = None
+
+    def settle(self, answer: InputResponse) -> None:
+        self.answer = answer
+        self.gate.open()
+
+
+class InputDesk:
+    """Every question that is open; answers are routed by execution and request."""
+
+    def __init__(self, outbox: Outbox, owner: Callable[[], Sink], timeout_s: float | None) -> None:
+        self._outbox = outbox
+        self._owner = owner
+        self._timeout_s = timeout_s
+        self._open: dict[str, _Question] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def install(self) -> None:
+        """Replace the ways Python reads from a person."""
+        original = builtins.input, sys.stdin
+        builtins.input = self.input
+        sys.stdin = sys.__stdin__ = _Stdin(self)  # type: ignore[assignment,misc]
+
+        def leave() -> None:
+            builtins.input, sys.stdin = original
+
+        os.register_at_fork(after_in_child=leave)
+
+    def input(self, prompt: object = "", /) -> str:
+        """Read a line from whoever watches this execution."""
+        return self.ask(str(prompt), password=False)
+
+    def getpass(self, prompt: str = "Password: ", _stream: Any = None) -> str:
+        """Read a line that should not be shown."""
+        return self.ask(prompt, password=True)
+
+    def ask(self, prompt: str, *, password: bool) -> str:
+        sink = self._owner()
+        if sink.execution_id is None:
+            raise EOFError("no execution is running that could be asked for input")
+        request = InputRequest(
+            execution_id=sink.execution_id,
+            prompt=prompt,
+            password=password,
+            timeout_s=self._timeout_s,
+        )
+        question = _Question(request)
+        reason: Reason = "cancelled"
+        try:
+            if self._admit(question):
+                sink.ask(request)
+            question.gate.wait(lambda: question.answer is not None, self._timeout_s)
+            reason = _outcome(question.answer)
+        finally:
+            self._open.pop(request.id, None)
+            self._outbox.bulk(
+                InputClosed(execution_id=request.execution_id, request_id=request.id, reason=reason)
+            )
+        return self._answer(question)
+
+    def respond(self, answer: InputResponse) -> bool:
+        """Hand an answer to its question; False if nobody waits for it."""
+        question = self._open.get(answer.request_id)
+        if question is None or question.request.execution_id != answer.execution_id:
+            return False
+        question.settle(answer)
+        return True
+
+    def close_execution(self, execution_id: str) -> None:
+        """The execution is over: what its threads still ask ends in EOF."""
+        for question in list(self._open.values()):
+            if question.request.execution_id == execution_id:
+                question.settle(_eof(question.request))
+
+    def close(self) -> None:
+        """No more input for anyone."""
+        with self._lock:
+            self._closed = True
+        for question in list(self._open.values()):
+            question.settle(_eof(question.request))
+
+    def _admit(self, question: _Question) -> bool:
+        with self._lock:
+            if self._closed:
+                question.answer = _eof(question.request)
+                return False
+            self._open[question.request.id] = question
+            return True
+
+    def _answer(self, question: _Question) -> str:
+        answer = question.answer
+        if answer is not None and not answer.eof:
+            return answer.text
+        request = question.request
+        error: Exception
+        if answer is None:
+            error = TimeoutError(f"no input within {self._timeout_s} s")
+        else:
+            error = EOFError("input ended")
+        error.add_note(
+            f"execution {request.execution_id}, input request {request.id}, "
+            f"timeout {'none' if self._timeout_s is None else f'{self._timeout_s} s'}"
+        )
+        raise error
+
+
+def _outcome(answer: InputResponse | None) -> Reason:
+    if answer is None:
+        return "timeout"
+    return "eof" if answer.eof else "answered"
+
+
+def _eof(request: InputRequest) -> InputResponse:
+    return InputResponse(execution_id=request.execution_id, request_id=request.id, eof=True)
+
+
+class _Stdin(io.TextIOBase):
+    """`sys.stdin`: each line is asked for; there is no terminal behind it."""
+
+    encoding = "utf-8"
+    errors = "strict"
+    name = "<stdin>"
+    mode = "r"
+
+    def __init__(self, desk: InputDesk) -> None:
+        self._desk = desk
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        try:
+            line = self._desk.ask("", password=False) + "\n"
+        except EOFError:
+            return ""
+        return line if size is None or size < 0 else line[:size]
+
+    def read(self, size: int | None = -1, /) -> str:
+        if size is not None and size >= 0:
+            return self.readline(size)
+        return "".join(iter(self.readline, ""))
+
+    def readable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation("the input of a session has no file descriptor")
+
+    def close(self) -> None:
+        """A session's input outlives whoever closes it (`quit()` does)."""

@@ -1,0 +1,124 @@
+"""Stopping an execution: an exception, raised in the main thread, inside the right frames only.
+
+The control thread aims a request at one execution and sends a real signal to the main thread, so
+that a sleep or a read is cut short. The handler raises only if the interrupted stack leads to the
+execution's own entry frame and no frame of this package stands between: never in the machinery,
+never in another execution. Until a request has been delivered the signal is sent again, a little
+later each time; that also covers a handler that could not run (deep recursion) and an exception
+that was swallowed where Python can only report it (`__del__`).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from capsule_tasks.child.executions import Execution
+from capsule_tasks.child.gate import Gate
+from capsule_tasks.child.output import CapturedErrorStream, CapturedStream
+from capsule_tasks.errors import ExecutionCancelled
+
+SIGNAL = signal.SIGURG
+"""Ignored by default, so a process that outlives its handler is not hurt by it."""
+
+_FIRST_RETRY_S = 0.001
+_LAST_RETRY_S = 0.05
+_MACHINERY = "capsule_tasks.child."
+_ENTRY = "enter_"
+"""How functions of this package are named in which user code runs and may be stopped."""
+_SAFE_FRAMES: frozenset[CodeType] = frozenset(
+    {CapturedStream.write.__code__, CapturedErrorStream.write.__code__}
+)
+_SAFE_INNERMOST = Gate.wait.__code__
+
+
+class Request:
+    """One exception on its way into one execution."""
+
+    __slots__ = ("delay_s", "delivered", "execution", "make", "retry_at")
+
+    def __init__(self, execution: Execution, make: Callable[[], BaseException]) -> None:
+        self.execution = execution
+        self.make = make
+        self.delivered = False
+        self.delay_s = _FIRST_RETRY_S
+        self.retry_at = time.monotonic() + self.delay_s
+
+
+class Interrupter:
+    """Delivers requests to the main thread. Made there; `aim` and `tick` belong to control."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+        self._main = threading.main_thread().ident or 0
+        self._current: Callable[[], Execution | None] = lambda: None
+        self._report_unraisable = sys.unraisablehook
+
+    def install(self, current: Callable[[], Execution | None]) -> None:
+        """Take over the signal; `current` names the execution that has the main thread."""
+        self._current = current
+        signal.signal(SIGNAL, self._on_signal)
+        sys.unraisablehook = self._on_unraisable
+
+    def aim(self, execution: Execution, make: Callable[[], BaseException]) -> Request:
+        """Have `make()` raised in `execution`. A second request for it replaces the first."""
+        request = Request(execution, make)
+        self._requests[execution.id] = request
+        self._fire()
+        return request
+
+    def forget(self, execution: Execution) -> None:
+        """The execution is over; nothing may be raised for it any more."""
+        self._requests.pop(execution.id, None)
+
+    def tick(self, now: float) -> float | None:
+        """Send again what is due; when to call next, or None."""
+        pending = [r for r in list(self._requests.values()) if not r.delivered]
+        if not pending:
+            return None
+        due = [request for request in pending if request.retry_at <= now]
+        for request in due:
+            request.delay_s = min(request.delay_s * 2, _LAST_RETRY_S)
+            request.retry_at = now + request.delay_s
+        if due:
+            self._fire()
+        return min(request.retry_at for request in pending)
+
+    def _fire(self) -> None:
+        signal.pthread_kill(self._main, SIGNAL)
+
+    def _on_signal(self, _signum: int, frame: FrameType | None) -> None:
+        execution = self._current()
+        if execution is None:
+            return
+        request = self._requests.get(execution.id)
+        if request is None or request.delivered or not self._inside(frame):
+            return
+        request.delivered = True
+        raise request.make()
+
+    def _inside(self, frame: FrameType | None) -> bool:
+        """Whether the interrupted stack is the execution's own code, not this package's."""
+        waiting = frame is not None and frame.f_code is _SAFE_INNERMOST
+        while frame is not None:
+            name = frame.f_globals.get("__name__")
+            if type(name) is str and name.startswith(_MACHINERY):
+                if frame.f_code.co_name.startswith(_ENTRY):
+                    return True
+                if not waiting and frame.f_code not in _SAFE_FRAMES:
+                    return False
+            frame = frame.f_back
+        return False
+
+    def _on_unraisable(self, report: Any) -> None:
+        if isinstance(report.exc_value, ExecutionCancelled):
+            for request in list(self._requests.values()):
+                request.delivered = False
+            self._fire()
+            return
+        self._report_unraisable(report)

@@ -1,0 +1,253 @@
+"""The life of the main thread: one blocking execution at a time, or many coroutines at once."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from queue import SimpleQueue
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from capsule_tasks.child.capture import Capture
+from capsule_tasks.child.cells import Compiler, enter_blocking, enter_coroutine
+from capsule_tasks.child.endings import Endings
+from capsule_tasks.child.executions import Execution, Registry, Stage
+from capsule_tasks.child.outcomes import enter_result
+from capsule_tasks.protocol.messages import (
+    Checkpoint,
+    Checkpointed,
+    ErrorKind,
+    Execute,
+    Message,
+    Restore,
+    Restored,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class MainLane:
+    """Takes what is waiting, in order, and runs it.
+
+    The event loop exists from the first execution that needs one; from then on the thread idles
+    inside it, so that tasks a user left running go on. Blocking code always runs outside of it.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        endings: Endings,
+        capture: Capture,
+        module: ModuleType,
+        async_limit: int,
+    ) -> None:
+        self._registry = registry
+        self._endings = endings
+        self._capture = capture
+        self._module = module
+        self._async_limit = async_limit
+        self._compiler = Compiler()
+        self._context = contextvars.copy_context()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._by_task: dict[Any, Execution] = {}
+        self._alone: Execution | None = None
+        self._current: Execution | None = None
+        self._stopping = False
+        self._pid = os.getpid()
+
+    def current(self) -> Execution | None:
+        """The execution whose code the main thread is in. For the signal handler."""
+        if self._current is not None or self._loop is None:
+            return self._current
+        import asyncio
+
+        task = asyncio.current_task(self._loop)
+        return self._by_task.get(task)
+
+    def ring(self) -> None:
+        """Something is waiting. From the control thread."""
+        self._bell.put(None)
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._on_bell)
+
+    def stop(self) -> None:
+        """Leave `run` as soon as the running code lets go."""
+        self._stopping = True
+        self.ring()
+
+    def cancel_task(self, execution: Execution, heard: Any) -> bool:
+        """Cancel a coroutine on its loop, then call `heard`; False if it is not one."""
+        loop = self._loop
+        if execution.task is None or loop is None:
+            return False
+
+        def cancel() -> None:
+            heard()
+            if execution.task is not None and execution.stage is Stage.RUNNING:
+                execution.interrupted = True
+                execution.task.cancel()
+
+        loop.call_soon_threadsafe(cancel)
+        return True
+
+    def run(self) -> None:
+        while not self._stopping:
+            if self._loop is None:
+                self._bell.get()
+                self._serve()
+            else:
+                self._run_loop(self._loop)
+            while self._alone is not None:
+                execution, self._alone = self._alone, None
+                self._run_alone(execution)
+                self._serve()
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Raised in a task of the user's own, these stop the loop; asyncio keeps them in the task.
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            loop.run_forever()
+
+    def _on_bell(self) -> None:
+        if self._stopping and self._loop is not None:
+            self._loop.stop()
+        elif self._alone is None:
+            self._serve()
+
+    def _serve(self) -> None:
+        """Start whatever may start now, in the order of arrival."""
+        while not self._stopping and self._alone is None:
+            execution = self._registry.first_waiting()
+            if execution is None:
+                return
+            try:
+                awaits = self._awaits(execution)
+            except BaseException as error:
+                if self._registry.start(execution):
+                    message = self._endings.put_into_words(execution, error)
+                    self._endings.finish(execution, message)
+                continue
+            if awaits:
+                self._start_coroutine(execution)
+            elif not self._by_task:
+                self._alone = execution
+                if self._loop is not None:
+                    self._loop.stop()
+            elif getattr(execution.work, "on_busy", "wait") == "wait":
+                return  # served when the last coroutine has ended
+            else:
+                self._endings.refuse(execution, ErrorKind.BUSY, "coroutines are running")
+
+    def _awaits(self, execution: Execution) -> bool:
+        work = execution.work
+        if not isinstance(work, Execute):
+            return False
+        if execution.cell is None:
+            filename = work.payload.filename or f"<cell {work.seq}>"
+            execution.cell = self._compiler.compile(work.payload.source, filename)
+        return execution.cell.awaits
+
+    def _run_alone(self, execution: Execution) -> None:
+        if not self._registry.start(execution):
+            return
+        if isinstance(execution.work, Execute):
+            for refused in self._registry.claim_main_thread(execution):
+                self._endings.refuse(refused, ErrorKind.BUSY, f"{execution.id} is running")
+        self._current = execution
+        try:
+            message = self._context.run(self._conduct, execution)
+        finally:
+            self._current = None
+        if os.getpid() != self._pid:
+            os._exit(0)  # user code forked and did not exit: the copy must not speak for us
+        self._endings.finish(execution, message)
+
+    def _conduct(self, execution: Execution) -> Message:
+        self._capture.enter(execution.sink)
+        return self._endings.conduct(execution, lambda: self._perform(execution))
+
+    def _perform(self, execution: Execution) -> Message:
+        work, namespace = execution.work, self._module.__dict__
+        if isinstance(work, Checkpoint):
+            from capsule_tasks.child.checkpoints import enter_save
+
+            data, saved, skipped = enter_save(namespace)
+            return Checkpointed(in_reply_to=work.id, data=data, saved=tuple(saved), skipped=skipped)
+        if isinstance(work, Restore):
+            from capsule_tasks.child.checkpoints import enter_restore
+
+            names = enter_restore(work.data, work.mode, self._module)
+            return Restored(in_reply_to=work.id, names=tuple(names))
+        assert execution.cell is not None
+        value = enter_blocking(execution.cell, namespace)
+        return self._keep(execution, value)
+
+    def _keep(self, execution: Execution, value: object) -> Message:
+        if value is not None:
+            self._module.__dict__["_"] = value
+        return enter_result(execution.id, value)
+
+    def _start_coroutine(self, execution: Execution) -> None:
+        import asyncio
+
+        if len(self._by_task) >= self._async_limit:
+            why = f"{self._async_limit} coroutines are running already"
+            self._endings.refuse(execution, ErrorKind.BUSY, why)
+            return
+        if not self._registry.start(execution):
+            return
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        context = self._context.copy()
+        context.run(self._capture.enter, execution.sink)
+        task = self._loop.create_task(
+            self._live(execution), name=f"execution {execution.id}", context=context
+        )
+        execution.task = task
+        self._by_task[task] = execution
+        task.add_done_callback(self._coroutine_ended)
+
+    async def _live(self, execution: Execution) -> None:
+        assert execution.cell is not None
+        try:
+            value = await enter_coroutine(execution.cell, self._module.__dict__)
+            message = self._keep(execution, value)
+        except BaseException as error:
+            message = self._endings.put_into_words(execution, error)
+        await self._drain(execution)
+        self._endings.deliver(execution, message, Stage.RUNNING)
+
+    async def _drain(self, execution: Execution) -> None:
+        """Wait for the consumer without holding up the neighbours."""
+        import asyncio
+
+        loop, credit = asyncio.get_running_loop(), asyncio.Event()
+
+        def on_credit() -> None:
+            loop.call_soon_threadsafe(credit.set)
+
+        execution.sink.on_credit = on_credit
+        while not execution.sink.try_finish():
+            try:
+                await credit.wait()
+            except asyncio.CancelledError:
+                continue  # it is over already; the cancel finds nothing to stop
+            credit.clear()
+        execution.sink.on_credit = None
+
+    def _coroutine_ended(self, task: asyncio.Task[None]) -> None:
+        execution = self._by_task.pop(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._recover(execution, task.exception())
+        elif execution.stage is Stage.RUNNING:  # cancelled before its first step
+            execution.interrupted = True
+            self._recover(execution, KeyboardInterrupt("cancelled before it began"))
+        self._serve()
+
+    def _recover(self, execution: Execution, error: BaseException | None) -> None:
+        if execution.stage is Stage.RUNNING:
+            error = error or KeyboardInterrupt()
+            self._endings.finish(execution, self._endings.put_into_words(execution, error))

@@ -1,0 +1,181 @@
+"""Start of a child: the handshake, then the threads, then the main lane until the end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+import msgspec
+
+from capsule_tasks.child import cells, context, limits, patches
+from capsule_tasks.child.capture import Capture
+from capsule_tasks.child.control import ControlThread
+from capsule_tasks.child.endings import Endings
+from capsule_tasks.child.executions import Registry
+from capsule_tasks.child.inputs import InputDesk
+from capsule_tasks.child.interrupts import Interrupter
+from capsule_tasks.child.lane import MainLane
+from capsule_tasks.child.outbox import Outbox
+from capsule_tasks.child.output import Pump, Sink
+from capsule_tasks.errors import BadFrame
+from capsule_tasks.protocol.codec import MessageDecoder
+from capsule_tasks.protocol.framing import HEADER
+from capsule_tasks.protocol.messages import ErrorKind, Hello, Ready, Rejected, ToChild
+from capsule_tasks.protocol.negotiation import VERSIONS, choose_version, common_capabilities
+from capsule_tasks.settings import ChildSettings
+from capsule_tasks.system.family import kill_descendants
+from capsule_tasks.system.prctl import become_subreaper, die_with_parent
+
+STACK_SIGNAL = signal.SIGWINCH
+"""Asks `faulthandler` for all stacks, which needs no GIL. Ignored by default."""
+
+EXIT_INCOMPATIBLE = 76
+"""EX_PROTOCOL: no common version."""
+
+log = logging.getLogger("capsule_tasks.child")
+
+
+def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoReturn:
+    """Serve the parent at the other end of the descriptors; never returns."""
+    for descriptor in (control_fd, bulk_fd, stack_fd):
+        os.set_inheritable(descriptor, False)
+    die_with_parent(parent_pid)
+    become_subreaper()
+    faulthandler.enable(file=stack_fd)
+    faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True)
+    control, bulk = socket.socket(fileno=control_fd), socket.socket(fileno=bulk_fd)
+    try:
+        hello = _await_hello(control)
+    except ConnectionError:
+        os._exit(0)  # the parent gave up before the conversation began
+    outbox = Outbox(control, bulk, hello.config.max_frame_bytes)
+    version = choose_version(hello.versions)
+    if version is None:
+        why = f"the parent speaks versions {list(hello.versions)}, this child {list(VERSIONS)}"
+        outbox.control(Rejected(kind=ErrorKind.INCOMPATIBLE_PROTOCOL, message=why))
+        os._exit(EXIT_INCOMPATIBLE)
+    _forget_connection_in_forks(control, bulk, stack_fd)
+    _live(hello, version, control, bulk, outbox)
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own way out waits for threads
+    kill_descendants(os.getpid())
+    os._exit(0)
+
+
+def _live(
+    hello: Hello, version: int, control: socket.socket, bulk: socket.socket, outbox: Outbox
+) -> None:
+    config = msgspec.structs.replace(hello.config, limits=limits.apply(hello.config.limits))
+    sys.setswitchinterval(config.executor.switch_interval_s)
+    sys.argv = [""]
+    pump = Pump(config.output.flush_interval_s)
+    session_sink = Sink(None, outbox, config.output, pump)
+    registry = Registry()
+    capture = Capture(session_sink, lambda: [e.sink for e in registry.running()])
+    inputs = InputDesk(outbox, capture.owner, config.input.timeout_s)
+    interrupter = Interrupter()
+    endings = Endings(
+        registry, outbox, interrupter, inputs, memory_limit=config.limits.memory_bytes
+    )
+    module = sys.modules["__main__"] = cells.fresh_main()
+    lane = MainLane(registry, endings, capture, module, config.executor.async_limit)
+    capture.install()
+    inputs.install()
+    patches.install(inputs)
+    context.connect(capture.owner)
+    interrupter.install(lane.current)
+    _log_to(session_sink, config)
+    pump.start()
+    ControlThread(
+        control,
+        bulk,
+        outbox,
+        registry,
+        lane,
+        interrupter,
+        inputs,
+        endings,
+        session_sink,
+        pump,
+        module.__dict__,
+        config,
+        _end_with_parent,
+    ).start()
+    log.info("effective settings: %s", config)
+    outbox.control(
+        Ready(
+            session_id=hello.session_id,
+            version=version,
+            pid=os.getpid(),
+            capabilities=common_capabilities(hello.capabilities),
+            config=config,
+            python=sys.version.split()[0],
+        )
+    )
+    lane.run()
+    session_sink.finish()
+
+
+def _await_hello(control: socket.socket) -> Hello:
+    header = _exactly(control, HEADER)
+    frame = header + _exactly(control, int.from_bytes(header, "big"))
+    decoder: MessageDecoder[ToChild] = MessageDecoder(ToChild, len(frame))
+    for message in decoder.feed(frame):
+        if isinstance(message, Hello):
+            return message
+        raise BadFrame(f"the parent opened with a {type(message).__name__}, not with Hello")
+    raise BadFrame("the parent opened with an empty frame")
+
+
+def _exactly(control: socket.socket, size: int) -> bytes:
+    data = control.recv(size, socket.MSG_WAITALL)
+    if len(data) < size:
+        raise ConnectionError("the parent closed the control channel")
+    return data
+
+
+def _forget_connection_in_forks(control: socket.socket, bulk: socket.socket, stack_fd: int) -> None:
+    """A process that user code forks must neither hold the connection open nor speak on it."""
+
+    def leave() -> None:
+        faulthandler.disable()
+        faulthandler.unregister(STACK_SIGNAL)
+        for signum in (signal.SIGURG, STACK_SIGNAL, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_DFL)
+        for sock in (control, bulk):
+            sock.close()
+        os.close(stack_fd)
+
+    os.register_at_fork(after_in_child=leave)
+
+
+def _end_with_parent() -> NoReturn:
+    """The parent is gone: take every descendant along."""
+    kill_descendants(os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit
+
+
+class _SessionLog(logging.Handler):
+    """The child's own log: session output, never part of an execution."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__()
+        self._sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._sink.accept_text("stderr", self.format(record) + "\n")
+
+
+def _log_to(sink: Sink, config: ChildSettings) -> None:
+    ours = logging.getLogger("capsule_tasks")
+    ours.addHandler(_SessionLog(sink))
+    ours.setLevel(config.diagnostics.log_level)
+    ours.propagate = False

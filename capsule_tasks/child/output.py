@@ -1,0 +1,453 @@
+"""From `print` to frames: attributed, batched, bounded.
+
+Each execution has one `Sink`. Writers append to a list, which costs a fraction of a microsecond;
+the text leaves in three ways: the writer sends it when a chunk is full, the pump when it has
+waited long enough, and the end of the execution before its terminal message.
+
+What may be on its way is bounded by credit that the parent grants as its consumer reads. Without
+credit a writer waits (`block`) or the oldest text is dropped and counted (`drop_oldest`).
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from capsule_tasks.child.gate import Gate
+from capsule_tasks.child.outbox import Outbox
+from capsule_tasks.errors import ExecutionCancelled
+from capsule_tasks.protocol.flow import message_cost, utf8_size
+from capsule_tasks.protocol.messages import Gap, Message, Output, Stream
+from capsule_tasks.settings import OutputSettings
+
+
+class OutputLimitReached(ExecutionCancelled):
+    """An execution wrote more than it may."""
+
+
+class _StderrText(str):
+    """Text bound for stderr, told apart from stdout's by its type alone."""
+
+    __slots__ = ()
+
+
+class Sink:
+    """The output of one execution, or of the session while none is meant."""
+
+    def __init__(
+        self,
+        execution_id: str | None,
+        outbox: Outbox,
+        settings: OutputSettings,
+        pump: Pump,
+        *,
+        late: Sink | None = None,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self.execution_id = execution_id
+        self.parts: list[str] = []
+        self.size = 0
+        self.mark = 1
+        self.uses_stderr = False
+        self.sent: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+        self.credit = settings.window_bytes
+        self.on_credit: Callable[[], None] | None = None
+        self._outbox = outbox
+        self._pump = pump
+        self._late = late
+        self._limit = limit_bytes
+        self._window = settings.window_bytes
+        self._chunk = settings.chunk_bytes
+        self._blocks = settings.backpressure == "block" and late is not None
+        self._segments: deque[tuple[str | None, Stream, str]] = deque()
+        self._position = 0
+        self._lost: dict[Stream, list[int]] = {}
+        self._lock = threading.RLock()
+        self._gate = Gate()
+        self._closed = False
+
+    @property
+    def backlog(self) -> int:
+        """Characters not sent yet, roughly."""
+        queued = sum(len(text) for _, _, text in list(self._segments))
+        return self.size + queued - self._position
+
+    def settle(self) -> None:
+        """Called by a writer whose text reached the mark."""
+        if self._closed:
+            self._relay()
+        elif self.size < self._chunk:
+            self.mark = self._chunk
+            self._pump.gather(self)
+        else:
+            self._check_limit()
+            self.flush()
+
+    def flush(self) -> None:
+        """Send everything; waits for credit, or drops, as configured."""
+        if not self._blocks:
+            if not self._send_ready():
+                self._drop_excess()
+            return
+        try:
+            while not self._send_ready():
+                self._gate.wait(self._has_credit)
+        except ExecutionCancelled:
+            self._cut_to(self._chunk)
+            raise
+
+    def flush_ready(self) -> None:
+        """Send what credit allows now; never waits for the consumer."""
+        if not self._send_ready() and not self._blocks:
+            self._drop_excess()
+
+    def say(self, message: Message) -> None:
+        """Send a message in order with the text, at the price of its size."""
+        self.flush()
+        if self._blocks:
+            self._gate.wait(self._has_credit)
+        elif self.credit <= 0:
+            return  # progress that nobody reads in time is superseded by the next
+        with self._lock:
+            self.credit -= message_cost(message)
+            self._outbox.bulk(message)
+
+    def ask(self, message: Message) -> None:
+        """Send a question behind the text; it never waits for credit."""
+        self.flush()
+        with self._lock:
+            self.credit -= message_cost(message)
+            self._outbox.bulk(message)
+
+    def add_credit(self, amount: int) -> None:
+        self.credit += amount
+        self._gate.open()
+        if self.backlog:
+            self._pump.gather(self)
+        if self.on_credit is not None:
+            self.on_credit()
+
+    def try_finish(self) -> bool:
+        """Send the rest and close, if credit allows or the mode never waits."""
+        with self._lock:
+            if not self._send_ready(overdraw=not self._blocks):
+                return False
+            self.mark = 1
+            self._send_ready(overdraw=True)  # what a thread slipped in before it saw the mark
+            self._closed = True
+            return True
+
+    def finish(self) -> None:
+        """Send the rest and close; waits for the consumer for as long as it takes."""
+        while not self.try_finish():
+            self._gate.wait(self._has_credit)
+
+    def settle_pump(self) -> bool:
+        """The pump's turn: whether this sink wants another one."""
+        if self._closed:
+            self._relay()
+            return False
+        sent_any = bool(self.parts or self._segments)
+        self.flush_ready()
+        if sent_any:
+            return not self._segments  # out of credit: `add_credit` rings again
+        self.mark = 1
+        if not self.parts:
+            return False
+        self.mark = self._chunk  # written between the two looks
+        return True
+
+    def _has_credit(self) -> bool:
+        return self.credit > 0
+
+    def _send_ready(self, *, overdraw: bool = False) -> bool:
+        with self._lock:
+            if self._closed:
+                return True
+            while self._segments or self._take():
+                if self.credit <= 0 and not overdraw:
+                    return False
+                self._send_piece()
+            self._report_loss()
+            return True
+
+    def _take(self) -> bool:
+        """Move what was written into segments of one stream each."""
+        count = len(self.parts)
+        if not count:
+            return False
+        parts = self.parts[:count]
+        del self.parts[:count]
+        self.size = 0
+        if not self.uses_stderr:
+            self._segments.append((self.execution_id, "stdout", "".join(parts)))
+            return True
+        for kind, run in itertools.groupby(parts, key=type):
+            stream: Stream = "stderr" if kind is _StderrText else "stdout"
+            self._segments.append((self.execution_id, stream, "".join(run)))
+        return True
+
+    def _send_piece(self) -> None:
+        execution_id, stream, text = self._segments[0]
+        self._report_loss()
+        start, end = self._position, self._position + self._chunk
+        piece = text if start == 0 and len(text) <= self._chunk else text[start:end]
+        if end >= len(text):
+            self._segments.popleft()
+            self._position = 0
+        else:
+            self._position = end
+        if not piece:
+            return
+        message = Output(execution_id=execution_id, stream=stream, data=_encodable(piece))
+        self.sent[stream] += utf8_size(message.data)
+        self.credit -= message_cost(message)
+        self._outbox.bulk(message)
+
+    def _drop_excess(self) -> None:
+        """Keep the newest window of what waits for credit."""
+        with self._lock:
+            self._take()
+            excess = self.backlog - self._window
+            while excess > 0 and self._segments:
+                _, stream, text = self._segments[0]
+                dropped = min(excess, len(text) - self._position)
+                self._count_loss(stream, text[self._position : self._position + dropped])
+                self._position += dropped
+                if self._position >= len(text):
+                    self._segments.popleft()
+                    self._position = 0
+                excess -= dropped
+
+    def _cut_to(self, keep: int) -> None:
+        """After an interrupted write: keep what may be earlier output, count the rest as lost."""
+        with self._lock:
+            self._take()
+            room = keep
+            kept: deque[tuple[str | None, Stream, str]] = deque()
+            for execution_id, stream, text in self._segments:
+                rest, self._position = text[self._position :], 0
+                kept.append((execution_id, stream, rest[:room]))
+                self._count_loss(stream, rest[room:])
+                room = max(0, room - len(rest))
+            self._segments = kept
+
+    def _count_loss(self, stream: Stream, text: str) -> None:
+        if text:
+            lost = self._lost.setdefault(stream, [0, 0])
+            lost[0] += utf8_size(_encodable(text))
+            lost[1] += 1
+
+    def _report_loss(self) -> None:
+        while self._lost:
+            stream, (lost_bytes, lost_messages) = self._lost.popitem()
+            gap = Gap(
+                execution_id=self.execution_id,
+                stream=stream,
+                lost_bytes=lost_bytes,
+                lost_messages=lost_messages,
+            )
+            self.credit -= message_cost(gap)
+            self._outbox.bulk(gap)
+
+    def _relay(self) -> None:
+        """Text written after the end goes to the session, under its old name."""
+        with self._lock:
+            self._take()
+            segments, self._segments = self._segments, deque()
+        if self._late is not None:
+            self._late.accept(segments)
+
+    def accept_text(self, stream: Stream, text: str) -> None:
+        """Queue text that comes from this package itself."""
+        self.accept(deque([(self.execution_id, stream, text)]))
+
+    def accept(self, segments: deque[tuple[str | None, Stream, str]]) -> None:
+        with self._lock:
+            self._segments.extend(segments)
+        self.flush()
+
+    def _check_limit(self) -> None:
+        written = sum(self.sent.values()) + self.size
+        if self._limit is not None and written > self._limit:
+            self._cut_to(max(0, self._limit - sum(self.sent.values())))
+            raise OutputLimitReached(f"output limit of {self._limit} bytes: {written} were written")
+
+
+class StraySink:
+    """Stands in where no context names an execution: each access asks anew whose output it is."""
+
+    def __init__(self, owner: Callable[[], Sink]) -> None:
+        self._owner = owner
+
+    @property
+    def parts(self) -> list[str]:
+        return self._owner().parts
+
+    @property
+    def size(self) -> int:
+        return self._owner().size
+
+    @size.setter
+    def size(self, value: int) -> None:
+        self._owner().size = value
+
+    @property
+    def mark(self) -> int:
+        return self._owner().mark
+
+    @property
+    def uses_stderr(self) -> bool:
+        return self._owner().uses_stderr
+
+    @uses_stderr.setter
+    def uses_stderr(self, value: bool) -> None:
+        self._owner().uses_stderr = value
+
+    def settle(self) -> None:
+        self._owner().settle()
+
+    def flush_ready(self) -> None:
+        self._owner().flush_ready()
+
+
+class Pump:
+    """Sends output that has waited long enough. Asleep while there is none."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._bell: SimpleQueue[Sink] = SimpleQueue()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="capsule-pump", daemon=True).start()
+
+    def gather(self, sink: Sink) -> None:
+        """Have `sink` flushed now, and again while text keeps coming."""
+        self._bell.put(sink)
+
+    def _run(self) -> None:
+        busy: set[Sink] = set()
+        while True:
+            if not busy:
+                busy.add(self._bell.get())
+            while not self._bell.empty():
+                busy.add(self._bell.get())
+            busy = {sink for sink in busy if sink.settle_pump()}
+            if busy:
+                time.sleep(self._interval_s)
+
+
+class CapturedStream(io.TextIOBase):
+    """`sys.stdout` or `sys.stderr` of a session: text goes to the sink of the caller's context."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, name: Stream, descriptor: int, sink: Callable[[], Sink | StraySink]) -> None:
+        self._sink = sink
+        self._descriptor = descriptor
+        self.mode = "w"
+        self.name = f"<{name}>"
+        self.buffer = _Buffer(self)
+
+    def write(self, text: str) -> int:
+        if text.__class__ is not str:
+            text = _plain(text)
+        sink = self._sink()
+        sink.parts.append(text)
+        size = sink.size = sink.size + len(text)
+        if size >= sink.mark:
+            sink.settle()
+        return len(text)
+
+    def flush(self) -> None:
+        self._sink().flush_ready()
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        """The raw descriptor; what is written there arrives too, behind no promise of order."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """A session's streams outlive whoever closes them."""
+
+
+class CapturedErrorStream(CapturedStream):
+    """`sys.stderr`: its text is marked, so that it keeps its place between stdout's."""
+
+    def write(self, text: str) -> int:
+        sink = self._sink()
+        sink.uses_stderr = True  # before the text, so that no flush takes it for stdout's
+        sink.parts.append(_StderrText(_plain(text)))
+        size = sink.size = sink.size + len(text)
+        if size >= sink.mark:
+            sink.settle()
+        return len(text)
+
+
+class _Buffer(io.RawIOBase):
+    """`sys.stdout.buffer`: bytes, decoded as UTF-8 on their way into the text."""
+
+    def __init__(self, text: CapturedStream) -> None:
+        self._text = text
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def write(self, data: object) -> int:
+        raw = memoryview(data)  # type: ignore[arg-type]
+        self._text.write(self._decoder.decode(bytes(raw)))
+        return raw.nbytes
+
+    def flush(self) -> None:
+        self._text.write(self._decoder.decode(b"", final=True))
+        self._text.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._text.fileno()
+
+    def close(self) -> None:
+        """A session's streams outlive whoever closes them."""
+
+
+def _plain(text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+    return str.__str__(text)
+
+
+def _encodable(text: str) -> str:
+    """`text` with what UTF-8 cannot encode spelled out."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def plain_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
+    """Ordinary unbuffered text streams on descriptors 1 and 2."""
+    out, err = (
+        io.TextIOWrapper(
+            io.FileIO(descriptor, "w", closefd=False),
+            "utf-8",
+            "backslashreplace",
+            write_through=True,
+        )
+        for descriptor in (1, 2)
+    )
+    return out, err

@@ -1,0 +1,80 @@
+"""Stacks of threads and tasks: files, lines and functions, never values."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import Any
+
+from capsule_tasks.child.executions import Execution
+from capsule_tasks.protocol.messages import Frame, Stack
+
+_MAX_FRAMES = 100
+_MAX_STACKS = 200
+_MACHINERY = "capsule_tasks.child."
+
+
+def collect(
+    executions: list[Execution], blocking: Execution | None, only: str | None
+) -> list[Stack]:
+    """The stacks of one execution, or, without a name, of every thread and task."""
+    tasks = [s for e in executions if only in (None, e.id) for s in _task_stacks(e)]
+    main_of = blocking.id if blocking is not None else None
+    if only is not None and only != main_of:
+        return tasks[:_MAX_STACKS]
+    return (_thread_stacks(main_of) + tasks)[:_MAX_STACKS]
+
+
+def _thread_stacks(main_of: str | None) -> list[Stack]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, own = threading.main_thread().ident, threading.get_ident()
+    return [
+        Stack(
+            name=names.get(ident, f"thread {ident}"),
+            kind="thread",
+            frames=_frames(frame),
+            execution_id=main_of if ident == main else None,
+        )
+        for ident, frame in sys._current_frames().items()  # noqa: SLF001 - made for this
+        if ident != own
+    ]
+
+
+def _task_stacks(execution: Execution) -> list[Stack]:
+    task = execution.task
+    if task is None or task.done():
+        return []
+    lines: list[Frame] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None and len(lines) < _MAX_FRAMES:
+        code, number = _position(awaited)
+        if code is not None:
+            lines.append(Frame(code.co_filename, number, code.co_qualname))
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return [Stack(name=task.get_name(), kind="task", frames=lines, execution_id=execution.id)]
+
+
+def _position(awaited: Any) -> tuple[CodeType | None, int]:
+    frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(
+        awaited, "gi_frame", None
+    )
+    if frame is None or _is_ours(frame):
+        return None, 0
+    return frame.f_code, frame.f_lineno or 0
+
+
+def _frames(frame: FrameType | None) -> list[Frame]:
+    frames: list[Frame] = []
+    while frame is not None and len(frames) < _MAX_FRAMES:
+        if not _is_ours(frame):
+            code = frame.f_code
+            frames.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_qualname))
+        frame = frame.f_back
+    frames.reverse()
+    return frames
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    return type(name) is str and name.startswith(_MACHINERY)

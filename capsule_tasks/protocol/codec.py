@@ -1,0 +1,75 @@
+"""Messages to frames and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from capsule_tasks.errors import BadFrame, FrameTooLarge
+from capsule_tasks.protocol.framing import HEADER, FrameDecoder
+from capsule_tasks.protocol.messages import Message
+from capsule_tasks.protocol.values import revive
+
+Incoming = TypeVar("Incoming", bound=Message)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class _Envelope(msgspec.Struct):
+    type: str = msgspec.field(name="t")
+    id: str = ""
+
+
+_envelope = msgspec.msgpack.Decoder(_Envelope)
+
+
+def encode_frame(message: Message, ceiling: int) -> bytearray:
+    """One frame ready to send; FrameTooLarge if it would be over the ceiling."""
+    frame = bytearray(HEADER)
+    _encoder.encode_into(message, frame, HEADER)
+    size = len(frame) - HEADER
+    if size > ceiling:
+        raise FrameTooLarge(size, ceiling)
+    frame[:HEADER] = size.to_bytes(HEADER, "big")
+    return frame
+
+
+class Unknown(NamedTuple):
+    """A frame of a type that this code does not know: to be answered with `Unsupported`."""
+
+    what: str
+    id: str
+
+
+class MessageDecoder(Generic[Incoming]):
+    """Bytes of one transport to messages of one direction.
+
+    A frame of an unknown type comes out as `Unknown`, so that a newer peer does no harm; any other
+    fault in a frame raises BadFrame.
+    """
+
+    def __init__(self, union: Any, ceiling: int) -> None:
+        self._known = {member.__struct_config__.tag for member in union.__args__}
+        self._decode = msgspec.msgpack.Decoder(union, ext_hook=revive).decode
+        self._frames = FrameDecoder(ceiling)
+
+    def feed(self, data: bytes) -> Iterator[Incoming | Unknown]:
+        for body in self._frames.feed(data):
+            try:
+                message = self._decode(body)
+            except Exception as fault:  # noqa: BLE001
+                # Hostile bytes can raise whatever decoding, reviving or recursion can raise.
+                yield self._unknown(body, fault)
+            else:
+                yield message
+
+    def _unknown(self, body: memoryview, fault: Exception) -> Unknown:
+        try:
+            envelope = _envelope.decode(body)
+        except Exception:  # noqa: BLE001 - as above
+            raise BadFrame(f"a frame holds no message: {fault}") from fault
+        if envelope.type in self._known:
+            raise BadFrame(f"a malformed {envelope.type!r} message: {fault}") from fault
+        return Unknown(envelope.type, envelope.id)

@@ -1,0 +1,393 @@
+"""The messages, one struct each, told apart by their tag, the field `t`.
+
+Unknown fields are ignored and new fields have defaults, so that neighbouring versions understand
+each other; a type that the receiver does not know is answered with `Unsupported`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from capsule_tasks.settings import ChildSettings
+
+Stream = Literal["stdout", "stderr"]
+
+
+class _Ids:
+    """Ids unique across processes, forks included, for a tenth of a uuid's price."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self._prefix = os.urandom(8).hex()
+        self._count = itertools.count(1)
+
+    def __call__(self) -> str:
+        return f"{self._prefix}-{next(self._count):x}"
+
+
+new_id = _Ids()
+
+
+class ErrorKind(StrEnum):
+    """Why an execution ended without a result."""
+
+    RAISED = "raised"
+    """The code raised."""
+    CANCELLED = "cancelled"
+    """Stopped by a cancel, in order; the namespace is kept."""
+    KILLED = "killed"
+    """Would not stop: its child was killed after the grace."""
+    TIMEOUT = "timeout"
+    """Stopped because its caller's deadline passed."""
+    LIMIT = "limit"
+    """Stopped because it used more of a resource than it may."""
+    BUSY = "busy"
+    """Not accepted: something else is running and the caller did not ask to wait."""
+    TOO_LARGE = "too_large"
+    """Its result, or its source, does not fit into a frame."""
+    SHUTDOWN = "shutdown"
+    """The session was shut down under it."""
+    LOST = "lost"
+    """The child died."""
+    LOST_WITH_NEIGHBOUR = "lost_with_neighbour"
+    """The child was killed because of another execution."""
+    INCOMPATIBLE_PROTOCOL = "incompatible_protocol"
+    """Parent and child speak no common version."""
+
+
+class Message(msgspec.Struct, kw_only=True, tag_field="t", omit_defaults=True):
+    """What every message has."""
+
+    id: str = msgspec.field(default_factory=new_id)
+    timestamp: float = msgspec.field(default_factory=time.monotonic)
+
+
+# --- parent to child, control ------------------------------------------------------------------
+
+
+class Hello(Message, kw_only=True, tag="hello"):
+    """Opens the conversation: what the parent speaks, and how the child is to be set up."""
+
+    versions: tuple[int, ...]
+    session_id: str
+    capabilities: tuple[str, ...] = ()
+    config: ChildSettings = ChildSettings()
+
+
+class Cancel(Message, kw_only=True, tag="cancel"):
+    """Stop one execution. `seq` tells one that has not arrived yet from one that is over."""
+
+    execution_id: str
+    seq: int
+    grace_s: float = 0.5
+    credit: int = 0
+
+
+class Interrupt(Message, kw_only=True, tag="interrupt"):
+    """Raise KeyboardInterrupt in one execution, or in whatever runs."""
+
+    execution_id: str | None = None
+
+
+class StackRequest(Message, kw_only=True, tag="stack_request"):
+    """Ask for the Python stacks of one execution, or of the whole child."""
+
+    execution_id: str | None = None
+
+
+class NamespaceRequest(Message, kw_only=True, tag="namespace_request"):
+    """Ask for the names, types and sizes in the namespace."""
+
+
+class Credit(Message, kw_only=True, tag="credit"):
+    """So many more bytes of an execution's output may be sent."""
+
+    execution_id: str | None
+    bytes: int
+
+
+class Shutdown(Message, kw_only=True, tag="shutdown"):
+    """Stop everything and exit."""
+
+    reason: str = ""
+
+
+# --- parent to child, bulk ---------------------------------------------------------------------
+
+
+class Code(msgspec.Struct, tag="code", tag_field="t", kw_only=True, omit_defaults=True):
+    """Source code, run with the semantics of a REPL cell."""
+
+    source: str
+    filename: str | None = None
+
+
+class Execute(Message, kw_only=True, tag="execute"):
+    """Run something. `seq` counts the executions of a session."""
+
+    execution_id: str
+    seq: int
+    payload: Code
+    on_busy: Literal["refuse", "wait"] = "refuse"
+
+
+class InputResponse(Message, kw_only=True, tag="input_response"):
+    """The answer to an InputRequest, or the end of its input."""
+
+    execution_id: str
+    request_id: str
+    text: str = ""
+    eof: bool = False
+
+
+class Checkpoint(Message, kw_only=True, tag="checkpoint"):
+    """Save the namespace."""
+
+
+class Restore(Message, kw_only=True, tag="restore"):
+    """Bring a saved namespace back, over what is there or instead of it."""
+
+    data: bytes
+    mode: Literal["merge", "replace"] = "merge"
+
+
+# --- child to parent, control ------------------------------------------------------------------
+
+
+class Ready(Message, kw_only=True, tag="ready"):
+    """The child accepts executions; `config` is what it actually applied."""
+
+    session_id: str
+    version: int
+    pid: int
+    capabilities: tuple[str, ...] = ()
+    config: ChildSettings = ChildSettings()
+    python: str = ""
+
+
+class Ack(Message, kw_only=True, tag="ack"):
+    """An execute was accepted and will end with exactly one Result or Error."""
+
+    ack_of: str
+    execution_id: str
+    accepted_at: float
+
+
+class CancelReply(Message, kw_only=True, tag="cancel_reply"):
+    """What a Cancel did."""
+
+    in_reply_to: str
+    execution_id: str
+    done: Literal["interrupted", "not_running"]
+
+
+class InterruptReply(Message, kw_only=True, tag="interrupt_reply"):
+    """What an Interrupt did, and to which executions."""
+
+    in_reply_to: str
+    done: Literal["interrupted", "not_running"]
+    execution_ids: tuple[str, ...] = ()
+
+
+class Frame(msgspec.Struct, array_like=True):
+    """One line of a stack: where, never with which values."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Stack(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The stack of one thread or task, outermost frame first."""
+
+    name: str
+    kind: Literal["thread", "task"]
+    frames: list[Frame]
+    execution_id: str | None = None
+
+
+class StackReply(Message, kw_only=True, tag="stack_reply"):
+    """The stacks asked for."""
+
+    in_reply_to: str
+    stacks: list[Stack]
+
+
+class NamespaceEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A name with its type and size; both are withheld when it matches a redaction pattern."""
+
+    name: str
+    type_name: str = ""
+    size: int = 0
+    redacted: bool = False
+
+
+class NamespaceSummary(Message, kw_only=True, tag="namespace_summary"):
+    """What the namespace holds; `total` counts also the names that are not listed."""
+
+    in_reply_to: str
+    total: int
+    entries: list[NamespaceEntry]
+
+
+class Heartbeat(Message, kw_only=True, tag="heartbeat"):
+    """Sent by the control thread, so it shows that the interpreter still turns."""
+
+    rss_bytes: int
+    cpu_s: float
+    namespace_size: int
+    running: tuple[str, ...] = ()
+    waiting: int = 0
+    output_backlog_bytes: int = 0
+    threads: int = 0
+
+
+class Unsupported(Message, kw_only=True, tag="unsupported"):
+    """A message could not be understood; the conversation goes on."""
+
+    what: str
+    in_reply_to: str | None = None
+
+
+# --- child to parent, bulk ---------------------------------------------------------------------
+
+
+class Output(Message, kw_only=True, tag="output"):
+    """Text an execution wrote; without an id it belongs to the session."""
+
+    stream: Stream
+    data: str
+    execution_id: str | None = None
+
+
+class Progress(Message, kw_only=True, tag="progress"):
+    """How far an execution says it is."""
+
+    execution_id: str
+    done: float
+    total: float | None = None
+    note: str = ""
+
+
+class InputRequest(Message, kw_only=True, tag="input_request"):
+    """An execution waits for a line of text; the message's id names the request."""
+
+    execution_id: str
+    prompt: str = ""
+    password: bool = False
+    timeout_s: float | None = None
+
+
+class InputClosed(Message, kw_only=True, tag="input_closed"):
+    """An execution no longer waits for input."""
+
+    execution_id: str
+    request_id: str
+    reason: Literal["answered", "timeout", "cancelled", "eof"]
+
+
+class Gap(Message, kw_only=True, tag="gap"):
+    """Output was lost here."""
+
+    stream: Stream
+    lost_bytes: int
+    lost_messages: int
+    execution_id: str | None = None
+
+
+class Terminal(Message, kw_only=True):
+    """The last message of an execution, with the bytes each of its streams carried before it."""
+
+    execution_id: str
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+
+
+class Result(Terminal, kw_only=True, tag="result"):
+    """An execution ended well. A value that cannot travel arrives as its repr, so marked."""
+
+    value: Any = None
+    is_repr: bool = False
+    type_name: str = "NoneType"
+
+
+class Error(Terminal, kw_only=True, tag="error"):
+    """An execution ended otherwise; `kind` is an ErrorKind."""
+
+    kind: str
+    type: str
+    message: str
+    traceback: str = ""
+    notes: tuple[str, ...] = ()
+    stack: str = ""
+    """The last known stack of what had to be stopped by force or by a limit."""
+
+
+class Rejected(Message, kw_only=True, tag="rejected"):
+    """The handshake failed; the child exits."""
+
+    kind: str
+    message: str
+
+
+class Checkpointed(Message, kw_only=True, tag="checkpointed"):
+    """A saved namespace; `data` is opaque to everyone but a child. Without it: an error."""
+
+    in_reply_to: str
+    data: bytes | None = None
+    saved: tuple[str, ...] = ()
+    skipped: dict[str, str] = {}
+    error: str = ""
+
+
+class Restored(Message, kw_only=True, tag="restored"):
+    """What came back. With an error the namespace is as it was."""
+
+    in_reply_to: str
+    names: tuple[str, ...] = ()
+    error: str = ""
+
+
+ToChild = (
+    Hello
+    | Cancel
+    | Interrupt
+    | StackRequest
+    | NamespaceRequest
+    | Credit
+    | Shutdown
+    | Execute
+    | InputResponse
+    | Checkpoint
+    | Restore
+    | Unsupported
+)
+ToParent = (
+    Ready
+    | Rejected
+    | Ack
+    | CancelReply
+    | InterruptReply
+    | StackReply
+    | NamespaceSummary
+    | Heartbeat
+    | Unsupported
+    | Output
+    | Progress
+    | InputRequest
+    | InputClosed
+    | Gap
+    | Result
+    | Error
+    | Checkpointed
+    | Restored
+)

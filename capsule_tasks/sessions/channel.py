@@ -1,0 +1,245 @@
+"""Both sockets of a session, read under weights, written with priority.
+
+Control frames have a socket of their own, so they never wait behind bulk in the kernel. Here they
+do not either: every turn looks at control first, and while both kinds wait, each gets its share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from capsule_tasks.errors import BadFrame, SessionLost
+from capsule_tasks.protocol.codec import MessageDecoder, encode_frame
+from capsule_tasks.protocol.messages import Message, ToParent
+from capsule_tasks.settings import RoutingSettings
+
+_WRITE_BUFFER = 1024 * 1024
+_DRAIN_BYTES = 256 * 1024
+
+Deliver = Callable[[Any], None]
+
+
+class _Writer:
+    """Frames on their way into one socket, in order, without blocking."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._waiting: deque[memoryview] = deque()
+        self._drained: asyncio.Future[None] | None = None
+        self.buffered = 0
+
+    def write(self, frame: bytearray) -> None:
+        if not self._waiting:
+            sent = self._send(frame)
+            if sent == len(frame):
+                return
+            self._loop.add_writer(self._sock, self._flush)
+            self._queue(memoryview(frame)[sent:])
+        else:
+            self._queue(memoryview(frame))
+
+    async def drained(self) -> None:
+        """Wait until the buffer is small again."""
+        while self.buffered > _WRITE_BUFFER:
+            if self._drained is None or self._drained.done():
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def close(self) -> None:
+        if self._waiting:
+            self._loop.remove_writer(self._sock)
+        self._waiting.clear()
+        self.buffered = 0
+        self._wake()
+
+    def _queue(self, rest: memoryview) -> None:
+        self._waiting.append(rest)
+        self.buffered += len(rest)
+
+    def _send(self, data: bytearray | memoryview) -> int:
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)  # the reader, or the exit, tells what became of the child
+
+    def _flush(self) -> None:
+        while self._waiting:
+            head = self._waiting[0]
+            sent = self._send(head)
+            self.buffered -= sent
+            if sent < len(head):
+                self._waiting[0] = head[sent:]
+                return
+            self._waiting.popleft()
+        self._loop.remove_writer(self._sock)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+
+class _Reader:
+    """Messages read from one socket and not yet handled."""
+
+    def __init__(self, sock: socket.socket, ceiling: int) -> None:
+        self.sock = sock
+        self.queue: deque[Any] = deque()
+        self.at_end = False
+        self._decoder: MessageDecoder[Any] = MessageDecoder(ToParent, ceiling)
+
+    def pull(self, size: int) -> bool:
+        """Read once and decode; False at the end. BadFrame keeps what was good before it."""
+        try:
+            data = self.sock.recv(size)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        for message in self._decoder.feed(data):
+            self.queue.append(message)
+        return bool(data)
+
+    def pull_all(self) -> None:
+        """Read and decode what a dead child left; the torn end of its last frame is dropped."""
+        with contextlib.suppress(OSError, BadFrame):
+            while data := self.sock.recv(_DRAIN_BYTES):
+                for message in self._decoder.feed(data):
+                    self.queue.append(message)
+
+
+class Channel:
+    """The one reader of a session's sockets: `deliver` gets every message, `lost` the fault."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        control: socket.socket,
+        bulk: socket.socket,
+        routing: RoutingSettings,
+        ceiling: int,
+        deliver: Deliver,
+        lost: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._ceiling = ceiling
+        self._routing = routing
+        self._deliver = deliver
+        self._lost = lost
+        self._control = _Reader(control, ceiling)
+        self._bulk = _Reader(bulk, ceiling)
+        self._control_out = _Writer(loop, control)
+        self._bulk_out = _Writer(loop, bulk)
+        self._closed = False
+        self._dispatch_planned = False
+        self.control_handled = 0
+        self.bulk_handled = 0
+        self.overtakes = 0
+        loop.add_reader(control, self._on_control)
+        loop.add_reader(bulk, self._on_bulk)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def send_control(self, message: Message) -> None:
+        """Send at once; control frames are small and never wait for bulk."""
+        if not self._closed:
+            self._control_out.write(encode_frame(message, self._ceiling))
+
+    async def send_bulk(self, message: Message) -> None:
+        """Send in order; waits while much is buffered. FrameTooLarge leaves all as it was."""
+        if self._closed:
+            raise SessionLost("the session's child is gone")
+        self._bulk_out.write(encode_frame(message, self._ceiling))
+        if self._bulk_out.buffered > _WRITE_BUFFER:
+            await self._bulk_out.drained()
+
+    def drain(self) -> None:
+        """Handle everything that has arrived; for a child that is dead and can add nothing."""
+        if self._closed:
+            return
+        for reader in (self._control, self._bulk):
+            reader.pull_all()
+        while self._control.queue or self._bulk.queue:
+            self._dispatch_share()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for reader in (self._control, self._bulk):
+            self._loop.remove_reader(reader.sock)
+        self._control_out.close()
+        self._bulk_out.close()
+
+    def _on_control(self) -> None:
+        self._pull(self._control)
+        self._dispatch()
+
+    def _on_bulk(self) -> None:
+        # Control first: the Ack of an execution must not be seen after its output.
+        self._pull(self._control)
+        self._pull(self._bulk)
+        self._dispatch()
+
+    def _pull(self, reader: _Reader) -> None:
+        if self._closed or reader.at_end:
+            return
+        try:
+            open_still = reader.pull(self._routing.read_bytes)
+        except BadFrame as fault:
+            self._end(reader, f"the child broke the protocol: {fault}")
+            return
+        if not open_still:
+            self._end(reader, "the child closed its end of the connection")
+
+    def _end(self, reader: _Reader, why: str) -> None:
+        reader.at_end = True
+        self._loop.remove_reader(reader.sock)
+        self._loop.call_soon(self._lost, why)
+
+    def _dispatch(self) -> None:
+        self._dispatch_share()
+        if (self._bulk.queue or self._control.queue) and not self._dispatch_planned:
+            self._dispatch_planned = True
+            self._loop.remove_reader(self._bulk.sock)
+            self._loop.call_soon(self._dispatch_rest)
+
+    def _dispatch_rest(self) -> None:
+        self._dispatch_planned = False
+        if self._closed:
+            return
+        self._pull(self._control)
+        self._dispatch()
+        if not (self._dispatch_planned or self._bulk.at_end or self.is_closed):
+            self._loop.add_reader(self._bulk.sock, self._on_bulk)
+
+    def _dispatch_share(self) -> None:
+        """One turn: at most so many of each kind, control before bulk."""
+        control, bulk = self._control.queue, self._bulk.queue
+        if control and bulk:
+            self.overtakes += 1
+        for queue, weight in (
+            (control, self._routing.control_weight),
+            (bulk, self._routing.bulk_weight),
+        ):
+            handled = 0
+            while queue and handled < weight and not self._closed:
+                handled += 1
+                self._deliver(queue.popleft())
+            if queue is control:
+                self.control_handled += handled
+            else:
+                self.bulk_handled += handled
+        if self._closed:
+            control.clear()
+            bulk.clear()

@@ -1,0 +1,263 @@
+"""One child from spawn to death, and everything that lives exactly as long.
+
+Whatever ends the child ends it here, in the same four steps: what it still said is routed, every
+execution gets its terminal message, every open question its error, every descriptor is released.
+Killing is only a reason and a signal; the exit does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from capsule_tasks.errors import BadFrame, IncompatibleProtocol, SessionLost, SessionStartFailed
+from capsule_tasks.protocol.messages import (
+    Credit,
+    ErrorKind,
+    Heartbeat,
+    Hello,
+    Message,
+    Ready,
+    Rejected,
+    Terminal,
+)
+from capsule_tasks.protocol.negotiation import CAPABILITIES
+from capsule_tasks.sessions import probe
+from capsule_tasks.sessions.channel import Channel
+from capsule_tasks.sessions.process import ChildProcess, ExitStatus
+from capsule_tasks.sessions.raw import RawOutput
+from capsule_tasks.sessions.router import Router
+from capsule_tasks.sessions.stream import CANCEL_CREDIT, ExecutionStream, ending
+from capsule_tasks.settings import SessionConfig
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+_LOST_GRACE_S = 0.05
+"""After a broken channel: so long may the exit status take before the child is killed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Doom:
+    """Why a child is being killed, and what that means for its executions."""
+
+    why: str
+    kind: ErrorKind
+    target: str | None = None
+    """The execution at fault; the others are lost with it."""
+    target_kind: ErrorKind = ErrorKind.KILLED
+    stack: str = ""
+    expected: bool = True
+    """Whether the session did this to itself, or it happened to the session."""
+
+
+class Incarnation:
+    """`ended` is called exactly once, when nothing of the child is left."""
+
+    def __init__(
+        self,
+        session_id: str,
+        config: SessionConfig,
+        see: Callable[[Any], None],
+        on_heartbeat: Callable[[Heartbeat], None],
+        on_stream_end: Callable[[ExecutionStream, Terminal], None],
+        ended: Callable[[Doom], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._config = config
+        self._see = see
+        self._ended = ended
+        self._on_stream_end = on_stream_end
+        self._doom: Doom | None = None
+        self._seq = 0
+        self._over = False
+        self.ready: asyncio.Future[Ready] = self._loop.create_future()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self.process = ChildProcess(config, session_id, self._loop)
+        self.router = Router(
+            session_id,
+            config.routing.general_queue,
+            self.send_control,
+            self._on_ready,
+            on_heartbeat,
+            self._on_terminal,
+        )
+        self.channel = Channel(
+            self._loop,
+            self.process.control,
+            self.process.bulk,
+            config.routing,
+            config.child.max_frame_bytes,
+            self._deliver,
+            self._on_broken,
+        )
+        self._raw = (
+            RawOutput(self._loop, self.process.stdout, "stdout", self.router.on_raw),
+            RawOutput(self._loop, self.process.stderr, "stderr", self.router.on_raw),
+        )
+        self.process.exited.add_done_callback(self._on_exit)
+        self.send_control(
+            Hello(
+                versions=config.protocol_versions,
+                session_id=session_id,
+                capabilities=CAPABILITIES,
+                config=config.child,
+            )
+        )
+
+    # --- talking -------------------------------------------------------------------------------
+
+    def send_control(self, message: Message) -> None:
+        self.channel.send_control(message)
+
+    async def send_bulk(self, message: Message) -> None:
+        await self.channel.send_bulk(message)
+
+    async def ask(self, message: Message, timeout_s: float | None, *, bulk: bool = False) -> Any:
+        """Send a request and wait for its reply; TimeoutError, or SessionLost if the child goes."""
+        if self._over:
+            raise SessionLost("the session's child is gone")
+        reply = self.router.expect(message.id)
+        try:
+            if bulk:
+                await self.send_bulk(message)
+            else:
+                self.send_control(message)
+            async with asyncio.timeout(timeout_s):
+                return await reply
+        finally:
+            reply.cancel()
+
+    def open_stream(self, execution_id: str) -> ExecutionStream:
+        """Register an execution before it is sent, so that nothing of it can be missed."""
+        self._seq += 1
+        stream = ExecutionStream(
+            execution_id, self._seq, self._config.child.output, self._grant, self._resume_raw
+        )
+        self.router.streams[execution_id] = stream
+        return stream
+
+    def close_stream(self, stream: ExecutionStream) -> None:
+        """Forget an execution that was never sent."""
+        self.router.streams.pop(stream.execution_id, None)
+
+    def allow_cancel_credit(self, stream: ExecutionStream) -> int:
+        stream.allow_more(CANCEL_CREDIT)
+        return CANCEL_CREDIT
+
+    # --- ending --------------------------------------------------------------------------------
+
+    def kill(self, doom: Doom) -> None:
+        """Kill the child and its descendants; the first reason stands. `gone` follows."""
+        if self._doom is None:
+            self._doom = doom
+        self.process.kill_family()
+
+    def expect_exit(self, doom: Doom) -> None:
+        """The child was asked to leave: what its exit will mean."""
+        if self._doom is None:
+            self._doom = doom
+
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
+    def _on_exit(self, exited: asyncio.Future[ExitStatus]) -> None:
+        doom = self._doom
+        status = exited.result()
+        if doom is None:
+            doom = Doom(f"the child {status}", ErrorKind.LOST, expected=False)
+        elif doom.expected is False:
+            doom = dataclasses.replace(doom, why=f"{doom.why}; the child {status}")
+        self._finish(doom)
+
+    def _finish(self, doom: Doom) -> None:
+        if self._over:
+            return
+        for raw in self._raw:
+            raw.catch_up()
+        self.channel.drain()
+        self._over = True
+        last_words = probe.leftover(self.process)
+        if last_words and not doom.stack:
+            doom = dataclasses.replace(doom, stack=last_words)
+        self.channel.close()
+        for raw in self._raw:
+            raw.close()
+        for stream in list(self.router.streams.values()):
+            self._end_stream(stream, self._epitaph(stream, doom))
+        self.router.fail_replies(doom.why)
+        if not self.ready.done():
+            self.ready.set_exception(SessionStartFailed(doom.why))
+            self.ready.exception()  # retrieved: nobody may be waiting any more
+        self.process.close()
+        self._ended(doom)
+        self.gone.set_result(None)
+
+    def _epitaph(self, stream: ExecutionStream, doom: Doom) -> Terminal:
+        execution_id, stop = stream.execution_id, stream.stop
+        if execution_id == doom.target:
+            kind = doom.target_kind
+            message = f"{kind.value if kind is not ErrorKind.KILLED else 'cancelled'} (killed)"
+            if kind is ErrorKind.TIMEOUT and stop is not None:
+                message = f"{stop.message} (killed)"
+            type_ = "ExecutionTimeout" if kind is ErrorKind.TIMEOUT else "ExecutionCancelled"
+            return ending(execution_id, kind, type_, message, doom.stack)
+        if doom.target is not None:
+            kind = ErrorKind.LOST_WITH_NEIGHBOUR
+            return ending(execution_id, kind, "SessionLost", doom.why, doom.stack)
+        return ending(execution_id, doom.kind, "SessionLost", doom.why, doom.stack)
+
+    def _on_broken(self, why: str) -> None:
+        """A channel is of no use any more; usually the exit is already on its way."""
+        if self._over or self._doom is not None:
+            return
+        doom = Doom(why, ErrorKind.LOST, expected=False)
+        if self.process.exited.done():
+            return
+        self._loop.call_later(_LOST_GRACE_S, self._kill_if_alive, doom)
+
+    def _kill_if_alive(self, doom: Doom) -> None:
+        if not self._over:
+            self.kill(doom)
+
+    # --- routing -------------------------------------------------------------------------------
+
+    def _deliver(self, message: Any) -> None:
+        self._see(message)
+        try:
+            self.router.route(message)
+        except BadFrame as fault:
+            self.kill(Doom(str(fault), ErrorKind.LOST, expected=False))
+
+    def _on_ready(self, message: Ready | Rejected) -> None:
+        if self.ready.done():
+            return
+        if isinstance(message, Ready):
+            self.ready.set_result(message)
+            return
+        self.expect_exit(Doom(message.message, ErrorKind.INCOMPATIBLE_PROTOCOL))
+        self.ready.set_exception(IncompatibleProtocol(f"{message.kind}: {message.message}"))
+
+    def _on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
+        for raw in self._raw:
+            raw.catch_up()
+        self._end_stream(stream, terminal)
+
+    def _end_stream(self, stream: ExecutionStream, terminal: Terminal) -> None:
+        self.router.streams.pop(stream.execution_id, None)
+        for request_id, owner in list(self.router.inputs.items()):
+            if owner == stream.execution_id:
+                self.router.close_input(request_id)
+        self._on_stream_end(stream, terminal)
+        self._resume_raw()
+
+    def _grant(self, execution_id: str, amount: int) -> None:
+        self.send_control(Credit(execution_id=execution_id, bytes=amount))
+
+    def _resume_raw(self) -> None:
+        if not self._over:
+            for raw in self._raw:
+                raw.resume()

@@ -1,0 +1,112 @@
+"""What a session tells about itself: a snapshot, and counters behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+from capsule_tasks.protocol.messages import Heartbeat
+from capsule_tasks.sessions.states import SessionState
+
+_LATENCIES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class InputStats:
+    """Questions of the running executions."""
+
+    pending: int = 0
+    high_water: int = 0
+    answered: int = 0
+    timeouts: int = 0
+    cancels: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class QueueStats:
+    """Messages waiting in the parent, and how often control overtook bulk."""
+
+    executions: int
+    buffered_messages: int
+    buffered_bytes: int
+    general: int
+    general_dropped: int
+    control_handled: int
+    bulk_handled: int
+    overtakes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Health:
+    """Whether the child's interpreter still turns, and what it looked like when it last did not."""
+
+    unresponsive: bool = False
+    process_state: str = ""
+    cpu_s: float = 0.0
+    stack: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionInfo:
+    """A session at one moment. Times are on the monotonic clock."""
+
+    session_id: str
+    state: SessionState
+    pid: int | None
+    created_at: float
+    ready_at: float | None
+    last_used_at: float | None
+    execution_count: int
+    error_count: int
+    restarts: int
+    running: tuple[str, ...]
+    condemned_by: str | None
+    last_heartbeat: Heartbeat | None
+    last_heartbeat_at: float | None
+    health: Health
+    inputs: InputStats
+    queues: QueueStats
+    metadata: dict[str, Any]
+    """The negotiated protocol: version, capabilities, effective settings, Python."""
+    last_error: str
+
+
+@dataclasses.dataclass
+class Counters:
+    """What grows while a session lives; a restart begins anew."""
+
+    execution_count: int = 0
+    error_count: int = 0
+    cancel_event_triggers: int = 0
+    executions_cancelled: int = 0
+    interceptor_errors_total: int = 0
+    interceptor_quarantine_total: int = 0
+    late_output_bytes: int = 0
+    inputs: InputStats = InputStats()
+    cancel_latencies_ms: deque[float] = dataclasses.field(
+        default_factory=lambda: deque(maxlen=_LATENCIES)
+    )
+
+    def metrics(self) -> dict[str, Any]:
+        """The counters by name, with the latest cancel latencies summed up."""
+        latencies = sorted(self.cancel_latencies_ms)
+        return {
+            "execution_count": self.execution_count,
+            "error_count": self.error_count,
+            "cancel_event_triggers": self.cancel_event_triggers,
+            "executions_cancelled": self.executions_cancelled,
+            "interceptor_errors_total": self.interceptor_errors_total,
+            "interceptor_quarantine_total": self.interceptor_quarantine_total,
+            "late_output_bytes": self.late_output_bytes,
+            "cancel_latency_ms": {
+                "count": len(latencies),
+                "p50": _quantile(latencies, 0.5),
+                "p99": _quantile(latencies, 0.99),
+                "max": latencies[-1] if latencies else None,
+            },
+        }
+
+
+def _quantile(ordered: list[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None

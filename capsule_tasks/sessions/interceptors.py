@@ -1,0 +1,137 @@
+"""Functions that see every message before it is routed, and must not hold it up."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from capsule_tasks.sessions.info import Counters
+from capsule_tasks.settings import RoutingSettings
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+Interceptor = Callable[[Any], object]
+
+
+class _Registered:
+    __slots__ = ("call", "overruns")
+
+    def __init__(self, call: Interceptor) -> None:
+        self.call = call
+        self.overruns = 0
+
+
+class Interceptors:
+    """Calls each interceptor on the event loop, and measures it.
+
+    One that has overrun its budget too often is quarantined: from then on it is called on a
+    thread of its own kind, where it can be late without anyone waiting for it.
+    """
+
+    def __init__(self, settings: RoutingSettings, counters: Counters) -> None:
+        self._settings = settings
+        self._counters = counters
+        self._inline: list[_Registered] = []
+        self._lane: _QuarantineLane | None = None
+
+    def add(self, call: Interceptor) -> None:
+        if inspect.iscoroutinefunction(call):
+            raise TypeError(f"{call!r} is a coroutine function; an interceptor must be plain")
+        self._inline.append(_Registered(call))
+
+    def remove(self, call: Interceptor) -> bool:
+        """Whether it was there."""
+        for registered in self._inline:
+            if registered.call == call:
+                self._inline.remove(registered)
+                return True
+        return self._lane is not None and self._lane.remove(call)
+
+    def count_into(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def see(self, message: Any) -> None:
+        for registered in tuple(self._inline):
+            begun = time.perf_counter()
+            self._call(registered.call, message)
+            if time.perf_counter() - begun > self._settings.interceptor_budget_s:
+                self._overrun(registered)
+        if self._lane is not None:
+            self._lane.put(message)
+
+    def close(self) -> None:
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
+
+    def _call(self, call: Interceptor, message: Any) -> None:
+        try:
+            call(message)
+        except Exception:
+            self._counters.interceptor_errors_total += 1
+            log.exception("interceptor %r failed on a %s", call, type(message).__name__)
+
+    def _overrun(self, registered: _Registered) -> None:
+        registered.overruns += 1
+        if registered.overruns < self._settings.interceptor_overruns:
+            return
+        if registered in self._inline:
+            self._inline.remove(registered)
+        self._counters.interceptor_quarantine_total += 1
+        log.warning(
+            "interceptor %r overran its budget of %.0f ms %d times; it is quarantined",
+            registered.call,
+            self._settings.interceptor_budget_s * 1000,
+            registered.overruns,
+        )
+        if self._lane is None:
+            self._lane = _QuarantineLane(self._call, self._settings.quarantine_queue)
+        self._lane.add(registered.call)
+
+
+class _QuarantineLane:
+    """A daemon thread with a bounded queue; when that is full, the oldest message is skipped."""
+
+    def __init__(self, call: Callable[[Interceptor, Any], None], most: int) -> None:
+        self._call = call
+        self._calls: list[Interceptor] = []
+        self._queue: deque[Any] = deque(maxlen=most)
+        self._changed = threading.Condition()
+        self._closed = False
+        self.skipped = 0
+        threading.Thread(target=self._run, name="capsule-quarantine", daemon=True).start()
+
+    def add(self, call: Interceptor) -> None:
+        self._calls.append(call)
+
+    def remove(self, call: Interceptor) -> bool:
+        if call not in self._calls:
+            return False
+        self._calls.remove(call)
+        return True
+
+    def put(self, message: Any) -> None:
+        with self._changed:
+            self.skipped += len(self._queue) == self._queue.maxlen
+            self._queue.append(message)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                if self._closed:
+                    return
+                message = self._queue.popleft()
+            for call in tuple(self._calls):
+                self._call(call, message)

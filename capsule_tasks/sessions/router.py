@@ -1,0 +1,245 @@
+"""Where each message goes: to its execution, to whoever asked, to the session, or to `general`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from capsule_tasks.errors import BadFrame, SessionLost
+from capsule_tasks.protocol.codec import Unknown
+from capsule_tasks.protocol.flow import message_cost
+from capsule_tasks.protocol.messages import (
+    Ack,
+    CancelReply,
+    Checkpointed,
+    Credit,
+    Error,
+    Gap,
+    Heartbeat,
+    InputClosed,
+    InputRequest,
+    InterruptReply,
+    NamespaceSummary,
+    Output,
+    Progress,
+    Ready,
+    Rejected,
+    Restored,
+    Result,
+    StackReply,
+    Stream,
+    Terminal,
+    Unsupported,
+)
+from capsule_tasks.sessions.info import Counters
+from capsule_tasks.sessions.stream import ExecutionStream
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+_MAX_PENDING_INPUTS = 10_000
+
+
+class Router:
+    """Routes synchronously, one message at a time; whoever waits is woken, never called."""
+
+    def __init__(
+        self,
+        session_id: str,
+        general_queue: int,
+        send_control: Callable[[Any], None],
+        on_ready: Callable[[Ready | Rejected], None],
+        on_heartbeat: Callable[[Heartbeat], None],
+        on_terminal: Callable[[ExecutionStream, Terminal], None],
+    ) -> None:
+        self.counters = Counters()
+        self.streams: dict[str, ExecutionStream] = {}
+        self.inputs: dict[str, str] = {}
+        self.general: deque[Any] = deque(maxlen=general_queue)
+        self.general_dropped = 0
+        self._general_waiters: deque[asyncio.Future[None]] = deque()
+        self._replies: dict[str, asyncio.Future[Any]] = {}
+        self._session_id = session_id
+        self._send_control = send_control
+        self._on_terminal = on_terminal
+        self._session_debt = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Ready: on_ready,
+            Rejected: on_ready,
+            Heartbeat: on_heartbeat,
+            Ack: self._to_stream,
+            Output: self._to_stream,
+            Progress: self._to_stream,
+            Gap: self._to_stream,
+            InputRequest: self._on_input_request,
+            InputClosed: self._on_input_closed,
+            Result: self._on_end,
+            Error: self._on_end,
+            CancelReply: self._on_reply,
+            InterruptReply: self._on_reply,
+            StackReply: self._on_reply,
+            NamespaceSummary: self._on_reply,
+            Checkpointed: self._on_reply,
+            Restored: self._on_reply,
+            Unsupported: self._on_unsupported,
+            Unknown: self._on_unknown,
+        }
+
+    def route(self, message: Any) -> None:
+        """BadFrame if the message is one that an honest child does not send."""
+        self._handlers[type(message)](message)
+
+    # --- replies -------------------------------------------------------------------------------
+
+    def expect(self, request_id: str) -> asyncio.Future[Any]:
+        """A future for the reply to a request that is about to be sent."""
+        reply = asyncio.get_running_loop().create_future()
+        self._replies[request_id] = reply
+        reply.add_done_callback(lambda _: self._replies.pop(request_id, None))
+        return reply
+
+    def fail_replies(self, why: str) -> int:
+        """The child is gone: every open question ends. How many there were."""
+        replies = [reply for reply in self._replies.values() if not reply.done()]
+        for reply in replies:
+            reply.set_exception(SessionLost(why))
+        return len(replies)
+
+    async def receive(self) -> Any:
+        """The next message of no execution."""
+        while not self.general:
+            waiter = asyncio.get_running_loop().create_future()
+            self._general_waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._general_waiters:
+                    self._general_waiters.remove(waiter)
+        return self.general.popleft()
+
+    def fail_receivers(self, why: str) -> int:
+        """Wake every `receive` with the news; how many there were."""
+        waiters = [waiter for waiter in self._general_waiters if not waiter.done()]
+        for waiter in waiters:
+            waiter.set_exception(SessionLost(why))
+        return len(waiters)
+
+    # --- raw bytes -----------------------------------------------------------------------------
+
+    def raw_owner(self) -> ExecutionStream | None:
+        """Whom descriptor bytes belong to: the only execution that runs, else nobody."""
+        if len(self.streams) != 1:
+            return None
+        (stream,) = self.streams.values()
+        return stream if stream.acked else None
+
+    def on_raw(self, stream_name: Stream, text: str, size: int) -> bool:
+        """Whether more may be read right now."""
+        owner = self.raw_owner()
+        if owner is None:
+            self._keep(Output(stream=stream_name, data=text))
+            log.info("session %s %s: %s", self._session_id, stream_name, text.rstrip())
+            return True
+        output = Output(execution_id=owner.execution_id, stream=stream_name, data=text)
+        owner.push_raw(output, size)
+        return not owner.raw_is_full
+
+    # --- executions ----------------------------------------------------------------------------
+
+    def _to_stream(self, message: Any) -> None:
+        execution_id = message.execution_id
+        stream = self.streams.get(execution_id) if execution_id is not None else None
+        if stream is not None:
+            stream.push(message)
+        elif not isinstance(message, Ack):
+            self._to_session(message)
+
+    def _to_session(self, message: Output | Gap | Progress) -> None:
+        """Output of the session itself, or of an execution that has already ended."""
+        self._session_debt += message_cost(message)
+        self._send_control(Credit(execution_id=None, bytes=self._session_debt))
+        self._session_debt = 0
+        if isinstance(message, Output):
+            if message.execution_id is not None:
+                self.counters.late_output_bytes += len(message.data)
+            log.info(
+                "session %s %s%s: %s",
+                self._session_id,
+                message.stream,
+                f" after the end of {message.execution_id}" if message.execution_id else "",
+                message.data.rstrip(),
+            )
+        self._keep(message)
+
+    def _on_end(self, message: Terminal) -> None:
+        stream = self.streams.get(message.execution_id)
+        if stream is not None:
+            self._on_terminal(stream, message)
+
+    def _on_input_request(self, message: InputRequest) -> None:
+        if message.execution_id not in self.streams:
+            return
+        if len(self.inputs) >= _MAX_PENDING_INPUTS:
+            raise BadFrame(f"more than {_MAX_PENDING_INPUTS} input requests are open")
+        self.inputs[message.id] = message.execution_id
+        stats = self.counters.inputs
+        self.counters.inputs = dataclasses.replace(
+            stats,
+            pending=len(self.inputs),
+            high_water=max(stats.high_water, len(self.inputs)),
+        )
+        self._to_stream(message)
+
+    def _on_input_closed(self, message: InputClosed) -> None:
+        if self.inputs.pop(message.request_id, None) is None:
+            return
+        stats = self.counters.inputs
+        self.counters.inputs = dataclasses.replace(
+            stats,
+            pending=len(self.inputs),
+            answered=stats.answered + (message.reason == "answered"),
+            timeouts=stats.timeouts + (message.reason == "timeout"),
+            cancels=stats.cancels + (message.reason in ("cancelled", "eof")),
+        )
+        self._to_stream(message)
+
+    def close_input(self, request_id: str) -> None:
+        """The execution that asked is over."""
+        self.inputs.pop(request_id, None)
+        stats = self.counters.inputs
+        self.counters.inputs = dataclasses.replace(
+            stats, pending=len(self.inputs), cancels=stats.cancels + 1
+        )
+
+    # --- everything else -----------------------------------------------------------------------
+
+    def _on_reply(self, message: Any) -> None:
+        reply = self._replies.get(message.in_reply_to)
+        if reply is None:
+            self._keep(message)
+        elif not reply.done():
+            reply.set_result(message)
+
+    def _on_unsupported(self, message: Unsupported) -> None:
+        reply = self._replies.get(message.in_reply_to or "")
+        if reply is not None and not reply.done():
+            reply.set_exception(SessionLost(f"the child does not know {message.what!r} messages"))
+            return
+        log.warning("session %s: a %r message is unknown", self._session_id, message.what)
+        self._keep(message)
+
+    def _on_unknown(self, message: Unknown) -> None:
+        log.warning("session %s sent an unknown %r message", self._session_id, message.what)
+        self._send_control(Unsupported(what=message.what, in_reply_to=message.id))
+
+    def _keep(self, message: Any) -> None:
+        self.general_dropped += len(self.general) == self.general.maxlen
+        self.general.append(message)
+        while self._general_waiters:
+            waiter = self._general_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                break

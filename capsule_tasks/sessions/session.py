@@ -1,0 +1,831 @@
+"""`Session`: one warm child, owned by one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from capsule_tasks.errors import (
+    ExecutionFailed,
+    ExecutionTimeout,
+    FrameTooLarge,
+    IncompatibleProtocol,
+    SessionLost,
+    SessionStartFailed,
+    SessionStateError,
+    SnapshotError,
+    UnknownInputRequest,
+)
+from capsule_tasks.protocol.messages import (
+    Cancel,
+    CancelReply,
+    Checkpoint,
+    Checkpointed,
+    Code,
+    Error,
+    ErrorKind,
+    Execute,
+    Heartbeat,
+    InputResponse,
+    Interrupt,
+    InterruptReply,
+    Message,
+    NamespaceRequest,
+    NamespaceSummary,
+    Output,
+    Restore,
+    Restored,
+    Result,
+    Shutdown,
+    StackReply,
+    StackRequest,
+    Terminal,
+    new_id,
+)
+from capsule_tasks.sessions import probe
+from capsule_tasks.sessions.incarnation import Doom, Incarnation
+from capsule_tasks.sessions.info import Counters, Health, QueueStats, SessionInfo
+from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
+from capsule_tasks.sessions.states import ACCEPTING, ALIVE, SessionState, may_move
+from capsule_tasks.sessions.stream import ExecutionStream, Stop
+from capsule_tasks.settings import SessionConfig
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+CancelOutcome = Literal["interrupted", "killed", "not_running"]
+InterruptOutcome = Literal["interrupted", "killed", "not_running"]
+OnBusy = Literal["refuse", "wait"]
+StateListener = Callable[[SessionState, SessionState], object]
+T = TypeVar("T")
+
+_EXIT_S = 5.0
+"""How long a killed process may take to leave the process table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Completed:
+    """What `run` returns: the value, and all that was written on the way."""
+
+    value: Any
+    stdout: str
+    stderr: str
+    result: Result
+
+
+class Session:
+    """A Python subprocess that runs code, streams its output and can be stopped at any time.
+
+    Use it as an async context manager, or call `start` and `shutdown`. It belongs to the event
+    loop that started it; `cancel`, `interrupt` and `input_response` may be awaited on any loop.
+    """
+
+    def __init__(self, config: SessionConfig | None = None, *, session_id: str | None = None):
+        self.config = config or SessionConfig()
+        self.session_id = session_id or new_id()
+        self._state = SessionState.CREATING
+        self._created_at = time.monotonic()
+        self._counters = Counters()
+        self._interceptors = Interceptors(self.config.routing, self._counters)
+        self._listeners: list[StateListener] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._child: Incarnation | None = None
+        self._restarting: asyncio.Task[None] | None = None
+        self._restarts = 0
+        self._forget_child()
+
+    def _forget_child(self) -> None:
+        """What is known of a child, before there is one."""
+        self._metadata: dict[str, Any] = {}
+        self._ready_at: float | None = None
+        self._last_used_at: float | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._heartbeat_at: float | None = None
+        self._health = Health()
+        self._condemned_by: str | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = None
+        self._last_error = ""
+
+    # --- state ---------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    @property
+    def is_alive(self) -> bool:
+        """A running child in a state that lets it be used again."""
+        return self._state in ALIVE and self._child is not None and not self._child.is_over
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Counters since the last start; empty if `enable_metrics` is off."""
+        return self._counters.metrics() if self.config.enable_metrics else {}
+
+    @property
+    def info(self) -> SessionInfo:
+        child, counters = self._child, self._counters
+        streams = list(child.router.streams.values()) if child else []
+        return SessionInfo(
+            session_id=self.session_id,
+            state=self._state,
+            pid=child.process.pid if child and not child.is_over else None,
+            created_at=self._created_at,
+            ready_at=self._ready_at,
+            last_used_at=self._last_used_at,
+            execution_count=counters.execution_count,
+            error_count=counters.error_count,
+            restarts=self._restarts,
+            running=tuple(stream.execution_id for stream in streams),
+            condemned_by=self._condemned_by,
+            last_heartbeat=self._heartbeat,
+            last_heartbeat_at=self._heartbeat_at,
+            health=self._health,
+            inputs=counters.inputs,
+            queues=QueueStats(
+                executions=len(streams),
+                buffered_messages=sum(stream.buffered_messages for stream in streams),
+                buffered_bytes=sum(stream.buffered_bytes for stream in streams),
+                general=len(child.router.general) if child else 0,
+                general_dropped=child.router.general_dropped if child else 0,
+                control_handled=child.channel.control_handled if child else 0,
+                bulk_handled=child.channel.bulk_handled if child else 0,
+                overtakes=child.channel.overtakes if child else 0,
+            ),
+            metadata=dict(self._metadata),
+            last_error=self._last_error,
+        )
+
+    def add_state_listener(self, listener: StateListener) -> None:
+        """Have `listener(old, new)` called on every change of state."""
+        self._listeners.append(listener)
+
+    def remove_state_listener(self, listener: StateListener) -> None:
+        self._listeners.remove(listener)
+
+    def add_message_interceptor(self, interceptor: Interceptor) -> None:
+        """Have `interceptor(message)` called for every message before it is routed.
+
+        It runs on the event loop and has 10 ms; after three overruns it is called on a thread of
+        its own instead, where it delays nobody.
+        """
+        self._interceptors.add(interceptor)
+
+    def remove_message_interceptor(self, interceptor: Interceptor) -> bool:
+        """Whether it was there."""
+        return self._interceptors.remove(interceptor)
+
+    def _move(self, target: SessionState) -> bool:
+        """Change the state if the table allows it. No I/O, no waiting."""
+        current = self._state
+        if not may_move(current, target):
+            return False
+        self._state = target
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if target is SessionState.READY:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(
+                self.config.timeouts.idle_s, self._move, SessionState.IDLE
+            )
+        for listener in tuple(self._listeners):
+            try:
+                listener(current, target)
+            except Exception:
+                log.exception("state listener %r failed", listener)
+        return True
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.shutdown()
+
+    async def start(self) -> None:
+        """Start the child and wait until it is ready; SessionStartFailed says why it is not."""
+        if self._state is not SessionState.CREATING:
+            raise SessionStateError("start()", self._state, "use restart() to begin anew")
+        self._loop = asyncio.get_running_loop()
+        self._move(SessionState.WARMING)
+        try:
+            await self._bring_up()
+        except BaseException as error:
+            await self._give_up(error)
+            if isinstance(error, (asyncio.CancelledError, SessionStartFailed)):
+                raise
+            if isinstance(error, IncompatibleProtocol):
+                raise
+            raise SessionStartFailed(f"the session did not start: {error}") from error
+        if not self._move(SessionState.READY):
+            raise SessionStartFailed(f"the session was {self._state} before it was ready")
+        self._watch_for_silence()
+
+    async def _bring_up(self) -> None:
+        self._child = child = Incarnation(
+            self.session_id,
+            self.config,
+            self._interceptors.see,
+            self._on_heartbeat,
+            self._on_stream_end,
+            self._on_child_end,
+        )
+        child.router.counters = self._counters
+        try:
+            async with asyncio.timeout(self.config.timeouts.ready_s):
+                ready = await asyncio.shield(child.ready)
+        except TimeoutError:
+            stack = await probe.dump(child.process, self.config.timeouts.stack_s)
+            failure = SessionStartFailed(
+                f"the child was not ready within {self.config.timeouts.ready_s} s"
+            )
+            failure.add_note(f"its last stack:\n{stack or '(it gave none)'}")
+            raise failure from None
+        self._ready_at = time.monotonic()
+        self._metadata = {
+            "protocol_version": ready.version,
+            "capabilities": ready.capabilities,
+            "config": ready.config,
+            "python": ready.python,
+        }
+        if self.config.warmup is not None:
+            await self._warm_up(child, self.config.warmup)
+
+    async def _warm_up(self, child: Incarnation, source: str) -> None:
+        """Run the warmup like any execution, with nobody watching."""
+        stream = child.open_stream(f"warmup-{self.session_id}")
+        execute = Execute(
+            execution_id=stream.execution_id,
+            seq=stream.seq,
+            payload=Code(source=source, filename="<warmup>"),
+        )
+        try:
+            async with asyncio.timeout(self.config.timeouts.warmup_s):
+                await child.send_bulk(execute)
+                while not isinstance(message := await stream.next(), Terminal):
+                    if isinstance(message, Output):
+                        log.debug("warmup of %s: %s", self.session_id, message.data.rstrip())
+        except TimeoutError:
+            stack = await probe.dump(child.process, self.config.timeouts.stack_s)
+            failure = SessionStartFailed(
+                f"the warmup ran longer than {self.config.timeouts.warmup_s} s"
+            )
+            failure.add_note(f"its last stack:\n{stack or '(it gave none)'}")
+            raise failure from None
+        if isinstance(message, Error):
+            failure = SessionStartFailed(f"the warmup failed: {message.type}: {message.message}")
+            failure.add_note(message.traceback)
+            raise failure
+
+    async def _give_up(self, error: BaseException) -> None:
+        """A start failed: nothing of it stays, whoever asked for it."""
+        self._last_error = str(error) or type(error).__name__
+        child = self._child
+        if child is not None and not child.is_over:
+            child.kill(Doom(f"the start failed: {self._last_error}", ErrorKind.LOST))
+            with contextlib.suppress(TimeoutError):
+                await _shielded(asyncio.wait_for(asyncio.shield(child.gone), _EXIT_S))
+        self._move(SessionState.ERROR)
+
+    async def shutdown(self, reason: str = "") -> None:
+        """Ask the child to leave, let `finally` blocks run, and kill it after `shutdown_s`.
+
+        Executions end with an error of kind `shutdown`; safe at any time, any number of times.
+        """
+        child = self._child
+        self._settle_restart()
+        if child is None or child.is_over or not self._move(SessionState.SHUTTING_DOWN):
+            await self.terminate()
+            return
+        why = f"the session was shut down{f': {reason}' if reason else ''}"
+        child.expect_exit(Doom(why, ErrorKind.SHUTDOWN))
+        self._count_triggers(child, why)
+        child.send_control(Shutdown(reason=reason))
+        try:
+            async with asyncio.timeout(self.config.timeouts.shutdown_s):
+                await asyncio.shield(child.gone)
+        except TimeoutError:
+            log.warning("session %s did not shut down in time; it is killed", self.session_id)
+        finally:
+            await _shielded(self.terminate())
+
+    async def terminate(self) -> None:
+        """Kill the child and all its descendants; safe at any time, any number of times."""
+        self._settle_restart()
+        child = self._child
+        if child is not None and not child.is_over:
+            why = "the session was terminated"
+            self._count_triggers(child, why)
+            child.kill(Doom(why, ErrorKind.SHUTDOWN))
+            with contextlib.suppress(TimeoutError):
+                await _shielded(asyncio.wait_for(asyncio.shield(child.gone), _EXIT_S))
+        self._move(SessionState.TERMINATED)
+        self._interceptors.close()
+        await self._cancel_tasks()
+
+    async def restart(self) -> None:
+        """A new child under the same id. Callers that come while it starts share it."""
+        if self._restarting is None or self._restarting.done():
+            self._restarting = asyncio.get_running_loop().create_task(self._restart())
+        await asyncio.shield(self._restarting)
+
+    async def _restart(self) -> None:
+        restarting, self._restarting = self._restarting, None
+        try:
+            await self.terminate()
+        finally:
+            self._restarting = restarting
+        self._child = None
+        self._counters = Counters()
+        self._interceptors.count_into(self._counters)
+        self._forget_child()
+        self._restarts += 1
+        self._move(SessionState.CREATING)
+        await self.start()
+
+    def _settle_restart(self) -> None:
+        """Whoever stops the session also stops its coming back."""
+        restarting = self._restarting
+        if restarting is not None and restarting is not asyncio.current_task():
+            restarting.cancel()
+
+    async def _cancel_tasks(self) -> None:
+        own = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not own]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await _shielded(asyncio.gather(*tasks, return_exceptions=True))
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Background work with an owner: it ends with the session."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _count_triggers(self, child: Incarnation, why: str) -> None:
+        """The session-wide cancel: every wait ends, and is counted."""
+        waits = sum(stream.is_waited_for for stream in child.router.streams.values())
+        waits += child.router.fail_receivers(why)
+        self._counters.cancel_event_triggers += waits
+
+    # --- what the child reports ----------------------------------------------------------------
+
+    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self._heartbeat_at = time.monotonic()
+        if self._health.unresponsive:
+            log.info("session %s responds again", self.session_id)
+            self._health = Health()
+        self._watch_for_silence()
+
+    def _watch_for_silence(self) -> None:
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        if self._state in ALIVE:
+            self._silence_timer = asyncio.get_running_loop().call_later(
+                self.config.timeouts.unresponsive_s, self._on_silence
+            )
+
+    def _on_silence(self) -> None:
+        """No heartbeat: reported, never acted upon, since a long C call is not death."""
+        if self._state in ALIVE:
+            self._spawn(self._report_unresponsive())
+
+    async def _report_unresponsive(self) -> None:
+        child = self._child
+        if child is None or child.is_over:
+            return
+        stack = await probe.dump(child.process, self.config.timeouts.stack_s)
+        process_state, cpu_s = child.process.vitals()
+        self._health = Health(
+            unresponsive=True, process_state=process_state, cpu_s=cpu_s, stack=stack
+        )
+        log.warning(
+            "session %s is unresponsive: process state %s, %.1f s of CPU time, stack:\n%s",
+            self.session_id,
+            process_state,
+            cpu_s,
+            stack or "(none)",
+        )
+
+    def _on_stream_end(self, stream: ExecutionStream, terminal: Terminal) -> None:
+        """The one place where an execution ends; its consumer may still be reading."""
+        terminal = _as_stopped(stream, terminal)
+        if isinstance(terminal, Error):
+            self._counters.error_count += 1
+            self._last_error = f"{terminal.type}: {terminal.message}"
+        stream.finish(terminal)
+        child = self._child
+        if child is not None and not child.router.streams and not child.is_over:
+            self._move(SessionState.READY)
+
+    def _on_child_end(self, doom: Doom) -> None:
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        if not doom.expected:
+            self._last_error = doom.why
+            log.warning("session %s lost its child: %s", self.session_id, doom.why)
+            if self._child is not None:
+                self._child.router.fail_receivers(doom.why)
+        if self._state is SessionState.WARMING:
+            return  # `start` is waiting and says what became of it
+        unasked = not doom.expected and self._state is not SessionState.SHUTTING_DOWN
+        self._move(SessionState.ERROR if unasked else SessionState.TERMINATED)
+        if doom.target is not None and self.config.replace_killed:
+            self._restarting = asyncio.get_running_loop().create_task(self._restart())
+            self._restarting.add_done_callback(_report_failure)
+
+    # --- executing -----------------------------------------------------------------------------
+
+    async def execute(
+        self,
+        source: str,
+        *,
+        execution_id: str | None = None,
+        timeout_s: float | None = None,
+        on_busy: OnBusy = "refuse",
+    ) -> AsyncGenerator[Message, None]:
+        """Run source code; yields everything it says, its one terminal message last.
+
+        The last message is a `Result` or an `Error`. After `timeout_s` the code is stopped and,
+        behind its terminal message, ExecutionTimeout is raised. Leaving the loop early stops the
+        code too, and the session stays busy until it has stopped.
+        """
+        if not isinstance(source, str):
+            raise TypeError(f"source must be str, not {type(source).__name__}")
+        child = await self._accepting("execute()")
+        execution_id = execution_id or new_id()
+        if execution_id in child.router.streams:
+            raise ValueError(f"execution {execution_id!r} is running already")
+        stream = self._open(child, execution_id)
+        timer: asyncio.TimerHandle | None = None
+        try:
+            execute = Execute(
+                execution_id=execution_id,
+                seq=stream.seq,
+                payload=Code(source=source),
+                on_busy=on_busy,
+            )
+            await self._submit(child, stream, execute)
+            if timeout_s is not None:
+                loop = asyncio.get_running_loop()
+                timer = loop.call_later(timeout_s, self._on_deadline, child, stream, timeout_s)
+            while True:
+                message = await stream.next()
+                yield message
+                if isinstance(message, Terminal):
+                    break
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if stream.terminal is None:
+                self._abandon(child, stream)
+        if isinstance(message, Error) and message.kind == ErrorKind.TIMEOUT:
+            raise _timeout_error(message, timeout_s or 0.0)
+
+    async def run(
+        self,
+        source: str,
+        *,
+        execution_id: str | None = None,
+        timeout_s: float | None = None,
+        on_busy: OnBusy = "refuse",
+    ) -> Completed:
+        """Run source code to its end and return its value; ExecutionFailed if it has none."""
+        written: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        async for message in self.execute(
+            source, execution_id=execution_id, timeout_s=timeout_s, on_busy=on_busy
+        ):
+            if isinstance(message, Output):
+                written[message.stream].append(message.data)
+        if isinstance(message, Error):
+            failure = ExecutionFailed(message, f"{message.type}: {message.message}")
+            if message.traceback:
+                failure.add_note(message.traceback)
+            raise failure
+        assert isinstance(message, Result)
+        out, err = ("".join(written[name]) for name in ("stdout", "stderr"))
+        return Completed(message.value, out, err, message)
+
+    async def _accepting(self, call: str) -> Incarnation:
+        """The child, if it takes executions; one that is being replaced is waited for."""
+        if self._restarting is not None and not self._restarting.done():
+            with contextlib.suppress(SessionStartFailed):
+                await asyncio.shield(self._restarting)
+        if self._state not in ACCEPTING or self._child is None or self._child.is_over:
+            hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
+            raise SessionStateError(call, self._state, hint)
+        if self._condemned_by is not None:
+            hint = f"it is condemned by {self._condemned_by} and is about to be replaced"
+            raise SessionStateError(call, self._state, hint)
+        return self._child
+
+    def _open(self, child: Incarnation, execution_id: str) -> ExecutionStream:
+        stream = child.open_stream(execution_id)
+        self._move(SessionState.BUSY)
+        self._last_used_at = time.monotonic()
+        self._counters.execution_count += 1
+        return stream
+
+    async def _submit(self, child: Incarnation, stream: ExecutionStream, execute: Execute) -> None:
+        try:
+            await child.send_bulk(execute)
+        except (FrameTooLarge, SessionLost) as error:
+            child.close_stream(stream)
+            kind = ErrorKind.TOO_LARGE if not isinstance(error, SessionLost) else ErrorKind.LOST
+            terminal = Error(
+                execution_id=stream.execution_id,
+                kind=kind,
+                type=type(error).__name__,
+                message=str(error),
+            )
+            self._on_stream_end(stream, terminal)
+
+    def _on_deadline(self, child: Incarnation, stream: ExecutionStream, timeout_s: float) -> None:
+        if stream.terminal is None and not child.is_over:
+            message = f"execution {stream.execution_id!r} ran longer than {timeout_s} s"
+            self._spawn(self._enforce_deadline(child, stream, message))
+
+    async def _enforce_deadline(
+        self, child: Incarnation, stream: ExecutionStream, message: str
+    ) -> None:
+        stack = await self._stack_text(child, stream.execution_id)
+        stop = Stop(ErrorKind.TIMEOUT, message, stack)
+        await self._stop(child, stream, self.config.timeouts.grace_s, stop)
+
+    def _abandon(self, child: Incarnation, stream: ExecutionStream) -> None:
+        """The consumer is gone: stop the work; the session is busy until it has stopped."""
+        self._counters.executions_cancelled += 1
+        stream.abandon()
+        if not child.is_over:
+            stop = Stop(ErrorKind.CANCELLED, "its consumer went away")
+            self._spawn(self._stop(child, stream, self.config.timeouts.grace_s, stop))
+
+    # --- stopping ------------------------------------------------------------------------------
+
+    async def cancel(self, execution_id: str, grace_s: float | None = None) -> CancelOutcome:
+        """Stop one execution, by force if it has not ended after the grace.
+
+        `interrupted`: it stopped by itself and the namespace is kept. `killed`: the child had to
+        be killed and is replaced. `not_running`: there was nothing to stop.
+        """
+        return await self._at_home(self._cancel(execution_id, grace_s))
+
+    async def _cancel(self, execution_id: str, grace_s: float | None) -> CancelOutcome:
+        child = self._child
+        stream = child.router.streams.get(execution_id) if child is not None else None
+        if child is None or stream is None or stream.terminal is not None:
+            return "not_running"
+        grace_s = self.config.timeouts.grace_s if grace_s is None else grace_s
+        begun = time.monotonic()
+        outcome = await self._stop(child, stream, grace_s, Stop(ErrorKind.CANCELLED, "cancelled"))
+        self._counters.cancel_latencies_ms.append((time.monotonic() - begun) * 1000)
+        self._counters.executions_cancelled += outcome != "not_running"
+        return outcome
+
+    async def _stop(
+        self, child: Incarnation, stream: ExecutionStream, grace_s: float, stop: Stop
+    ) -> CancelOutcome:
+        """Ask, wait for the grace, then force. What was done is read off the terminal message."""
+        stream.stop = stream.stop or stop
+        cancel = Cancel(
+            execution_id=stream.execution_id,
+            seq=stream.seq,
+            grace_s=grace_s,
+            credit=child.allow_cancel_credit(stream),
+        )
+        reply = child.router.expect(cancel.id)
+        child.send_control(cancel)
+        try:
+            await asyncio.wait(
+                {stream.ended, reply}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not stream.ended.done() and not reply.done():
+                await self._force(child, stream, stop)
+            return await self._outcome(stream, reply)
+        finally:
+            reply.cancel()
+
+    async def _outcome(
+        self, stream: ExecutionStream, reply: asyncio.Future[CancelReply]
+    ) -> CancelOutcome:
+        if stream.ended.done():
+            terminal = stream.ended.result()
+            if isinstance(terminal, Error):
+                if terminal.kind == ErrorKind.KILLED or terminal.message.endswith("(killed)"):
+                    return "killed"
+                if terminal.kind in (ErrorKind.CANCELLED, ErrorKind.TIMEOUT):
+                    return "interrupted"
+        if reply.done() and not reply.cancelled() and reply.exception() is None:
+            return reply.result().done
+        # The terminal message overtook the reply, which is certain to follow it.
+        with contextlib.suppress(TimeoutError, SessionLost):
+            async with asyncio.timeout(self.config.timeouts.stack_s):
+                return (await asyncio.shield(reply)).done
+        return "not_running"
+
+    async def _force(self, child: Incarnation, stream: ExecutionStream, stop: Stop) -> None:
+        """Kill the child of an execution that will not stop; its neighbours get `drain_s`."""
+        neighbours = [s.ended for s in child.router.streams.values() if s is not stream]
+        if neighbours:
+            self._condemned_by = self._condemned_by or stream.execution_id
+            log.warning(
+                "session %s is condemned: %s does not stop; %d others may finish",
+                self.session_id,
+                stream.execution_id,
+                len(neighbours),
+            )
+            everyone: asyncio.Future[Any] = asyncio.gather(*neighbours)
+            target: asyncio.Future[Any] = stream.ended
+            await asyncio.wait(
+                {everyone, target},
+                timeout=self.config.timeouts.drain_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not everyone.done():
+                everyone.cancel()
+        stack = await probe.dump(child.process, self.config.timeouts.stack_s)
+        why = f"its child was killed because {stream.execution_id} did not stop"
+        kind = stream.stop.kind if stream.stop else stop.kind
+        target_kind = ErrorKind.TIMEOUT if kind is ErrorKind.TIMEOUT else ErrorKind.KILLED
+        child.kill(
+            Doom(
+                why,
+                ErrorKind.LOST_WITH_NEIGHBOUR,
+                target=stream.execution_id,
+                target_kind=target_kind,
+                stack=stack or (stream.stop.stack if stream.stop else ""),
+            )
+        )
+        await asyncio.shield(child.gone)
+
+    async def interrupt(
+        self, execution_id: str | None = None, *, force_restart: bool = False
+    ) -> InterruptOutcome:
+        """Raise KeyboardInterrupt in what runs, like Ctrl-C; the code may catch it.
+
+        With `force_restart` a child in which something still runs after the grace is killed and
+        replaced.
+        """
+        return await self._at_home(self._interrupt(execution_id, force_restart))
+
+    async def _interrupt(self, execution_id: str | None, force_restart: bool) -> InterruptOutcome:
+        child = await self._accepting("interrupt()")
+        targets = [
+            stream
+            for stream in child.router.streams.values()
+            if execution_id in (None, stream.execution_id)
+        ]
+        if not targets:
+            return "not_running"
+        interrupt = Interrupt(execution_id=execution_id)
+        grace_s = self.config.timeouts.grace_s
+        done: InterruptOutcome = "not_running"
+        with contextlib.suppress(TimeoutError):
+            reply: InterruptReply = await child.ask(interrupt, grace_s)
+            done = reply.done
+        if force_restart:
+            await asyncio.wait({stream.ended for stream in targets}, timeout=grace_s)
+            stubborn = [stream for stream in targets if not stream.ended.done()]
+            if stubborn:
+                await self._force(child, stubborn[0], Stop(ErrorKind.CANCELLED, "interrupted"))
+                return "killed"
+        return done
+
+    # --- questions and answers -----------------------------------------------------------------
+
+    async def input_response(
+        self, text: str, *, request_id: str, execution_id: str, eof: bool = False
+    ) -> None:
+        """Answer an InputRequest, or end its input; UnknownInputRequest if nobody waits for it."""
+        await self._at_home(self._input_response(text, request_id, execution_id, eof))
+
+    async def _input_response(
+        self, text: str, request_id: str, execution_id: str, eof: bool
+    ) -> None:
+        child = self._child
+        if child is None or child.router.inputs.get(request_id) != execution_id:
+            raise UnknownInputRequest(request_id, execution_id)
+        await child.send_bulk(
+            InputResponse(execution_id=execution_id, request_id=request_id, text=text, eof=eof)
+        )
+
+    async def receive_message(self, timeout_s: float | None = None) -> Any:
+        """The next message of no execution; TimeoutError, or SessionLost when the child goes."""
+        child = self._child
+        if child is None or (child.is_over and not child.router.general):
+            raise SessionStateError("receive_message()", self._state, "there is no child to hear")
+        async with asyncio.timeout(timeout_s):
+            return await child.router.receive()
+
+    async def namespace_summary(self, timeout_s: float | None = 5.0) -> NamespaceSummary:
+        """Names, types and sizes in the namespace; never values. Works while code runs."""
+        child = await self._accepting("namespace_summary()")
+        reply: NamespaceSummary = await child.ask(NamespaceRequest(), timeout_s)
+        return reply
+
+    async def stack(self, execution_id: str | None = None) -> str:
+        """The Python stacks of one execution or of the whole child, also while the GIL is held."""
+        child = await self._accepting("stack()")
+        return await self._stack_text(child, execution_id)
+
+    async def _stack_text(self, child: Incarnation, execution_id: str | None) -> str:
+        timeout_s = self.config.timeouts.stack_s
+        try:
+            reply: StackReply = await child.ask(StackRequest(execution_id=execution_id), timeout_s)
+        except (TimeoutError, SessionLost):
+            return await probe.dump(child.process, timeout_s)
+        return probe.to_text(reply.stacks)
+
+    async def checkpoint(self, timeout_s: float | None = 30.0) -> Checkpointed:
+        """Save the namespace; names that cannot be saved are reported, with the reason."""
+        child = await self._accepting("checkpoint()")
+        reply: Checkpointed = await self._ask_slowly(child, Checkpoint(), timeout_s)
+        if reply.data is None:
+            raise SnapshotError(f"the namespace was not saved: {reply.error}")
+        return reply
+
+    async def restore(
+        self,
+        data: bytes | Checkpointed,
+        mode: Literal["merge", "replace"] = "merge",
+        timeout_s: float | None = 30.0,
+    ) -> tuple[str, ...]:
+        """Bring a saved namespace back; the names restored. On failure nothing has changed."""
+        saved = data.data if isinstance(data, Checkpointed) else data
+        if saved is None or mode not in ("merge", "replace"):
+            raise ValueError(f"cannot restore {data!r} with mode {mode!r}")
+        child = await self._accepting("restore()")
+        reply: Restored = await self._ask_slowly(child, Restore(data=saved, mode=mode), timeout_s)
+        if reply.error:
+            raise SnapshotError(f"the namespace was not restored: {reply.error}")
+        return reply.names
+
+    async def _ask_slowly(
+        self, child: Incarnation, request: Message, timeout_s: float | None
+    ) -> Any:
+        """A request that runs user code in the child: when the time is up it is cancelled there."""
+        try:
+            return await child.ask(request, timeout_s, bulk=True)
+        except (TimeoutError, asyncio.CancelledError):
+            child.send_control(Cancel(execution_id=request.id, seq=0))
+            raise
+
+    async def _at_home(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work` on the loop that owns the session, wherever the caller runs."""
+        if self._loop is None or self._loop is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+
+def _as_stopped(stream: ExecutionStream, terminal: Terminal) -> Terminal:
+    """What the child calls cancelled is a timeout if that is why it was cancelled."""
+    stop = stream.stop
+    if (
+        stop is not None
+        and stop.kind is ErrorKind.TIMEOUT
+        and isinstance(terminal, Error)
+        and terminal.kind == ErrorKind.CANCELLED
+    ):
+        terminal.kind, terminal.type = ErrorKind.TIMEOUT, "ExecutionTimeout"
+        terminal.message, terminal.stack = stop.message, stop.stack
+    return terminal
+
+
+def _timeout_error(error: Error, timeout_s: float) -> ExecutionTimeout:
+    timeout = ExecutionTimeout(error.execution_id, timeout_s)
+    timeout.add_note(f"the last known stack:\n{error.stack or '(none)'}")
+    return timeout
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a killed session could not be replaced: %s", task.exception())
+
+
+async def _shielded(work: Awaitable[T]) -> T:
+    """Finish `work` also when the caller is cancelled meanwhile; then let the cancel through."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait({task})
+        raise

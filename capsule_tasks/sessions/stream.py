@@ -1,0 +1,149 @@
+"""The parent's side of one execution: a bounded queue between the router and one consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+
+from capsule_tasks.errors import BadFrame
+from capsule_tasks.protocol.flow import message_cost
+from capsule_tasks.protocol.messages import Ack, Error, ErrorKind, Message, Terminal
+from capsule_tasks.settings import OutputSettings
+
+CANCEL_CREDIT = 256 * 1024
+"""Granted with a cancel, so that a paused consumer does not hold up `finally` blocks."""
+
+
+@dataclasses.dataclass
+class Stop:
+    """Why the parent is stopping an execution; the first reason stands."""
+
+    kind: ErrorKind
+    message: str
+    stack: str = ""
+
+
+class ExecutionStream:
+    """What one execution said and its consumer has not read.
+
+    Output is charged when it arrives and credited to the child when it is read, so the queue
+    holds a window of it at most. A child that sends more than it has credit for is at fault.
+    """
+
+    def __init__(
+        self,
+        execution_id: str,
+        seq: int,
+        settings: OutputSettings,
+        grant: Callable[[str, int], None],
+        resume_raw: Callable[[], None],
+    ) -> None:
+        self.execution_id = execution_id
+        self.seq = seq
+        self.acked = False
+        self.terminal: Terminal | None = None
+        self.stop: Stop | None = None
+        self.abandoned = False
+        self.raw_waiting = 0
+        self.ended: asyncio.Future[Terminal] = asyncio.get_running_loop().create_future()
+        self._window = settings.window_bytes
+        self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes
+        self._grant = grant
+        self._resume_raw = resume_raw
+        self._queue: deque[tuple[Message, int, bool]] = deque()
+        self._outstanding = 0
+        self._owed = 0
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def buffered_messages(self) -> int:
+        return len(self._queue)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(cost for _, cost, _ in self._queue)
+
+    @property
+    def raw_is_full(self) -> bool:
+        return self.raw_waiting >= self._window
+
+    def allow_more(self, amount: int) -> None:
+        """The child was granted credit beyond what was read."""
+        self._most += amount
+
+    def push(self, message: Message) -> None:
+        """Queue what the child said; BadFrame if it ignores its credit."""
+        if isinstance(message, Ack):
+            self.acked = True
+            self._put(message, 0)
+            return
+        cost = message_cost(message)
+        self._outstanding += cost
+        if self._outstanding > self._most:
+            raise BadFrame(f"execution {self.execution_id} sent more than it had credit for")
+        self._put(message, cost)
+
+    def push_raw(self, message: Message, size: int) -> None:
+        """Queue bytes read from a descriptor; the reader pauses while too many wait."""
+        self.raw_waiting += size
+        self._put(message, size, raw=True)
+
+    def finish(self, terminal: Terminal) -> None:
+        """Queue the last message. The first one wins; later ones are ignored."""
+        if self.terminal is not None:
+            return
+        self.terminal = terminal
+        self._put(terminal, 0)
+        self.ended.set_result(terminal)
+
+    def abandon(self) -> None:
+        """Nobody reads any more: what waits and what comes is dropped, and credited."""
+        self.abandoned = True
+        while self._queue:
+            self._account(*self._queue.popleft()[1:])
+
+    async def next(self) -> Message:
+        """The next message, in order; waits for one."""
+        while not self._queue:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        message, cost, raw = self._queue.popleft()
+        if cost:
+            self._account(cost, raw)
+        return message
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the consumer is waiting for a message right now."""
+        return self._reader is not None
+
+    def _put(self, message: Message, cost: int, *, raw: bool = False) -> None:
+        if self.abandoned:
+            self._account(cost, raw)
+            return
+        self._queue.append((message, cost, raw))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _account(self, cost: int, raw: bool) -> None:
+        if raw:
+            was_full = self.raw_is_full
+            self.raw_waiting -= cost
+            if was_full and not self.raw_is_full:
+                self._resume_raw()
+            return
+        self._outstanding -= cost
+        self._owed += cost
+        if self._owed * 4 >= self._window and self.terminal is None:
+            self._grant(self.execution_id, self._owed)
+            self._owed = 0
+
+
+def ending(execution_id: str, kind: ErrorKind, type_: str, message: str, stack: str = "") -> Error:
+    """A terminal message that the parent writes, because the child cannot."""
+    return Error(execution_id=execution_id, kind=kind, type=type_, message=message, stack=stack)

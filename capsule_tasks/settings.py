@@ -1,0 +1,213 @@
+"""Every knob of the package, typed and validated; bad values are refused with their name."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+import msgspec
+
+from capsule_tasks.errors import InvalidSetting
+
+KIB = 1024
+MIB = 1024 * KIB
+
+Backpressure = Literal["block", "drop_oldest"]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A group of settings that refuses values out of range."""
+
+    def _at_least(self, minimum: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not value >= minimum:
+                raise InvalidSetting(f"{type(self).__name__}.{name}", value, f">= {minimum}")
+
+    def _optional_at_least(self, minimum: float, *names: str) -> None:
+        self._at_least(minimum, *(name for name in names if getattr(self, name) is not None))
+
+    def _one_of(self, name: str, allowed: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in allowed:
+            must = "one of " + ", ".join(map(repr, allowed))
+            raise InvalidSetting(f"{type(self).__name__}.{name}", value, must)
+
+
+class ExecutorSettings(_Section, frozen=True, kw_only=True):
+    """How the child runs code."""
+
+    max_waiting: int = 1000
+    """Executions that may wait for their turn; one more is answered `busy`."""
+    async_limit: int = 1000
+    """Coroutine executions that may run at once; one more is answered `busy`."""
+    switch_interval_s: float = 0.0005
+    """`sys.setswitchinterval` of the child: how soon a cancel interrupts a busy loop."""
+    unresponsive_loop_s: float = 0.02
+    """How long a cancelled coroutine may keep the event loop before a signal interrupts it."""
+
+    def __post_init__(self) -> None:
+        self._at_least(0, "max_waiting")
+        self._at_least(1, "async_limit")
+        self._at_least(1e-6, "switch_interval_s")
+        self._at_least(0.001, "unresponsive_loop_s")
+
+
+class OutputSettings(_Section, frozen=True, kw_only=True):
+    """How text travels from `print` to the consumer."""
+
+    backpressure: Backpressure = "block"
+    """What a full window does to the writer: `block` it, or `drop_oldest` and say so."""
+    window_bytes: int = 1 * MIB
+    """Output of one execution that may be on its way and unread; bounds memory on both sides."""
+    chunk_bytes: int = 64 * KIB
+    """The most text that travels in one message."""
+    flush_interval_s: float = 0.005
+    """How long later output may gather before it is sent; the first byte is never delayed."""
+
+    def __post_init__(self) -> None:
+        self._one_of("backpressure", ("block", "drop_oldest"))
+        self._at_least(1, "window_bytes", "chunk_bytes")
+        self._at_least(0.0001, "flush_interval_s")
+
+
+class InputSettings(_Section, frozen=True, kw_only=True):
+    """What `input()` does while nobody answers."""
+
+    timeout_s: float | None = None
+    """After so long `input()` raises TimeoutError; None waits for as long as it takes."""
+
+    def __post_init__(self) -> None:
+        self._optional_at_least(0.001, "timeout_s")
+
+
+class LimitSettings(_Section, frozen=True, kw_only=True):
+    """Resources of one child; None leaves a limit as the operating system has it."""
+
+    memory_bytes: int | None = None
+    """Address space (RLIMIT_AS); past it allocations raise MemoryError."""
+    cpu_time_s: float | None = None
+    """CPU time of one execution; past it the execution ends with an error that says so."""
+    output_bytes: int | None = None
+    """Text output of one execution; past it the execution ends with an error that says so."""
+    open_files: int | None = None
+    """Descriptors of the child (RLIMIT_NOFILE)."""
+    file_bytes: int | None = None
+    """Size of any file the child writes (RLIMIT_FSIZE)."""
+
+    def __post_init__(self) -> None:
+        self._optional_at_least(64 * MIB, "memory_bytes")
+        self._optional_at_least(0.001, "cpu_time_s")
+        self._optional_at_least(1, "output_bytes", "file_bytes")
+        self._optional_at_least(32, "open_files")
+
+
+class DiagnosticSettings(_Section, frozen=True, kw_only=True):
+    """What a session reports of itself."""
+
+    heartbeat_interval_s: float = 2.0
+    summary_names: int = 1000
+    """The most names a namespace summary lists; the rest is only counted."""
+    redact: tuple[str, ...] = ("*password*", "*secret*", "*token*", "*api_key*", "*credential*")
+    """Shell patterns (case ignored) of names whose type and size a summary withholds."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    """What the child writes to its own log, which arrives as session output."""
+
+    def __post_init__(self) -> None:
+        self._at_least(0.01, "heartbeat_interval_s")
+        self._at_least(0, "summary_names")
+        self._one_of("log_level", ("DEBUG", "INFO", "WARNING", "ERROR"))
+
+
+class ChildSettings(_Section, frozen=True, kw_only=True):
+    """Everything the child is told, in `Hello`; it comes back, as applied, in `Ready`."""
+
+    executor: ExecutorSettings = ExecutorSettings()
+    output: OutputSettings = OutputSettings()
+    input: InputSettings = InputSettings()
+    limits: LimitSettings = LimitSettings()
+    diagnostics: DiagnosticSettings = DiagnosticSettings()
+    max_frame_bytes: int = 64 * MIB
+    """The ceiling of one frame, checked when writing and when reading."""
+
+    def __post_init__(self) -> None:
+        self._at_least(64 * KIB, "max_frame_bytes")
+        if self.output.chunk_bytes * 5 > self.max_frame_bytes:
+            raise InvalidSetting(
+                "OutputSettings.chunk_bytes",
+                self.output.chunk_bytes,
+                f"at most a fifth of max_frame_bytes ({self.max_frame_bytes})",
+            )
+
+
+class TimeoutSettings(_Section, frozen=True, kw_only=True):
+    """Deadlines the parent holds; all of them are measured on the monotonic clock."""
+
+    ready_s: float = 10.0
+    """From spawn to `Ready`."""
+    warmup_s: float = 60.0
+    """For the warmup code."""
+    shutdown_s: float = 5.0
+    """From `Shutdown` to the child's exit; after it the child is killed."""
+    grace_s: float = 0.5
+    """From a cancel to the kill, where the caller names no other."""
+    drain_s: float = 5.0
+    """For the neighbours of a coroutine that will not stop, before their child is killed."""
+    stack_s: float = 0.05
+    """For the stacks of a child that is about to be cancelled or killed."""
+    idle_s: float = 1.0
+    """READY for so long is IDLE."""
+    unresponsive_s: float = 10.0
+    """Silence of the heartbeat after which the session is reported unresponsive."""
+
+    def __post_init__(self) -> None:
+        self._at_least(0.001, "ready_s", "warmup_s", "shutdown_s", "idle_s", "unresponsive_s")
+        self._at_least(0, "grace_s", "drain_s", "stack_s")
+
+
+class RoutingSettings(_Section, frozen=True, kw_only=True):
+    """How the parent shares its attention between control messages and bulk."""
+
+    control_weight: int = 64
+    bulk_weight: int = 16
+    """Messages of each kind handled in one turn while both are waiting."""
+    read_bytes: int = 256 * KIB
+    """The most read from one pipe in one turn of the event loop."""
+    general_queue: int = 1000
+    """Messages of no execution kept for `receive_message`; beyond it the oldest goes."""
+    interceptor_budget_s: float = 0.010
+    interceptor_overruns: int = 3
+    """After so many calls over budget an interceptor is quarantined."""
+    quarantine_queue: int = 1000
+    """Messages kept for a quarantined interceptor; beyond it the oldest goes, counted."""
+
+    def __post_init__(self) -> None:
+        self._at_least(1, "control_weight", "bulk_weight", "general_queue", "quarantine_queue")
+        self._at_least(1, "interceptor_overruns")
+        self._at_least(4 * KIB, "read_bytes")
+        self._at_least(0.0001, "interceptor_budget_s")
+
+
+class SessionConfig(_Section, frozen=True, kw_only=True):
+    """One session: what its child is told, and how the parent treats it."""
+
+    child: ChildSettings = ChildSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+    routing: RoutingSettings = RoutingSettings()
+    python: str = sys.executable
+    """The interpreter of the child; it must be able to import capsule_tasks and msgspec."""
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    """The child's environment; None hands on the parent's."""
+    warmup: str | None = None
+    """Code run once after the handshake; its output goes to the log."""
+    enable_metrics: bool = True
+    replace_killed: bool = True
+    """Whether a session whose child was killed by a cancel or a limit starts a new one itself."""
+    protocol_versions: tuple[int, ...] = (1,)
+    """Versions offered to the child, best first."""
+
+    def __post_init__(self) -> None:
+        if not self.protocol_versions:
+            raise InvalidSetting("SessionConfig.protocol_versions", (), "at least one version")

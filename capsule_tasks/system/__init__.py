@@ -1,0 +1,1 @@
+"""What the operating system offers beyond the standard library: prctl, process families."""

@@ -1,0 +1,110 @@
+"""Finding and ending every process that a session's child brought into the world.
+
+A descendant can leave its process group (`setsid`) and lose its parent (daemonise), so none of
+the usual handles is enough alone. Three are used together: the tree below the child (the child is
+a subreaper, so orphans come back to it), the POSIX session the child leads, and a marker in the
+environment that survives everything but an explicit scrub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+
+MARKER = "CAPSULE_SESSION"
+_MAX_PASSES = 20
+
+
+def descendants(pid: int) -> list[int]:
+    """The live processes below `pid`, parents before children."""
+    found: list[int] = []
+    frontier = [pid]
+    while frontier:
+        children = [child for parent in frontier for child in _children(parent)]
+        found += children
+        frontier = children
+    return found
+
+
+def kill_descendants(pid: int) -> int:
+    """Kill everything below `pid`; the number of processes killed.
+
+    They are stopped first, pass after pass until no new one shows up, so that a process that
+    forks faster than it is killed cannot win.
+    """
+    doomed: set[int] = set()
+    for _ in range(_MAX_PASSES):
+        fresh = [child for child in descendants(pid) if child not in doomed]
+        if not fresh:
+            break
+        _signal_all(fresh, signal.SIGSTOP)
+        doomed.update(fresh)
+    _signal_all(doomed, signal.SIGKILL)
+    return len(doomed)
+
+
+def kill_family(pid: int) -> None:
+    """Kill a session's child and everything below it. Safe when parts are gone already."""
+    _signal_all([pid], signal.SIGSTOP)
+    kill_descendants(pid)
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+    _signal_all([pid], signal.SIGKILL)
+
+
+def kill_orphans(leader: int, marker: str) -> int:
+    """Kill what a dead child left: members of its POSIX session and bearers of its marker."""
+    needle = f"{MARKER}={marker}".encode()
+    killed = 0
+    for _ in range(_MAX_PASSES):
+        orphans = [pid for pid in _all_pids() if _belongs(pid, leader, needle)]
+        if not orphans:
+            break
+        _signal_all(orphans, signal.SIGKILL)
+        killed += len(orphans)
+    return killed
+
+
+def _belongs(pid: int, leader: int, needle: bytes) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        stat = _read(f"/proc/{pid}/stat")
+        state, _, _, session = stat[stat.rindex(b")") + 2 :].split(None, 4)[:4]
+        if state in b"ZX":
+            return False
+        if int(session) == leader:
+            return True
+        return needle in _read(f"/proc/{pid}/environ").split(b"\0")
+    except (OSError, ValueError):
+        return False
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+    except OSError:
+        pass  # the process ended while it was being read: it has no children any more
+    return found
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _all_pids() -> list[int]:
+    try:
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    except OSError:
+        return []
+
+
+def _signal_all(pids: Iterable[int], signum: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signum)

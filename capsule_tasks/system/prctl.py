@@ -1,0 +1,41 @@
+"""The prctl calls a session needs. Everywhere but on Linux they do nothing and say so."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def become_subreaper() -> bool:
+    """Make this process the parent of every orphan among its descendants."""
+    return _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int) -> bool:
+    """Have this process end when the thread that started it ends.
+
+    The kernel sends SIGHUP, whose handler is libc's own `alarm`: called with the signal's
+    number, 1, it arms a SIGALRM in one second. No Python runs, so it works while a C call holds
+    the GIL; the second is for the control thread, which sees EOF and takes the descendants along.
+    """
+    if _libc is None or not _prctl(PR_SET_PDEATHSIG, signal.SIGHUP):
+        return False
+    _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    _libc.signal.restype = ctypes.c_void_p
+    _libc.signal(signal.SIGHUP, ctypes.cast(_libc.alarm, ctypes.c_void_p))
+    if os.getppid() != parent_pid:  # it died before the request was in place
+        os.kill(os.getpid(), signal.SIGHUP)
+    return True
+
+
+def _prctl(option: int, value: int) -> bool:
+    if _libc is None:
+        return False
+    return bool(_libc.prctl(option, value, 0, 0, 0) == 0)

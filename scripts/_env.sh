@@ -1,0 +1,103 @@
+# shellcheck shell=bash
+# Sourced by the commands beside it: the checkout's root, and virtual environments that are made
+# when they are missing and brought up to date when pyproject.toml has changed.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+
+# A developer's interpreter settings must not decide what is tested or measured: without cached
+# bytecode, for one, every child would compile the package anew when it starts.
+unset PYTHONDONTWRITEBYTECODE PYTHONHOME PYTHONOPTIMIZE PYTHONPATH PYTHONUNBUFFERED PYTHONWARNINGS
+
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+# Prints the real path of an interpreter that runs, is of version $2 (3.11 or newer when not
+# given) and can make environments. A pyenv shim exists for versions that are not switched on:
+# existing is not running.
+python_path() {
+    "$1" - "${2-}" 2>/dev/null <<'PY'
+import ensurepip, sys, venv
+version = "%d.%d" % sys.version_info[:2]
+if sys.argv[1] and sys.argv[1] != version or sys.version_info < (3, 11):
+    sys.exit(1)
+print(sys.executable)
+PY
+}
+
+# Prints an interpreter for the main environment: $PYTHON if set, else the newest tested one.
+choose_python() {
+    local candidate
+    if [[ -n ${PYTHON-} ]]; then
+        python_path "$PYTHON" || die "PYTHON=$PYTHON does not run, is older than 3.11, or lacks venv"
+        return
+    fi
+    for candidate in python3.13 python3.12 python3.11 python3; do
+        python_path "$candidate" && return
+    done
+    die "no Python 3.11 or newer with venv and ensurepip found; set PYTHON to one"
+}
+
+# Prints an interpreter of version $1 from the PATH or from pyenv; fails when there is none.
+find_python() {
+    local candidate
+    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+        python_path "$candidate" "$1" && return
+    done
+    return 1
+}
+
+# environment DIR EXTRA [PYTHON]: makes sure that DIR holds this checkout with an extra (`base`
+# for none), and sets VENV. Extras add up. Costs nothing when there is nothing to do.
+environment() {
+    VENV="$ROOT/$1"
+    local extra="$2" interpreter="${3-}"
+    # What must be as it was at the last install. The root is part of it, for an environment
+    # that was copied with its checkout belongs to the other one.
+    local wanted stamp="$VENV/.installed-$extra"
+    wanted="$ROOT"$'\n'"$(<"$ROOT/pyproject.toml")"
+    _is_installed && return
+    {
+        # The lock is on pyproject.toml, which is there before the environment is.
+        flock 9
+        if ! _is_installed; then
+            _install 9>&-
+        fi
+    } 9<"$ROOT/pyproject.toml"
+}
+
+_is_installed() {
+    [[ -x $VENV/bin/python && -r $stamp && "$(<"$stamp")" == "$wanted" ]]
+}
+
+_install() {
+    local log="$VENV/install.log" target="${ROOT}[$extra]" covered=(base "$extra")
+    case $extra in
+        base) target="$ROOT" ;;
+        # A test that calls scripts/redis must not cause an install under the others' feet.
+        dev) covered+=(embedded) ;;
+    esac
+    echo "installing capsule_tasks ($extra) into ${VENV#"$ROOT/"} …" >&2
+    if ! _belongs_here; then
+        interpreter="${interpreter:-$(choose_python)}" || exit 1
+        rm -rf "$VENV"
+        "$interpreter" -m venv "$VENV" || die "$interpreter could not make $VENV"
+        echo "$ROOT" >"$VENV/.root"
+    fi
+    if command -v uv >/dev/null; then
+        uv pip install --python "$VENV/bin/python" --compile-bytecode -e "$target" >"$log" 2>&1
+    else
+        "$VENV/bin/python" -m pip install -e "$target" >"$log" 2>&1
+    fi || {
+        cat "$log" >&2
+        die "the install failed; its output is above and in $log"
+    }
+    for extra in "${covered[@]}"; do
+        printf '%s' "$wanted" >"$VENV/.installed-$extra"
+    done
+}
+
+_belongs_here() {
+    [[ -r $VENV/.root && "$(<"$VENV/.root")" == "$ROOT" ]] && "$VENV/bin/python" -c '' 2>/dev/null
+}

@@ -1,0 +1,150 @@
+"""The parts of scripts/test: each with a section on the screen and a line in the result.
+
+The static checks run at the same time. Tests run after them, on two processes; those that need
+the machine to themselves run last, one by one. The closing line counts the tests of all parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ALONE = "(chaos or serial or soak)"
+BIN = Path(sys.executable).parent
+NOTHING_SELECTED = 5  # pytest's exit code
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much is run, and for how long at most."""
+
+    skipped: str
+    chaos_scale: str
+    part_limit_s: int
+    test_limit_s: int
+
+
+PUSH = Scope(" and not full and not browser", "0.1", part_limit_s=420, test_limit_s=120)
+FULL = Scope("", "1.0", part_limit_s=3600, test_limit_s=1800)
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    command: list[str]
+    may_be_empty: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    part: Part
+    code: int
+    seconds: float
+    output: str
+
+    @property
+    def is_failure(self) -> bool:
+        return self.code != 0 and not (self.part.may_be_empty and self.code == NOTHING_SELECTED)
+
+    def __str__(self) -> str:
+        result = f"FAILED (exit code {self.code})" if self.is_failure else "ok"
+        return f"{self.part.name:<18}{self.seconds:6.1f} s  {result}"
+
+
+def static_parts() -> list[Part]:
+    packages = [name for name in ("capsule_tasks", "workers", "scripts") if Path(name).is_dir()]
+    return [
+        Part("ruff", [str(BIN / "ruff"), "check", "."]),
+        Part("format", [str(BIN / "ruff"), "format", "--check", "."]),
+        Part("types", [str(BIN / "mypy"), *packages]),
+        Part("layers", [str(BIN / "lint-imports"), "--no-logo", "--no-cache"]),
+    ]
+
+
+def test_parts(python: str, scope: Scope) -> Iterator[Part]:
+    version = subprocess.check_output(
+        [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], text=True
+    ).strip()
+    # --foreground: Ctrl-C at the terminal still reaches pytest.
+    pytest = ["timeout", "--foreground", "--signal=INT", "--kill-after=30", str(scope.part_limit_s)]
+    pytest += [python, "-m", "pytest", "-o", f"faulthandler_timeout={scope.test_limit_s}"]
+    yield Part(f"tests {version}", [*pytest, "-n", "2", "-m", f"not {ALONE}{scope.skipped}"])
+    # One by one: a neighbour on the second core would be measured too.
+    alone = [*pytest, "-m", f"{ALONE}{scope.skipped}"]
+    yield Part(f"tests alone {version}", alone, may_be_empty=True)
+
+
+def run_live(part: Part, env: Mapping[str, str]) -> Outcome:
+    """Runs the part with its output on the screen as it comes."""
+    print(f"\n── {part.name} ──", flush=True)
+    return run(part, env, on_output=write_to_screen)
+
+
+def run_together(parts: list[Part], env: Mapping[str, str]) -> list[Outcome]:
+    """Runs the parts at the same time; the screen gets one after the other."""
+    outcomes = []
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for outcome in pool.map(lambda part: run(part, env, on_output=lambda _: None), parts):
+            print(f"\n── {outcome.part.name} ──\n{outcome.output.strip()}", flush=True)
+            outcomes.append(outcome)
+    return outcomes
+
+
+def run(part: Part, env: Mapping[str, str], on_output: Callable[[bytes], None]) -> Outcome:
+    started = time.monotonic()
+    output = bytearray()
+    with subprocess.Popen(
+        part.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=env, bufsize=0,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        while chunk := process.stdout.read(65536):
+            on_output(chunk)
+            output += chunk
+    seconds = time.monotonic() - started
+    return Outcome(part, process.returncode, seconds, output.decode(errors="replace"))
+
+
+def write_to_screen(chunk: bytes) -> None:
+    sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
+
+
+def closing_line(outcomes: list[Outcome]) -> str:
+    """Every suite's counts in the one line from which CI reads how many tests were run."""
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    for outcome in outcomes:
+        ends = [line for line in outcome.output.splitlines() if re.search(r" in [\d.]+s\b", line)]
+        for number, word in re.findall(r"(\d+) (passed|failed|error|skipped)", "".join(ends[-1:])):
+            counts["failed" if word == "error" else word] += int(number)
+    return ", ".join(f"{number} {word}" for word, number in counts.items())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("pythons", nargs="*", help="further interpreters to run the tests on")
+    arguments = parser.parse_args()
+    scope = FULL if arguments.full else PUSH
+    env = os.environ | {"CAPSULE_TEST_SCALE": scope.chaos_scale}
+
+    static = run_together(static_parts(), env)
+    tests = [
+        run_live(part, env)
+        for python in [sys.executable, *arguments.pythons]
+        for part in test_parts(python, scope)
+    ]
+    print("\n── result ──", *static, *tests, closing_line(tests), sep="\n")
+    return int(any(outcome.is_failure for outcome in static + tests))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

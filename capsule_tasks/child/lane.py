@@ -218,6 +218,7 @@ class MainLane:
         except BaseException as error:
             message = self._endings.put_into_words(execution, error)
         await self._drain(execution)
+        self._by_task.pop(execution.task, None)  # before the end is heard and more work arrives
         self._endings.deliver(execution, message, Stage.RUNNING)
 
     async def _drain(self, execution: Execution) -> None:
@@ -239,8 +240,10 @@ class MainLane:
         execution.sink.on_credit = None
 
     def _coroutine_ended(self, task: asyncio.Task[None]) -> None:
-        execution = self._by_task.pop(task)
-        if not task.cancelled() and task.exception() is not None:
+        execution = self._by_task.pop(task, None)
+        if execution is None:
+            pass  # it came to its end in order
+        elif not task.cancelled() and task.exception() is not None:
             self._recover(execution, task.exception())
         elif execution.stage is Stage.RUNNING:  # cancelled before its first step
             execution.interrupted = True

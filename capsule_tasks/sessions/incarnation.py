@@ -198,6 +198,7 @@ class Incarnation:
 
     def _epitaph(self, stream: ExecutionStream, doom: Doom) -> Terminal:
         execution_id, stop = stream.execution_id, stream.stop
+        stream.was_killed = doom.target is not None
         if execution_id == doom.target:
             kind = doom.target_kind
             message = f"{kind.value if kind is not ErrorKind.KILLED else 'cancelled'} (killed)"

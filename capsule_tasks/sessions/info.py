@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from capsule_tasks.protocol.messages import Heartbeat
+from capsule_tasks.sessions.health import Health
 from capsule_tasks.sessions.states import SessionState
 
 _LATENCIES = 1000
@@ -35,16 +36,6 @@ class QueueStats:
     control_handled: int
     bulk_handled: int
     overtakes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Health:
-    """Whether the child's interpreter still turns, and what it looked like when it last did not."""
-
-    unresponsive: bool = False
-    process_state: str = ""
-    cpu_s: float = 0.0
-    stack: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,6 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.protocol.messages import (
     Cancel,
-    CancelReply,
     Checkpoint,
     Checkpointed,
     Code,
@@ -33,8 +32,6 @@ from capsule_tasks.protocol.messages import (
     Execute,
     Heartbeat,
     InputResponse,
-    Interrupt,
-    InterruptReply,
     Message,
     NamespaceRequest,
     NamespaceSummary,
@@ -43,24 +40,23 @@ from capsule_tasks.protocol.messages import (
     Restored,
     Result,
     Shutdown,
-    StackReply,
-    StackRequest,
     Terminal,
     new_id,
 )
 from capsule_tasks.sessions import probe
+from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.incarnation import Doom, Incarnation
-from capsule_tasks.sessions.info import Counters, Health, QueueStats, SessionInfo
+from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
 from capsule_tasks.sessions.states import ACCEPTING, ALIVE, SessionState, may_move
+from capsule_tasks.sessions.stopping import StopOutcome, Stopper
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
 from capsule_tasks.settings import SessionConfig
 
 log = logging.getLogger("capsule_tasks.sessions")
 
-CancelOutcome = Literal["interrupted", "killed", "not_running"]
-InterruptOutcome = Literal["interrupted", "killed", "not_running"]
 OnBusy = Literal["refuse", "wait"]
+HealthListener = Callable[[Health], object]
 StateListener = Callable[[SessionState, SessionState], object]
 T = TypeVar("T")
 
@@ -93,9 +89,11 @@ class Session:
         self._counters = Counters()
         self._interceptors = Interceptors(self.config.routing, self._counters)
         self._listeners: list[StateListener] = []
+        self._health_listeners: list[HealthListener] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._child: Incarnation | None = None
+        self._stopper: Stopper | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._restarts = 0
         self._forget_child()
@@ -105,12 +103,8 @@ class Session:
         self._metadata: dict[str, Any] = {}
         self._ready_at: float | None = None
         self._last_used_at: float | None = None
-        self._heartbeat: Heartbeat | None = None
-        self._heartbeat_at: float | None = None
-        self._health = Health()
-        self._condemned_by: str | None = None
+        self._watch: HealthWatch | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._silence_timer: asyncio.TimerHandle | None = None
         self._last_error = ""
 
     # --- state ---------------------------------------------------------------------------------
@@ -144,10 +138,10 @@ class Session:
             error_count=counters.error_count,
             restarts=self._restarts,
             running=tuple(stream.execution_id for stream in streams),
-            condemned_by=self._condemned_by,
-            last_heartbeat=self._heartbeat,
-            last_heartbeat_at=self._heartbeat_at,
-            health=self._health,
+            condemned_by=self._stopper.condemned_by if self._stopper else None,
+            last_heartbeat=self._watch.heartbeat if self._watch else None,
+            last_heartbeat_at=self._watch.heartbeat_at if self._watch else None,
+            health=self._watch.health if self._watch else Health(),
             inputs=counters.inputs,
             queues=QueueStats(
                 executions=len(streams),
@@ -169,6 +163,13 @@ class Session:
 
     def remove_state_listener(self, listener: StateListener) -> None:
         self._listeners.remove(listener)
+
+    def add_health_listener(self, listener: HealthListener) -> None:
+        """Have `listener(health)` called when the child falls silent and when it responds again."""
+        self._health_listeners.append(listener)
+
+    def remove_health_listener(self, listener: HealthListener) -> None:
+        self._health_listeners.remove(listener)
 
     def add_message_interceptor(self, interceptor: Interceptor) -> None:
         """Have `interceptor(message)` called for every message before it is routed.
@@ -197,11 +198,14 @@ class Session:
                 self.config.timeouts.idle_s, self._move, SessionState.IDLE
             )
         for listener in tuple(self._listeners):
-            try:
-                listener(current, target)
-            except Exception:
-                log.exception("state listener %r failed", listener)
+            self._tell(listener, current, target)
         return True
+
+    def _tell(self, listener: Callable[..., object], *news: object) -> None:
+        try:
+            listener(*news)
+        except Exception:
+            log.exception("session listener %r failed", listener)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -234,7 +238,8 @@ class Session:
             raise SessionStartFailed(f"the session did not start: {error}") from error
         if not self._move(SessionState.READY):
             raise SessionStartFailed(f"the session was {self._state} before it was ready")
-        self._watch_for_silence()
+        if self._watch is not None:
+            self._watch.start()
 
     async def _bring_up(self) -> None:
         self._child = child = Incarnation(
@@ -246,6 +251,10 @@ class Session:
             self._on_child_end,
         )
         child.router.counters = self._counters
+        self._watch = HealthWatch(
+            self.session_id, child.process, self.config.timeouts, self._on_health
+        )
+        self._stopper = Stopper(child, self.config.timeouts, self._counters)
         try:
             async with asyncio.timeout(self.config.timeouts.ready_s):
                 ready = await asyncio.shield(child.ready)
@@ -350,7 +359,7 @@ class Session:
             await self.terminate()
         finally:
             self._restarting = restarting
-        self._child = None
+        self._child = self._stopper = None
         self._counters = Counters()
         self._interceptors.count_into(self._counters)
         self._forget_child()
@@ -388,42 +397,12 @@ class Session:
     # --- what the child reports ----------------------------------------------------------------
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self._heartbeat = heartbeat
-        self._heartbeat_at = time.monotonic()
-        if self._health.unresponsive:
-            log.info("session %s responds again", self.session_id)
-            self._health = Health()
-        self._watch_for_silence()
+        if self._watch is not None:
+            self._watch.on_heartbeat(heartbeat)
 
-    def _watch_for_silence(self) -> None:
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
-        if self._state in ALIVE:
-            self._silence_timer = asyncio.get_running_loop().call_later(
-                self.config.timeouts.unresponsive_s, self._on_silence
-            )
-
-    def _on_silence(self) -> None:
-        """No heartbeat: reported, never acted upon, since a long C call is not death."""
-        if self._state in ALIVE:
-            self._spawn(self._report_unresponsive())
-
-    async def _report_unresponsive(self) -> None:
-        child = self._child
-        if child is None or child.is_over:
-            return
-        stack = await probe.dump(child.process, self.config.timeouts.stack_s)
-        process_state, cpu_s = child.process.vitals()
-        self._health = Health(
-            unresponsive=True, process_state=process_state, cpu_s=cpu_s, stack=stack
-        )
-        log.warning(
-            "session %s is unresponsive: process state %s, %.1f s of CPU time, stack:\n%s",
-            self.session_id,
-            process_state,
-            cpu_s,
-            stack or "(none)",
-        )
+    def _on_health(self, health: Health) -> None:
+        for listener in tuple(self._health_listeners):
+            self._tell(listener, health)
 
     def _on_stream_end(self, stream: ExecutionStream, terminal: Terminal) -> None:
         """The one place where an execution ends; its consumer may still be reading."""
@@ -437,8 +416,8 @@ class Session:
             self._move(SessionState.READY)
 
     def _on_child_end(self, doom: Doom) -> None:
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
+        if self._watch is not None:
+            self._watch.stop()
         if not doom.expected:
             self._last_error = doom.why
             log.warning("session %s lost its child: %s", self.session_id, doom.why)
@@ -470,7 +449,7 @@ class Session:
         """
         if not isinstance(source, str):
             raise TypeError(f"source must be str, not {type(source).__name__}")
-        child = await self._accepting("execute()")
+        child, stopper = await self._accepting("execute()")
         execution_id = execution_id or new_id()
         if execution_id in child.router.streams:
             raise ValueError(f"execution {execution_id!r} is running already")
@@ -486,7 +465,7 @@ class Session:
             await self._submit(child, stream, execute)
             if timeout_s is not None:
                 loop = asyncio.get_running_loop()
-                timer = loop.call_later(timeout_s, self._on_deadline, child, stream, timeout_s)
+                timer = loop.call_later(timeout_s, self._on_deadline, stopper, stream, timeout_s)
             while True:
                 message = await stream.next()
                 yield message
@@ -496,7 +475,7 @@ class Session:
             if timer is not None:
                 timer.cancel()
             if stream.terminal is None:
-                self._abandon(child, stream)
+                self._abandon(child, stopper, stream)
         if isinstance(message, Error) and message.kind == ErrorKind.TIMEOUT:
             raise _timeout_error(message, timeout_s or 0.0)
 
@@ -524,18 +503,19 @@ class Session:
         out, err = ("".join(written[name]) for name in ("stdout", "stderr"))
         return Completed(message.value, out, err, message)
 
-    async def _accepting(self, call: str) -> Incarnation:
+    async def _accepting(self, call: str) -> tuple[Incarnation, Stopper]:
         """The child, if it takes executions; one that is being replaced is waited for."""
         if self._restarting is not None and not self._restarting.done():
             with contextlib.suppress(SessionStartFailed):
                 await asyncio.shield(self._restarting)
-        if self._state not in ACCEPTING or self._child is None or self._child.is_over:
+        child, stopper = self._child, self._stopper
+        if self._state not in ACCEPTING or child is None or stopper is None or child.is_over:
             hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
             raise SessionStateError(call, self._state, hint)
-        if self._condemned_by is not None:
-            hint = f"it is condemned by {self._condemned_by} and is about to be replaced"
+        if stopper.condemned_by is not None:
+            hint = f"it is condemned by {stopper.condemned_by} and is about to be replaced"
             raise SessionStateError(call, self._state, hint)
-        return self._child
+        return child, stopper
 
     def _open(self, child: Incarnation, execution_id: str) -> ExecutionStream:
         stream = child.open_stream(execution_id)
@@ -558,156 +538,43 @@ class Session:
             )
             self._on_stream_end(stream, terminal)
 
-    def _on_deadline(self, child: Incarnation, stream: ExecutionStream, timeout_s: float) -> None:
-        if stream.terminal is None and not child.is_over:
+    def _on_deadline(self, stopper: Stopper, stream: ExecutionStream, timeout_s: float) -> None:
+        if stream.terminal is None:
             message = f"execution {stream.execution_id!r} ran longer than {timeout_s} s"
-            self._spawn(self._enforce_deadline(child, stream, message))
+            self._spawn(stopper.stop_at_deadline(stream, message))
 
-    async def _enforce_deadline(
-        self, child: Incarnation, stream: ExecutionStream, message: str
-    ) -> None:
-        stack = await self._stack_text(child, stream.execution_id)
-        stop = Stop(ErrorKind.TIMEOUT, message, stack)
-        await self._stop(child, stream, self.config.timeouts.grace_s, stop)
-
-    def _abandon(self, child: Incarnation, stream: ExecutionStream) -> None:
+    def _abandon(self, child: Incarnation, stopper: Stopper, stream: ExecutionStream) -> None:
         """The consumer is gone: stop the work; the session is busy until it has stopped."""
         self._counters.executions_cancelled += 1
         stream.abandon()
         if not child.is_over:
             stop = Stop(ErrorKind.CANCELLED, "its consumer went away")
-            self._spawn(self._stop(child, stream, self.config.timeouts.grace_s, stop))
+            self._spawn(stopper.stop(stream, stop))
 
     # --- stopping ------------------------------------------------------------------------------
 
-    async def cancel(self, execution_id: str, grace_s: float | None = None) -> CancelOutcome:
+    async def cancel(self, execution_id: str, grace_s: float | None = None) -> StopOutcome:
         """Stop one execution, by force if it has not ended after the grace.
 
         `interrupted`: it stopped by itself and the namespace is kept. `killed`: the child had to
         be killed and is replaced. `not_running`: there was nothing to stop.
         """
-        return await self._at_home(self._cancel(execution_id, grace_s))
-
-    async def _cancel(self, execution_id: str, grace_s: float | None) -> CancelOutcome:
-        child = self._child
-        stream = child.router.streams.get(execution_id) if child is not None else None
-        if child is None or stream is None or stream.terminal is not None:
+        stopper = self._stopper
+        if stopper is None:
             return "not_running"
-        grace_s = self.config.timeouts.grace_s if grace_s is None else grace_s
-        begun = time.monotonic()
-        outcome = await self._stop(child, stream, grace_s, Stop(ErrorKind.CANCELLED, "cancelled"))
-        self._counters.cancel_latencies_ms.append((time.monotonic() - begun) * 1000)
-        self._counters.executions_cancelled += outcome != "not_running"
-        return outcome
-
-    async def _stop(
-        self, child: Incarnation, stream: ExecutionStream, grace_s: float, stop: Stop
-    ) -> CancelOutcome:
-        """Ask, wait for the grace, then force. What was done is read off the terminal message."""
-        stream.stop = stream.stop or stop
-        cancel = Cancel(
-            execution_id=stream.execution_id,
-            seq=stream.seq,
-            grace_s=grace_s,
-            credit=child.allow_cancel_credit(stream),
-        )
-        reply = child.router.expect(cancel.id)
-        child.send_control(cancel)
-        try:
-            await asyncio.wait(
-                {stream.ended, reply}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not stream.ended.done() and not reply.done():
-                await self._force(child, stream, stop)
-            return await self._outcome(stream, reply)
-        finally:
-            reply.cancel()
-
-    async def _outcome(
-        self, stream: ExecutionStream, reply: asyncio.Future[CancelReply]
-    ) -> CancelOutcome:
-        if stream.ended.done():
-            terminal = stream.ended.result()
-            if isinstance(terminal, Error):
-                if terminal.kind == ErrorKind.KILLED or terminal.message.endswith("(killed)"):
-                    return "killed"
-                if terminal.kind in (ErrorKind.CANCELLED, ErrorKind.TIMEOUT):
-                    return "interrupted"
-        if reply.done() and not reply.cancelled() and reply.exception() is None:
-            return reply.result().done
-        # The terminal message overtook the reply, which is certain to follow it.
-        with contextlib.suppress(TimeoutError, SessionLost):
-            async with asyncio.timeout(self.config.timeouts.stack_s):
-                return (await asyncio.shield(reply)).done
-        return "not_running"
-
-    async def _force(self, child: Incarnation, stream: ExecutionStream, stop: Stop) -> None:
-        """Kill the child of an execution that will not stop; its neighbours get `drain_s`."""
-        neighbours = [s.ended for s in child.router.streams.values() if s is not stream]
-        if neighbours:
-            self._condemned_by = self._condemned_by or stream.execution_id
-            log.warning(
-                "session %s is condemned: %s does not stop; %d others may finish",
-                self.session_id,
-                stream.execution_id,
-                len(neighbours),
-            )
-            everyone: asyncio.Future[Any] = asyncio.gather(*neighbours)
-            target: asyncio.Future[Any] = stream.ended
-            await asyncio.wait(
-                {everyone, target},
-                timeout=self.config.timeouts.drain_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not everyone.done():
-                everyone.cancel()
-        stack = await probe.dump(child.process, self.config.timeouts.stack_s)
-        why = f"its child was killed because {stream.execution_id} did not stop"
-        kind = stream.stop.kind if stream.stop else stop.kind
-        target_kind = ErrorKind.TIMEOUT if kind is ErrorKind.TIMEOUT else ErrorKind.KILLED
-        child.kill(
-            Doom(
-                why,
-                ErrorKind.LOST_WITH_NEIGHBOUR,
-                target=stream.execution_id,
-                target_kind=target_kind,
-                stack=stack or (stream.stop.stack if stream.stop else ""),
-            )
-        )
-        await asyncio.shield(child.gone)
+        return await self._at_home(stopper.cancel(execution_id, grace_s))
 
     async def interrupt(
         self, execution_id: str | None = None, *, force_restart: bool = False
-    ) -> InterruptOutcome:
+    ) -> StopOutcome:
         """Raise KeyboardInterrupt in what runs, like Ctrl-C; the code may catch it.
 
         With `force_restart` a child in which something still runs after the grace is killed and
         replaced.
         """
-        return await self._at_home(self._interrupt(execution_id, force_restart))
-
-    async def _interrupt(self, execution_id: str | None, force_restart: bool) -> InterruptOutcome:
-        child = await self._accepting("interrupt()")
-        targets = [
-            stream
-            for stream in child.router.streams.values()
-            if execution_id in (None, stream.execution_id)
-        ]
-        if not targets:
+        if self._stopper is None:
             return "not_running"
-        interrupt = Interrupt(execution_id=execution_id)
-        grace_s = self.config.timeouts.grace_s
-        done: InterruptOutcome = "not_running"
-        with contextlib.suppress(TimeoutError):
-            reply: InterruptReply = await child.ask(interrupt, grace_s)
-            done = reply.done
-        if force_restart:
-            await asyncio.wait({stream.ended for stream in targets}, timeout=grace_s)
-            stubborn = [stream for stream in targets if not stream.ended.done()]
-            if stubborn:
-                await self._force(child, stubborn[0], Stop(ErrorKind.CANCELLED, "interrupted"))
-                return "killed"
-        return done
+        return await self._at_home(self._stopper.interrupt(execution_id, force=force_restart))
 
     # --- questions and answers -----------------------------------------------------------------
 
@@ -737,26 +604,18 @@ class Session:
 
     async def namespace_summary(self, timeout_s: float | None = 5.0) -> NamespaceSummary:
         """Names, types and sizes in the namespace; never values. Works while code runs."""
-        child = await self._accepting("namespace_summary()")
+        child, _ = await self._accepting("namespace_summary()")
         reply: NamespaceSummary = await child.ask(NamespaceRequest(), timeout_s)
         return reply
 
     async def stack(self, execution_id: str | None = None) -> str:
         """The Python stacks of one execution or of the whole child, also while the GIL is held."""
-        child = await self._accepting("stack()")
-        return await self._stack_text(child, execution_id)
-
-    async def _stack_text(self, child: Incarnation, execution_id: str | None) -> str:
-        timeout_s = self.config.timeouts.stack_s
-        try:
-            reply: StackReply = await child.ask(StackRequest(execution_id=execution_id), timeout_s)
-        except (TimeoutError, SessionLost):
-            return await probe.dump(child.process, timeout_s)
-        return probe.to_text(reply.stacks)
+        _, stopper = await self._accepting("stack()")
+        return await stopper.stack_text(execution_id)
 
     async def checkpoint(self, timeout_s: float | None = 30.0) -> Checkpointed:
         """Save the namespace; names that cannot be saved are reported, with the reason."""
-        child = await self._accepting("checkpoint()")
+        child, _ = await self._accepting("checkpoint()")
         reply: Checkpointed = await self._ask_slowly(child, Checkpoint(), timeout_s)
         if reply.data is None:
             raise SnapshotError(f"the namespace was not saved: {reply.error}")
@@ -772,7 +631,7 @@ class Session:
         saved = data.data if isinstance(data, Checkpointed) else data
         if saved is None or mode not in ("merge", "replace"):
             raise ValueError(f"cannot restore {data!r} with mode {mode!r}")
-        child = await self._accepting("restore()")
+        child, _ = await self._accepting("restore()")
         reply: Restored = await self._ask_slowly(child, Restore(data=saved, mode=mode), timeout_s)
         if reply.error:
             raise SnapshotError(f"the namespace was not restored: {reply.error}")

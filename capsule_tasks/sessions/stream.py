@@ -46,6 +46,7 @@ class ExecutionStream:
         self.terminal: Terminal | None = None
         self.stop: Stop | None = None
         self.abandoned = False
+        self.was_killed = False
         self.raw_waiting = 0
         self.ended: asyncio.Future[Terminal] = asyncio.get_running_loop().create_future()
         self._window = settings.window_bytes

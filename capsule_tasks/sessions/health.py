@@ -1,0 +1,88 @@
+"""Watching a child's heartbeat. Silence is reported, not acted upon: a long C call is not death."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+
+from capsule_tasks.protocol.messages import Heartbeat
+from capsule_tasks.sessions import probe
+from capsule_tasks.sessions.process import ChildProcess
+from capsule_tasks.settings import TimeoutSettings
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Health:
+    """Whether the child's interpreter still turns, and what it looked like when it last did not."""
+
+    unresponsive: bool = False
+    process_state: str = ""
+    cpu_s: float = 0.0
+    stack: str = ""
+
+
+class HealthWatch:
+    """Of one child, from the moment it is ready. `changed` hears of silence and of its end."""
+
+    def __init__(
+        self,
+        session_id: str,
+        process: ChildProcess,
+        timeouts: TimeoutSettings,
+        changed: Callable[[Health], None],
+    ) -> None:
+        self.health = Health()
+        self.heartbeat: Heartbeat | None = None
+        self.heartbeat_at: float | None = None
+        self._session_id = session_id
+        self._process = process
+        self._timeouts = timeouts
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Expect a heartbeat from now on."""
+        self.stop()
+        self._timer = self._loop.call_later(self._timeouts.unresponsive_s, self._on_silence)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat, self.heartbeat_at = heartbeat, time.monotonic()
+        if self._timer is not None:
+            self.start()
+        if self.health.unresponsive:
+            log.info("session %s responds again", self._session_id)
+            self._become(Health())
+
+    def _on_silence(self) -> None:
+        self._look = self._loop.create_task(self._report())
+
+    async def _report(self) -> None:
+        stack = await probe.dump(self._process, self._timeouts.stack_s)
+        process_state, cpu_s = self._process.vitals()
+        log.warning(
+            "session %s is unresponsive: process state %s, %.1f s of CPU time, stack:\n%s",
+            self._session_id,
+            process_state,
+            cpu_s,
+            stack or "(none)",
+        )
+        self._become(Health(True, process_state, cpu_s, stack))
+
+    def _become(self, health: Health) -> None:
+        self.health = health
+        self._changed(health)

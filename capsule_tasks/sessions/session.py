@@ -43,11 +43,11 @@ from capsule_tasks.protocol.messages import (
     Terminal,
     new_id,
 )
-from capsule_tasks.sessions import probe
 from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.incarnation import Doom, Incarnation
 from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
+from capsule_tasks.sessions.startup import await_ready, warm_up
 from capsule_tasks.sessions.states import ACCEPTING, ALIVE, SessionState, may_move
 from capsule_tasks.sessions.stopping import StopOutcome, Stopper
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
@@ -255,16 +255,7 @@ class Session:
             self.session_id, child.process, self.config.timeouts, self._on_health
         )
         self._stopper = Stopper(child, self.config.timeouts, self._counters)
-        try:
-            async with asyncio.timeout(self.config.timeouts.ready_s):
-                ready = await asyncio.shield(child.ready)
-        except TimeoutError:
-            stack = await probe.dump(child.process, self.config.timeouts.stack_s)
-            failure = SessionStartFailed(
-                f"the child was not ready within {self.config.timeouts.ready_s} s"
-            )
-            failure.add_note(f"its last stack:\n{stack or '(it gave none)'}")
-            raise failure from None
+        ready = await await_ready(child, self.config.timeouts)
         self._ready_at = time.monotonic()
         self._metadata = {
             "protocol_version": ready.version,
@@ -273,33 +264,7 @@ class Session:
             "python": ready.python,
         }
         if self.config.warmup is not None:
-            await self._warm_up(child, self.config.warmup)
-
-    async def _warm_up(self, child: Incarnation, source: str) -> None:
-        """Run the warmup like any execution, with nobody watching."""
-        stream = child.open_stream(f"warmup-{self.session_id}")
-        execute = Execute(
-            execution_id=stream.execution_id,
-            seq=stream.seq,
-            payload=Code(source=source, filename="<warmup>"),
-        )
-        try:
-            async with asyncio.timeout(self.config.timeouts.warmup_s):
-                await child.send_bulk(execute)
-                while not isinstance(message := await stream.next(), Terminal):
-                    if isinstance(message, Output):
-                        log.debug("warmup of %s: %s", self.session_id, message.data.rstrip())
-        except TimeoutError:
-            stack = await probe.dump(child.process, self.config.timeouts.stack_s)
-            failure = SessionStartFailed(
-                f"the warmup ran longer than {self.config.timeouts.warmup_s} s"
-            )
-            failure.add_note(f"its last stack:\n{stack or '(it gave none)'}")
-            raise failure from None
-        if isinstance(message, Error):
-            failure = SessionStartFailed(f"the warmup failed: {message.type}: {message.message}")
-            failure.add_note(message.traceback)
-            raise failure
+            await warm_up(child, self.config.warmup, self.config.timeouts)
 
     async def _give_up(self, error: BaseException) -> None:
         """A start failed: nothing of it stays, whoever asked for it."""

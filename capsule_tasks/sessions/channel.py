@@ -20,6 +20,8 @@ from capsule_tasks.settings import RoutingSettings
 
 _WRITE_BUFFER = 1024 * 1024
 _DRAIN_BYTES = 256 * 1024
+_MOST_UNREAD_CONTROL = 16 * 1024 * 1024
+"""More than an honest child, even a stopped one, ever has coming."""
 
 Deliver = Callable[[Any], None]
 
@@ -152,8 +154,11 @@ class Channel:
 
     def send_control(self, message: Message) -> None:
         """Send at once; control frames are small and never wait for bulk."""
-        if not self._closed:
-            self._control_out.write(encode_frame(message, self._ceiling))
+        if self._closed:
+            return
+        self._control_out.write(encode_frame(message, self._ceiling))
+        if self._control_out.buffered > _MOST_UNREAD_CONTROL and not self._control.at_end:
+            self._end(self._control, "the child does not read what it is told")
 
     async def send_bulk(self, message: Message) -> None:
         """Send in order; waits while much is buffered. FrameTooLarge leaves all as it was."""
@@ -208,20 +213,26 @@ class Channel:
         self._loop.call_soon(self._lost, why)
 
     def _dispatch(self) -> None:
+        """Handle a share; while more is left, nothing is read that is not due."""
         self._dispatch_share()
         if (self._bulk.queue or self._control.queue) and not self._dispatch_planned:
             self._dispatch_planned = True
-            self._loop.remove_reader(self._bulk.sock)
+            for reader in (self._control, self._bulk):
+                self._loop.remove_reader(reader.sock)
             self._loop.call_soon(self._dispatch_rest)
 
     def _dispatch_rest(self) -> None:
         self._dispatch_planned = False
         if self._closed:
             return
-        self._pull(self._control)
+        if not self._control.queue:
+            self._pull(self._control)
         self._dispatch()
-        if not (self._dispatch_planned or self._bulk.at_end or self.is_closed):
-            self._loop.add_reader(self._bulk.sock, self._on_bulk)
+        if self._dispatch_planned or self.is_closed:
+            return
+        for reader, call in ((self._control, self._on_control), (self._bulk, self._on_bulk)):
+            if not reader.at_end:
+                self._loop.add_reader(reader.sock, call)
 
     def _dispatch_share(self) -> None:
         """One turn: at most so many of each kind, control before bulk."""

@@ -56,6 +56,7 @@ class ExecutionStream:
         self._queue: deque[tuple[Message, int, bool]] = deque()
         self._outstanding = 0
         self._owed = 0
+        self._early: list[tuple[Message, int]] = []
         self._reader: asyncio.Future[None] | None = None
 
     @property
@@ -79,12 +80,16 @@ class ExecutionStream:
         if isinstance(message, Ack):
             self.acked = True
             self._put(message, 0)
+            self._put_early()
             return
         cost = message_cost(message)
         self._outstanding += cost
         if self._outstanding > self._most:
             raise BadFrame(f"execution {self.execution_id} sent more than it had credit for")
-        self._put(message, cost)
+        if self.acked:
+            self._put(message, cost)
+        else:  # many control messages were in its way: the Ack still comes first
+            self._early.append((message, cost))
 
     def push_raw(self, message: Message, size: int) -> None:
         """Queue bytes read from a descriptor; the reader pauses while too many wait."""
@@ -96,6 +101,7 @@ class ExecutionStream:
         if self.terminal is not None:
             return
         self.terminal = terminal
+        self._put_early()
         self._put(terminal, 0)
         self.ended.set_result(terminal)
 
@@ -130,6 +136,11 @@ class ExecutionStream:
         self._queue.append((message, cost, raw))
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+    def _put_early(self) -> None:
+        early, self._early = self._early, []
+        for message, cost in early:
+            self._put(message, cost)
 
     def _account(self, cost: int, raw: bool) -> None:
         if raw:

@@ -178,11 +178,13 @@ class ControlThread:
             self._outbox.bulk(refusal)
             return
         execution = self._accept(message.execution_id, message)
+        execution.queued = bool(registry.all())
         self._outbox.control(
             Ack(
                 ack_of=message.id,
                 execution_id=message.execution_id,
                 accepted_at=time.monotonic(),
+                queued=execution.queued,
             )
         )
         registry.add(execution)

@@ -33,6 +33,7 @@ class Execution:
         "cell",
         "id",
         "interrupted",
+        "queued",
         "sink",
         "stage",
         "stop_kind",
@@ -45,6 +46,7 @@ class Execution:
         self.work = work
         self.sink = sink
         self.stage = Stage.WAITING
+        self.queued = False
         self.cancels: list[Cancel] = []
         self.stop_kind: ErrorKind | None = None
         self.interrupted = False

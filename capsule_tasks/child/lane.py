@@ -13,6 +13,7 @@ from capsule_tasks.child.capture import Capture
 from capsule_tasks.child.cells import Compiler, enter_blocking, enter_coroutine
 from capsule_tasks.child.endings import Endings
 from capsule_tasks.child.executions import Execution, Registry, Stage
+from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.outcomes import enter_result
 from capsule_tasks.protocol.messages import (
     Checkpoint,
@@ -22,6 +23,7 @@ from capsule_tasks.protocol.messages import (
     Message,
     Restore,
     Restored,
+    Started,
 )
 
 if TYPE_CHECKING:
@@ -38,12 +40,14 @@ class MainLane:
     def __init__(
         self,
         registry: Registry,
+        outbox: Outbox,
         endings: Endings,
         capture: Capture,
         module: ModuleType,
         async_limit: int,
     ) -> None:
         self._registry = registry
+        self._outbox = outbox
         self._endings = endings
         self._capture = capture
         self._module = module
@@ -150,8 +154,15 @@ class MainLane:
             execution.cell = self._compiler.compile(work.payload.source, filename)
         return execution.cell.awaits
 
+    def _start(self, execution: Execution) -> bool:
+        """Make it a running one; False if it was stopped before."""
+        started = self._registry.start(execution)
+        if started and execution.queued:
+            self._outbox.control(Started(execution_id=execution.id))
+        return started
+
     def _run_alone(self, execution: Execution) -> None:
-        if not self._registry.start(execution):
+        if not self._start(execution):
             return
         if isinstance(execution.work, Execute):
             for refused in self._registry.claim_main_thread(execution):
@@ -197,7 +208,7 @@ class MainLane:
             why = f"{self._async_limit} coroutines are running already"
             self._endings.refuse(execution, ErrorKind.BUSY, why)
             return
-        if not self._registry.start(execution):
+        if not self._start(execution):
             return
         if self._loop is None:
             self._loop = asyncio.new_event_loop()

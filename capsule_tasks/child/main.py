@@ -85,7 +85,7 @@ def _live(
         registry, outbox, interrupter, inputs, memory_limit=config.limits.memory_bytes
     )
     module = sys.modules["__main__"] = cells.fresh_main()
-    lane = MainLane(registry, endings, capture, module, config.executor.async_limit)
+    lane = MainLane(registry, outbox, endings, capture, module, config.executor.async_limit)
     capture.install()
     inputs.install()
     patches.install(inputs)

@@ -180,6 +180,14 @@ class Ack(Message, kw_only=True, tag="ack"):
     ack_of: str
     execution_id: str
     accepted_at: float
+    queued: bool = False
+    """Other executions are there: `Started` will say when this one begins."""
+
+
+class Started(Message, kw_only=True, tag="started"):
+    """An execution that was queued has begun. Not for its consumer: raw output needs an owner."""
+
+    execution_id: str
 
 
 class CancelReply(Message, kw_only=True, tag="cancel_reply"):
@@ -375,6 +383,7 @@ ToParent = (
     Ready
     | Rejected
     | Ack
+    | Started
     | CancelReply
     | InterruptReply
     | StackReply

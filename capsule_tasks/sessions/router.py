@@ -31,6 +31,7 @@ from capsule_tasks.protocol.messages import (
     Restored,
     Result,
     StackReply,
+    Started,
     Stream,
     Terminal,
     Unsupported,
@@ -71,6 +72,7 @@ class Router:
             Rejected: on_ready,
             Heartbeat: on_heartbeat,
             Ack: self._to_stream,
+            Started: self._on_started,
             Output: self._to_stream,
             Progress: self._to_stream,
             Gap: self._to_stream,
@@ -131,10 +133,8 @@ class Router:
 
     def raw_owner(self) -> ExecutionStream | None:
         """Whom descriptor bytes belong to: the only execution that runs, else nobody."""
-        if len(self.streams) != 1:
-            return None
-        (stream,) = self.streams.values()
-        return stream if stream.acked else None
+        running = [stream for stream in self.streams.values() if stream.is_running]
+        return running[0] if len(running) == 1 else None
 
     def on_raw(self, stream_name: Stream, text: str, size: int) -> bool:
         """Whether more may be read right now."""
@@ -173,6 +173,11 @@ class Router:
                 message.data.rstrip(),
             )
         self._keep(message)
+
+    def _on_started(self, message: Started) -> None:
+        stream = self.streams.get(message.execution_id)
+        if stream is not None:
+            stream.is_running = True
 
     def _on_end(self, message: Terminal) -> None:
         stream = self.streams.get(message.execution_id)

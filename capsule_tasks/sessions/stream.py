@@ -43,6 +43,7 @@ class ExecutionStream:
         self.execution_id = execution_id
         self.seq = seq
         self.acked = False
+        self.is_running = False
         self.terminal: Terminal | None = None
         self.stop: Stop | None = None
         self.abandoned = False
@@ -79,6 +80,7 @@ class ExecutionStream:
         """Queue what the child said; BadFrame if it ignores its credit."""
         if isinstance(message, Ack):
             self.acked = True
+            self.is_running = self.is_running or not message.queued
             self._put(message, 0)
             self._put_early()
             return

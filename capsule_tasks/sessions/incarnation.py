@@ -60,6 +60,7 @@ class Incarnation:
         self,
         session_id: str,
         config: SessionConfig,
+        process: ChildProcess,
         see: Callable[[Any], None],
         on_heartbeat: Callable[[Heartbeat], None],
         on_stream_end: Callable[[ExecutionStream, Terminal], None],
@@ -75,7 +76,7 @@ class Incarnation:
         self._over = False
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.gone: asyncio.Future[None] = self._loop.create_future()
-        self.process = ChildProcess(config, session_id, self._loop)
+        self.process = process
         self.router = Router(
             session_id,
             config.routing.general_queue,
@@ -86,16 +87,16 @@ class Incarnation:
         )
         self.channel = Channel(
             self._loop,
-            self.process.control,
-            self.process.bulk,
+            process.wires.control,
+            process.wires.bulk,
             config.routing,
             config.child.max_frame_bytes,
             self._deliver,
             self._on_broken,
         )
         self._raw = (
-            RawOutput(self._loop, self.process.stdout, "stdout", self.router.on_raw),
-            RawOutput(self._loop, self.process.stderr, "stderr", self.router.on_raw),
+            RawOutput(self._loop, process.wires.stdout, "stdout", self.router.on_raw),
+            RawOutput(self._loop, process.wires.stderr, "stderr", self.router.on_raw),
         )
         self.process.exited.add_done_callback(self._on_exit)
         self.send_control(

@@ -18,11 +18,11 @@ _QUIET_S = 0.003
 async def dump(process: ChildProcess, timeout_s: float) -> str:
     """What `faulthandler` writes on a signal, GIL or not; empty if the process is stopped."""
     loop = asyncio.get_running_loop()
-    if process.stacks < 0 or process.exited.done():
+    if process.wires.stacks < 0 or process.exited.done():
         return ""
     leftover(process)
     arrived = asyncio.Event()
-    loop.add_reader(process.stacks, arrived.set)
+    loop.add_reader(process.wires.stacks, arrived.set)
     deadline = time.monotonic() + timeout_s
     text = ""
     try:
@@ -36,8 +36,8 @@ async def dump(process: ChildProcess, timeout_s: float) -> str:
                 break
             text += more
     finally:
-        if process.stacks >= 0:
-            loop.remove_reader(process.stacks)
+        if process.wires.stacks >= 0:
+            loop.remove_reader(process.wires.stacks)
     return _without_machinery(text)
 
 
@@ -45,7 +45,7 @@ def leftover(process: ChildProcess) -> str:
     """What is in the pipe already: also the last words of a child that crashed."""
     text = b""
     with contextlib.suppress(OSError):
-        while process.stacks >= 0 and (data := os.read(process.stacks, _READ_BYTES)):
+        while process.wires.stacks >= 0 and (data := os.read(process.wires.stacks, _READ_BYTES)):
             text += data
     return text.decode("utf-8", "replace")
 

@@ -6,23 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
-import capsule_tasks
-from capsule_tasks.settings import SessionConfig
-from capsule_tasks.system.family import MARKER, kill_family, kill_orphans
+from capsule_tasks.sessions.spawn import Spawned, Wires
+from capsule_tasks.system.family import kill_family, kill_orphans
 
 STACK_SIGNAL = signal.SIGWINCH
-_SOURCE_ROOT = str(Path(capsule_tasks.__file__).parent.parent)
-_BOOT = (
-    "import sys; root, *numbers = sys.argv[1:]; sys.path.append(root); "
-    "from capsule_tasks.child.main import main; main(*map(int, numbers))"
-)
-"""The path goes last: it serves only an interpreter that has no capsule_tasks of its own."""
 
 
 class ExitStatus(int):
@@ -44,37 +34,17 @@ class ChildProcess:
     file is no sign of death, since a grandchild may hold the pipes.
     """
 
-    def __init__(self, config: SessionConfig, marker: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._marker = marker
-        self._pidfd = -1
+    def __init__(
+        self, spawned: Spawned, wires: Wires, marker: str, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.pid = spawned.pid
+        self.wires = wires
         self.exited: asyncio.Future[ExitStatus] = loop.create_future()
-        with contextlib.ExitStack() as undo:
-            self.control, child_control = _socket_pair(undo)
-            self.bulk, child_bulk = _socket_pair(undo)
-            self.stdout, child_out = _pipe(undo)
-            self.stderr, child_err = _pipe(undo)
-            self.stacks, child_stacks = _pipe(undo)
-            os.set_blocking(child_stacks, False)  # a signal handler writes there
-            numbers = (child_control.fileno(), child_bulk.fileno(), child_stacks)
-            environment = dict(os.environ if config.env is None else config.env)
-            environment[MARKER] = marker
-            self._popen = subprocess.Popen(
-                [config.python, "-c", _BOOT, _SOURCE_ROOT, *map(str, (*numbers, os.getpid()))],
-                stdin=subprocess.DEVNULL,
-                stdout=child_out,
-                stderr=child_err,
-                pass_fds=numbers,
-                cwd=config.cwd,
-                env=environment,
-                start_new_session=True,
-            )
-            undo.pop_all()
-        for sock in (child_control, child_bulk):
-            sock.close()
-        for descriptor in (child_out, child_err, child_stacks):
-            os.close(descriptor)
-        self.pid = self._popen.pid
+        self._collect = spawned.collect
+        self._marker = marker
+        self._loop = loop
+        self._pidfd = -1
+        wires.close_theirs()
         self._watch_exit()
 
     def signal(self, signum: int) -> None:
@@ -99,47 +69,25 @@ class ChildProcess:
 
     def close(self) -> None:
         """Release the descriptors. The child must have exited, or be about to."""
-        for sock in (self.control, self.bulk):
-            sock.close()
-        for name in ("stdout", "stderr", "stacks"):
-            descriptor = getattr(self, name)
-            if descriptor >= 0:
-                setattr(self, name, -1)
-                os.close(descriptor)
+        self.wires.close()
 
     def _watch_exit(self) -> None:
-        if sys.platform == "linux":
+        try:
             self._pidfd = os.pidfd_open(self.pid)
-            self._loop.add_reader(self._pidfd, self._reap)
-        else:
+        except (AttributeError, OSError):  # not Linux, or no descriptor left: a thread waits
             threading.Thread(target=self._wait_for_exit, daemon=True).start()
+        else:
+            self._loop.add_reader(self._pidfd, self._on_exit)
+
+    def _on_exit(self) -> None:
+        kill_orphans(self.pid, self._marker)  # first: a zombie's pid cannot be taken by another
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self.exited.set_result(ExitStatus(self._collect()))
 
     def _wait_for_exit(self) -> None:
-        self._popen.wait()
+        status = ExitStatus(self._collect())
+        kill_orphans(self.pid, self._marker)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._reap)
-
-    def _reap(self) -> None:
-        kill_orphans(self.pid, self._marker)  # first: a zombie's pid cannot be taken by another
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
-        if not self.exited.done():
-            self.exited.set_result(ExitStatus(self._popen.wait()))
-
-
-def _socket_pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair()
-    undo.callback(ours.close)
-    undo.callback(theirs.close)
-    ours.setblocking(False)
-    return ours, theirs
-
-
-def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
-    reading, writing = os.pipe()
-    undo.callback(os.close, reading)
-    undo.callback(os.close, writing)
-    os.set_blocking(reading, False)
-    return reading, writing
+            self._loop.call_soon_threadsafe(self.exited.set_result, status)

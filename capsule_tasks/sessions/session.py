@@ -47,7 +47,8 @@ from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.incarnation import Doom, Incarnation
 from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
-from capsule_tasks.sessions.startup import await_ready, warm_up
+from capsule_tasks.sessions.spawn import ColdSpawner, Spawner
+from capsule_tasks.sessions.startup import await_ready, start_process, warm_up
 from capsule_tasks.sessions.states import ACCEPTING, ALIVE, SessionState, may_move
 from capsule_tasks.sessions.stopping import StopOutcome, Stopper
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
@@ -81,8 +82,15 @@ class Session:
     loop that started it; `cancel`, `interrupt` and `input_response` may be awaited on any loop.
     """
 
-    def __init__(self, config: SessionConfig | None = None, *, session_id: str | None = None):
+    def __init__(
+        self,
+        config: SessionConfig | None = None,
+        *,
+        session_id: str | None = None,
+        spawner: Spawner | None = None,
+    ) -> None:
         self.config = config or SessionConfig()
+        self._spawner = spawner or ColdSpawner()
         self.session_id = session_id or new_id()
         self._state = SessionState.CREATING
         self._created_at = time.monotonic()
@@ -242,9 +250,11 @@ class Session:
             self._watch.start()
 
     async def _bring_up(self) -> None:
+        process = await start_process(self._spawner, self.config, self.session_id)
         self._child = child = Incarnation(
             self.session_id,
             self.config,
+            process,
             self._interceptors.see,
             self._on_heartbeat,
             self._on_stream_end,
@@ -255,6 +265,8 @@ class Session:
             self.session_id, child.process, self.config.timeouts, self._on_health
         )
         self._stopper = Stopper(child, self.config.timeouts, self._counters)
+        if self._state is not SessionState.WARMING:  # stopped while the process was being made
+            raise SessionStartFailed(f"the session was {self._state} before it was ready")
         ready = await await_ready(child, self.config.timeouts)
         self._ready_at = time.monotonic()
         self._metadata = {
@@ -377,6 +389,8 @@ class Session:
             self._last_error = f"{terminal.type}: {terminal.message}"
         stream.finish(terminal)
         child = self._child
+        if self._state is not SessionState.BUSY:
+            return  # the end of the warmup: `start` says when the session is ready
         if child is not None and not child.router.streams and not child.is_over:
             self._move(SessionState.READY)
 

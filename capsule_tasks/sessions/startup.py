@@ -9,10 +9,23 @@ from capsule_tasks.errors import SessionStartFailed
 from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Ready, Terminal
 from capsule_tasks.sessions import probe
 from capsule_tasks.sessions.incarnation import Incarnation
+from capsule_tasks.sessions.process import ChildProcess
+from capsule_tasks.sessions.spawn import Spawner, Wires
 from capsule_tasks.sessions.stream import ExecutionStream
-from capsule_tasks.settings import TimeoutSettings
+from capsule_tasks.settings import SessionConfig, TimeoutSettings
 
 log = logging.getLogger("capsule_tasks.sessions")
+
+
+async def start_process(spawner: Spawner, config: SessionConfig, marker: str) -> ChildProcess:
+    """A running child and our ends of its wires; nothing is left of one that did not start."""
+    wires = Wires()
+    try:
+        spawned = await spawner.spawn(wires, config, marker)
+    except BaseException:
+        wires.close()
+        raise
+    return ChildProcess(spawned, wires, marker, asyncio.get_running_loop())
 
 
 async def await_ready(child: Incarnation, timeouts: TimeoutSettings) -> Ready:

@@ -40,6 +40,23 @@ class SessionStateError(CallerError, RuntimeError):
         self.state = state
 
 
+class NotBorrowed(CallerError, ValueError):
+    """A session was given back that is not lent: twice, or to a pool it is not from."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"session {session_id!r} is not lent by this pool")
+        self.session_id = session_id
+
+
+class SessionBusy(CallerError, RuntimeError):
+    """A session was given back while code runs in it: wait for it, cancel it, or retire it."""
+
+    def __init__(self, session_id: str, running: tuple[str, ...]) -> None:
+        super().__init__(f"session {session_id!r} still runs {', '.join(running)}")
+        self.session_id = session_id
+        self.running = running
+
+
 class UnknownInputRequest(CallerError, LookupError):
     """No execution is waiting for this input: it was answered, timed out or cancelled."""
 
@@ -85,6 +102,24 @@ class SessionLost(RetryError):
 
 class SessionStartFailed(OperatorError):
     """A child could not be started or did not become ready."""
+
+
+class PoolUnavailable(RetryError):
+    """A pool has no session to give, now and in the near future."""
+
+    def __init__(self, profile: str, why: str) -> None:
+        super().__init__(f"pool {profile!r} has no session to give: {why}")
+        self.profile = profile
+        self.why = why
+
+
+class TemplateGone(RetryError):
+    """A template cannot make children (any more); cold starts work all the same."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"template {name}: {why}")
+        self.name = name
+        self.why = why
 
 
 class IncompatibleProtocol(OperatorError):

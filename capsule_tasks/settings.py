@@ -120,6 +120,25 @@ class DiagnosticSettings(_Section, frozen=True, kw_only=True):
         self._one_of("log_level", ("DEBUG", "INFO", "WARNING", "ERROR"))
 
 
+class SandboxSettings(_Section, frozen=True, kw_only=True):
+    """What confines a child that runs code of strangers."""
+
+    network: Literal["none", "open"] = "none"
+    isolation: Literal["required", "best_effort"] = "required"
+    """`required`: reads, writes, network and signals are confined, or the child does not start."""
+    readable: tuple[str, ...] = ()
+    """Paths it may read and execute besides the interpreter and its libraries."""
+    max_processes: int = 32
+    """Processes below the child; one more ends the execution."""
+    max_disk_bytes: int = 256 * MIB
+    """Bytes in its private directory; one more ends the execution."""
+
+    def __post_init__(self) -> None:
+        self._one_of("network", ("none", "open"))
+        self._one_of("isolation", ("required", "best_effort"))
+        self._at_least(0, "max_processes", "max_disk_bytes")
+
+
 class ChildSettings(_Section, frozen=True, kw_only=True):
     """Everything the child is told, in `Hello`; it comes back, as applied, in `Ready`."""
 
@@ -128,6 +147,8 @@ class ChildSettings(_Section, frozen=True, kw_only=True):
     input: InputSettings = InputSettings()
     limits: LimitSettings = LimitSettings()
     diagnostics: DiagnosticSettings = DiagnosticSettings()
+    sandbox: SandboxSettings | None = None
+    """Confine the child; None trusts it like the process that starts it."""
     max_frame_bytes: int = 64 * MIB
     """The ceiling of one frame, checked when writing and when reading."""
 
@@ -211,3 +232,53 @@ class SessionConfig(_Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.protocol_versions:
             raise InvalidSetting("SessionConfig.protocol_versions", (), "at least one version")
+
+
+class PoolSettings(_Section, frozen=True, kw_only=True):
+    """How many sessions a pool keeps, and for how long each is used."""
+
+    min_idle: int = 1
+    """Sessions kept ready though nobody asks for them."""
+    max_sessions: int = 4
+    """Sessions at any moment, those that are being started or ended included."""
+    idle_timeout_s: float = 300.0
+    """An idle session beyond `min_idle` is ended after so long."""
+    fresh: bool = False
+    """Whether every borrower gets a session that nobody used before it; named ones excepted."""
+    max_uses: int | None = None
+    max_age_s: float | None = None
+    max_growth_bytes: int | None = None
+    """A session is replaced after so many borrowers, so long, or so much growth of its memory."""
+    breaker_failures: int = 3
+    """After so many failed starts in a row waiters are told, instead of kept."""
+    breaker_reset_s: float = 5.0
+    """After so long one more start is tried."""
+
+    def __post_init__(self) -> None:
+        self._at_least(0, "min_idle")
+        self._at_least(1, "max_sessions", "breaker_failures")
+        self._at_least(0.001, "idle_timeout_s", "breaker_reset_s")
+        self._optional_at_least(1, "max_uses", "max_growth_bytes")
+        self._optional_at_least(0.001, "max_age_s")
+        if self.min_idle > self.max_sessions:
+            raise InvalidSetting(
+                "PoolSettings.min_idle",
+                self.min_idle,
+                f"at most max_sessions ({self.max_sessions})",
+            )
+
+
+class Profile(_Section, frozen=True, kw_only=True):
+    """One kind of session that a pool offers: how it is started, configured and kept."""
+
+    session: SessionConfig = SessionConfig()
+    pool: PoolSettings = PoolSettings()
+    start: Literal["fork", "cold"] = "fork"
+    """`fork` copies a template that has imported everything; `cold` starts a fresh interpreter."""
+    imports: tuple[str, ...] = ()
+    """Modules that the template imports before it is copied."""
+    template_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        self._one_of("start", ("fork", "cold"))
+        self._at_least(0.001, "template_timeout_s")

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from capsule_tasks.child.output import Sink
 from capsule_tasks.protocol.messages import Progress
+from capsule_tasks.protocol.values import sendable
+
+_MAX_NOTE = 4096
 
 _owners: list[Callable[[], Sink]] = []
 """Empty outside of a session; in one, who knows whose code is running."""
@@ -22,5 +25,10 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
         sink = owner()
         if sink.execution_id is not None:
             sink.say(
-                Progress(execution_id=sink.execution_id, done=done, total=total, note=str(note))
+                Progress(
+                    execution_id=sink.execution_id,
+                    done=float(done),
+                    total=None if total is None else float(total),
+                    note=sendable(str(note))[:_MAX_NOTE],
+                )
             )

@@ -47,7 +47,8 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.settings import ChildSettings
 
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024
+"""Small enough for malloc's heap: a larger buffer costs a mapping, made and unmade, each read."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 log = logging.getLogger("capsule_tasks.child")
@@ -234,22 +235,19 @@ class ControlThread:
 
     def _watch_cpu(self, execution: Execution, limit_s: float) -> None:
         """Look at the CPU clock no sooner than the limit can have been reached."""
-        begun: float | None = None
 
         def look() -> None:
-            nonlocal begun
             if execution.stage is Stage.ENDED:
                 return
-            now = time.process_time()
             if execution.stage is Stage.WAITING:
                 self._timers.after(limit_s, look)
                 return
-            begun = now if begun is None else begun
-            used = now - begun
+            used = time.process_time() - execution.cpu_begun_s
             if used < limit_s:
                 self._timers.after(max(0.001, limit_s - used), look)
                 return
             why = f"CPU time limit of {limit_s} s: {used:.3f} s were used"
+            execution.stop_reason = why
             self._stop(execution, ErrorKind.LIMIT, lambda: CpuLimitReached(why))
 
         look()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from capsule_tasks.child import limits
 from capsule_tasks.child.executions import Execution, Registry, Stage
 from capsule_tasks.child.inputs import InputDesk
 from capsule_tasks.child.interrupts import Interrupter
 from capsule_tasks.child.outbox import Outbox
-from capsule_tasks.child.outcomes import enter_error, plain_error
+from capsule_tasks.child.outcomes import enter_error, plain_error, type_name
 from capsule_tasks.child.output import OutputLimitReached
 from capsule_tasks.errors import ExecutionCancelled, FrameTooLarge
 from capsule_tasks.protocol.messages import (
@@ -21,8 +22,10 @@ from capsule_tasks.protocol.messages import (
     Message,
     Restore,
     Restored,
+    Result,
     Terminal,
 )
+from capsule_tasks.settings import LimitSettings
 
 _STOPPED = "ExecutionCancelled"
 
@@ -37,13 +40,13 @@ class Endings:
         interrupter: Interrupter,
         inputs: InputDesk,
         *,
-        memory_limit: int | None,
+        effective_limits: LimitSettings,
     ) -> None:
         self._registry = registry
         self._outbox = outbox
         self._interrupter = interrupter
         self._inputs = inputs
-        self._memory_limit = memory_limit
+        self._limits = effective_limits
 
     def conduct(self, execution: Execution, run: Callable[[], Message]) -> Message:
         """The message that `run` returns, or the one that says what it raised."""
@@ -57,7 +60,11 @@ class Endings:
         try:
             return self._describe(execution, error)
         except BaseException as fault:  # stopped while `__str__` ran
-            return self._failed(execution, self._kind(execution, fault), fault)
+            kind = self._kind(execution, fault)
+            if _is_stop(fault):
+                return self._failed(execution, kind, _STOPPED, kind.value)
+            why = "raised while an error was described"
+            return self._failed(execution, kind, type_name(type(fault)), why)
 
     def _describe(self, execution: Execution, error: BaseException) -> Message:
         """An exception as the message that ends its execution."""
@@ -65,9 +72,10 @@ class Endings:
         message = enter_error(execution.id, kind, error)
         if kind is not ErrorKind.RAISED and _is_stop(error):
             message.type = _STOPPED
-            message.message = str(error) or kind.value
-        if kind is ErrorKind.LIMIT and isinstance(error, MemoryError):
-            message.notes += (f"memory limit of {self._memory_limit} bytes",)
+            message.message = str(error) or execution.stop_reason or kind.value
+        limit = limits.reached(self._limits, error)
+        if kind is ErrorKind.LIMIT and limit is not None:
+            message.notes += (limit,)
         return _reply_for(execution, message)
 
     def finish(self, execution: Execution, message: Message) -> None:
@@ -79,6 +87,9 @@ class Endings:
         """Say how it ended; False, and nothing said, if somebody else already did."""
         if not self._registry.end(execution, expected):
             return False
+        if isinstance(message, Result) and execution.sink.over_limit:  # reached in a thread
+            why = execution.sink.over_limit
+            message = plain_error(execution.id, ErrorKind.LIMIT, _STOPPED, why)
         self._interrupter.forget(execution)
         self._inputs.close_execution(execution.id)
         if isinstance(message, Terminal):
@@ -87,7 +98,8 @@ class Endings:
         try:
             self._outbox.bulk(message)
         except FrameTooLarge as fault:
-            self._outbox.bulk(self._failed(execution, ErrorKind.TOO_LARGE, fault))
+            kind = ErrorKind.TOO_LARGE
+            self._outbox.bulk(self._failed(execution, kind, type_name(type(fault)), str(fault)))
         for cancel in execution.cancels:
             self.reply(cancel, interrupted=execution.interrupted)
         return True
@@ -95,7 +107,8 @@ class Endings:
     def refuse(self, execution: Execution, kind: ErrorKind, why: str) -> bool:
         """End an execution that has not started."""
         execution.interrupted = kind is ErrorKind.CANCELLED
-        message = _reply_for(execution, plain_error(execution.id, kind, _STOPPED, why))
+        type_ = "SessionBusy" if kind is ErrorKind.BUSY else _STOPPED
+        message = _reply_for(execution, plain_error(execution.id, kind, type_, why))
         return self.deliver(execution, message, Stage.WAITING)
 
     def reply(self, cancel: Cancel, *, interrupted: bool) -> None:
@@ -107,8 +120,8 @@ class Endings:
             )
         )
 
-    def _failed(self, execution: Execution, kind: ErrorKind, fault: BaseException) -> Message:
-        message = plain_error(execution.id, kind, type(fault).__name__, str(fault))
+    def _failed(self, execution: Execution, kind: ErrorKind, type_: str, why: str) -> Message:
+        message = plain_error(execution.id, kind, type_, why)
         message.stdout_bytes = execution.sink.sent["stdout"]
         message.stderr_bytes = execution.sink.sent["stderr"]
         return _reply_for(execution, message)
@@ -121,7 +134,7 @@ class Endings:
         ):
             execution.interrupted = True
             return execution.stop_kind
-        if isinstance(error, MemoryError) and self._memory_limit is not None:
+        if limits.reached(self._limits, error) is not None:
             return ErrorKind.LIMIT
         return ErrorKind.RAISED
 

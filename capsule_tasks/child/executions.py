@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,14 @@ class Execution:
     __slots__ = (
         "cancels",
         "cell",
+        "cpu_begun_s",
         "id",
         "interrupted",
         "queued",
         "sink",
         "stage",
         "stop_kind",
+        "stop_reason",
         "task",
         "work",
     )
@@ -47,8 +50,10 @@ class Execution:
         self.sink = sink
         self.stage = Stage.WAITING
         self.queued = False
+        self.cpu_begun_s = 0.0
         self.cancels: list[Cancel] = []
         self.stop_kind: ErrorKind | None = None
+        self.stop_reason = ""
         self.interrupted = False
         self.cell: Cell | None = None
         self.task: asyncio.Task[None] | None = None
@@ -104,6 +109,7 @@ class Registry:
             if execution.stage is not Stage.WAITING:
                 return False
             execution.stage = Stage.RUNNING
+            execution.cpu_begun_s = time.process_time()
             self.waiting.remove(execution)
             return True
 

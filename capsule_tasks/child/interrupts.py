@@ -35,6 +35,14 @@ _SAFE_FRAMES: frozenset[CodeType] = frozenset(
     {CapturedStream.write.__code__, CapturedErrorStream.write.__code__}
 )
 _SAFE_INNERMOST = Gate.wait.__code__
+_PURE_MODULES = frozenset({"capsule_tasks.child.outcomes", "capsule_tasks.child.checkpoints"})
+"""Modules of entry frames that call user code further down and keep no state of their own."""
+_unbroken: set[CodeType] = set()
+
+
+def keep_unbroken(*functions: Any) -> None:
+    """Never stop between two statements of these functions; what they call is stopped as usual."""
+    _unbroken.update(function.__code__ for function in functions)
 
 
 class Request:
@@ -105,12 +113,14 @@ class Interrupter:
     def _inside(self, frame: FrameType | None) -> bool:
         """Whether the interrupted stack is the execution's own code, not this package's."""
         waiting = frame is not None and frame.f_code is _SAFE_INNERMOST
+        if frame is not None and frame.f_code in _unbroken:
+            return False
         while frame is not None:
             name = frame.f_globals.get("__name__")
             if type(name) is str and name.startswith(_MACHINERY):
                 if frame.f_code.co_name.startswith(_ENTRY):
                     return True
-                if not waiting and frame.f_code not in _SAFE_FRAMES:
+                if not (waiting or frame.f_code in _SAFE_FRAMES or name in _PURE_MODULES):
                     return False
             frame = frame.f_back
         return False

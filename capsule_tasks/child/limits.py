@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 
 import msgspec
@@ -17,6 +18,20 @@ def apply(limits: LimitSettings) -> LimitSettings:
         open_files=_lower(resource.RLIMIT_NOFILE, limits.open_files),
         file_bytes=_lower(resource.RLIMIT_FSIZE, limits.file_bytes),
     )
+
+
+def reached(limits: LimitSettings, error: BaseException) -> str | None:
+    """The limit behind an exception of the interpreter, with its amount."""
+    number = error.errno if isinstance(error, OSError) else None
+    if limits.memory_bytes is not None and (
+        isinstance(error, MemoryError) or number == errno.ENOMEM
+    ):
+        return f"memory limit of {limits.memory_bytes} bytes"
+    if limits.open_files is not None and number == errno.EMFILE:
+        return f"limit of {limits.open_files} open files"
+    if limits.file_bytes is not None and number == errno.EFBIG:
+        return f"file size limit of {limits.file_bytes} bytes"
+    return None
 
 
 def _lower(kind: int, wanted: int | None) -> int | None:

@@ -81,9 +81,7 @@ def _live(
     capture = Capture(session_sink, lambda: [e.sink for e in registry.running()])
     inputs = InputDesk(outbox, capture.owner, config.input.timeout_s)
     interrupter = Interrupter()
-    endings = Endings(
-        registry, outbox, interrupter, inputs, memory_limit=config.limits.memory_bytes
-    )
+    endings = Endings(registry, outbox, interrupter, inputs, effective_limits=config.limits)
     module = sys.modules["__main__"] = cells.fresh_main()
     lane = MainLane(registry, outbox, endings, capture, module, config.executor.async_limit)
     capture.install()

@@ -9,10 +9,12 @@ from typing import Any
 
 from capsule_tasks.child.outcomes import type_name
 from capsule_tasks.protocol.messages import NamespaceEntry
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import DiagnosticSettings
 
 _HEAP_TYPE = 1 << 9
 _ATTEMPTS = 10
+_MAX_NAME = 500
 
 
 def user_names(namespace: dict[str, Any]) -> int:
@@ -54,8 +56,14 @@ def _first_items(namespace: dict[str, Any], most: int) -> list[tuple[str, Any]]:
 def _entry(name: str, value: object, patterns: list[str]) -> NamespaceEntry:
     lowered = name.lower()
     if any(fnmatch.fnmatchcase(lowered, pattern) for pattern in patterns):
-        return NamespaceEntry(name=name, redacted=True)
-    return NamespaceEntry(name=name, type_name=type_name(type(value)), size=_size(value))
+        return NamespaceEntry(name=_shortened(name), redacted=True)
+    return NamespaceEntry(
+        name=_shortened(name), type_name=type_name(type(value)), size=_size(value)
+    )
+
+
+def _shortened(name: str) -> str:
+    return sendable(name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…")
 
 
 def _size(value: object) -> int:

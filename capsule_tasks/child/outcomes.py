@@ -4,29 +4,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from typing import Any
 
 from capsule_tasks.protocol.messages import Error, ErrorKind, Result
-from capsule_tasks.protocol.values import NotCarried, to_wire
+from capsule_tasks.protocol.values import NotCarried, sendable, to_wire
 
 _MACHINERY = os.path.dirname(__file__) + os.sep
 _MAX_MESSAGE = 64 * 1024
 _MAX_TRACEBACK = 512 * 1024
 _MAX_NOTES = 100
+_MAX_NAME = 500
 
 
 def enter_result(execution_id: str, value: object) -> Result:
     """The value, or its repr where MessagePack cannot carry it."""
     name = type_name(type(value))
-    try:
-        wire = to_wire(value)
-    except NotCarried:
-        return Result(
-            execution_id=execution_id, value=_safe_repr(value), is_repr=True, type_name=name
-        )
-    return Result(execution_id=execution_id, value=wire, type_name=name)
+    with contextlib.suppress(NotCarried):
+        return Result(execution_id=execution_id, value=to_wire(value), type_name=name)
+    return Result(execution_id=execution_id, value=_safe_repr(value), is_repr=True, type_name=name)
 
 
 def enter_error(execution_id: str, kind: ErrorKind, error: BaseException) -> Error:
@@ -48,16 +46,16 @@ def plain_error(execution_id: str, kind: ErrorKind, type_: str, message: str) ->
 
 def type_name(cls: type) -> str:
     """The qualified name, read past whatever a metaclass pretends."""
-    name = type.__dict__["__qualname__"].__get__(cls)
+    name = sendable(type.__dict__["__qualname__"].__get__(cls))[:_MAX_NAME]
     module = type.__dict__["__dict__"].__get__(cls).get("__module__")
     if type(module) is str and module not in ("builtins", "__main__"):
-        return f"{module}.{name}"
-    return str(name)
+        return f"{sendable(module)[:_MAX_NAME]}.{name}"
+    return name
 
 
 def _safe_repr(value: object) -> str:
     try:
-        return _encodable(repr(value))
+        return sendable(repr(value))
     except Exception as fault:
         return f"<{type_name(type(value))} whose repr raised {type_name(type(fault))}>"
 
@@ -97,11 +95,7 @@ def _without_machinery(told: Any, seen: set[int]) -> None:
 
 
 def _shortened(text: str, most: int) -> str:
-    text = _encodable(text)
+    text = sendable(text)
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}\n… {len(text) - most} characters left out …\n{text[-most // 2 :]}"
-
-
-def _encodable(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -24,6 +24,7 @@ from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import message_cost, utf8_size
 from capsule_tasks.protocol.messages import Gap, Message, Output, Stream
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import OutputSettings
 
 
@@ -54,23 +55,34 @@ class Sink:
         self.parts: list[str] = []
         self.size = 0
         self.mark = 1
+        self.over_limit = ""
         self.uses_stderr = False
         self.sent: dict[Stream, int] = {"stdout": 0, "stderr": 0}
-        self.credit = settings.window_bytes
         self.on_credit: Callable[[], None] | None = None
         self._outbox = outbox
         self._pump = pump
         self._late = late
         self._limit = limit_bytes
+        self._granted = settings.window_bytes
+        self._used = 0
+        self._written = 0
+        self._counted = 0
+        self._gathered = False
         self._window = settings.window_bytes
         self._chunk = settings.chunk_bytes
         self._blocks = settings.backpressure == "block" and late is not None
         self._segments: deque[tuple[str | None, Stream, str]] = deque()
         self._position = 0
         self._lost: dict[Stream, list[int]] = {}
+        self._before_loss = 0
         self._lock = threading.RLock()
         self._gate = Gate()
         self._closed = False
+
+    @property
+    def credit(self) -> int:
+        """Bytes that may be sent. Two sums with one writer each: no update can be lost."""
+        return self._granted - self._used
 
     @property
     def backlog(self) -> int:
@@ -79,15 +91,17 @@ class Sink:
         return self.size + queued - self._position
 
     def settle(self) -> None:
-        """Called by a writer whose text reached the mark."""
+        """Called by a writer whose text reached the mark; under a limit that is every writer."""
         if self._closed:
             self._relay()
-        elif self.size < self._chunk:
-            self.mark = self._chunk
-            self._pump.gather(self)
-        else:
-            self._check_limit()
+            return
+        if self._limit is not None:
+            self._check_limit(self._limit)
+        if self.size >= self._chunk:
             self.flush()
+        elif not self._gathered:
+            self._rest()
+            self._pump.gather(self)
 
     def flush(self) -> None:
         """Send everything; waits for credit, or drops, as configured."""
@@ -115,18 +129,18 @@ class Sink:
         elif self.credit <= 0:
             return  # progress that nobody reads in time is superseded by the next
         with self._lock:
-            self.credit -= message_cost(message)
+            self._used += message_cost(message)
             self._outbox.bulk(message)
 
     def ask(self, message: Message) -> None:
         """Send a question behind the text; it never waits for credit."""
         self.flush()
         with self._lock:
-            self.credit -= message_cost(message)
+            self._used += message_cost(message)
             self._outbox.bulk(message)
 
     def add_credit(self, amount: int) -> None:
-        self.credit += amount
+        self._granted += amount
         self._gate.open()
         if self.backlog:
             self._pump.gather(self)
@@ -157,11 +171,18 @@ class Sink:
         self.flush_ready()
         if sent_any:
             return not self._segments  # out of credit: `add_credit` rings again
+        self._gathered = False
         self.mark = 1
         if not self.parts:
             return False
-        self.mark = self._chunk  # written between the two looks
+        self._rest()  # written between the two looks
         return True
+
+    def _rest(self) -> None:
+        """The pump has this sink in hand: writers need not come before a chunk is full."""
+        self._gathered = True
+        if self._limit is None:
+            self.mark = self._chunk
 
     def _has_credit(self) -> bool:
         return self.credit > 0
@@ -183,8 +204,10 @@ class Sink:
         if not count:
             return False
         parts = self.parts[:count]
+        if self._limit is not None:
+            self._count(parts)
         del self.parts[:count]
-        self.size = 0
+        self.size = self._counted = 0
         if not self.uses_stderr:
             self._segments.append((self.execution_id, "stdout", "".join(parts)))
             return True
@@ -201,13 +224,14 @@ class Sink:
         if end >= len(text):
             self._segments.popleft()
             self._position = 0
+            self._before_loss = max(0, self._before_loss - 1)
         else:
             self._position = end
         if not piece:
             return
-        message = Output(execution_id=execution_id, stream=stream, data=_encodable(piece))
+        message = Output(execution_id=execution_id, stream=stream, data=sendable(piece))
         self.sent[stream] += utf8_size(message.data)
-        self.credit -= message_cost(message)
+        self._used += message_cost(message)
         self._outbox.bulk(message)
 
     def _drop_excess(self) -> None:
@@ -223,6 +247,7 @@ class Sink:
                 if self._position >= len(text):
                     self._segments.popleft()
                     self._position = 0
+                    self._before_loss = max(0, self._before_loss - 1)
                 excess -= dropped
 
     def _cut_to(self, keep: int) -> None:
@@ -237,15 +262,16 @@ class Sink:
                 self._count_loss(stream, rest[room:])
                 room = max(0, room - len(rest))
             self._segments = kept
+            self._before_loss = len(kept)
 
     def _count_loss(self, stream: Stream, text: str) -> None:
         if text:
             lost = self._lost.setdefault(stream, [0, 0])
-            lost[0] += utf8_size(_encodable(text))
+            lost[0] += utf8_size(sendable(text))
             lost[1] += 1
 
     def _report_loss(self) -> None:
-        while self._lost:
+        while self._lost and not self._before_loss:
             stream, (lost_bytes, lost_messages) = self._lost.popitem()
             gap = Gap(
                 execution_id=self.execution_id,
@@ -253,7 +279,7 @@ class Sink:
                 lost_bytes=lost_bytes,
                 lost_messages=lost_messages,
             )
-            self.credit -= message_cost(gap)
+            self._used += message_cost(gap)
             self._outbox.bulk(gap)
 
     def _relay(self) -> None:
@@ -273,11 +299,20 @@ class Sink:
             self._segments.extend(segments)
         self.flush()
 
-    def _check_limit(self) -> None:
-        written = sum(self.sent.values()) + self.size
-        if self._limit is not None and written > self._limit:
-            self._cut_to(max(0, self._limit - sum(self.sent.values())))
-            raise OutputLimitReached(f"output limit of {self._limit} bytes: {written} were written")
+    def _check_limit(self, limit: int) -> None:
+        with self._lock:
+            self._count(self.parts)
+            if self._written <= limit:
+                return
+            self._cut_to(max(0, limit - sum(self.sent.values())))
+            self.over_limit = f"output limit of {limit} bytes: {self._written} were written"
+        raise OutputLimitReached(self.over_limit)
+
+    def _count(self, parts: list[str]) -> None:
+        """Add the bytes of those parts that have not been counted."""
+        fresh = parts[self._counted :]
+        self._counted += len(fresh)
+        self._written += sum(utf8_size(sendable(text)) for text in fresh)
 
 
 class StraySink:
@@ -426,17 +461,6 @@ def _plain(text: object) -> str:
     if not isinstance(text, str):
         raise TypeError(f"write() argument must be str, not {type(text).__name__}")
     return str.__str__(text)
-
-
-def _encodable(text: str) -> str:
-    """`text` with what UTF-8 cannot encode spelled out."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text
 
 
 def plain_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 from capsule_tasks.child.inputs import InputDesk
+from capsule_tasks.child.interrupts import keep_unbroken
 
 Patch = Callable[[Any], None]
 
@@ -27,8 +29,20 @@ def install(inputs: InputDesk) -> None:
 
 
 def _patch_subprocess(module: Any) -> None:
-    """Popen gives a child 0.25 s to react to the same Ctrl-C; a session's signal is ours alone."""
+    """Popen gives a child 0.25 s to react to the same Ctrl-C; a session's signal is ours alone.
+
+    A stop that came between the fork and the moment the process has an owner would leave it
+    behind, so these steps are not interrupted: `__init__` by the frame of this package below it.
+    """
+    begin = module.Popen.__init__
+
+    @wraps(begin)
+    def begin_whole(popen: Any, *args: Any, **options: Any) -> None:
+        begin(popen, *args, **options)
+
+    module.Popen.__init__ = begin_whole
     module.Popen._sigint_wait_secs = property(lambda _: 0, lambda *_: None)  # noqa: SLF001 - no public knob
+    keep_unbroken(module.run, module.call, module.Popen.__enter__)
 
 
 class _PatchingFinder:

@@ -14,6 +14,9 @@ from capsule_tasks.protocol.values import revive
 
 Incoming = TypeVar("Incoming", bound=Message)
 
+_MAX_QUOTED = 200
+"""Characters of a peer's words that errors and answers repeat: the rest may be megabytes."""
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -47,7 +50,7 @@ class MessageDecoder(Generic[Incoming]):
     """Bytes of one transport to messages of one direction.
 
     A frame of an unknown type comes out as `Unknown`, so that a newer peer does no harm; any other
-    fault in a frame raises BadFrame.
+    fault in a frame raises BadFrame, and so does whatever is fed after it.
     """
 
     def __init__(self, union: Any, ceiling: int) -> None:
@@ -69,7 +72,11 @@ class MessageDecoder(Generic[Incoming]):
         try:
             envelope = _envelope.decode(body)
         except Exception:  # noqa: BLE001 - as above
-            raise BadFrame(f"a frame holds no message: {fault}") from fault
+            raise self._spent("a frame holds no message", fault) from fault
         if envelope.type in self._known:
-            raise BadFrame(f"a malformed {envelope.type!r} message: {fault}") from fault
-        return Unknown(envelope.type, envelope.id)
+            raise self._spent(f"a malformed {envelope.type!r} message", fault) from fault
+        return Unknown(envelope.type[:_MAX_QUOTED], envelope.id[:_MAX_QUOTED])
+
+    def _spent(self, what: str, fault: Exception) -> BadFrame:
+        self._frames.spend()
+        return BadFrame(f"{what}: {str(fault)[:_MAX_QUOTED]}")

@@ -27,6 +27,10 @@ class FrameDecoder:
         """Bytes of a frame that has not arrived whole."""
         return len(self._pending)
 
+    def spend(self) -> None:
+        """Refuse whatever is fed from now on: a body was not what it should be."""
+        self._spent = True
+
     def feed(self, data: bytes) -> Iterator[memoryview]:
         """The bodies completed by `data`; each is valid until the next is asked for."""
         if self._spent:
@@ -52,7 +56,7 @@ class FrameDecoder:
         size = int.from_bytes(view[position : position + HEADER], "big")
         if 0 < size <= self._ceiling:
             return size
-        self._spent = True
+        self.spend()
         raise BadFrame(f"a frame claims {size} bytes; allowed are 1 to {self._ceiling}")
 
     def _keep(self, rest: memoryview) -> None:

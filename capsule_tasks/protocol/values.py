@@ -25,9 +25,20 @@ class NotCarried(Exception):
     """The value holds something MessagePack cannot carry."""
 
 
+def sendable(text: str) -> str:
+    """`text` as a plain str, with what UTF-8 cannot encode spelled out. Runs no user code."""
+    text = str.__str__(text)
+    if _is_utf8(text):
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def to_wire(value: object) -> Any:
     """`value` in a form that MessagePack carries and `revive` turns back; or NotCarried."""
-    return _pack(value, 0)
+    try:
+        return _pack(value, 0)
+    except RecursionError:
+        raise NotCarried("nested too deeply for this stack") from None
 
 
 def _pack(value: Any, depth: int) -> Any:
@@ -45,7 +56,7 @@ def _pack(value: Any, depth: int) -> Any:
     if kind is dict:
         return _pack_dict(value, depth + 1)
     if kind in _SEQUENCES:
-        return _ext(_SEQUENCES[kind], [_pack(item, depth + 1) for item in value])
+        return _ext(_SEQUENCES[kind], [_pack(item, depth + 1) for item in list(value)])
     if kind in _SCALARS:
         code, write = _SCALARS[kind]
         return _ext(code, write(value))
@@ -53,19 +64,21 @@ def _pack(value: Any, depth: int) -> Any:
 
 
 def _pack_dict(value: dict[Any, Any], depth: int) -> Any:
-    pairs = [(_pack(key, depth), _pack(item, depth)) for key, item in value.items()]
+    # Copied first, as sets are above: another thread may be changing it.
+    pairs = [(_pack(key, depth), _pack(item, depth)) for key, item in list(value.items())]
     if any(type(key) is msgspec.msgpack.Ext for key, _ in pairs):
         return _ext(_DICT, pairs)
     return dict(pairs)
 
 
 def _numpy_item(value: Any) -> Any:
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic):
+    """A NumPy scalar as the Python object that is the same value; there is not always one."""
+    kind = type(value)
+    if issubclass(kind, getattr(sys.modules.get("numpy"), "generic", ())):
         item = value.item()
-        if type(item) is not type(value):
+        if type(item) in _NUMPY_ITEMS.get(value.dtype.kind, ()):
             return item
-    raise NotCarried(type(value).__name__)
+    raise NotCarried(kind.__name__)
 
 
 def _is_utf8(text: str) -> bool:
@@ -83,6 +96,17 @@ def _ext(code: int, payload: object) -> msgspec.msgpack.Ext:
 
 
 _PLAIN = frozenset({type(None), bool, float, bytes})
+_NUMPY_ITEMS: dict[str, tuple[type, ...]] = {
+    "b": (bool,),
+    "i": (int,),
+    "u": (int,),
+    "f": (float,),
+    "c": (complex,),
+    "U": (str,),
+    "S": (bytes,),
+    "M": (dt.date, dt.datetime),  # not the bare number that a finer unit than ours gives
+    "m": (dt.timedelta,),
+}
 _BIG_INT, _TUPLE, _SET, _FROZENSET, _COMPLEX, _TEXT = 1, 2, 3, 4, 5, 6
 _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _UUID, _BYTEARRAY, _RANGE, _DICT = range(7, 16)
 
@@ -92,7 +116,7 @@ _SCALARS: dict[type, tuple[int, Callable[[Any], object]]] = {
     complex: (_COMPLEX, lambda v: [v.real, v.imag]),
     dt.datetime: (_DATETIME, lambda v: [v.replace(tzinfo=None).isoformat(), _offset(v), v.fold]),
     dt.date: (_DATE, dt.date.isoformat),
-    dt.time: (_TIME, dt.time.isoformat),
+    dt.time: (_TIME, lambda v: [v.replace(tzinfo=None).isoformat(), _offset(v), v.fold]),
     dt.timedelta: (_TIMEDELTA, lambda v: [v.days, v.seconds, v.microseconds]),
     decimal.Decimal: (_DECIMAL, str),
     uuid.UUID: (_UUID, lambda v: v.bytes),
@@ -101,9 +125,14 @@ _SCALARS: dict[type, tuple[int, Callable[[Any], object]]] = {
 }
 
 
-def _offset(value: dt.datetime) -> float | None:
+def _offset(value: dt.datetime | dt.time) -> float | None:
+    """Seconds from UTC: the zone's rules do not travel, what they say of this moment does."""
+    if value.tzinfo is None:
+        return None
     offset = value.utcoffset()
-    return None if offset is None else offset.total_seconds()
+    if offset is None:
+        raise NotCarried("a zone without an offset")
+    return offset.total_seconds()
 
 
 def _checked(number: int) -> int:
@@ -112,42 +141,56 @@ def _checked(number: int) -> int:
     raise NotCarried("range")
 
 
-def _datetime(fields: list[Any]) -> dt.datetime:
+def _zone(offset: float | None) -> dt.timezone | None:
+    return None if offset is None else dt.timezone(dt.timedelta(seconds=offset))
+
+
+def _datetime(fields: tuple[str, float | None, int]) -> dt.datetime:
     text, offset, fold = fields
-    zone = None if offset is None else dt.timezone(dt.timedelta(seconds=offset))
-    return dt.datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold)
+    return dt.datetime.fromisoformat(text).replace(tzinfo=_zone(offset), fold=fold)
 
 
-_REVIVERS: dict[int, Callable[[Any], object]] = {
-    _BIG_INT: lambda v: int(v, 16),
-    _TUPLE: tuple,
-    _SET: set,
-    _FROZENSET: frozenset,
-    _COMPLEX: lambda v: complex(*v),
-    _DATETIME: _datetime,
-    _DATE: dt.date.fromisoformat,
-    _TIME: dt.time.fromisoformat,
-    _TIMEDELTA: lambda v: dt.timedelta(*v),
-    _DECIMAL: decimal.Decimal,
-    _RANGE: lambda v: range(*v),
-    _DICT: dict,
-}
-_RAW_REVIVERS: dict[int, Callable[[bytes], object]] = {
-    _TEXT: lambda v: v.decode("utf-8", "surrogatepass"),
-    _UUID: lambda v: uuid.UUID(bytes=v),
-    _BYTEARRAY: bytearray,
-}
+def _time(fields: tuple[str, float | None, int]) -> dt.time:
+    text, offset, fold = fields
+    return dt.time.fromisoformat(text).replace(tzinfo=_zone(offset), fold=fold)
 
 
 def revive(code: int, payload: memoryview) -> object:
     """The value of an extension; ValueError for a code or payload that `to_wire` never makes."""
-    raw = _RAW_REVIVERS.get(code)
-    if raw is not None:
-        return raw(bytes(payload))
     reviver = _REVIVERS.get(code)
     if reviver is None:
         raise ValueError(f"extension {code} is not one of this protocol")
-    return reviver(_decode(payload))
+    read, build = reviver
+    return build(read(payload))
 
 
-_decode = msgspec.msgpack.Decoder(ext_hook=revive).decode
+def _reader(kind: Any) -> Callable[[memoryview], Any]:
+    """Reads payloads of one type and refuses any other.
+
+    Without that a few hostile bytes could be a tuple of a range of 2**62, or a Decimal of a large
+    integer, which takes quadratic time.
+    """
+    return msgspec.msgpack.Decoder(kind, ext_hook=revive).decode
+
+
+_text, _items = _reader(str), _reader(list[Any])
+_moment = _reader(tuple[str, float | None, int])
+_integers = _reader(tuple[int, int, int])
+
+_REVIVERS: dict[int, tuple[Callable[[memoryview], Any], Callable[[Any], object]]] = {
+    _BIG_INT: (_text, lambda v: int(v, 16)),
+    _TUPLE: (_items, tuple),
+    _SET: (_items, set),
+    _FROZENSET: (_items, frozenset),
+    _COMPLEX: (_reader(tuple[float, float]), lambda v: complex(*v)),
+    _TEXT: (bytes, lambda v: v.decode("utf-8", "surrogatepass")),
+    _DATETIME: (_moment, _datetime),
+    _DATE: (_text, dt.date.fromisoformat),
+    _TIME: (_moment, _time),
+    _TIMEDELTA: (_integers, lambda v: dt.timedelta(*v)),
+    _DECIMAL: (_text, decimal.Decimal),
+    _UUID: (bytes, lambda v: uuid.UUID(bytes=v)),
+    _BYTEARRAY: (bytes, bytearray),
+    _RANGE: (_integers, lambda v: range(*v)),
+    _DICT: (_reader(list[tuple[Any, Any]]), dict),
+}

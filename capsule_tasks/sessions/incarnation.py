@@ -177,16 +177,14 @@ class Incarnation:
     def _finish(self, doom: Doom) -> None:
         if self._over:
             return
+        self.channel.drain()  # first, so that the bytes find the execution they belong to
         for raw in self._raw:
-            raw.catch_up()
-        self.channel.drain()
+            raw.finish()
         self._over = True
         last_words = probe.leftover(self.process)
         if last_words and not doom.stack:
             doom = dataclasses.replace(doom, stack=last_words)
         self.channel.close()
-        for raw in self._raw:
-            raw.close()
         for stream in list(self.router.streams.values()):
             self._end_stream(stream, self._epitaph(stream, doom))
         self.router.fail_replies(doom.why)

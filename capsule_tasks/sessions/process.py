@@ -69,6 +69,8 @@ class ChildProcess:
 
     def close(self) -> None:
         """Release the descriptors. The child must have exited, or be about to."""
+        if self.wires.stacks >= 0:  # a dump may be in progress: its reader must not outlive it
+            self._loop.remove_reader(self.wires.stacks)
         self.wires.close()
 
     def _watch_exit(self) -> None:

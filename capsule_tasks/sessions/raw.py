@@ -46,6 +46,13 @@ class RawOutput:
         while waiting > 0 and not self._at_end:
             waiting -= self._read(min(waiting, _READ_BYTES))
 
+    def finish(self) -> None:
+        """Read what is left of a dead child's bytes, the torn end of a character included."""
+        self.catch_up()
+        if not self._at_end and (rest := self._decoder.decode(b"", final=True)):
+            self._deliver(self._stream, rest, 0)
+        self.close()
+
     def close(self) -> None:
         self._pause()
         self._at_end = True

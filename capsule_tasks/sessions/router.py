@@ -11,7 +11,7 @@ from typing import Any
 
 from capsule_tasks.errors import BadFrame, SessionLost
 from capsule_tasks.protocol.codec import Unknown
-from capsule_tasks.protocol.flow import message_cost
+from capsule_tasks.protocol.flow import message_cost, utf8_size
 from capsule_tasks.protocol.messages import (
     Ack,
     CancelReply,
@@ -164,7 +164,7 @@ class Router:
         self._session_debt = 0
         if isinstance(message, Output):
             if message.execution_id is not None:
-                self.counters.late_output_bytes += len(message.data)
+                self.counters.late_output_bytes += utf8_size(message.data)
             log.info(
                 "session %s %s%s: %s",
                 self._session_id,

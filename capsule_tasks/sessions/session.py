@@ -61,6 +61,11 @@ HealthListener = Callable[[Health], object]
 StateListener = Callable[[SessionState, SessionState], object]
 T = TypeVar("T")
 
+_NOT_SENT: dict[type[Exception], ErrorKind] = {
+    FrameTooLarge: ErrorKind.TOO_LARGE,
+    SessionLost: ErrorKind.LOST,
+    UnicodeEncodeError: ErrorKind.RAISED,  # as Python's own compiler does with such a source
+}
 _EXIT_S = 5.0
 """How long a killed process may take to leave the process table."""
 
@@ -102,7 +107,10 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._child: Incarnation | None = None
         self._stopper: Stopper | None = None
+        self._arrival: asyncio.Task[None] | None = None
+        """Brings a child up: a start, or a restart."""
         self._restarting: asyncio.Task[None] | None = None
+        """The arrival, if it is a restart."""
         self._restarts = 0
         self._forget_child()
 
@@ -235,22 +243,46 @@ class Session:
             raise SessionStateError("start()", self._state, "use restart() to begin anew")
         self._loop = asyncio.get_running_loop()
         self._move(SessionState.WARMING)
+        self._arrival = arrival = self._loop.create_task(self._bring_up())
         try:
-            await self._bring_up()
+            await asyncio.wait({arrival})
+        except asyncio.CancelledError:
+            arrival.cancel()
+            await _shielded(asyncio.wait({arrival}))
+            raise
+        finally:
+            if self._arrival is arrival:
+                self._fail_start()  # it may have been cancelled before its first step
+        if arrival.cancelled():
+            raise SessionStartFailed(f"the session was {self._state} before it was ready")
+        arrival.result()
+
+    async def _bring_up(self) -> None:
+        """From WARMING to READY; or to ERROR, and nothing of the attempt stays."""
+        try:
+            await self._prepare()
+            if not self._move(SessionState.READY):
+                raise SessionStartFailed(f"the session was {self._state} before it was ready")
         except BaseException as error:
-            await self._give_up(error)
-            if isinstance(error, (asyncio.CancelledError, SessionStartFailed)):
-                raise
-            if isinstance(error, IncompatibleProtocol):
+            self._last_error = str(error) or type(error).__name__
+            try:
+                await self._discard(Doom(f"the start failed: {self._last_error}", ErrorKind.LOST))
+            finally:
+                self._fail_start()
+            if isinstance(
+                error, asyncio.CancelledError | SessionStartFailed | IncompatibleProtocol
+            ):
                 raise
             raise SessionStartFailed(f"the session did not start: {error}") from error
-        if not self._move(SessionState.READY):
-            raise SessionStartFailed(f"the session was {self._state} before it was ready")
         if self._watch is not None:
             self._watch.start()
 
-    async def _bring_up(self) -> None:
-        process = await start_process(self._spawner, self.config, self.session_id)
+    def _fail_start(self) -> None:
+        if self._state is SessionState.WARMING:
+            self._move(SessionState.ERROR)
+
+    async def _prepare(self) -> None:
+        process = await start_process(self._spawner, self.config)
         self._child = child = Incarnation(
             self.session_id,
             self.config,
@@ -277,78 +309,101 @@ class Session:
         }
         if self.config.warmup is not None:
             await warm_up(child, self.config.warmup, self.config.timeouts)
-
-    async def _give_up(self, error: BaseException) -> None:
-        """A start failed: nothing of it stays, whoever asked for it."""
-        self._last_error = str(error) or type(error).__name__
-        child = self._child
-        if child is not None and not child.is_over:
-            child.kill(Doom(f"the start failed: {self._last_error}", ErrorKind.LOST))
-            with contextlib.suppress(TimeoutError):
-                await _shielded(asyncio.wait_for(asyncio.shield(child.gone), _EXIT_S))
-        self._move(SessionState.ERROR)
+        if child.is_over:  # died between its last word and this moment
+            raise SessionStartFailed(f"the child was lost: {self._last_error}")
 
     async def shutdown(self, reason: str = "") -> None:
         """Ask the child to leave, let `finally` blocks run, and kill it after `shutdown_s`.
 
         Executions end with an error of kind `shutdown`; safe at any time, any number of times.
         """
-        child = self._child
-        self._settle_restart()
-        if child is None or child.is_over or not self._move(SessionState.SHUTTING_DOWN):
+        arrival, child = self._arrival, self._child
+        is_leaving = self._state is SessionState.SHUTTING_DOWN
+        if (
+            child is None
+            or child.is_over
+            or self._is_restarting
+            or not (is_leaving or self._move(SessionState.SHUTTING_DOWN))
+        ):
             await self.terminate()
             return
-        why = f"the session was shut down{f': {reason}' if reason else ''}"
-        child.expect_exit(Doom(why, ErrorKind.SHUTDOWN))
-        self._count_triggers(child, why)
-        child.send_control(Shutdown(reason=reason))
+        if not is_leaving:
+            why = f"the session was shut down{f': {reason}' if reason else ''}"
+            child.expect_exit(Doom(why, ErrorKind.SHUTDOWN))
+            self._count_triggers(child, why)
+            child.send_control(Shutdown(reason=reason))
         try:
             async with asyncio.timeout(self.config.timeouts.shutdown_s):
                 await asyncio.shield(child.gone)
         except TimeoutError:
             log.warning("session %s did not shut down in time; it is killed", self.session_id)
         finally:
-            await _shielded(self.terminate())
+            if self._arrival is arrival:  # else a restart came meanwhile, and the child is its
+                await self.terminate()
 
     async def terminate(self) -> None:
         """Kill the child and all its descendants; safe at any time, any number of times."""
-        self._settle_restart()
+        arrival = self._arrival
+        if arrival is not None:
+            arrival.cancel()
+        await _shielded(self._end(arrival))
+
+    async def _end(self, arrival: asyncio.Task[None] | None) -> None:
+        """Nothing is left when this returns, unless a restart has begun another life."""
+        life, child = self._restarts, self._child
+        self._move(SessionState.SHUTTING_DOWN)
+        why = "the session was terminated"
+        if child is not None and not child.is_over:
+            self._count_triggers(child, why)
+        await self._discard(Doom(why, ErrorKind.SHUTDOWN))
+        if arrival is not None and not arrival.done():
+            await asyncio.wait({arrival})
+        if self._restarts == life:
+            self._move(SessionState.TERMINATED)
+            self._interceptors.close()
+            await self._cancel_tasks()
+
+    async def _discard(self, doom: Doom) -> None:
+        """Kill the child, if there is one, and see it gone."""
         child = self._child
         if child is not None and not child.is_over:
-            why = "the session was terminated"
-            self._count_triggers(child, why)
-            child.kill(Doom(why, ErrorKind.SHUTDOWN))
+            child.kill(doom)
             with contextlib.suppress(TimeoutError):
                 await _shielded(asyncio.wait_for(asyncio.shield(child.gone), _EXIT_S))
-        self._move(SessionState.TERMINATED)
-        self._interceptors.close()
-        await self._cancel_tasks()
 
     async def restart(self) -> None:
         """A new child under the same id. Callers that come while it starts share it."""
-        if self._restarting is None or self._restarting.done():
-            self._restarting = asyncio.get_running_loop().create_task(self._restart())
-        await asyncio.shield(self._restarting)
+        restarting = self._restarting
+        if restarting is None or restarting.done() or restarting.cancelling():
+            restarting = self._begin_restart()
+        await asyncio.wait({restarting})
+        if restarting.cancelled():  # that it was, not that the caller is
+            raise SessionStateError("restart()", self._state, "it was stopped on the way up")
+        restarting.result()
 
-    async def _restart(self) -> None:
-        restarting, self._restarting = self._restarting, None
-        try:
-            await self.terminate()
-        finally:
-            self._restarting = restarting
+    def _begin_restart(self) -> asyncio.Task[None]:
+        self._loop = asyncio.get_running_loop()
+        restarting = self._loop.create_task(self._restart(self._arrival))
+        restarting.add_done_callback(_report_failure)
+        self._arrival = self._restarting = restarting
+        return restarting
+
+    async def _restart(self, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None:
+            previous.cancel()
+        await self._end(previous)
         self._child = self._stopper = None
         self._counters = Counters()
         self._interceptors.count_into(self._counters)
         self._forget_child()
         self._restarts += 1
         self._move(SessionState.CREATING)
-        await self.start()
+        self._move(SessionState.WARMING)
+        await self._bring_up()
 
-    def _settle_restart(self) -> None:
-        """Whoever stops the session also stops its coming back."""
-        restarting = self._restarting
-        if restarting is not None and restarting is not asyncio.current_task():
-            restarting.cancel()
+    @property
+    def _is_restarting(self) -> bool:
+        return self._restarting is not None and not self._restarting.done()
 
     async def _cancel_tasks(self) -> None:
         own = asyncio.current_task()
@@ -397,18 +452,18 @@ class Session:
     def _on_child_end(self, doom: Doom) -> None:
         if self._watch is not None:
             self._watch.stop()
+        if self._child is not None:
+            self._child.router.fail_receivers(doom.why)
         if not doom.expected:
             self._last_error = doom.why
             log.warning("session %s lost its child: %s", self.session_id, doom.why)
-            if self._child is not None:
-                self._child.router.fail_receivers(doom.why)
         if self._state is SessionState.WARMING:
             return  # `start` is waiting and says what became of it
-        unasked = not doom.expected and self._state is not SessionState.SHUTTING_DOWN
+        is_leaving = self._state is SessionState.SHUTTING_DOWN
+        unasked = not doom.expected and not is_leaving
         self._move(SessionState.ERROR if unasked else SessionState.TERMINATED)
-        if doom.target is not None and self.config.replace_killed:
-            self._restarting = asyncio.get_running_loop().create_task(self._restart())
-            self._restarting.add_done_callback(_report_failure)
+        if doom.target is not None and self.config.replace_killed and not is_leaving:
+            self._begin_restart()
 
     # --- executing -----------------------------------------------------------------------------
 
@@ -428,6 +483,8 @@ class Session:
         """
         if not isinstance(source, str):
             raise TypeError(f"source must be str, not {type(source).__name__}")
+        if not isinstance(execution_id, str | None):
+            raise TypeError(f"execution_id must be str, not {type(execution_id).__name__}")
         child, stopper = await self._accepting("execute()")
         execution_id = execution_id or new_id()
         if execution_id in child.router.streams:
@@ -485,8 +542,7 @@ class Session:
     async def _accepting(self, call: str) -> tuple[Incarnation, Stopper]:
         """The child, if it takes executions; one that is being replaced is waited for."""
         if self._restarting is not None and not self._restarting.done():
-            with contextlib.suppress(SessionStartFailed):
-                await asyncio.shield(self._restarting)
+            await asyncio.wait({self._restarting})
         child, stopper = self._child, self._stopper
         if self._state not in ACCEPTING or child is None or stopper is None or child.is_over:
             hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
@@ -506,12 +562,11 @@ class Session:
     async def _submit(self, child: Incarnation, stream: ExecutionStream, execute: Execute) -> None:
         try:
             await child.send_bulk(execute)
-        except (FrameTooLarge, SessionLost) as error:
+        except (FrameTooLarge, SessionLost, UnicodeEncodeError) as error:
             child.close_stream(stream)
-            kind = ErrorKind.TOO_LARGE if not isinstance(error, SessionLost) else ErrorKind.LOST
             terminal = Error(
                 execution_id=stream.execution_id,
-                kind=kind,
+                kind=_NOT_SENT[type(error)],
                 type=type(error).__name__,
                 message=str(error),
             )
@@ -608,8 +663,10 @@ class Session:
     ) -> tuple[str, ...]:
         """Bring a saved namespace back; the names restored. On failure nothing has changed."""
         saved = data.data if isinstance(data, Checkpointed) else data
-        if saved is None or mode not in ("merge", "replace"):
-            raise ValueError(f"cannot restore {data!r} with mode {mode!r}")
+        if not isinstance(saved, bytes):
+            raise TypeError(f"data must be bytes, not {type(saved).__name__}")
+        if mode not in ("merge", "replace"):
+            raise ValueError(f"mode must be 'merge' or 'replace', not {mode!r}")
         child, _ = await self._accepting("restore()")
         reply: Restored = await self._ask_slowly(child, Restore(data=saved, mode=mode), timeout_s)
         if reply.error:
@@ -655,7 +712,7 @@ def _timeout_error(error: Error, timeout_s: float) -> ExecutionTimeout:
 
 def _report_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("a killed session could not be replaced: %s", task.exception())
+        log.error("a session could not be restarted: %s", str(task.exception()))
 
 
 async def _shielded(work: Awaitable[T]) -> T:

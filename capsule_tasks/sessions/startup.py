@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from capsule_tasks.errors import SessionStartFailed
-from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Ready, Terminal
+from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Ready, Terminal, new_id
 from capsule_tasks.sessions import probe
 from capsule_tasks.sessions.incarnation import Incarnation
 from capsule_tasks.sessions.process import ChildProcess
@@ -17,8 +17,9 @@ from capsule_tasks.settings import SessionConfig, TimeoutSettings
 log = logging.getLogger("capsule_tasks.sessions")
 
 
-async def start_process(spawner: Spawner, config: SessionConfig, marker: str) -> ChildProcess:
+async def start_process(spawner: Spawner, config: SessionConfig) -> ChildProcess:
     """A running child and our ends of its wires; nothing is left of one that did not start."""
+    marker = new_id()  # of this child alone, not of a session that may have had another before
     wires = Wires()
     try:
         spawned = await spawner.spawn(wires, config, marker)

@@ -19,7 +19,7 @@ class SessionState(StrEnum):
     BUSY = "busy"
     """At least one execution is running."""
     SHUTTING_DOWN = "shutting_down"
-    """`shutdown` was called; the child may finish its `finally` blocks."""
+    """`shutdown` was called and the child may finish its `finally` blocks, or it is being killed."""
     TERMINATED = "terminated"
     """The child is gone as it should be. Only `restart` leads out."""
     ERROR = "error"

@@ -8,8 +8,16 @@ from collections import deque
 from collections.abc import Callable
 
 from capsule_tasks.errors import BadFrame
-from capsule_tasks.protocol.flow import message_cost
-from capsule_tasks.protocol.messages import Ack, Error, ErrorKind, Message, Terminal
+from capsule_tasks.protocol.flow import OVERHEAD, message_cost, utf8_size
+from capsule_tasks.protocol.messages import (
+    Ack,
+    Error,
+    ErrorKind,
+    Message,
+    Output,
+    Stream,
+    Terminal,
+)
 from capsule_tasks.settings import OutputSettings
 
 CANCEL_CREDIT = 256 * 1024
@@ -57,6 +65,7 @@ class ExecutionStream:
         self._queue: deque[tuple[Message, int, bool]] = deque()
         self._outstanding = 0
         self._owed = 0
+        self._carried: dict[Stream, int] = {"stdout": 0, "stderr": 0}
         self._early: list[tuple[Message, int]] = []
         self._reader: asyncio.Future[None] | None = None
 
@@ -88,13 +97,16 @@ class ExecutionStream:
         self._outstanding += cost
         if self._outstanding > self._most:
             raise BadFrame(f"execution {self.execution_id} sent more than it had credit for")
+        if isinstance(message, Output):
+            self._carried[message.stream] += cost - OVERHEAD
         if self.acked:
             self._put(message, cost)
         else:  # many control messages were in its way: the Ack still comes first
             self._early.append((message, cost))
 
-    def push_raw(self, message: Message, size: int) -> None:
+    def push_raw(self, message: Output, size: int) -> None:
         """Queue bytes read from a descriptor; the reader pauses while too many wait."""
+        self._carried[message.stream] += utf8_size(message.data)
         self.raw_waiting += size
         self._put(message, size, raw=True)
 
@@ -104,6 +116,9 @@ class ExecutionStream:
             return
         self.terminal = terminal
         self._put_early()
+        # What came from descriptors is known here only, and a killed child counts nothing.
+        terminal.stdout_bytes = self._carried["stdout"]
+        terminal.stderr_bytes = self._carried["stderr"]
         self._put(terminal, 0)
         self.ended.set_result(terminal)
 

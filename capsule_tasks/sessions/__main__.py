@@ -1,0 +1,67 @@
+"""`python -m capsule_tasks.sessions`: a session by hand, or a tour of what it can do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+
+from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.settings import ChildSettings, LimitSettings, SessionConfig
+
+EXIT_BROKEN_PIPE = 141
+"""As a shell reports a process that wrote into a closed pipe: 128 + SIGPIPE."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m capsule_tasks.sessions",
+        description="Python in a session of its own: type code, or pipe it in. With a pipe the "
+        "exit status is 1 if the last execution failed.",
+    )
+    parser.add_argument("-c", "--warmup", metavar="CODE", help="run CODE before the first prompt")
+    parser.add_argument("--cwd", metavar="DIR", help="the child's working directory")
+    parser.add_argument(
+        "--memory", metavar="SIZE", type=_size, help="limit the child's memory, as in 512M or 2G"
+    )
+    parser.add_argument("--demo", action="store_true", help="show a scripted tour, then leave")
+    arguments = parser.parse_args()
+    try:
+        return _run(arguments, parser)
+    except BrokenPipeError:
+        # The interpreter would try again to write what is left, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if arguments.demo:
+        if arguments.warmup or arguments.cwd or arguments.memory:
+            parser.error("--demo takes no other option")
+        from capsule_tasks.sessions.tour import main as tour  # noqa: PLC0415 - one of the two
+
+        return tour()
+    try:
+        limits = LimitSettings(memory_bytes=arguments.memory)
+    except InvalidSetting as error:
+        parser.error(str(error))
+    from capsule_tasks.sessions.console import Console  # noqa: PLC0415 - as above
+
+    return Console(
+        SessionConfig(
+            child=ChildSettings(limits=limits), cwd=arguments.cwd, warmup=arguments.warmup
+        )
+    ).main()
+
+
+def _size(text: str) -> int:
+    """`512M` in bytes."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 512M or 2G")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What the tests of sessions share: collecting what an execution says, and waiting for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from capsule_tasks.protocol.messages import Message, Output, Terminal
+from capsule_tasks.sessions import Session
+
+HANG_S = 30.0
+"""No step of any test takes this long unless something hangs."""
+
+
+async def collect(session: Session, source: str, **options: Any) -> list[Message]:
+    """Everything one execution says, its terminal message last."""
+    async with asyncio.timeout(HANG_S):
+        return [message async for message in session.execute(source, **options)]
+
+
+def text(messages: list[Message], stream: str = "stdout") -> str:
+    """What was written to one stream."""
+    outputs = [m for m in messages if isinstance(m, Output)]
+    return "".join(m.data for m in outputs if m.stream == stream)
+
+
+class Watched:
+    """An execution that runs in the background while the test does something to it."""
+
+    def __init__(self, session: Session, source: str, **options: Any) -> None:
+        self.messages: list[Message] = []
+        self.execution_id: str = options.setdefault("execution_id", f"watched-{id(self)}")
+        self._changed = asyncio.Condition()
+        self._task = asyncio.create_task(self._follow(session.execute(source, **options)))
+
+    async def until_output(self, wanted: str) -> None:
+        """Wait until `wanted` has been written to either stream."""
+        await self._until(lambda: wanted in text(self.messages) + text(self.messages, "stderr"))
+
+    async def until(self, kind: type[Message]) -> Any:
+        """Wait for a message of a kind; the first one."""
+        await self._until(lambda: any(isinstance(m, kind) for m in self.messages))
+        return next(m for m in self.messages if isinstance(m, kind))
+
+    async def ended(self) -> Any:
+        """Wait for the end; the terminal message."""
+        async with asyncio.timeout(HANG_S):
+            await self._task
+        terminals = [m for m in self.messages if isinstance(m, Terminal)]
+        assert len(terminals) == 1, terminals
+        assert self.messages[-1] is terminals[0]
+        return terminals[0]
+
+    async def _follow(self, messages: AsyncIterator[Message]) -> None:
+        async for message in messages:
+            async with self._changed:
+                self.messages.append(message)
+                self._changed.notify_all()
+
+    async def _until(self, condition: Any) -> None:
+        async with asyncio.timeout(HANG_S), self._changed:
+            await self._changed.wait_for(condition)
+
+
+async def eventually(condition: Callable[[], Any]) -> Any:
+    """Wait for what nobody announces; the first true value of `condition`."""
+    async with asyncio.timeout(HANG_S):
+        while not (value := condition()):
+            await asyncio.sleep(0.001)
+    return value
+
+
+async def until_exited(pid: int) -> None:
+    """Wait until a process has exited, whoever its parent is."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, exited = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, exited.set)
+    try:
+        async with asyncio.timeout(HANG_S):
+            await exited.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CapsuleError(Exception):
-    """Root of every error raised by capsule_tasks."""
+    """Root of every error raised by capsule_tasks; all of them can be copied and pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would call the class with `args`, but most of these are made from other parts.
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[CapsuleError], args: tuple[Any, ...]) -> CapsuleError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class CallerError(CapsuleError):
@@ -124,6 +136,10 @@ class TemplateGone(RetryError):
 
 class IncompatibleProtocol(OperatorError):
     """Parent and child speak no common version of the protocol."""
+
+
+class Unconfined(OperatorError):
+    """A sandbox cannot confine what it promises on this machine, and so does not start."""
 
 
 class BadFrame(InternalError):

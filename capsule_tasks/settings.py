@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -12,27 +12,53 @@ from capsule_tasks.errors import InvalidSetting
 KIB = 1024
 MIB = 1024 * KIB
 
+_MOST_SECONDS = 10**9
+"""Three decades; beyond three centuries the system's own timers give up."""
+_MOST = 2**63 - 1
+_MOST_FRAME_BYTES = 2**32 - 1
+"""What the length in front of a frame can say."""
+
 Backpressure = Literal["block", "drop_oldest"]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """A group of settings that refuses values out of range."""
+    """A group of settings that refuses values of another type or out of range."""
 
     def _at_least(self, minimum: float, *names: str) -> None:
+        """Seconds may have fractions; what is counted may not."""
         for name in names:
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not value >= minimum:
-                raise InvalidSetting(f"{type(self).__name__}.{name}", value, f">= {minimum}")
+            in_seconds = name.endswith("_s")
+            most = _MOST_SECONDS if in_seconds else _MOST
+            is_number = isinstance(value, (int, float) if in_seconds else int)
+            if not is_number or isinstance(value, bool) or not minimum <= value <= most:
+                what = "number of seconds" if in_seconds else "whole number"
+                self._refuse(name, f"a {what} from {minimum} to {most}")
 
     def _optional_at_least(self, minimum: float, *names: str) -> None:
-        self._at_least(minimum, *(name for name in names if getattr(self, name) is not None))
+        self._at_least(minimum, *self._given(*names))
 
     def _one_of(self, name: str, allowed: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value not in allowed:
-            must = "one of " + ", ".join(map(repr, allowed))
-            raise InvalidSetting(f"{type(self).__name__}.{name}", value, must)
+        if getattr(self, name) not in allowed:
+            self._refuse(name, "one of " + ", ".join(map(repr, allowed)))
+
+    def _of_type(self, kind: type, *names: str) -> None:
+        for name in names:
+            if not isinstance(getattr(self, name), kind):
+                self._refuse(name, f"of type {kind.__name__}")
+
+    def _tuple_of(self, kind: type, *names: str) -> None:
+        self._of_type(tuple, *names)
+        for name in names:
+            if not all(type(item) is kind for item in getattr(self, name)):
+                self._refuse(name, f"a tuple of {kind.__name__}")
+
+    def _given(self, *names: str) -> list[str]:
+        """Those that are not None."""
+        return [name for name in names if getattr(self, name) is not None]
+
+    def _refuse(self, name: str, must: str) -> NoReturn:
+        raise InvalidSetting(f"{type(self).__name__}.{name}", getattr(self, name), must)
 
 
 class ExecutorSettings(_Section, frozen=True, kw_only=True):
@@ -117,6 +143,7 @@ class DiagnosticSettings(_Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self._at_least(0.01, "heartbeat_interval_s")
         self._at_least(0, "summary_names")
+        self._tuple_of(str, "redact")
         self._one_of("log_level", ("DEBUG", "INFO", "WARNING", "ERROR"))
 
 
@@ -136,6 +163,7 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self._one_of("network", ("none", "open"))
         self._one_of("isolation", ("required", "best_effort"))
+        self._tuple_of(str, "readable")
         self._at_least(0, "max_processes", "max_disk_bytes")
 
 
@@ -153,7 +181,15 @@ class ChildSettings(_Section, frozen=True, kw_only=True):
     """The ceiling of one frame, checked when writing and when reading."""
 
     def __post_init__(self) -> None:
+        self._of_type(ExecutorSettings, "executor")
+        self._of_type(OutputSettings, "output")
+        self._of_type(InputSettings, "input")
+        self._of_type(LimitSettings, "limits")
+        self._of_type(DiagnosticSettings, "diagnostics")
+        self._of_type(SandboxSettings, *self._given("sandbox"))
         self._at_least(64 * KIB, "max_frame_bytes")
+        if self.max_frame_bytes > _MOST_FRAME_BYTES:
+            self._refuse("max_frame_bytes", f"<= {_MOST_FRAME_BYTES}")
         if self.output.chunk_bytes * 5 > self.max_frame_bytes:
             raise InvalidSetting(
                 "OutputSettings.chunk_bytes",
@@ -230,8 +266,22 @@ class SessionConfig(_Section, frozen=True, kw_only=True):
     """Versions offered to the child, best first."""
 
     def __post_init__(self) -> None:
+        self._of_type(ChildSettings, "child")
+        self._of_type(TimeoutSettings, "timeouts")
+        self._of_type(RoutingSettings, "routing")
+        self._of_type(str, "python", *self._given("cwd", "warmup"))
+        self._of_type(dict, *self._given("env"))
+        self._of_type(bool, "enable_metrics", "replace_killed")
+        self._tuple_of(int, "protocol_versions")
+        if not all(isinstance(text, str) for pair in (self.env or {}).items() for text in pair):
+            self._refuse("env", "a dict of str to str")
         if not self.protocol_versions:
-            raise InvalidSetting("SessionConfig.protocol_versions", (), "at least one version")
+            self._refuse("protocol_versions", "at least one version")
+
+
+def scrubbed_environment() -> dict[str, str]:
+    """An environment that holds no secret of this process."""
+    return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
 class PoolSettings(_Section, frozen=True, kw_only=True):
@@ -260,12 +310,9 @@ class PoolSettings(_Section, frozen=True, kw_only=True):
         self._at_least(0.001, "idle_timeout_s", "breaker_reset_s")
         self._optional_at_least(1, "max_uses", "max_growth_bytes")
         self._optional_at_least(0.001, "max_age_s")
+        self._of_type(bool, "fresh")
         if self.min_idle > self.max_sessions:
-            raise InvalidSetting(
-                "PoolSettings.min_idle",
-                self.min_idle,
-                f"at most max_sessions ({self.max_sessions})",
-            )
+            self._refuse("min_idle", f"at most max_sessions ({self.max_sessions})")
 
 
 class Profile(_Section, frozen=True, kw_only=True):
@@ -279,6 +326,33 @@ class Profile(_Section, frozen=True, kw_only=True):
     """Modules that the template imports before it is copied."""
     template_timeout_s: float = 60.0
 
+    @classmethod
+    def app(cls, **changes: Any) -> Profile:
+        """Trusted code in the environment of this process; sessions are used again."""
+        return cls(**changes)
+
+    @classmethod
+    def sandbox(
+        cls,
+        sandbox: SandboxSettings | None = None,
+        limits: LimitSettings | None = None,
+        pool: PoolSettings | None = None,
+        **changes: Any,
+    ) -> Profile:
+        """Code of strangers: confined, without secrets, and a fresh session for every borrower."""
+        child = ChildSettings(
+            sandbox=sandbox or SandboxSettings(),
+            limits=limits or LimitSettings(memory_bytes=2 * 1024 * MIB, open_files=256),
+        )
+        return cls(
+            session=SessionConfig(child=child, env=scrubbed_environment()),
+            pool=msgspec.structs.replace(pool or PoolSettings(), fresh=True),
+            **changes,
+        )
+
     def __post_init__(self) -> None:
+        self._of_type(SessionConfig, "session")
+        self._of_type(PoolSettings, "pool")
         self._one_of("start", ("fork", "cold"))
+        self._tuple_of(str, "imports")
         self._at_least(0.001, "template_timeout_s")

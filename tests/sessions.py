@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from capsule_tasks.protocol.messages import Message, Output, Terminal
-from capsule_tasks.sessions import Session
+from capsule_tasks.sessions import Session, SessionConfig
+from capsule_tasks.settings import ChildSettings
 
 HANG_S = 30.0
 """No step of any test takes this long unless something hangs."""
@@ -18,6 +19,16 @@ async def collect(session: Session, source: str, **options: Any) -> list[Message
     """Everything one execution says, its terminal message last."""
     async with asyncio.timeout(HANG_S):
         return [message async for message in session.execute(source, **options)]
+
+
+async def end_of(session: Session, source: str, **options: Any) -> Any:
+    """The terminal message of one execution."""
+    return (await collect(session, source, **options))[-1]
+
+
+def child_config(*, max_frame_bytes: int = ChildSettings().max_frame_bytes, **sections: Any) -> Any:
+    """A session's settings with some sections of its child's: `child_config(limits=...)`."""
+    return SessionConfig(child=ChildSettings(max_frame_bytes=max_frame_bytes, **sections))
 
 
 def text(messages: list[Message], stream: str = "stdout") -> str:

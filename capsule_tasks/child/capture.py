@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from capsule_tasks.child.landing import leavable
 from capsule_tasks.child.output import (
     CapturedErrorStream,
     CapturedStream,
@@ -51,14 +52,15 @@ class Capture:
     def _leave(self) -> None:
         """A forked copy of the child must not speak for the session: it writes plain text."""
         sys.stdout, sys.stderr = plain_streams()
-        self.stdout.write = sys.stdout.write  # type: ignore[assignment,method-assign]
-        self.stderr.write = sys.stderr.write  # type: ignore[assignment,method-assign]
+        self.stdout.write = sys.stdout.write  # type: ignore[method-assign]
+        self.stderr.write = sys.stderr.write  # type: ignore[method-assign]
 
 
 def _inherit_context_in_threads() -> None:
     """Have threads start in a copy of the context that starts them."""
     start = threading.Thread.start
 
+    @leavable
     def start_in_context(thread: threading.Thread) -> None:
         context, run = contextvars.copy_context(), thread.run
         thread.run = lambda: context.run(run)  # type: ignore[method-assign]

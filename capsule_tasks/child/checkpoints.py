@@ -15,7 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from capsule_tasks.child.outcomes import type_name
+from capsule_tasks.child.outcomes import message_of, type_name
+from capsule_tasks.protocol.values import sendable
 
 _FORMAT = 1
 _GLOBALS = "namespace"
@@ -27,14 +28,14 @@ class NotSaved(Exception):
 
 def enter_save(namespace: dict[str, Any]) -> tuple[bytes, list[str], dict[str, str]]:
     """The saved bytes, the names in them, and the names left out, each with the reason."""
-    values = {name: value for name, value in namespace.items() if not _is_module_name(name)}
+    values = {name: value for name, value in namespace.items() if _is_users(name)}
     skipped: dict[str, str] = {}
     try:
         data = _dump(values, namespace)
     except Exception:
         values, skipped = _without_culprits(values, namespace)
         data = _dump(values, namespace)
-    return data, sorted(values), skipped
+    return data, _sendable_names(values), skipped
 
 
 def enter_restore(data: bytes, mode: str, module: ModuleType) -> list[str]:
@@ -43,7 +44,7 @@ def enter_restore(data: bytes, mode: str, module: ModuleType) -> list[str]:
     before = dict(namespace)
     try:
         if mode == "replace":
-            for name in [name for name in namespace if not _is_module_name(name)]:
+            for name in [name for name in namespace if _is_users(name)]:
                 del namespace[name]
         values = _load(data, namespace)
         namespace.update(values)
@@ -51,11 +52,16 @@ def enter_restore(data: bytes, mode: str, module: ModuleType) -> list[str]:
         namespace.clear()
         namespace.update(before)
         raise
-    return sorted(values)
+    return _sendable_names(values)
 
 
-def _is_module_name(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
+def _is_users(name: object) -> bool:
+    """Whether user code made this name; those of the module itself stay where they are."""
+    return isinstance(name, str) and not (name.startswith("__") and name.endswith("__"))
+
+
+def _sendable_names(values: dict[str, Any]) -> list[str]:
+    return sorted(map(sendable, values))
 
 
 def _without_culprits(
@@ -67,7 +73,8 @@ def _without_culprits(
         try:
             _dump({name: value}, namespace)
         except Exception as fault:
-            skipped[name] = f"{type_name(type(value))}: {type_name(type(fault))}: {fault}"[:500]
+            why = f"{type_name(type(value))}: {type_name(type(fault))}: {message_of(fault)}"
+            skipped[sendable(name)] = sendable(why)[:500]
         else:
             kept[name] = value
     return kept, skipped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from capsule_tasks.child.landing import landing, leavable
 from capsule_tasks.child.output import Sink
 from capsule_tasks.protocol.messages import Progress
 from capsule_tasks.protocol.values import sendable
@@ -19,6 +20,7 @@ def connect(owner: Callable[[], Sink]) -> None:
     _owners[:] = [owner]
 
 
+@leavable
 def progress(done: float, total: float | None = None, note: str = "") -> None:
     """Tell whoever watches this execution how far it is. Outside of one it does nothing."""
     for owner in _owners:
@@ -32,3 +34,5 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
                     note=sendable(str(note))[:_MAX_NOTE],
                 )
             )
+        if landing.pending:
+            landing.touch_down()

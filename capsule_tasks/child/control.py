@@ -50,6 +50,8 @@ from capsule_tasks.settings import ChildSettings
 _READ_BYTES = 64 * 1024
 """Small enough for malloc's heap: a larger buffer costs a mapping, made and unmade, each read."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_LONGEST_POLL_MS = 3_600_000.0
+"""`poll` refuses what does not fit into a C int, about 25 days."""
 
 log = logging.getLogger("capsule_tasks.child")
 
@@ -154,7 +156,7 @@ class ControlThread:
         times = [moment for moment in (due, retry) if moment is not None]
         if not times:
             return None
-        return max(0.0, (min(times) - time.monotonic()) * 1000)
+        return min(max(0.0, (min(times) - time.monotonic()) * 1000), _LONGEST_POLL_MS)
 
     def _read(self, sock: socket.socket, decoder: MessageDecoder[ToChild]) -> None:
         try:
@@ -260,7 +262,9 @@ class ControlThread:
             if not self._registry.remember_early(message):
                 self._endings.reply(message, interrupted=False)
             return
-        execution.cancels.append(message)
+        if not self._registry.note_cancel(execution, message):
+            self._endings.reply(message, interrupted=False)
+            return
         execution.sink.add_credit(message.credit)
         self._stop(execution, ErrorKind.CANCELLED, ExecutionCancelled)
 
@@ -273,27 +277,41 @@ class ControlThread:
         if execution.stop_kind is not None:
             return
         execution.stop_kind = kind
-        heard = threading.Event()
 
-        def insist() -> None:
-            if not heard.is_set() and execution.stage is Stage.RUNNING:
-                self._aim(execution, make)
-
-        def on_heard() -> None:
-            heard.set()
-            self._interrupter.forget(execution)
-
-        if self._lane.cancel_task(execution, on_heard):
-            self._timers.after(self._config.executor.unresponsive_loop_s, insist)
-        else:
-            self._aim(execution, make)
-
-    def _aim(self, execution: Execution, make: Callable[[], BaseException]) -> None:
         def make_and_mark() -> BaseException:
             execution.interrupted = True
             return make()
 
-        self._interrupter.aim(execution, make_and_mark)
+        self._hit(execution, make_and_mark)
+
+    def _hit(self, execution: Execution, make: Callable[[], BaseException]) -> None:
+        """Raise in it what `make` makes; in a coroutine as a cancel, while its loop turns.
+
+        A coroutine is hit in one way only, also if it is late: the other would hit its `finally`.
+        """
+        cancelled = raised = False
+
+        def cancel() -> BaseException | None:
+            nonlocal cancelled
+            cancelled = not raised
+            if raised:
+                return None
+            self._interrupter.forget(execution)
+            return make()
+
+        def raise_() -> BaseException | None:
+            nonlocal raised
+            raised = not cancelled
+            return make() if raised else None
+
+        def insist() -> None:
+            if not cancelled and execution.stage is Stage.RUNNING:
+                self._interrupter.aim(execution, raise_)
+
+        if self._lane.cancel_task(execution, cancel):
+            self._timers.after(self._config.executor.unresponsive_loop_s, insist)
+        else:
+            self._interrupter.aim(execution, raise_)
 
     def _on_interrupt(self, message: Interrupt) -> None:
         targets = [
@@ -302,8 +320,9 @@ class ControlThread:
             if message.execution_id in (None, execution.id)
         ]
         for execution in targets:
-            if not self._lane.cancel_task(execution, lambda: None):
-                self._interrupter.aim(execution, KeyboardInterrupt)
+            if execution.stop_kind is not None:
+                continue  # a cancel is on its way, which the code may not take for a Ctrl-C
+            self._hit(execution, KeyboardInterrupt)
         self._outbox.control(
             InterruptReply(
                 in_reply_to=message.id,

@@ -75,15 +75,19 @@ class Endings:
             message.message = str(error) or execution.stop_reason or kind.value
         limit = limits.reached(self._limits, error)
         if kind is ErrorKind.LIMIT and limit is not None:
+            message.message = message.message or limit
             message.notes += (limit,)
         return _reply_for(execution, message)
 
     def finish(self, execution: Execution, message: Message) -> None:
         """Output first, then the end. Waits for the consumer if the mode says so."""
-        execution.sink.finish()
+        if execution.sink.execution_id is not None:  # else the session's, which goes on
+            execution.sink.finish()
         self.deliver(execution, message, Stage.RUNNING)
 
-    def deliver(self, execution: Execution, message: Message, expected: Stage) -> bool:
+    def deliver(
+        self, execution: Execution, message: Message, expected: Stage, *, interrupted: bool = False
+    ) -> bool:
         """Say how it ended; False, and nothing said, if somebody else already did."""
         if not self._registry.end(execution, expected):
             return False
@@ -101,15 +105,15 @@ class Endings:
             kind = ErrorKind.TOO_LARGE
             self._outbox.bulk(self._failed(execution, kind, type_name(type(fault)), str(fault)))
         for cancel in execution.cancels:
-            self.reply(cancel, interrupted=execution.interrupted)
+            self.reply(cancel, interrupted=interrupted or execution.interrupted)
         return True
 
     def refuse(self, execution: Execution, kind: ErrorKind, why: str) -> bool:
         """End an execution that has not started."""
-        execution.interrupted = kind is ErrorKind.CANCELLED
         type_ = "SessionBusy" if kind is ErrorKind.BUSY else _STOPPED
         message = _reply_for(execution, plain_error(execution.id, kind, type_, why))
-        return self.deliver(execution, message, Stage.WAITING)
+        is_cancelled = kind is ErrorKind.CANCELLED
+        return self.deliver(execution, message, Stage.WAITING, interrupted=is_cancelled)
 
     def reply(self, cancel: Cancel, *, interrupted: bool) -> None:
         self._outbox.control(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import asyncio
 
 Work = Execute | Checkpoint | Restore
+Hit = Callable[[], BaseException | None]
+"""Called on the main thread: what to raise in an execution, or None if that was done already."""
 _REMEMBERED_CANCELS = 1000
 
 
@@ -30,9 +33,11 @@ class Execution:
     """One accepted piece of work."""
 
     __slots__ = (
+        "cancelled_for",
         "cancels",
         "cell",
         "cpu_begun_s",
+        "hits",
         "id",
         "interrupted",
         "queued",
@@ -55,6 +60,8 @@ class Execution:
         self.stop_kind: ErrorKind | None = None
         self.stop_reason = ""
         self.interrupted = False
+        self.hits: list[Hit] = []
+        self.cancelled_for: BaseException | None = None
         self.cell: Cell | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -118,6 +125,14 @@ class Registry:
         with self.lock:
             self.blocking = execution
             return [e for e in self.waiting if getattr(e.work, "on_busy", "wait") == "refuse"]
+
+    def note_cancel(self, execution: Execution, cancel: Cancel) -> bool:
+        """Have `cancel` answered when the execution ends; False if it has ended."""
+        with self.lock:
+            if execution.stage is Stage.ENDED:
+                return False
+            execution.cancels.append(cancel)
+            return True
 
     def end(self, execution: Execution, expected: Stage) -> bool:
         """→ ended, exactly once: only the caller that gets True may say how it ended."""

@@ -14,6 +14,9 @@ from capsule_tasks.child.gate import Gate
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.output import Sink
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse
+from capsule_tasks.protocol.values import sendable
+
+_MAX_PROMPT = 4096
 
 Reason = Literal["answered", "timeout", "cancelled", "eof"]
 
@@ -67,14 +70,14 @@ class InputDesk:
             raise EOFError("no execution is running that could be asked for input")
         request = InputRequest(
             execution_id=sink.execution_id,
-            prompt=prompt,
+            prompt=_shortened(prompt),
             password=password,
             timeout_s=self._timeout_s,
         )
         question = _Question(request)
         reason: Reason = "cancelled"
         try:
-            if self._admit(question):
+            if self._admit(question, sink):
                 sink.ask(request)
             question.gate.wait(lambda: question.answer is not None, self._timeout_s)
             reason = _outcome(question.answer)
@@ -106,12 +109,13 @@ class InputDesk:
         for question in list(self._open.values()):
             question.settle(_eof(question.request))
 
-    def _admit(self, question: _Question) -> bool:
+    def _admit(self, question: _Question, sink: Sink) -> bool:
         with self._lock:
-            if self._closed:
+            self._open[question.request.id] = question
+            # Looked at after it joined the list: `close_execution` comes after the sink is closed.
+            if self._closed or sink.is_closed:
                 question.answer = _eof(question.request)
                 return False
-            self._open[question.request.id] = question
             return True
 
     def _answer(self, question: _Question) -> str:
@@ -129,6 +133,12 @@ class InputDesk:
             f"timeout {'none' if self._timeout_s is None else f'{self._timeout_s} s'}"
         )
         raise error
+
+
+def _shortened(prompt: str) -> str:
+    """A prompt in one line's length, with its end, where the question is."""
+    prompt = sendable(prompt)
+    return prompt if len(prompt) <= _MAX_PROMPT else f"… {prompt[-_MAX_PROMPT:]}"
 
 
 def _outcome(answer: InputResponse | None) -> Reason:

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from capsule_tasks.child.executions import Execution
+from capsule_tasks.child import backjumps
+from capsule_tasks.child.executions import Execution, Hit, Stage
 from capsule_tasks.child.gate import Gate
-from capsule_tasks.child.output import CapturedErrorStream, CapturedStream
+from capsule_tasks.child.landing import LEAVABLE, landing
 from capsule_tasks.errors import ExecutionCancelled
 
 SIGNAL = signal.SIGURG
@@ -31,9 +32,6 @@ _LAST_RETRY_S = 0.05
 _MACHINERY = "capsule_tasks.child."
 _ENTRY = "enter_"
 """How functions of this package are named in which user code runs and may be stopped."""
-_SAFE_FRAMES: frozenset[CodeType] = frozenset(
-    {CapturedStream.write.__code__, CapturedErrorStream.write.__code__}
-)
 _SAFE_INNERMOST = Gate.wait.__code__
 _PURE_MODULES = frozenset({"capsule_tasks.child.outcomes", "capsule_tasks.child.checkpoints"})
 """Modules of entry frames that call user code further down and keep no state of their own."""
@@ -48,12 +46,13 @@ def keep_unbroken(*functions: Any) -> None:
 class Request:
     """One exception on its way into one execution."""
 
-    __slots__ = ("delay_s", "delivered", "execution", "make", "retry_at")
+    __slots__ = ("delay_s", "delivered", "execution", "hit", "raised_id", "retry_at")
 
-    def __init__(self, execution: Execution, make: Callable[[], BaseException]) -> None:
+    def __init__(self, execution: Execution, hit: Hit) -> None:
         self.execution = execution
-        self.make = make
+        self.hit = hit
         self.delivered = False
+        self.raised_id = 0
         self.delay_s = _FIRST_RETRY_S
         self.retry_at = time.monotonic() + self.delay_s
 
@@ -70,13 +69,18 @@ class Interrupter:
     def install(self, current: Callable[[], Execution | None]) -> None:
         """Take over the signal; `current` names the execution that has the main thread."""
         self._current = current
-        signal.signal(SIGNAL, self._on_signal)
+        landing.connect(self._raise_in)
+        signal.signal(SIGNAL, lambda _, frame: self._raise_in(frame))
         sys.unraisablehook = self._on_unraisable
 
-    def aim(self, execution: Execution, make: Callable[[], BaseException]) -> Request:
-        """Have `make()` raised in `execution`. A second request for it replaces the first."""
-        request = Request(execution, make)
+    def aim(self, execution: Execution, hit: Hit) -> Request:
+        """Have `hit()` raised in `execution`. A second request for it replaces the first."""
+        backjumps.prepare()
+        request = Request(execution, hit)
         self._requests[execution.id] = request
+        if execution.stage is Stage.ENDED:  # meanwhile, and it may have called `forget` already
+            self.forget(execution)
+            return request
         self._fire()
         return request
 
@@ -100,15 +104,30 @@ class Interrupter:
     def _fire(self) -> None:
         signal.pthread_kill(self._main, SIGNAL)
 
-    def _on_signal(self, _signum: int, frame: FrameType | None) -> None:
+    def _raise_in(self, frame: FrameType | None) -> None:
+        """Raise what is due for the code that `frame` belongs to, now or as soon as it may be."""
         execution = self._current()
         if execution is None:
             return
         request = self._requests.get(execution.id)
-        if request is None or request.delivered or not self._inside(frame):
+        if request is None or request.delivered:
+            return
+        if not self._inside(frame):
+            landing.pending = True
+            return
+        if frame is not None and backjumps.is_at_jump(frame):
+            backjumps.after_jump(frame, lambda: self._deliver(request))
+        else:
+            self._deliver(request)
+
+    def _deliver(self, request: Request) -> None:
+        if request.delivered:
             return
         request.delivered = True
-        raise request.make()
+        error = request.hit()
+        if error is not None:
+            request.raised_id = id(error)
+            raise error
 
     def _inside(self, frame: FrameType | None) -> bool:
         """Whether the interrupted stack is the execution's own code, not this package's."""
@@ -120,7 +139,7 @@ class Interrupter:
             if type(name) is str and name.startswith(_MACHINERY):
                 if frame.f_code.co_name.startswith(_ENTRY):
                     return True
-                if not (waiting or frame.f_code in _SAFE_FRAMES or name in _PURE_MODULES):
+                if not (waiting or frame.f_code in LEAVABLE or name in _PURE_MODULES):
                     return False
             frame = frame.f_back
         return False
@@ -128,7 +147,8 @@ class Interrupter:
     def _on_unraisable(self, report: Any) -> None:
         if isinstance(report.exc_value, ExecutionCancelled):
             for request in list(self._requests.values()):
-                request.delivered = False
+                if request.raised_id == id(report.exc_value):
+                    request.delivered = False
             self._fire()
             return
         self._report_unraisable(report)

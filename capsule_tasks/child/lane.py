@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from capsule_tasks.child.capture import Capture
 from capsule_tasks.child.cells import Compiler, enter_blocking, enter_coroutine
 from capsule_tasks.child.endings import Endings
-from capsule_tasks.child.executions import Execution, Registry, Stage
+from capsule_tasks.child.executions import Execution, Hit, Registry, Stage
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.outcomes import enter_result
 from capsule_tasks.protocol.messages import (
@@ -61,6 +61,7 @@ class MainLane:
         self._current: Execution | None = None
         self._stopping = False
         self._pid = os.getpid()
+        os.register_at_fork(after_in_child=self._stop_listening)
 
     def current(self) -> Execution | None:
         """The execution whose code the main thread is in. For the signal handler."""
@@ -83,23 +84,26 @@ class MainLane:
         self._stopping = True
         self.ring()
 
-    def cancel_task(self, execution: Execution, heard: Any) -> bool:
-        """Cancel a coroutine on its loop, then call `heard`; False if it is not one."""
-        loop = self._loop
-        if execution.task is None or loop is None:
+    def cancel_task(self, execution: Execution, hit: Hit) -> bool:
+        """Cancel a coroutine on its loop, if `hit` then still wants it; False if it is not one."""
+        if execution.cell is None or not execution.cell.awaits:
             return False
-
-        def cancel() -> None:
-            heard()
-            if execution.task is not None and execution.stage is Stage.RUNNING:
-                execution.interrupted = True
-                execution.task.cancel()
-
-        loop.call_soon_threadsafe(cancel)
+        execution.hits.append(hit)
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._take_hits, execution)
         return True
 
+    def _take_hits(self, execution: Execution) -> None:
+        task = execution.task
+        while task is not None and execution.hits:
+            error = execution.hits.pop(0)()
+            if error is not None and execution.stage is Stage.RUNNING:
+                execution.cancelled_for = error
+                task.cancel()
+
     def run(self) -> None:
-        while not self._stopping:
+        while not self._stopping or self._by_task:
             if self._loop is None:
                 self._bell.get()
                 self._serve()
@@ -112,14 +116,32 @@ class MainLane:
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         # Raised in a task of the user's own, these stop the loop; asyncio keeps them in the task.
-        with contextlib.suppress(KeyboardInterrupt, SystemExit):
-            loop.run_forever()
+        try:
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                loop.run_forever()
+        finally:
+            self._end_if_copied()
+
+    def _end_if_copied(self) -> None:
+        """User code forked and did not exit: the copy must not speak for us."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    def _stop_listening(self) -> None:
+        """A forked copy shares our selector and would take our wake-ups: its loop ends instead."""
+        if self._loop is not None:
+            self._loop._selector.close()  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
 
     def _on_bell(self) -> None:
-        if self._stopping and self._loop is not None:
-            self._loop.stop()
+        if self._stopping:
+            self._stop_loop_when_empty()
         elif self._alone is None:
             self._serve()
+
+    def _stop_loop_when_empty(self) -> None:
+        """The `finally` blocks of coroutines need the loop to run in."""
+        if self._loop is not None and not self._by_task:
+            self._loop.stop()
 
     def _serve(self) -> None:
         """Start whatever may start now, in the order of arrival."""
@@ -172,8 +194,7 @@ class MainLane:
             message = self._context.run(self._conduct, execution)
         finally:
             self._current = None
-        if os.getpid() != self._pid:
-            os._exit(0)  # user code forked and did not exit: the copy must not speak for us
+        self._end_if_copied()
         self._endings.finish(execution, message)
 
     def _conduct(self, execution: Execution) -> Message:
@@ -220,6 +241,7 @@ class MainLane:
         execution.task = task
         self._by_task[task] = execution
         task.add_done_callback(self._coroutine_ended)
+        self._take_hits(execution)  # those that came before there was a task
 
     async def _live(self, execution: Execution) -> None:
         assert execution.cell is not None
@@ -227,7 +249,8 @@ class MainLane:
             value = await enter_coroutine(execution.cell, self._module.__dict__)
             message = self._keep(execution, value)
         except BaseException as error:
-            message = self._endings.put_into_words(execution, error)
+            message = self._endings.put_into_words(execution, _as_meant(execution, error))
+        self._end_if_copied()
         await self._drain(execution)
         self._by_task.pop(execution.task, None)  # before the end is heard and more work arrives
         self._endings.deliver(execution, message, Stage.RUNNING)
@@ -257,11 +280,18 @@ class MainLane:
         elif not task.cancelled() and task.exception() is not None:
             self._recover(execution, task.exception())
         elif execution.stage is Stage.RUNNING:  # cancelled before its first step
-            execution.interrupted = True
-            self._recover(execution, KeyboardInterrupt("cancelled before it began"))
-        self._serve()
+            self._recover(execution, execution.cancelled_for)
+        self._on_bell()
 
     def _recover(self, execution: Execution, error: BaseException | None) -> None:
         if execution.stage is Stage.RUNNING:
             error = error or KeyboardInterrupt()
             self._endings.finish(execution, self._endings.put_into_words(execution, error))
+
+
+def _as_meant(execution: Execution, error: BaseException) -> BaseException:
+    """What a cancelled task was cancelled for, with the place where that found it."""
+    meant = execution.cancelled_for
+    if meant is None or type(error).__name__ != "CancelledError":
+        return error
+    return meant.with_traceback(error.__traceback__)

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from typing import NoReturn
 
 import msgspec
@@ -24,7 +25,7 @@ from capsule_tasks.child.interrupts import Interrupter
 from capsule_tasks.child.lane import MainLane
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.output import Pump, Sink
-from capsule_tasks.errors import BadFrame
+from capsule_tasks.errors import BadFrame, Unconfined
 from capsule_tasks.protocol.codec import MessageDecoder
 from capsule_tasks.protocol.framing import HEADER
 from capsule_tasks.protocol.messages import ErrorKind, Hello, Ready, Rejected, ToChild
@@ -38,6 +39,9 @@ STACK_SIGNAL = signal.SIGWINCH
 
 EXIT_INCOMPATIBLE = 76
 """EX_PROTOCOL: no common version."""
+
+EXIT_UNCONFINED = 77
+"""EX_NOPERM: the sandbox cannot keep its promises here."""
 
 log = logging.getLogger("capsule_tasks.child")
 
@@ -62,17 +66,42 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
         outbox.control(Rejected(kind=ErrorKind.INCOMPATIBLE_PROTOCOL, message=why))
         os._exit(EXIT_INCOMPATIBLE)
     _forget_connection_in_forks(control, bulk, stack_fd)
-    _live(hello, version, control, bulk, outbox)
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own way out waits for threads
+    try:
+        config, isolation = _confine(hello.config)
+    except Unconfined as fault:
+        outbox.control(Rejected(kind=ErrorKind.UNCONFINED, message=str(fault)))
+        os._exit(EXIT_UNCONFINED)
+    ready = Ready(
+        session_id=hello.session_id,
+        version=version,
+        pid=os.getpid(),
+        capabilities=common_capabilities(hello.capabilities),
+        config=config,
+        python=sys.version.split()[0],
+        isolation=isolation,
+    )
+    _live(config, ready, control, bulk, outbox)
     kill_descendants(os.getpid())
     os._exit(0)
 
 
+def _confine(config: ChildSettings) -> tuple[ChildSettings, tuple[str, ...]]:
+    """Apply the limits and the sandbox, while there is one thread; what was really applied."""
+    config = msgspec.structs.replace(config, limits=limits.apply(config.limits))
+    if config.sandbox is None:
+        return config, ()
+    from capsule_tasks.child import sandbox
+
+    return config, sandbox.apply(config.sandbox)
+
+
 def _live(
-    hello: Hello, version: int, control: socket.socket, bulk: socket.socket, outbox: Outbox
+    config: ChildSettings,
+    ready: Ready,
+    control: socket.socket,
+    bulk: socket.socket,
+    outbox: Outbox,
 ) -> None:
-    config = msgspec.structs.replace(hello.config, limits=limits.apply(hello.config.limits))
     sys.setswitchinterval(config.executor.switch_interval_s)
     sys.argv = [""]
     pump = Pump(config.output.flush_interval_s)
@@ -107,17 +136,11 @@ def _live(
         _end_with_parent,
     ).start()
     log.info("effective settings: %s", config)
-    outbox.control(
-        Ready(
-            session_id=hello.session_id,
-            version=version,
-            pid=os.getpid(),
-            capabilities=common_capabilities(hello.capabilities),
-            config=config,
-            python=sys.version.split()[0],
-        )
-    )
+    ready.timestamp = time.monotonic()
+    outbox.control(ready)
     lane.run()
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own way out waits for threads
     session_sink.finish()
 
 
@@ -143,6 +166,8 @@ def _forget_connection_in_forks(control: socket.socket, bulk: socket.socket, sta
     """A process that user code forks must neither hold the connection open nor speak on it."""
 
     def leave() -> None:
+        if control.fileno() < 0:
+            return  # the fork of a fork: its parent has left already
         faulthandler.disable()
         faulthandler.unregister(STACK_SIGNAL)
         for signum in (signal.SIGURG, STACK_SIGNAL, signal.SIGHUP):

@@ -15,6 +15,8 @@ from capsule_tasks.settings import DiagnosticSettings
 _HEAP_TYPE = 1 << 9
 _ATTEMPTS = 10
 _MAX_NAME = 500
+_flags_of = type.__dict__["__flags__"].__get__
+"""Read past a metaclass: `cls.__flags__` would run its `__getattribute__`."""
 
 
 def user_names(namespace: dict[str, Any]) -> int:
@@ -68,7 +70,7 @@ def _shortened(name: str) -> str:
 
 def _size(value: object) -> int:
     """Bytes of the object itself; a user's own `__sizeof__` is not called."""
-    if type(value).__flags__ & _HEAP_TYPE:
+    if _flags_of(type(value)) & _HEAP_TYPE:
         return object.__sizeof__(value)
     return sys.getsizeof(value)
 

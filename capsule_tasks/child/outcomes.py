@@ -33,7 +33,7 @@ def enter_error(execution_id: str, kind: ErrorKind, error: BaseException) -> Err
         execution_id=execution_id,
         kind=kind,
         type=type_name(type(error)),
-        message=_shortened(_message(error), _MAX_MESSAGE),
+        message=_shortened(message_of(error), _MAX_MESSAGE),
         traceback=_shortened(_traceback(error), _MAX_TRACEBACK),
         notes=_notes(error),
     )
@@ -47,7 +47,10 @@ def plain_error(execution_id: str, kind: ErrorKind, type_: str, message: str) ->
 def type_name(cls: type) -> str:
     """The qualified name, read past whatever a metaclass pretends."""
     name = sendable(type.__dict__["__qualname__"].__get__(cls))[:_MAX_NAME]
-    module = type.__dict__["__dict__"].__get__(cls).get("__module__")
+    try:
+        module = type.__dict__["__module__"].__get__(cls)
+    except AttributeError:
+        return name
     if type(module) is str and module not in ("builtins", "__main__"):
         return f"{sendable(module)[:_MAX_NAME]}.{name}"
     return name
@@ -60,7 +63,8 @@ def _safe_repr(value: object) -> str:
         return f"<{type_name(type(value))} whose repr raised {type_name(type(fault))}>"
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What an exception says, also if it cannot say it."""
     try:
         return str(error)
     except Exception as fault:

@@ -58,6 +58,11 @@ class MessageDecoder(Generic[Incoming]):
         self._decode = msgspec.msgpack.Decoder(union, ext_hook=revive).decode
         self._frames = FrameDecoder(ceiling)
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that has not arrived whole."""
+        return self._frames.pending_bytes
+
     def feed(self, data: bytes) -> Iterator[Incoming | Unknown]:
         for body in self._frames.feed(data):
             try:

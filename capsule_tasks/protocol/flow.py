@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule_tasks.protocol.messages import InputRequest, Message, Output, Progress
+from capsule_tasks.protocol.messages import InputClosed, InputRequest, Message, Output, Progress
 
 OVERHEAD = 256
 """Counted for every message, so that many small ones cannot outgrow the window."""
@@ -18,7 +18,9 @@ def message_cost(message: Message) -> int:
     if isinstance(message, Output):
         return OVERHEAD + utf8_size(message.data)
     if isinstance(message, InputRequest):
-        return OVERHEAD + utf8_size(message.prompt)
+        return 2 * OVERHEAD + utf8_size(message.prompt)
+    if isinstance(message, InputClosed):
+        return 0  # paid by its request: a question is closed also when there is no credit
     if isinstance(message, Progress):
         return OVERHEAD + utf8_size(message.note)
     return OVERHEAD

@@ -62,6 +62,8 @@ class ErrorKind(StrEnum):
     """The child was killed because of another execution."""
     INCOMPATIBLE_PROTOCOL = "incompatible_protocol"
     """Parent and child speak no common version."""
+    UNCONFINED = "unconfined"
+    """The machine cannot confine a sandbox as promised."""
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="t", omit_defaults=True):
@@ -172,6 +174,8 @@ class Ready(Message, kw_only=True, tag="ready"):
     capabilities: tuple[str, ...] = ()
     config: ChildSettings = ChildSettings()
     python: str = ""
+    isolation: tuple[str, ...] = ()
+    """What confines the child, as far as it was really applied."""
 
 
 class Ack(Message, kw_only=True, tag="ack"):
@@ -275,6 +279,8 @@ class Output(Message, kw_only=True, tag="output"):
     stream: Stream
     data: str
     execution_id: str | None = None
+    late: bool = False
+    """Written after the end of that execution: the session's, under the old name."""
 
 
 class Progress(Message, kw_only=True, tag="progress"):

@@ -20,6 +20,8 @@ from capsule_tasks.settings import RoutingSettings
 
 _WRITE_BUFFER = 1024 * 1024
 _DRAIN_BYTES = 256 * 1024
+_TORN_S = 1.0
+"""A frame is written in one go; only a starved child leaves one half written so long."""
 _MOST_UNREAD_CONTROL = 16 * 1024 * 1024
 """More than an honest child, even a stopped one, ever has coming."""
 
@@ -96,7 +98,13 @@ class _Reader:
         self.sock = sock
         self.queue: deque[Any] = deque()
         self.at_end = False
+        self.received = 0
         self._decoder: MessageDecoder[Any] = MessageDecoder(ToParent, ceiling)
+
+    @property
+    def torn_bytes(self) -> int:
+        """Bytes of a frame whose rest has not arrived."""
+        return self._decoder.pending_bytes
 
     def pull(self, size: int) -> bool:
         """Read once and decode; False at the end. BadFrame keeps what was good before it."""
@@ -106,6 +114,7 @@ class _Reader:
             return True
         except OSError:
             return False
+        self.received += len(data)
         for message in self._decoder.feed(data):
             self.queue.append(message)
         return bool(data)
@@ -130,12 +139,14 @@ class Channel:
         ceiling: int,
         deliver: Deliver,
         lost: Callable[[str], None],
+        is_stopped: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._ceiling = ceiling
         self._routing = routing
         self._deliver = deliver
         self._lost = lost
+        self._is_stopped = is_stopped
         self._control = _Reader(control, ceiling)
         self._bulk = _Reader(bulk, ceiling)
         self._control_out = _Writer(loop, control)
@@ -206,6 +217,17 @@ class Channel:
             return
         if not open_still:
             self._end(reader, "the child closed its end of the connection")
+        elif reader.torn_bytes:
+            self._loop.call_later(_TORN_S, self._check_torn, reader, reader.received)
+
+    def _check_torn(self, reader: _Reader, received: int) -> None:
+        """Half a frame and nothing behind it is garbage that looks like the start of one."""
+        if reader.received != received or not reader.torn_bytes or self._closed:
+            return
+        if self._is_stopped():
+            self._loop.call_later(_TORN_S, self._check_torn, reader, received)
+        else:
+            self._end(reader, f"the child left a frame unfinished for {_TORN_S} s")
 
     def _end(self, reader: _Reader, why: str) -> None:
         reader.at_end = True

@@ -13,7 +13,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.errors import BadFrame, IncompatibleProtocol, SessionLost, SessionStartFailed
+from capsule_tasks.errors import (
+    BadFrame,
+    IncompatibleProtocol,
+    SessionLost,
+    SessionStartFailed,
+    Unconfined,
+)
 from capsule_tasks.protocol.messages import (
     Credit,
     ErrorKind,
@@ -22,6 +28,7 @@ from capsule_tasks.protocol.messages import (
     Message,
     Ready,
     Rejected,
+    Shutdown,
     Terminal,
 )
 from capsule_tasks.protocol.negotiation import CAPABILITIES
@@ -47,8 +54,9 @@ class Doom:
     kind: ErrorKind
     target: str | None = None
     """The execution at fault; the others are lost with it."""
-    target_kind: ErrorKind = ErrorKind.KILLED
     stack: str = ""
+    replace: bool = False
+    """Whether the session should go on with a new child."""
     expected: bool = True
     """Whether the session did this to itself, or it happened to the session."""
 
@@ -81,6 +89,7 @@ class Incarnation:
             session_id,
             config.routing.general_queue,
             self.send_control,
+            see,
             self._on_ready,
             on_heartbeat,
             self._on_terminal,
@@ -93,6 +102,7 @@ class Incarnation:
             config.child.max_frame_bytes,
             self._deliver,
             self._on_broken,
+            lambda: process.vitals()[0] in ("T", "t"),
         )
         self._raw = (
             RawOutput(self._loop, process.wires.stdout, "stdout", self.router.on_raw),
@@ -144,6 +154,21 @@ class Incarnation:
         """Forget an execution that was never sent."""
         self.router.streams.pop(stream.execution_id, None)
 
+    def send_shutdown(self, reason: str) -> None:
+        """Ask it to leave; consumers that are paused do not hold up its last words."""
+        for stream in self.router.streams.values():
+            self._grant(stream.execution_id, self.allow_cancel_credit(stream))
+        self.send_control(Shutdown(reason=reason))
+
+    def end_unbegun(self, stream: ExecutionStream) -> None:
+        """End what waits behind an execution that keeps the child from answering.
+
+        The child has been told, and will not begin it; until it says so the name stays taken.
+        """
+        why = "cancelled before it began"
+        terminal = ending(stream.execution_id, ErrorKind.CANCELLED, "ExecutionCancelled", why)
+        self._on_stream_end(stream, terminal)
+
     def allow_cancel_credit(self, stream: ExecutionStream) -> int:
         stream.allow_more(CANCEL_CREDIT)
         return CANCEL_CREDIT
@@ -186,7 +211,9 @@ class Incarnation:
             doom = dataclasses.replace(doom, stack=last_words)
         self.channel.close()
         for stream in list(self.router.streams.values()):
-            self._end_stream(stream, self._epitaph(stream, doom))
+            epitaph = self._epitaph(stream, doom)
+            self._see(epitaph)
+            self._end_stream(stream, epitaph)
         self.router.fail_replies(doom.why)
         if not self.ready.done():
             self.ready.set_exception(SessionStartFailed(doom.why))
@@ -198,17 +225,18 @@ class Incarnation:
     def _epitaph(self, stream: ExecutionStream, doom: Doom) -> Terminal:
         execution_id, stop = stream.execution_id, stream.stop
         stream.was_killed = doom.target is not None
-        if execution_id == doom.target:
-            kind = doom.target_kind
-            message = f"{kind.value if kind is not ErrorKind.KILLED else 'cancelled'} (killed)"
-            if kind is ErrorKind.TIMEOUT and stop is not None:
-                message = f"{stop.message} (killed)"
-            type_ = "ExecutionTimeout" if kind is ErrorKind.TIMEOUT else "ExecutionCancelled"
-            return ending(execution_id, kind, type_, message, doom.stack)
+        if doom.target is not None and (execution_id == doom.target or stop is not None):
+            # Whoever the kill was meant for: what was being stopped has been stopped by it.
+            if stop is not None and stop.kind is ErrorKind.TIMEOUT:
+                kind, type_, message = ErrorKind.TIMEOUT, "ExecutionTimeout", stop.message
+            else:
+                kind, type_, message = ErrorKind.KILLED, "ExecutionCancelled", "cancelled"
+            return ending(execution_id, kind, type_, f"{message} (killed)", doom.stack)
         if doom.target is not None:
             kind = ErrorKind.LOST_WITH_NEIGHBOUR
             return ending(execution_id, kind, "SessionLost", doom.why, doom.stack)
-        return ending(execution_id, doom.kind, "SessionLost", doom.why, doom.stack)
+        type_ = "LimitReached" if doom.kind is ErrorKind.LIMIT else "SessionLost"
+        return ending(execution_id, doom.kind, type_, doom.why, doom.stack)
 
     def _on_broken(self, why: str) -> None:
         """A channel is of no use any more; usually the exit is already on its way."""
@@ -238,8 +266,9 @@ class Incarnation:
         if isinstance(message, Ready):
             self.ready.set_result(message)
             return
-        self.expect_exit(Doom(message.message, ErrorKind.INCOMPATIBLE_PROTOCOL))
-        self.ready.set_exception(IncompatibleProtocol(f"{message.kind}: {message.message}"))
+        refusal = Unconfined if message.kind == ErrorKind.UNCONFINED else IncompatibleProtocol
+        self.expect_exit(Doom(message.message, ErrorKind.LOST))
+        self.ready.set_exception(refusal(f"{message.kind}: {message.message}"))
 
     def _on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
         for raw in self._raw:

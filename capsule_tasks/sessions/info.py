@@ -60,6 +60,8 @@ class SessionInfo:
     queues: QueueStats
     metadata: dict[str, Any]
     """The negotiated protocol: version, capabilities, effective settings, Python."""
+    isolation: tuple[str, ...]
+    """What really confines the child; empty for one that is trusted."""
     last_error: str
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import threading
@@ -37,6 +38,7 @@ class Interceptors:
         self._settings = settings
         self._counters = counters
         self._inline: list[_Registered] = []
+        self._quarantined: list[Interceptor] = []
         self._lane: _QuarantineLane | None = None
 
     def add(self, call: Interceptor) -> None:
@@ -50,21 +52,27 @@ class Interceptors:
             if registered.call == call:
                 self._inline.remove(registered)
                 return True
-        return self._lane is not None and self._lane.remove(call)
+        if call not in self._quarantined:
+            return False
+        self._quarantined.remove(call)
+        return True
 
     def count_into(self, counters: Counters) -> None:
         self._counters = counters
 
     def see(self, message: Any) -> None:
+        if self._quarantined:  # first: one that joins them below has seen this message
+            if self._lane is None:
+                self._lane = _QuarantineLane(self._call_quarantined, self._settings)
+            self._lane.put(message)
         for registered in tuple(self._inline):
             begun = time.perf_counter()
             self._call(registered.call, message)
             if time.perf_counter() - begun > self._settings.interceptor_budget_s:
                 self._overrun(registered)
-        if self._lane is not None:
-            self._lane.put(message)
 
     def close(self) -> None:
+        """No more messages for now. Who is registered, or quarantined, stays so over a restart."""
         if self._lane is not None:
             self._lane.close()
             self._lane = None
@@ -72,7 +80,7 @@ class Interceptors:
     def _call(self, call: Interceptor, message: Any) -> None:
         try:
             call(message)
-        except Exception:
+        except (Exception, asyncio.CancelledError):  # a stray cancel is no reason to lose a message
             self._counters.interceptor_errors_total += 1
             log.exception("interceptor %r failed on a %s", call, type(message).__name__)
 
@@ -89,31 +97,23 @@ class Interceptors:
             self._settings.interceptor_budget_s * 1000,
             registered.overruns,
         )
-        if self._lane is None:
-            self._lane = _QuarantineLane(self._call, self._settings.quarantine_queue)
-        self._lane.add(registered.call)
+        self._quarantined.append(registered.call)
+
+    def _call_quarantined(self, message: Any) -> None:
+        for call in tuple(self._quarantined):
+            self._call(call, message)
 
 
 class _QuarantineLane:
     """A daemon thread with a bounded queue; when that is full, the oldest message is skipped."""
 
-    def __init__(self, call: Callable[[Interceptor, Any], None], most: int) -> None:
+    def __init__(self, call: Interceptor, settings: RoutingSettings) -> None:
         self._call = call
-        self._calls: list[Interceptor] = []
-        self._queue: deque[Any] = deque(maxlen=most)
+        self._queue: deque[Any] = deque(maxlen=settings.quarantine_queue)
         self._changed = threading.Condition()
         self._closed = False
         self.skipped = 0
         threading.Thread(target=self._run, name="capsule-quarantine", daemon=True).start()
-
-    def add(self, call: Interceptor) -> None:
-        self._calls.append(call)
-
-    def remove(self, call: Interceptor) -> bool:
-        if call not in self._calls:
-            return False
-        self._calls.remove(call)
-        return True
 
     def put(self, message: Any) -> None:
         with self._changed:
@@ -133,5 +133,4 @@ class _QuarantineLane:
                 if self._closed:
                     return
                 message = self._queue.popleft()
-            for call in tuple(self._calls):
-                self._call(call, message)
+            self._call(message)

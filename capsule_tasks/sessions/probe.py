@@ -12,29 +12,48 @@ from capsule_tasks.sessions.process import STACK_SIGNAL, ChildProcess
 
 _READ_BYTES = 64 * 1024
 _QUIET_S = 0.003
-"""A dump comes in many small writes; so long a silence after the first is its end."""
+"""A dump comes in many small writes; after so long a silence its end is looked for."""
+_FINISH_S = 1.0
+"""For the rest of a dump that has begun: on a busy machine it pauses in the middle."""
 
 
 async def dump(process: ChildProcess, timeout_s: float) -> str:
-    """What `faulthandler` writes on a signal, GIL or not; empty if the process is stopped."""
-    loop = asyncio.get_running_loop()
+    """What `faulthandler` writes on a signal, GIL or not; empty if the process is stopped.
+
+    Callers at the same time share one dump.
+    """
     if process.wires.stacks < 0 or process.exited.done():
         return ""
+    if process.dumping is None or process.dumping.done():
+        process.dumping = asyncio.get_running_loop().create_task(_dump(process, timeout_s))
+    return await asyncio.shield(process.dumping)
+
+
+async def _dump(process: ChildProcess, timeout_s: float) -> str:
+    if process.vitals()[0] == "T":
+        return ""
+    loop = asyncio.get_running_loop()
     leftover(process)
     arrived = asyncio.Event()
     loop.add_reader(process.wires.stacks, arrived.set)
     deadline = time.monotonic() + timeout_s
     text = ""
+    never_handling = process.threads_blocking(STACK_SIGNAL)
     try:
         process.signal(STACK_SIGNAL)
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(arrived.wait(), min(left, _QUIET_S) if text else left)
             arrived.clear()
+            at_end = process.exited.done() or (
+                text and process.threads_blocking(STACK_SIGNAL) <= never_handling
+            )
             more = leftover(process)
-            if not more and text:
-                break
+            if more and not text:
+                deadline = max(deadline, time.monotonic() + _FINISH_S)
             text += more
+            if at_end:
+                break
     finally:
         if process.wires.stacks >= 0:
             loop.remove_reader(process.wires.stacks)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from capsule_tasks.sessions.spawn import Spawned, Wires
 from capsule_tasks.system.family import kill_family, kill_orphans
+from capsule_tasks.system.trees import remove_tree
 
 STACK_SIGNAL = signal.SIGWINCH
 
@@ -35,11 +36,20 @@ class ChildProcess:
     """
 
     def __init__(
-        self, spawned: Spawned, wires: Wires, marker: str, loop: asyncio.AbstractEventLoop
+        self,
+        spawned: Spawned,
+        wires: Wires,
+        marker: str,
+        loop: asyncio.AbstractEventLoop,
+        directory: str | None = None,
     ) -> None:
         self.pid = spawned.pid
         self.wires = wires
+        self.directory = directory
+        """The child's private working directory, removed with it."""
         self.exited: asyncio.Future[ExitStatus] = loop.create_future()
+        self.dumping: asyncio.Task[str] | None = None
+        """Takes its stacks, while somebody asks for them."""
         self._collect = spawned.collect
         self._marker = marker
         self._loop = loop
@@ -58,6 +68,17 @@ class ChildProcess:
         if not self.exited.done():
             kill_family(self.pid)
 
+    def threads_blocking(self, signum: int) -> set[str]:
+        """Threads that have a signal blocked; the one that handles it has, until it is done."""
+        blocking: set[str] = set()
+        for thread in Path(f"/proc/{self.pid}/task").glob("*"):
+            with contextlib.suppress(OSError, LookupError, ValueError):  # the thread has ended
+                status = (thread / "status").read_text()
+                mask = int(status.partition("SigBlk:")[2].split(None, 1)[0], 16)
+                if mask >> (signum - 1) & 1:
+                    blocking.add(thread.name)
+        return blocking
+
     def vitals(self) -> tuple[str, float]:
         """The process state letter and the CPU seconds used, as the kernel sees them."""
         try:
@@ -72,6 +93,8 @@ class ChildProcess:
         if self.wires.stacks >= 0:  # a dump may be in progress: its reader must not outlive it
             self._loop.remove_reader(self.wires.stacks)
         self.wires.close()
+        if self.directory is not None:  # on a thread: it may hold many files
+            threading.Thread(target=remove_tree, args=(self.directory,)).start()
 
     def _watch_exit(self) -> None:
         try:

@@ -52,6 +52,7 @@ class Router:
         session_id: str,
         general_queue: int,
         send_control: Callable[[Any], None],
+        see: Callable[[Any], None],
         on_ready: Callable[[Ready | Rejected], None],
         on_heartbeat: Callable[[Heartbeat], None],
         on_terminal: Callable[[ExecutionStream, Terminal], None],
@@ -65,6 +66,7 @@ class Router:
         self._replies: dict[str, asyncio.Future[Any]] = {}
         self._session_id = session_id
         self._send_control = send_control
+        self._see = see
         self._on_terminal = on_terminal
         self._session_debt = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -73,7 +75,7 @@ class Router:
             Heartbeat: on_heartbeat,
             Ack: self._to_stream,
             Started: self._on_started,
-            Output: self._to_stream,
+            Output: self._on_output,
             Progress: self._to_stream,
             Gap: self._to_stream,
             InputRequest: self._on_input_request,
@@ -117,6 +119,10 @@ class Router:
             self._general_waiters.append(waiter)
             try:
                 await waiter
+            except asyncio.CancelledError:
+                if self.general:  # woken and cancelled at once: the message is another's
+                    self._wake_receiver()
+                raise
             finally:
                 if waiter in self._general_waiters:
                     self._general_waiters.remove(waiter)
@@ -127,6 +133,7 @@ class Router:
         waiters = [waiter for waiter in self._general_waiters if not waiter.done()]
         for waiter in waiters:
             waiter.set_exception(SessionLost(why))
+            waiter.exception()  # retrieved: its `receive` may have been cancelled meanwhile
         return len(waiters)
 
     # --- raw bytes -----------------------------------------------------------------------------
@@ -139,11 +146,13 @@ class Router:
     def on_raw(self, stream_name: Stream, text: str, size: int) -> bool:
         """Whether more may be read right now."""
         owner = self.raw_owner()
+        execution_id = owner.execution_id if owner is not None else None
+        output = Output(execution_id=execution_id, stream=stream_name, data=text)
+        self._see(output)
         if owner is None:
-            self._keep(Output(stream=stream_name, data=text))
+            self._keep(output)
             log.info("session %s %s: %s", self._session_id, stream_name, text.rstrip())
             return True
-        output = Output(execution_id=owner.execution_id, stream=stream_name, data=text)
         owner.push_raw(output, size)
         return not owner.raw_is_full
 
@@ -156,6 +165,12 @@ class Router:
             stream.push(message)
         elif not isinstance(message, Ack):
             self._to_session(message)
+
+    def _on_output(self, message: Output) -> None:
+        if message.late:  # not for a later execution of the same name
+            self._to_session(message)
+        else:
+            self._to_stream(message)
 
     def _to_session(self, message: Output | Gap | Progress) -> None:
         """Output of the session itself, or of an execution that has already ended."""
@@ -243,6 +258,9 @@ class Router:
     def _keep(self, message: Any) -> None:
         self.general_dropped += len(self.general) == self.general.maxlen
         self.general.append(message)
+        self._wake_receiver()
+
+    def _wake_receiver(self) -> None:
         while self._general_waiters:
             waiter = self._general_waiters.popleft()
             if not waiter.done():

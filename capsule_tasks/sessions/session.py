@@ -20,6 +20,7 @@ from capsule_tasks.errors import (
     SessionStartFailed,
     SessionStateError,
     SnapshotError,
+    Unconfined,
     UnknownInputRequest,
 )
 from capsule_tasks.protocol.messages import (
@@ -39,10 +40,10 @@ from capsule_tasks.protocol.messages import (
     Restore,
     Restored,
     Result,
-    Shutdown,
     Terminal,
     new_id,
 )
+from capsule_tasks.sessions.confinement import Confinement
 from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.incarnation import Doom, Incarnation
 from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
@@ -120,6 +121,7 @@ class Session:
         self._ready_at: float | None = None
         self._last_used_at: float | None = None
         self._watch: HealthWatch | None = None
+        self._confinement: Confinement | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._last_error = ""
 
@@ -170,6 +172,7 @@ class Session:
                 overtakes=child.channel.overtakes if child else 0,
             ),
             metadata=dict(self._metadata),
+            isolation=self._metadata.get("isolation", ()),
             last_error=self._last_error,
         )
 
@@ -208,6 +211,11 @@ class Session:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
+        if self._confinement is not None:
+            if target is SessionState.BUSY:
+                self._confinement.watch()
+            else:
+                self._confinement.rest()
         if target is SessionState.READY:
             loop = asyncio.get_running_loop()
             self._idle_timer = loop.call_later(
@@ -261,8 +269,7 @@ class Session:
         """From WARMING to READY; or to ERROR, and nothing of the attempt stays."""
         try:
             await self._prepare()
-            if not self._move(SessionState.READY):
-                raise SessionStartFailed(f"the session was {self._state} before it was ready")
+            self._open_for_work()
         except BaseException as error:
             self._last_error = str(error) or type(error).__name__
             try:
@@ -270,12 +277,17 @@ class Session:
             finally:
                 self._fail_start()
             if isinstance(
-                error, asyncio.CancelledError | SessionStartFailed | IncompatibleProtocol
+                error,
+                asyncio.CancelledError | SessionStartFailed | IncompatibleProtocol | Unconfined,
             ):
                 raise
             raise SessionStartFailed(f"the session did not start: {error}") from error
         if self._watch is not None:
             self._watch.start()
+
+    def _open_for_work(self) -> None:
+        if not self._move(SessionState.READY):
+            raise SessionStartFailed(f"the session was {self._state} before it was ready")
 
     def _fail_start(self) -> None:
         if self._state is SessionState.WARMING:
@@ -297,6 +309,8 @@ class Session:
             self.session_id, child.process, self.config.timeouts, self._on_health
         )
         self._stopper = Stopper(child, self.config.timeouts, self._counters)
+        sandbox = self.config.child.sandbox
+        self._confinement = Confinement(child, sandbox) if sandbox is not None else None
         if self._state is not SessionState.WARMING:  # stopped while the process was being made
             raise SessionStartFailed(f"the session was {self._state} before it was ready")
         ready = await await_ready(child, self.config.timeouts)
@@ -306,6 +320,7 @@ class Session:
             "capabilities": ready.capabilities,
             "config": ready.config,
             "python": ready.python,
+            "isolation": ready.isolation,
         }
         if self.config.warmup is not None:
             await warm_up(child, self.config.warmup, self.config.timeouts)
@@ -331,7 +346,7 @@ class Session:
             why = f"the session was shut down{f': {reason}' if reason else ''}"
             child.expect_exit(Doom(why, ErrorKind.SHUTDOWN))
             self._count_triggers(child, why)
-            child.send_control(Shutdown(reason=reason))
+            child.send_shutdown(reason)
         try:
             async with asyncio.timeout(self.config.timeouts.shutdown_s):
                 await asyncio.shield(child.gone)
@@ -361,7 +376,7 @@ class Session:
         if self._restarts == life:
             self._move(SessionState.TERMINATED)
             self._interceptors.close()
-            await self._cancel_tasks()
+            await self._see_tasks_end()
 
     async def _discard(self, doom: Doom) -> None:
         """Kill the child, if there is one, and see it gone."""
@@ -405,20 +420,30 @@ class Session:
     def _is_restarting(self) -> bool:
         return self._restarting is not None and not self._restarting.done()
 
-    async def _cancel_tasks(self) -> None:
-        own = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not own]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await _shielded(asyncio.gather(*tasks, return_exceptions=True))
+    async def _see_tasks_end(self) -> None:
+        """What was at work on the child that is gone has nothing left to wait for."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_EXIT_S)
+            for task in late:
+                task.cancel()
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Background work with an owner: it ends with the session."""
+        """Background work with an owner: it ends with the child."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_end)
         return task
+
+    def _on_task_end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and not isinstance(task.exception(), SessionLost | None):
+            log.error("session %s: %r failed", self.session_id, task, exc_info=task.exception())
+
+    async def _outlive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, which is done to its end also if the caller does not wait for that."""
+        task = self._spawn(work)
+        await asyncio.wait({task})
+        return task.result()
 
     def _count_triggers(self, child: Incarnation, why: str) -> None:
         """The session-wide cancel: every wait ends, and is counted."""
@@ -439,7 +464,7 @@ class Session:
     def _on_stream_end(self, stream: ExecutionStream, terminal: Terminal) -> None:
         """The one place where an execution ends; its consumer may still be reading."""
         terminal = _as_stopped(stream, terminal)
-        if isinstance(terminal, Error):
+        if isinstance(terminal, Error) and stream.terminal is None:
             self._counters.error_count += 1
             self._last_error = f"{terminal.type}: {terminal.message}"
         stream.finish(terminal)
@@ -462,7 +487,7 @@ class Session:
         is_leaving = self._state is SessionState.SHUTTING_DOWN
         unasked = not doom.expected and not is_leaving
         self._move(SessionState.ERROR if unasked else SessionState.TERMINATED)
-        if doom.target is not None and self.config.replace_killed and not is_leaving:
+        if doom.replace and self.config.replace_killed and not is_leaving:
             self._begin_restart()
 
     # --- executing -----------------------------------------------------------------------------
@@ -596,7 +621,7 @@ class Session:
         stopper = self._stopper
         if stopper is None:
             return "not_running"
-        return await self._at_home(stopper.cancel(execution_id, grace_s))
+        return await self._at_home(self._outlive(stopper.cancel(execution_id, grace_s)))
 
     async def interrupt(
         self, execution_id: str | None = None, *, force_restart: bool = False
@@ -608,7 +633,8 @@ class Session:
         """
         if self._stopper is None:
             return "not_running"
-        return await self._at_home(self._stopper.interrupt(execution_id, force=force_restart))
+        interrupt = self._stopper.interrupt(execution_id, force=force_restart)
+        return await self._at_home(self._outlive(interrupt))
 
     # --- questions and answers -----------------------------------------------------------------
 

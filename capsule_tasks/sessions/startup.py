@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import tempfile
+
+import msgspec
 
 from capsule_tasks.errors import SessionStartFailed
 from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Ready, Terminal, new_id
@@ -13,6 +17,7 @@ from capsule_tasks.sessions.process import ChildProcess
 from capsule_tasks.sessions.spawn import Spawner, Wires
 from capsule_tasks.sessions.stream import ExecutionStream
 from capsule_tasks.settings import SessionConfig, TimeoutSettings
+from capsule_tasks.system.trees import remove_tree
 
 log = logging.getLogger("capsule_tasks.sessions")
 
@@ -20,13 +25,16 @@ log = logging.getLogger("capsule_tasks.sessions")
 async def start_process(spawner: Spawner, config: SessionConfig) -> ChildProcess:
     """A running child and our ends of its wires; nothing is left of one that did not start."""
     marker = new_id()  # of this child alone, not of a session that may have had another before
-    wires = Wires()
-    try:
+    with contextlib.ExitStack() as undo:
+        directory = None
+        if config.child.sandbox is not None:
+            directory = tempfile.mkdtemp(prefix="capsule-")
+            undo.callback(remove_tree, directory)
+            config = msgspec.structs.replace(config, cwd=directory)
+        wires = undo.enter_context(Wires())
         spawned = await spawner.spawn(wires, config, marker)
-    except BaseException:
-        wires.close()
-        raise
-    return ChildProcess(spawned, wires, marker, asyncio.get_running_loop())
+        undo.pop_all()
+    return ChildProcess(spawned, wires, marker, asyncio.get_running_loop(), directory)
 
 
 async def await_ready(child: Incarnation, timeouts: TimeoutSettings) -> Ready:

@@ -19,11 +19,11 @@ class SessionState(StrEnum):
     BUSY = "busy"
     """At least one execution is running."""
     SHUTTING_DOWN = "shutting_down"
-    """`shutdown` was called and the child may finish its `finally` blocks, or it is being killed."""
+    """`shutdown` lets the child finish its `finally` blocks, or `terminate` is killing it."""
     TERMINATED = "terminated"
     """The child is gone as it should be. Only `restart` leads out."""
     ERROR = "error"
-    """The child could not start, or died unasked. Only `restart` leads out."""
+    """The child could not start, or died unasked. `restart` begins anew; `terminate` ends it."""
 
 
 _S = SessionState

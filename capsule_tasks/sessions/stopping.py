@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import Any, Literal
+from typing import Literal
 
 from capsule_tasks.errors import SessionLost
 from capsule_tasks.protocol.messages import (
@@ -43,8 +43,12 @@ class Stopper:
         self._child = child
         self._timeouts = timeouts
         self._counters = counters
-        self.condemned_by: str | None = None
-        """The execution that would not stop, while its neighbours may still finish."""
+        self._condemners: dict[str, None] = {}
+
+    @property
+    def condemned_by(self) -> str | None:
+        """The execution that does not stop and for which the child is about to be killed."""
+        return next(iter(self._condemners), None)
 
     async def cancel(self, execution_id: str, grace_s: float | None) -> StopOutcome:
         stream = self._child.router.streams.get(execution_id)
@@ -75,7 +79,10 @@ class Stopper:
                 {stream.ended, reply}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not stream.ended.done() and not reply.done():
-                await self._force(stream)
+                if stream.is_running or not self._running_beside(stream):
+                    await self._force(stream)
+                else:
+                    self._child.end_unbegun(stream)
             return await self._outcome(stream, reply)
         finally:
             reply.cancel()
@@ -95,14 +102,17 @@ class Stopper:
         if not targets:
             return "not_running"
         done: StopOutcome = "not_running"
+        aimed_at = [stream for stream in targets if stream.is_running]
         with contextlib.suppress(TimeoutError):
             reply: InterruptReply = await self._child.ask(
                 Interrupt(execution_id=execution_id), self._timeouts.grace_s
             )
             done = reply.done
-        if force:
-            await asyncio.wait({stream.ended for stream in targets}, timeout=self._timeouts.grace_s)
-            stubborn = [stream for stream in targets if not stream.ended.done()]
+            aimed_at = [stream for stream in targets if stream.execution_id in reply.execution_ids]
+        if force and aimed_at:
+            ends = {stream.ended for stream in aimed_at}
+            await asyncio.wait(ends, timeout=self._timeouts.grace_s)
+            stubborn = [stream for stream in aimed_at if not stream.ended.done()]
             if stubborn:
                 await self._force(stubborn[0])
                 return "killed"
@@ -136,36 +146,49 @@ class Stopper:
         return "not_running"
 
     async def _force(self, stream: ExecutionStream) -> None:
-        """Kill the child of an execution that will not stop; its neighbours get `drain_s`."""
-        await self._let_neighbours_finish(stream)
-        if stream.ended.done() and self.condemned_by is None:
-            return
-        stack = await probe.dump(self._child.process, self._timeouts.stack_s)
-        stop = stream.stop
-        timed_out = stop is not None and stop.kind is ErrorKind.TIMEOUT
+        """Kill the child of an execution that will not stop; its neighbours get `drain_s`.
+
+        The child takes no work meanwhile. It is spared if the execution stops after all.
+        """
+        self._condemners[stream.execution_id] = None
+        try:
+            await self._let_neighbours_finish(stream)
+            stack = await probe.dump(self._child.process, self._timeouts.stack_s)
+            if not stream.ended.done():
+                self._kill(stream, stack)
+                await asyncio.shield(self._child.gone)
+        finally:
+            self._condemners.pop(stream.execution_id, None)
+
+    def _kill(self, stream: ExecutionStream, stack: str) -> None:
         self._child.kill(
             Doom(
                 f"its child was killed because {stream.execution_id} did not stop",
                 ErrorKind.LOST_WITH_NEIGHBOUR,
+                replace=True,
                 target=stream.execution_id,
-                target_kind=ErrorKind.TIMEOUT if timed_out else ErrorKind.KILLED,
-                stack=stack or (stop.stack if stop is not None else ""),
+                stack=stack or (stream.stop.stack if stream.stop is not None else ""),
             )
         )
-        await asyncio.shield(self._child.gone)
+
+    def _running_beside(self, stream: ExecutionStream) -> list[ExecutionStream]:
+        """The others that have begun; one that waits for its turn cannot finish, nor be harmed."""
+        streams = self._child.router.streams.values()
+        return [other for other in streams if other is not stream and other.is_running]
 
     async def _let_neighbours_finish(self, stream: ExecutionStream) -> None:
-        neighbours = [s.ended for s in self._child.router.streams.values() if s is not stream]
+        neighbours = {neighbour.ended for neighbour in self._running_beside(stream)}
         if not neighbours:
             return
-        self.condemned_by = self.condemned_by or stream.execution_id
         log.warning(
             "a child is condemned: %s does not stop; %d others may finish",
             stream.execution_id,
             len(neighbours),
         )
-        everyone: asyncio.Future[Any] = asyncio.gather(*map(asyncio.shield, neighbours))
-        await asyncio.wait({everyone}, timeout=self._timeouts.drain_s)
-        everyone.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await everyone
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeouts.drain_s):
+                while neighbours and not stream.ended.done():
+                    await asyncio.wait(
+                        {*neighbours, stream.ended}, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    neighbours = {ended for ended in neighbours if not ended.done()}

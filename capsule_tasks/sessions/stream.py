@@ -20,6 +20,8 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.settings import OutputSettings
 
+_ALLOWANCE = 1024 * 1024
+"""For what a child may send without credit: questions of many threads, and the last messages."""
 CANCEL_CREDIT = 256 * 1024
 """Granted with a cancel, so that a paused consumer does not hold up `finally` blocks."""
 
@@ -59,7 +61,7 @@ class ExecutionStream:
         self.raw_waiting = 0
         self.ended: asyncio.Future[Terminal] = asyncio.get_running_loop().create_future()
         self._window = settings.window_bytes
-        self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes
+        self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _ALLOWANCE
         self._grant = grant
         self._resume_raw = resume_raw
         self._queue: deque[tuple[Message, int, bool]] = deque()
@@ -114,8 +116,8 @@ class ExecutionStream:
         """Queue the last message. The first one wins; later ones are ignored."""
         if self.terminal is not None:
             return
-        self.terminal = terminal
         self._put_early()
+        self.terminal = terminal
         # What came from descriptors is known here only, and a killed child counts nothing.
         terminal.stdout_bytes = self._carried["stdout"]
         terminal.stderr_bytes = self._carried["stderr"]
@@ -147,7 +149,7 @@ class ExecutionStream:
         return self._reader is not None
 
     def _put(self, message: Message, cost: int, *, raw: bool = False) -> None:
-        if self.abandoned:
+        if self.abandoned or self.ended.done():
             self._account(cost, raw)
             return
         self._queue.append((message, cost, raw))

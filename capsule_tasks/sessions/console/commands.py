@@ -85,8 +85,9 @@ def _child(info: SessionInfo) -> str:
     if info.pid is None:
         return "none"
     about = info.metadata
-    version = about.get("protocol_version")
-    text = f"pid {info.pid}, Python {about.get('python')}, protocol version {version}"
+    if not about:
+        return f"pid {info.pid}, starting"
+    text = f"pid {info.pid}, Python {about['python']}, protocol version {about['protocol_version']}"
     return f"{text}, unresponsive" if info.health.unresponsive else text
 
 

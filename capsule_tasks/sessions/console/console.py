@@ -33,13 +33,12 @@ class Console:
     def __init__(self, config: SessionConfig) -> None:
         self._screen = Screen()
         self._keyboard = Keyboard(self._screen)
-        self._blocks = BlockReader(self._prompt, self._keyboard.give_back)
+        self._blocks = BlockReader(self._keyboard.prompt, self._keyboard.give_back)
         self._session = Session(config)
         self._session.add_state_listener(self._on_state)
         self._session.add_health_listener(self._on_health)
         self._background = Background()
         self._listener: asyncio.Task[None] | None = None
-        self._is_at_prompt = False
 
     def main(self) -> int:
         """Serve the person to the end; the exit status."""
@@ -91,13 +90,6 @@ class Console:
         self._background.call(self._listen())  # what `atexit` and `finally` wrote
         self._background.close()
 
-    def _prompt(self, text: str) -> str:
-        self._is_at_prompt = True
-        try:
-            return self._keyboard.prompt(text)
-        finally:
-            self._is_at_prompt = False
-
     # --- code and commands ---------------------------------------------------------------------
 
     def _do(self, block: str) -> bool:
@@ -109,8 +101,12 @@ class Console:
             return Watch(
                 self._session, self._background, self._keyboard, self._screen, self._obey_now
             ).follow(block)
+        except BrokenPipeError:
+            raise  # nobody looks any more
         except (CapsuleError, OSError, ValueError) as error:
             self._screen.error(_in_full(error))
+            if isinstance(error, SessionStateError):
+                self._screen.note(":restart begins anew")
             return False
 
     def _obey(self, line: str) -> None:
@@ -135,20 +131,21 @@ class Console:
     def _on_state(self, old: SessionState, new: SessionState) -> None:
         if old is SessionState.WARMING and new is SessionState.READY:
             self._listener = asyncio.create_task(self._listen())
-        if new is SessionState.ERROR and self._is_at_prompt:
+        if new is SessionState.ERROR and self._keyboard.is_asking:
             self._screen.note(f"{self._session.info.last_error}; :restart begins anew")
+            self._keyboard.show_prompt_again()
 
     def _on_health(self, health: Health) -> None:
-        if health.unresponsive:
-            self._screen.note("the child does not respond; Ctrl-C kills it if that goes on")
-        else:
-            self._screen.note("the child responds again")
+        how = "does not respond; :restart replaces it" if health.unresponsive else "responds again"
+        self._screen.note(f"the child {how}")
+        self._keyboard.show_prompt_again()
 
     async def _listen(self) -> None:
         """Show what no execution is meant by: late output, and the child's own log."""
         with contextlib.suppress(SessionLost, SessionStateError, BrokenPipeError):
             while True:
                 show(self._screen, await self._session.receive_message())
+                self._keyboard.show_prompt_again()
 
 
 def _in_full(error: Exception) -> str:

@@ -28,7 +28,7 @@ class Screen:
         self._lock = threading.Lock()
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._is_terminal = {name: file.isatty() for name, file in self._streams.items()}
-        self._line_is_open = False
+        self.has_open_line = False
         for file in self._streams.values():
             if isinstance(file, io.TextIOWrapper):
                 file.reconfigure(errors="backslashreplace")
@@ -61,12 +61,12 @@ class Screen:
 
     def fresh_line(self) -> None:
         """On a terminal, leave the line that something else began."""
-        if self._line_is_open:
+        if self.has_open_line:
             self._write("stdout" if self._is_terminal["stdout"] else "stderr", "\n")
 
     def line_was_ended(self) -> None:
         """The terminal itself has shown a line break: Enter was pressed."""
-        self._line_is_open = False
+        self.has_open_line = False
 
     def _write(self, stream: Stream, text: str, style: str = "") -> None:
         """Write at once, from any thread."""
@@ -74,7 +74,7 @@ class Screen:
             return
         with self._lock:
             if self._is_terminal[stream]:
-                self._line_is_open = not text.endswith("\n")
+                self.has_open_line = not text.endswith("\n")
                 text = f"{style}{text}{_PLAIN}" if style else text
             self._streams[stream].write(text)
             self._streams[stream].flush()
@@ -97,7 +97,13 @@ class Keyboard:
         self._separator = re.compile(rb"[\r\n]" if self.is_terminal else rb"\r?\n")
         self._lines: deque[str | None] = deque()
         self._begun = b""
+        self._asking_with: str | None = None
         self._mode_before: Any = None
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the main thread waits in `prompt`."""
+        return self._asking_with is not None
 
     @property
     def has_line(self) -> bool:
@@ -118,6 +124,7 @@ class Keyboard:
     def prompt(self, text: str) -> str:
         """The next line; EOFError at the end of input, KeyboardInterrupt on Ctrl-C."""
         self._screen.fresh_line()
+        self._asking_with = text
         try:
             if self._has_editor and not self._lines:
                 return self._edit(text)
@@ -126,7 +133,13 @@ class Keyboard:
             self._show("\n")
             raise
         finally:
+            self._asking_with = None
             self._screen.line_was_ended()
+
+    def show_prompt_again(self) -> None:
+        """After lines that were shown below it. From any thread; outside of `prompt`: nothing."""
+        if self._asking_with is not None and not self._screen.has_open_line:
+            self._show(self._asking_with)
 
     def wait(self, bell: int, *, listen: bool) -> None:
         """Sleep until `bell` can be read or, if listening, something has been typed."""

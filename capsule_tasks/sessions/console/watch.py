@@ -51,6 +51,7 @@ class Watch:
         self._obey = obey
         self._id = new_id()
         self._questions: deque[InputRequest] = deque()
+        self._left_waiting: str | None = None
         self._was_accepted = False
         self._arriving: Future[Message] = Future()
         self._cancelling: Future[tuple[StopOutcome, float]] | None = None
@@ -104,10 +105,17 @@ class Watch:
         while self._keyboard.has_line:
             if self._questions:
                 self._answer(self._keyboard.take())
-            elif self._keyboard.is_terminal and self._obey(self._keyboard.first_line or ""):
+            elif self._is_obeyed(self._keyboard.first_line):
                 self._keyboard.take()
             else:
                 return
+
+    def _is_obeyed(self, line: str | None) -> bool:
+        """Whether it was a command that works at once; each line is looked at once."""
+        if line is None or line is self._left_waiting or not self._keyboard.is_terminal:
+            return False
+        self._left_waiting = line
+        return self._obey(line)
 
     def _ask_first(self) -> None:
         """Show the oldest question, if there is one."""

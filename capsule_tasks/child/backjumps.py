@@ -1,0 +1,43 @@
+"""Raising from a signal handler where the `try` around a loop can see it.
+
+A busy loop notices a signal at its jump back. What a handler raises there CPython takes for raised
+before the loop (3.11 to 3.13, each for other loops), and if the loop comes first in a `try`, its
+`finally` and `except` are skipped. One instruction later everything is in its place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_jumps: set[int] = set()
+
+
+def prepare() -> None:
+    """Import what a handler cannot: an import of the interrupted code may be under way there."""
+    if not _jumps:
+        from opcode import opmap
+
+        _jumps.update(number for name, number in opmap.items() if "JUMP_BACKWARD" in name)
+
+
+def is_at_jump(frame: FrameType) -> bool:
+    """Whether a handler that interrupted `frame` should let one instruction pass."""
+    # A debugger's trace function cannot be shared, and would be lost.
+    return frame.f_code.co_code[frame.f_lasti] in _jumps and sys.gettrace() is None
+
+
+def after_jump(frame: FrameType, act: Callable[[], None]) -> None:
+    """Have `act` called before the next instruction of `frame`; it may raise into it."""
+
+    def on_event(_frame: FrameType, _event: str, _arg: Any) -> None:
+        sys.settrace(None)
+        frame.f_trace = None
+        frame.f_trace_opcodes = False
+        act()
+
+    frame.f_trace_opcodes = True
+    frame.f_trace = on_event
+    sys.settrace(lambda *_: None)

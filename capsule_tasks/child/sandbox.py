@@ -1,0 +1,93 @@
+"""Confining a child before it runs a line of foreign code. It fails closed.
+
+The order matters: privileges go first, since root reads past most fences; then Landlock draws the
+line around files, TCP and signals; the system call filter comes last and closes the roads around
+it. Nothing of this can be undone from inside, and every process the child starts inherits it.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Callable
+
+from capsule_tasks.errors import Unconfined
+from capsule_tasks.settings import SandboxSettings
+from capsule_tasks.system import capabilities, landlock, seccomp
+
+REQUIRED = ("reads", "writes", "network", "signals")
+"""What a sandbox promises. Without one of these it does not start, unless asked to."""
+
+_SYSTEM = (
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/dev/urandom",
+    "/dev/random",
+    "/dev/zero",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/sys/devices/system/cpu",
+)
+_WRITABLE_DEVICES = ("/dev/null",)
+
+
+def apply(settings: SandboxSettings) -> tuple[str, ...]:
+    """Confine this process to its working directory and what Python needs; what was applied.
+
+    Unconfined if a promise cannot be kept and `isolation` is `required`. Call it while there is
+    one thread: the others would stay free.
+    """
+    own = os.getcwd()
+    os.environ.update(HOME=own, TMPDIR=own)
+    applied: list[str] = []
+    if capabilities.drop_all():
+        applied.append("capabilities")
+    is_open = settings.network == "open"
+    applied += _attempt(
+        lambda: landlock.restrict(_readable(settings), (own, *_WRITABLE_DEVICES), network=is_open)
+    )
+    needs_signals = "signals" not in applied
+    applied += _attempt(lambda: seccomp.confine(network=is_open, signals=needs_signals))
+    missing = [name for name in _promised(settings) if name not in applied]
+    if missing and settings.isolation == "required":
+        raise Unconfined(
+            f"this machine cannot confine {', '.join(missing)} (Landlock ABI {landlock.abi()}, "
+            f"applied: {', '.join(applied) or 'nothing'}); isolation='best_effort' goes on without"
+        )
+    return tuple(dict.fromkeys(applied))
+
+
+def _promised(settings: SandboxSettings) -> tuple[str, ...]:
+    if settings.network == "open":
+        return tuple(name for name in REQUIRED if name != "network")
+    return REQUIRED
+
+
+def _readable(settings: SandboxSettings) -> list[str]:
+    """The interpreter, its libraries and this package; never a project's own directory."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    executables = (sys.executable, os.path.realpath(sys.executable))
+    installed = [*paths, *site.getsitepackages(), package, *executables]
+    for prefix in (sys.prefix, sys.base_prefix):
+        installed += [os.path.join(prefix, name) for name in ("lib", "lib64", "pyvenv.cfg")]
+    return [path for path in (*installed, *_SYSTEM, *settings.readable) if path]
+
+
+def _attempt(confine: Callable[[], list[str]]) -> list[str]:
+    """What a mechanism confined; nothing if the kernel does not have it or refuses it."""
+    try:
+        return confine()
+    except OSError:
+        return []

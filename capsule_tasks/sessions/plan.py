@@ -1,0 +1,313 @@
+"""The decisions of a pool: whom to give a session, what to start, what to retire.
+
+Plain state, no I/O, no clock of its own. Events change the state; `decide` then returns what has
+to be done and has already booked it, so that two decisions never promise the same thing. Each slot
+is in one stage, and only the event named beside the stage moves it on:
+
+    starting ──started──▶ idle ──decide──▶ leased ──released──▶ idle
+        │                  │                 │
+        └──start_failed──▶ gone ◀──gone── retiring ◀──decide, released, lost
+
+A slot counts against the maximum until it is gone: a process that is being ended still uses memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from capsule_tasks.settings import PoolSettings
+
+
+class Stage(Enum):
+    STARTING = auto()
+    IDLE = auto()
+    LEASED = auto()
+    RETIRING = auto()
+
+
+@dataclass
+class Slot:
+    """One session of the pool, by number."""
+
+    number: int
+    stage: Stage = Stage.STARTING
+    name: str | None = None
+    uses: int = 0
+    born_at: float = 0.0
+    idle_since: float = 0.0
+    first_rss: int = 0
+    rss: int = 0
+    silent: bool = False
+    doomed: str = ""
+    """Why it is retired as soon as it is free."""
+
+
+@dataclass(frozen=True)
+class Give:
+    """Hand the slot's session to the waiter."""
+
+    waiter: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a session in the slot."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class Retire:
+    """End the slot's session."""
+
+    slot: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Tell the waiter why there is no session for it."""
+
+    waiter: int
+    why: str
+
+
+Action = Give | Start | Retire | Refuse
+
+
+@dataclass
+class Breaker:
+    """Stops starting after repeated failures, tries one again after a while."""
+
+    failures: int = 0
+    open_until: float | None = None
+    last_error: str = ""
+
+
+@dataclass
+class PoolPlan:
+    """The state of one sub-pool."""
+
+    settings: PoolSettings
+    slots: dict[int, Slot] = field(default_factory=dict)
+    waiters: OrderedDict[int, str | None] = field(default_factory=OrderedDict)
+    breaker: Breaker = field(default_factory=Breaker)
+    stopping: bool = False
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    # --- events --------------------------------------------------------------------------------
+
+    def wait(self, waiter: int, name: str | None = None) -> None:
+        """Somebody wants a session: any fresh one, or the one of a name."""
+        self.waiters[waiter] = name
+
+    def give_up(self, waiter: int) -> None:
+        """It no longer wants one; nothing happens if it was served already."""
+        self.waiters.pop(waiter, None)
+
+    def started(self, number: int, rss: int, now: float) -> None:
+        slot = self.slots[number]
+        self.breaker = Breaker()
+        slot.born_at = slot.idle_since = now
+        slot.first_rss = slot.rss = rss
+        if slot.stage is Stage.STARTING:
+            slot.stage = Stage.IDLE
+
+    def start_failed(self, number: int, error: str, now: float) -> None:
+        self.slots.pop(number, None)
+        breaker = self.breaker
+        breaker.failures += 1
+        breaker.last_error = error
+        if breaker.failures >= self.settings.breaker_failures:
+            breaker.open_until = now + self.settings.breaker_reset_s
+
+    def released(self, number: int, now: float, *, used: bool = True) -> None:
+        slot = self.slots[number]
+        if slot.stage is not Stage.LEASED:
+            return
+        slot.stage = Stage.IDLE
+        slot.idle_since = now
+        slot.uses += used
+        if used and self.settings.fresh and slot.name is None:
+            slot.doomed = "it was used, and each borrower gets a fresh one"
+
+    def reported(self, number: int, rss: int) -> None:
+        """A heartbeat."""
+        slot = self.slots.get(number)
+        if slot is not None:
+            slot.rss = rss
+            slot.silent = False
+
+    def fell_silent(self, number: int) -> None:
+        slot = self.slots.get(number)
+        if slot is not None:
+            slot.silent = True
+
+    def lost(self, number: int, why: str) -> None:
+        """Its child died. A borrower keeps it until the release."""
+        slot = self.slots.get(number)
+        if slot is not None and slot.stage is not Stage.RETIRING:
+            slot.doomed = slot.doomed or why
+
+    def gone(self, number: int) -> None:
+        """Nothing of it is left."""
+        self.slots.pop(number, None)
+
+    # --- decisions -----------------------------------------------------------------------------
+
+    def decide(self, now: float) -> list[Action]:
+        """Everything that is to be done now; it is booked as done."""
+        actions: list[Action] = []
+        if self.stopping:
+            actions += [Refuse(waiter, "the pool is stopping") for waiter in self.waiters]
+            self.waiters.clear()
+            actions += self._retire_all("the pool is stopping")
+            return actions
+        actions += self._retire_worn(now)
+        actions += self._serve()
+        actions += self._make_room()
+        actions += self._start(now)
+        actions += self._refuse(now)
+        return actions
+
+    def next_look(self, now: float) -> float | None:
+        """When time alone will make something due; None if only an event can."""
+        due: list[float] = []
+        if self.breaker.open_until is not None:
+            due.append(self.breaker.open_until)
+        for slot in self._in(Stage.IDLE):
+            if self.settings.max_age_s is not None:
+                due.append(slot.born_at + self.settings.max_age_s)
+            if self._spare_idle() > 0 or slot.name is not None:
+                due.append(slot.idle_since + self.settings.idle_timeout_s)
+        return max(now, min(due)) if due else None
+
+    def _retire_worn(self, now: float) -> list[Action]:
+        return [
+            self._retire(slot, why)
+            for slot in self._in(Stage.IDLE)
+            if (why := self._worn(slot, now))
+        ]
+
+    def _worn(self, slot: Slot, now: float) -> str:
+        """Why the slot's session should not be used again; empty if it may be."""
+        settings = self.settings
+        grown = slot.rss - slot.first_rss
+        if slot.doomed:
+            return slot.doomed
+        if slot.silent:
+            return "its heartbeat is missing"
+        if settings.max_uses is not None and slot.uses >= settings.max_uses:
+            return f"it was used {slot.uses} times"
+        if settings.max_age_s is not None and now - slot.born_at >= settings.max_age_s:
+            return f"it is older than {settings.max_age_s} s"
+        if settings.max_growth_bytes is not None and grown >= settings.max_growth_bytes:
+            return f"its memory has grown by {grown} bytes"
+        if now - slot.idle_since >= settings.idle_timeout_s and (
+            slot.name is not None or self._spare_idle() > 0
+        ):
+            return f"it was idle for {settings.idle_timeout_s} s"
+        return ""
+
+    def _serve(self) -> list[Action]:
+        """First come, first served; a name that is busy holds up nobody but its own."""
+        actions: list[Action] = []
+        for waiter, name in list(self.waiters.items()):
+            slot = self._named(name) if name is not None else None
+            if slot is not None and slot.stage is not Stage.IDLE:
+                continue  # the name's session is busy, starting or ending: wait for it alone
+            slot = slot or self._free_idle()
+            if slot is None:
+                continue
+            slot.stage, slot.name = Stage.LEASED, name
+            del self.waiters[waiter]
+            actions.append(Give(waiter, slot.number))
+        return actions
+
+    def _make_room(self) -> list[Action]:
+        """An idle session of another name gives way when the pool is full."""
+        room = self.settings.max_sessions - len(self.slots)
+        wanted = self._unserved() - len(self._in(Stage.STARTING)) - max(0, room)
+        wanted -= len(self._in(Stage.RETIRING))
+        named = sorted(
+            (slot for slot in self._in(Stage.IDLE) if slot.name is not None),
+            key=lambda slot: slot.idle_since,
+        )
+        return [self._retire(slot, "another borrower needs its place") for slot in named[:wanted]]
+
+    def _start(self, now: float) -> list[Action]:
+        if not self._may_start(now):
+            return []
+        starting = len(self._in(Stage.STARTING))
+        idle = len([slot for slot in self._in(Stage.IDLE) if slot.name is None])
+        wanted = self._unserved() + self.settings.min_idle - idle - starting
+        wanted = min(wanted, self.settings.max_sessions - len(self.slots))
+        if self.breaker.open_until is not None:  # half open: one attempt decides
+            wanted = min(wanted, 1)
+        actions: list[Action] = []
+        for _ in range(wanted):
+            slot = Slot(next(self._numbers))
+            self.slots[slot.number] = slot
+            actions.append(Start(slot.number))
+        return actions
+
+    def _may_start(self, now: float) -> bool:
+        open_until = self.breaker.open_until
+        if open_until is None:
+            return True
+        return now >= open_until and not self._in(Stage.STARTING)
+
+    def _refuse(self, now: float) -> list[Action]:
+        """While the breaker is open and nothing is coming, waiting has no end: say so."""
+        open_until = self.breaker.open_until
+        if open_until is None or now >= open_until or any(map(self._may_come, self.slots.values())):
+            return []
+        why = (
+            f"{self.breaker.failures} starts in a row failed, the last with: "
+            f"{self.breaker.last_error}; the next attempt is in {open_until - now:.1f} s"
+        )
+        refused = [Refuse(waiter, why) for waiter in self.waiters]
+        self.waiters.clear()
+        return list(refused)
+
+    def _retire_all(self, why: str) -> list[Action]:
+        return [
+            self._retire(slot, why)
+            for slot in list(self.slots.values())
+            if slot.stage is not Stage.RETIRING
+        ]
+
+    def _retire(self, slot: Slot, why: str) -> Action:
+        slot.stage = Stage.RETIRING
+        return Retire(slot.number, why)
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def _in(self, stage: Stage) -> list[Slot]:
+        return [slot for slot in self.slots.values() if slot.stage is stage]
+
+    def _named(self, name: str) -> Slot | None:
+        return next((slot for slot in self.slots.values() if slot.name == name), None)
+
+    def _free_idle(self) -> Slot | None:
+        """The one used last: the others may grow old enough to be let go."""
+        free = [slot for slot in self._in(Stage.IDLE) if slot.name is None]
+        return max(free, key=lambda slot: slot.idle_since, default=None)
+
+    def _spare_idle(self) -> int:
+        free = [slot for slot in self._in(Stage.IDLE) if slot.name is None]
+        return len(free) - self.settings.min_idle
+
+    def _may_come(self, slot: Slot) -> bool:
+        """Whether a waiter may still be given this one."""
+        if slot.stage is Stage.LEASED:
+            return not self.settings.fresh
+        return slot.stage is not Stage.RETIRING
+
+    def _unserved(self) -> int:
+        """Waiters for whom a session has to be made, not merely returned."""
+        return sum(name is None or self._named(name) is None for name in self.waiters.values())

@@ -1,0 +1,98 @@
+"""`SessionPool`: sessions kept warm, lent to one borrower at a time, never leaked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Self
+
+from capsule_tasks.errors import NotBorrowed
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.subpool import PoolInfo, SubPool
+from capsule_tasks.settings import Profile
+
+DEFAULT_PROFILE = "app"
+
+
+class SessionPool:
+    """Sessions by profile. Each profile has a pool of its own, so none can starve another.
+
+    Borrow with `async with pool.borrow() as session`; or `acquire`, and `release` when done.
+    """
+
+    def __init__(self, profiles: Mapping[str, Profile] | None = None) -> None:
+        profiles = profiles or {DEFAULT_PROFILE: Profile()}
+        self._pools = {name: SubPool(name, profile) for name, profile in profiles.items()}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Load the templates and begin to fill the pools; does not wait for the sessions."""
+        try:
+            await asyncio.gather(*(pool.start() for pool in self._pools.values()))
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End everything, busy sessions too; waiters are told. Safe at any time, and twice."""
+        await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
+
+    async def acquire(self, profile: str = DEFAULT_PROFILE, *, name: str | None = None) -> Session:
+        """A session for this caller alone; first come, first served. Give it back with `release`.
+
+        With a `name` it is the session of that name: what its last borrower left in the namespace
+        is still there. PoolUnavailable says why there will be none.
+        """
+        return await self._pool(profile).acquire(name)
+
+    def release(self, session: Session) -> None:
+        """Give a session back. NotBorrowed if it is not lent; SessionBusy while code runs in it."""
+        self._lender(session).release(session)
+
+    def retire(self, session: Session) -> None:
+        """Give a session back that nobody should use again, whatever still runs in it."""
+        self._lender(session).retire(session)
+
+    @contextlib.asynccontextmanager
+    async def borrow(
+        self, profile: str = DEFAULT_PROFILE, *, name: str | None = None
+    ) -> AsyncIterator[Session]:
+        """`acquire`, then `release`; a session in which code still runs by then is retired."""
+        pool = self._pool(profile)
+        session = await pool.acquire(name)
+        try:
+            yield session
+        finally:
+            if pool.lends(session):
+                give_back = pool.retire if session.info.running else pool.release
+                give_back(session)
+
+    def info(self, profile: str = DEFAULT_PROFILE) -> PoolInfo:
+        """What the pool of a profile holds, and what it has done so far."""
+        return self._pool(profile).info()
+
+    def _pool(self, profile: str) -> SubPool:
+        pool = self._pools.get(profile)
+        if pool is None:
+            known = ", ".join(map(repr, self._pools))
+            raise ValueError(f"there is no profile {profile!r}; this pool has {known}")
+        return pool
+
+    def _lender(self, session: Session) -> SubPool:
+        for pool in self._pools.values():
+            if pool.lends(session):
+                return pool
+        raise NotBorrowed(session.session_id)

@@ -1,0 +1,267 @@
+"""The pool of one profile. What to do is decided in `plan`; here it is done, and reported back."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import os
+from collections import Counter
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.errors import PoolUnavailable, SessionBusy
+from capsule_tasks.protocol.messages import Heartbeat
+from capsule_tasks.sessions.health import Health
+from capsule_tasks.sessions.info import SessionInfo
+from capsule_tasks.sessions.plan import Action, Give, PoolPlan, Refuse, Retire, Stage, Start
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.states import OVER, SessionState
+from capsule_tasks.sessions.warm import WarmSpawner
+from capsule_tasks.settings import Profile
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolInfo:
+    """The pool of one profile at one moment, with what it has done so far."""
+
+    profile: str
+    starting: int
+    idle: int
+    leased: int
+    retiring: int
+    waiting: int
+    breaker_open: bool
+    template_pid: int | None
+    starts_total: int
+    start_failures_total: int
+    forks_total: int
+    cold_starts_total: int
+    templates_lost_total: int
+    acquires_total: int
+    retired: dict[str, int]
+    """Sessions retired so far, by reason."""
+    last_error: str
+    sessions: tuple[SessionInfo, ...]
+
+
+class SubPool:
+    """Feeds the plan with events and carries out its actions; owns every session it starts."""
+
+    def __init__(self, name: str, profile: Profile) -> None:
+        self._name = name
+        # The pool replaces sessions itself, so none of them comes back on its own.
+        self._config = msgspec.structs.replace(profile.session, replace_killed=False)
+        self._plan = PoolPlan(profile.pool)
+        self._spawner = WarmSpawner(profile)
+        self._sessions: dict[int, Session] = {}
+        self._numbers: dict[Session, int] = {}
+        self._waiters: dict[int, asyncio.Future[int]] = {}
+        self._tickets = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._look: asyncio.TimerHandle | None = None
+        self._running = False
+        self._deciding = False
+        self._totals: Counter[str] = Counter()
+        self._retired: Counter[str] = Counter()
+        self._last_error = ""
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self._running or self._plan.stopping:
+            return
+        self._running = True
+        await self._spawner.start()
+        self._decide()
+
+    async def stop(self) -> None:
+        self._plan.stopping = True
+        self._decide()
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        await self._spawner.stop()
+        if self._look is not None:
+            self._look.cancel()
+
+    # --- lending -------------------------------------------------------------------------------
+
+    async def acquire(self, name: str | None) -> Session:
+        if not self._running:
+            raise PoolUnavailable(self._name, "it has not been started")
+        ticket = next(self._tickets)
+        self._waiters[ticket] = waiter = asyncio.get_running_loop().create_future()
+        self._plan.wait(ticket, name)
+        self._decide()
+        try:
+            number = await waiter
+        except asyncio.CancelledError:
+            self._take_back(ticket, waiter)
+            raise
+        finally:
+            del self._waiters[ticket]
+        self._totals["acquires"] += 1
+        return self._sessions[number]
+
+    def lends(self, session: Session) -> bool:
+        number = self._numbers.get(session)
+        return number is not None and self._plan.slots[number].stage is Stage.LEASED
+
+    def release(self, session: Session) -> None:
+        running = session.info.running
+        if running:
+            raise SessionBusy(session.session_id, running)
+        self._plan.released(self._numbers[session], self._now())
+        self._decide()
+
+    def retire(self, session: Session) -> None:
+        number = self._numbers[session]
+        self._plan.lost(number, "its borrower gave it up")
+        self._plan.released(number, self._now())
+        self._decide()
+
+    def info(self) -> PoolInfo:
+        stages = Counter(slot.stage for slot in self._plan.slots.values())
+        return PoolInfo(
+            profile=self._name,
+            starting=stages[Stage.STARTING],
+            idle=stages[Stage.IDLE],
+            leased=stages[Stage.LEASED],
+            retiring=stages[Stage.RETIRING],
+            waiting=len(self._plan.waiters),
+            breaker_open=self._plan.breaker.open_until is not None,
+            template_pid=self._spawner.template_pid,
+            starts_total=self._totals["starts"],
+            start_failures_total=self._totals["start_failures"],
+            forks_total=self._spawner.forks,
+            cold_starts_total=self._spawner.cold_starts,
+            templates_lost_total=self._spawner.templates_lost,
+            acquires_total=self._totals["acquires"],
+            retired=dict(self._retired),
+            last_error=self._last_error or self._spawner.last_error,
+            sessions=tuple(session.info for session in self._sessions.values()),
+        )
+
+    def _take_back(self, ticket: int, waiter: asyncio.Future[int]) -> None:
+        """A waiter was cancelled, perhaps just after it had been served."""
+        self._plan.give_up(ticket)
+        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            self._plan.released(waiter.result(), self._now(), used=False)
+        self._decide()
+
+    # --- doing what was decided ----------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Ask the plan and act; an event that arrives meanwhile is decided upon afterwards."""
+        if self._deciding or not (self._running or self._plan.stopping):
+            return
+        self._deciding = True
+        try:
+            while actions := self._plan.decide(self._now()):
+                for action in actions:
+                    self._act(action)
+        finally:
+            self._deciding = False
+        self._look_later()
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Give(waiter, slot):
+                self._waiters[waiter].set_result(slot)
+            case Start(slot):
+                self._spawn(self._start(slot))
+            case Retire(slot, why):
+                self._retired[why] += 1
+                self._spawn(self._end(slot))
+            case Refuse(waiter, why):
+                self._waiters[waiter].set_exception(PoolUnavailable(self._name, why))
+
+    async def _start(self, number: int) -> None:
+        session = Session(self._config, spawner=self._spawner)
+        self._sessions[number] = session
+        self._numbers[session] = number
+        self._totals["starts"] += 1
+        session.add_message_interceptor(partial(self._on_message, number))
+        session.add_health_listener(partial(self._on_health, number))
+        session.add_state_listener(partial(self._on_state, number))
+        try:
+            await session.start()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the breaker counts it
+            self._totals["start_failures"] += 1
+            self._last_error = str(error)
+            self._forget(number)
+            slot = self._plan.slots.get(number)
+            if slot is None or slot.stage is Stage.RETIRING:
+                self._plan.gone(number)  # stopped on purpose
+            else:
+                log.warning("a session of pool %r did not start: %s", self._name, error)
+                self._plan.start_failed(number, str(error), self._now())
+        else:
+            self._plan.started(number, _rss_bytes(session.info.pid), self._now())
+        self._decide()
+
+    async def _end(self, number: int) -> None:
+        session = self._sessions.get(number)
+        if session is None:
+            return  # its start is failing, and says so itself
+        await session.terminate()
+        self._forget(number)
+        self._plan.gone(number)
+        self._decide()
+
+    def _forget(self, number: int) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._numbers.pop(session, None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _look_later(self) -> None:
+        """Wake when time alone makes something due; never otherwise."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        due = None if self._plan.stopping else self._plan.next_look(self._now())
+        if due is not None:
+            self._look = asyncio.get_running_loop().call_at(due, self._decide)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # --- what sessions report ------------------------------------------------------------------
+
+    def _on_message(self, number: int, message: object) -> None:
+        if isinstance(message, Heartbeat):
+            self._plan.reported(number, message.rss_bytes)
+            self._decide()
+
+    def _on_health(self, number: int, health: Health) -> None:
+        if health.unresponsive:
+            self._plan.fell_silent(number)
+            self._decide()
+
+    def _on_state(self, number: int, _old: SessionState, new: SessionState) -> None:
+        session = self._sessions.get(number)
+        if session is not None and new in OVER:
+            self._plan.lost(number, session.info.last_error or "its child ended")
+            asyncio.get_running_loop().call_soon(self._decide)
+
+
+def _rss_bytes(pid: int | None) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[1]) * _PAGE_BYTES

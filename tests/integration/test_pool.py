@@ -1,0 +1,214 @@
+"""SessionPool with real children: fair, isolated, nothing leaked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from capsule_tasks.errors import NotBorrowed, PoolUnavailable, SessionBusy
+from capsule_tasks.sessions import Session, SessionPool
+from capsule_tasks.settings import PoolSettings, Profile, SessionConfig
+from tests.sessions import HANG_S, Watched, eventually, until_exited
+
+
+def pool_of(**changes: object) -> SessionPool:
+    return SessionPool({"app": Profile(pool=PoolSettings(**changes), start="cold")})  # type: ignore[arg-type]
+
+
+async def test_twenty_tasks_over_a_pool_of_two_all_finish_and_never_more_than_two_run() -> None:
+    most = 0
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=2, max_sessions=2) as pool:
+
+        async def task(number: int) -> int:
+            nonlocal most
+            async with pool.borrow() as session:
+                info = pool.info()
+                most = max(most, len(info.sessions))
+                value: int = (await session.run(f"{number} * 2")).value
+                return value
+
+        results = await asyncio.gather(*map(task, range(20)))
+    assert results == [number * 2 for number in range(20)]
+    assert most == 2
+
+
+async def test_a_cancelled_acquire_leaks_no_slot() -> None:
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=1, max_sessions=1) as pool:
+        for delay in range(30):
+            holder = await pool.acquire()
+            waiter = asyncio.create_task(pool.acquire())
+            for _ in range(delay % 4):
+                await asyncio.sleep(0)
+            if delay % 2:
+                pool.release(holder)
+            waiter.cancel()
+            await asyncio.wait({waiter})
+            if not waiter.cancelled():
+                pool.release(waiter.result())
+            if not delay % 2:
+                pool.release(holder)
+        async with pool.borrow() as session:
+            assert (await session.run("1 + 1")).value == 2
+        assert pool.info().leased == 0
+
+
+async def test_a_waiter_cancelled_while_being_served_hands_the_session_on_unused() -> None:
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=1, max_sessions=1, max_uses=2) as pool:
+        holder = await pool.acquire()
+        pid = holder.info.pid
+        waiter = asyncio.create_task(pool.acquire())
+        await asyncio.sleep(0)
+        pool.release(holder)  # the waiter has been served, and does not know it yet
+        waiter.cancel()
+        await asyncio.wait({waiter})
+        assert waiter.cancelled()
+        async with pool.borrow() as session:
+            assert session.info.pid == pid
+
+
+async def test_a_double_release_and_a_stranger_are_refused() -> None:
+    async with asyncio.timeout(HANG_S), pool_of() as pool:
+        session = await pool.acquire()
+        pool.release(session)
+        with pytest.raises(NotBorrowed, match=session.session_id):
+            pool.release(session)
+        with pytest.raises(NotBorrowed):
+            pool.release(Session())
+
+
+async def test_a_busy_session_cannot_be_released_but_retired() -> None:
+    async with asyncio.timeout(HANG_S), pool_of(max_sessions=1) as pool:
+        session = await pool.acquire()
+        running = Watched(session, "print('on', flush=True)\nimport time; time.sleep(60)")
+        await running.until_output("on")
+        with pytest.raises(SessionBusy, match=running.execution_id):
+            pool.release(session)
+        pool.retire(session)
+        assert (await running.ended()).kind == "shutdown"
+        async with pool.borrow() as other:
+            assert other is not session
+
+
+async def test_a_waiter_wakes_when_a_session_dies_and_its_place_is_free() -> None:
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=0, max_sessions=1) as pool:
+        session = await pool.acquire()
+        waiter = asyncio.create_task(pool.acquire())
+        assert session.info.pid is not None
+        os.kill(session.info.pid, signal.SIGKILL)
+        await eventually(lambda: not session.is_alive)
+        pool.release(session)
+        other = await waiter
+        assert (await other.run("'alive'")).value == "alive"
+        pool.release(other)
+
+
+async def test_an_idle_session_that_dies_is_replaced_before_anyone_asks() -> None:
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=1, max_sessions=2) as pool:
+        await eventually(lambda: pool.info().idle == 1)
+        (info,) = pool.info().sessions
+        assert info.pid is not None
+        os.kill(info.pid, signal.SIGKILL)
+        await eventually(
+            lambda: pool.info().idle == 1 and pool.info().sessions[0].pid not in (None, info.pid)
+        )
+
+
+async def test_a_borrower_of_a_fresh_pool_sees_nothing_of_the_one_before() -> None:
+    profile = Profile(pool=PoolSettings(min_idle=1, max_sessions=2, fresh=True))
+    async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
+        async with pool.borrow() as session:
+            await session.run("import builtins; builtins.divmod = lambda *_: 'mine'; secret = 1")
+        async with pool.borrow() as session:
+            assert (await session.run("'secret' in globals(), divmod(7, 2)")).value == (
+                False,
+                (3, 1),
+            )
+
+
+async def test_a_named_session_keeps_its_namespace_between_borrowers() -> None:
+    profile = Profile(pool=PoolSettings(min_idle=0, max_sessions=2, fresh=True))
+    async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
+        async with pool.borrow(name="anna") as session:
+            await session.run("x = 41")
+        async with pool.borrow(name="bert") as session:
+            assert (await session.run("'x' in globals()")).value is False
+        async with pool.borrow(name="anna") as session:
+            assert (await session.run("x + 1")).value == 42
+
+
+async def test_a_session_is_recycled_after_its_uses_and_its_successor_counts_anew() -> None:
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=0, max_sessions=1, max_uses=2) as pool:
+        pids = []
+        for _ in range(6):
+            async with pool.borrow() as session:
+                pids.append((await session.run("import os; os.getpid()")).value)
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [2, 2, 2]
+
+
+async def test_a_session_is_recycled_when_its_memory_has_grown() -> None:
+    pool = pool_of(min_idle=0, max_sessions=1, max_growth_bytes=50 * 1024 * 1024)
+    async with asyncio.timeout(HANG_S), pool:
+        session = await pool.acquire()
+        first = session.info.pid
+        await session.run("hog = bytearray(b'x') * (100 * 1024 * 1024)")
+        await eventually(lambda: session.info.last_heartbeat is not None)
+        pool.release(session)
+        async with pool.borrow() as other:
+            assert other.info.pid != first
+
+
+async def test_failed_starts_open_the_breaker_with_a_clear_error() -> None:
+    broken = Profile(
+        session=SessionConfig(python="/nowhere/python"),
+        pool=PoolSettings(min_idle=1, breaker_failures=2, breaker_reset_s=60),
+        start="cold",
+    )
+    async with asyncio.timeout(HANG_S), SessionPool({"app": broken}) as pool:
+        with pytest.raises(PoolUnavailable, match=r"starts in a row failed.*/nowhere/python"):
+            await pool.acquire()
+        assert pool.info().breaker_open
+
+
+async def test_warmup_and_sub_pools_are_per_profile() -> None:
+    warm = Profile(session=SessionConfig(warmup="print('noise'); ready = 7"))
+    cold = Profile(start="cold")
+    async with asyncio.timeout(HANG_S), SessionPool({"warm": warm, "cold": cold}) as pool:
+        async with pool.borrow("warm") as session:
+            completed = await session.run("ready")
+            assert (completed.value, completed.stdout) == (7, "")
+        async with pool.borrow("cold") as session:
+            assert (await session.run("'ready' in globals()")).value is False
+        with pytest.raises(ValueError, match="no profile 'hot'"):
+            await pool.acquire("hot")
+
+
+@pytest.mark.parametrize("moment", ["warmup", "waiters", "busy"])
+async def test_stop_is_clean_at_any_moment(moment: str) -> None:
+    session = SessionConfig(warmup="import time; time.sleep(60)" if moment == "warmup" else None)
+    profile = Profile(session=session, pool=PoolSettings(min_idle=1, max_sessions=1), start="cold")
+    pool = SessionPool({"app": profile})
+    async with asyncio.timeout(HANG_S):
+        await pool.start()
+        if moment == "warmup":
+            await eventually(lambda: pool.info().sessions and pool.info().sessions[0].pid)
+        else:
+            lent = await pool.acquire()
+            if moment == "busy":
+                running = Watched(lent, "print('on', flush=True)\nwhile True: pass")
+                await running.until_output("on")
+        waiters = [asyncio.create_task(pool.acquire()) for _ in range(3)]
+        await asyncio.sleep(0)
+        pids = [info.pid for info in pool.info().sessions if info.pid]
+        await asyncio.gather(pool.stop(), pool.stop())
+        for outcome in await asyncio.gather(*waiters, return_exceptions=True):
+            assert isinstance(outcome, PoolUnavailable)
+        for pid in pids:
+            await until_exited(pid)
+        with pytest.raises(PoolUnavailable, match="stopping"):
+            await pool.acquire()
+        await pool.stop()
+        if moment == "busy":
+            assert (await running.ended()).kind == "shutdown"

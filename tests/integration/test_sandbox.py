@@ -1,0 +1,390 @@
+"""Hostile code in a sandbox session: it reaches nothing, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from capsule_tasks.errors import ExecutionFailed, ExecutionTimeout, InvalidSetting, Unconfined
+from capsule_tasks.protocol.messages import Error
+from capsule_tasks.sessions import Session, SessionPool
+from capsule_tasks.settings import (
+    ChildSettings,
+    LimitSettings,
+    PoolSettings,
+    Profile,
+    SandboxSettings,
+    SessionConfig,
+    scrubbed_environment,
+)
+from scripts._redis_server import PrivateServer
+from tests.sessions import HANG_S, eventually, until_exited
+
+MIB = 1024 * 1024
+PACKAGES = tuple(filter(None, os.environ.get("CAPSULE_TEST_PACKAGES", "").split(":")))
+
+
+def config(limits: LimitSettings | None = None, **sandbox: object) -> SessionConfig:
+    sandbox.setdefault("readable", PACKAGES)
+    child = ChildSettings(
+        sandbox=SandboxSettings(**sandbox),  # type: ignore[arg-type]
+        limits=limits or LimitSettings(),
+    )
+    return SessionConfig(child=child, env=environment())
+
+
+def environment() -> dict[str, str]:
+    """What a sandbox gets; as another user also where the packages of this run are."""
+    return scrubbed_environment() | ({"PYTHONPATH": ":".join(PACKAGES)} if PACKAGES else {})
+
+
+def code_pool(**changes: object) -> SessionPool:
+    profile = Profile.sandbox(pool=PoolSettings(**changes))  # type: ignore[arg-type]
+    return SessionPool({"code": msgspec.structs.replace(profile, session=config())})
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Session]:
+    async with Session(config()) as session:
+        yield session
+
+
+async def refused(session: Session, source: str, *types: str) -> str:
+    """The message of the error that the code must end with; the session must live on."""
+    with pytest.raises(ExecutionFailed) as failure:
+        await asyncio.wait_for(session.run(source), HANG_S)
+    error = failure.value.error
+    assert isinstance(error, Error)
+    assert error.type in (types or ("PermissionError",)), error
+    assert (await session.run("1 + 1")).value == 2
+    return error.message
+
+
+async def test_what_was_really_applied_is_reported(sandbox: Session) -> None:
+    applied = {"reads", "writes", "network", "signals", "capabilities", "no_new_privs"}
+    assert applied <= set(sandbox.info.isolation)
+
+
+@pytest.mark.parametrize("path", ["/etc/shadow", "/etc/passwd", "/root/.bashrc", "/proc/1/environ"])
+async def test_system_files_cannot_be_read(sandbox: Session, path: str) -> None:
+    await refused(sandbox, f"open({path!r}).read()")
+
+
+async def test_the_parents_environment_and_memory_cannot_be_read(sandbox: Session) -> None:
+    for name in ("environ", "maps", "mem", "cmdline"):
+        await refused(sandbox, f"open('/proc/{os.getpid()}/{name}').read()")
+
+
+async def test_a_projects_secrets_cannot_be_read(sandbox: Session, tmp_path: Path) -> None:
+    token = tmp_path / "serviceaccount" / "token"
+    token.parent.mkdir()
+    for path in (tmp_path / "celeryconfig.py", tmp_path / ".env", token):
+        path.write_text("secret")
+        path.chmod(0o644)
+        await refused(sandbox, f"open({str(path)!r}).read()")
+    await refused(sandbox, f"__import__('os').listdir({str(tmp_path)!r})")
+    await refused(sandbox, f"open({str(Path('pyproject.toml').resolve())!r}).read()")
+
+
+async def test_another_sessions_directory_is_out_of_reach(sandbox: Session) -> None:
+    async with Session(config()) as other:
+        await other.run("open('mine', 'w').write('secret')")
+        directory = (await other.run("import os; os.getcwd()")).value
+        await refused(sandbox, f"open('{directory}/mine').read()")
+        await refused(sandbox, f"__import__('os').listdir({directory!r})")
+        await refused(sandbox, f"open('{directory}/theirs', 'w')")
+
+
+async def test_writes_stay_in_its_own_directory(sandbox: Session, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    for path in (tmp_path / "x", Path("/tmp/capsule-escape"), Path("/dev/shm/x")):
+        await refused(sandbox, f"open({str(path)!r}, 'w')")
+        assert not path.exists()
+    await refused(sandbox, f"__import__('os').symlink('/etc', {str(tmp_path / 'link')!r})")
+    await sandbox.run("import os; os.symlink('/etc/shadow', 'link')")
+    await refused(sandbox, "open('link').read()")
+
+
+async def test_its_own_directory_is_private_empty_and_gone_afterwards() -> None:
+    async with Session(config()) as session:
+        source = (
+            "import os, tempfile\n"
+            "found = os.listdir('.')\n"
+            "open('kept', 'w').write('x')\n"
+            "os.makedirs('a/b'); os.chmod('a/b', 0); os.chmod('a', 0)\n"
+            "os.getcwd(), found, os.path.expanduser('~'), tempfile.gettempdir()"
+        )
+        own, found, home, temporary = (await session.run(source)).value
+        assert (found, home, temporary) == ([], own, own)
+        assert Path(own).stat().st_mode & 0o777 == 0o700
+    await eventually(lambda: not Path(own).exists())
+
+
+async def test_the_environment_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+    async with (
+        asyncio.timeout(HANG_S),
+        code_pool(min_idle=1) as pool,
+        pool.borrow("code") as session,
+    ):
+        source = "import os; dict(os.environ), open('/proc/self/environ').read()"
+        environment, shown = (await session.run(source)).value
+    assert "DATABASE_PASSWORD" not in environment
+    assert "hunter2" not in shown
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateServer]:
+    with PrivateServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+async def test_redis_and_other_servers_cannot_be_reached(
+    sandbox: Session, redis: PrivateServer
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        for port in (redis.port, other.getsockname()[1]):
+            await refused(
+                sandbox, f"__import__('socket').create_connection(('127.0.0.1', {port}), 2)"
+            )
+        other.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
+async def test_no_packet_leaves(sandbox: Session) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        receiver.setblocking(False)
+        await refused(
+            sandbox,
+            "import socket\n"
+            "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            f"s.sendto(b'x', ('127.0.0.1', {receiver.getsockname()[1]}))",
+        )
+        with pytest.raises(BlockingIOError):
+            receiver.recv(1)
+
+
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+async def test_unix_sockets_cannot_be_reached(sandbox: Session, tmp_path: Path, kind: str) -> None:
+    address = str(tmp_path / "redis.sock") if kind == "path" else f"\0capsule-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        await refused(sandbox, f"import socket; socket.socket(socket.AF_UNIX).connect({address!r})")
+
+
+async def test_an_open_network_is_open_when_asked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        async with Session(config(network="open")) as session:
+            await session.run(f"import socket; socket.create_connection(('127.0.0.1', {port})); 0")
+        assert "network" not in session.info.isolation
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, 0])
+async def test_the_parent_and_siblings_cannot_be_signalled(sandbox: Session, signum: int) -> None:
+    async with Session(config()) as sibling:
+        for pid in (os.getpid(), sibling.info.pid, 1):
+            source = f"__import__('os').kill({pid}, {int(signum)})"
+            await refused(sandbox, source, "PermissionError", "ProcessLookupError")
+        assert (await sibling.run("'alive'")).value == "alive"
+
+
+async def test_ptrace_and_the_memory_of_others_are_refused(sandbox: Session) -> None:
+    source = (
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        f"answers = [libc.ptrace(16, {os.getpid()}, 0, 0), libc.unshare(0x10000000),\n"
+        "           libc.mount(b'none', b'.', b'tmpfs', 0, 0), libc.setns(0, 0)]\n"
+        "answers, os.strerror(ctypes.get_errno())"
+    )
+    answers, reason = (await sandbox.run(source)).value
+    assert answers == [-1, -1, -1, -1]
+    assert reason == "Operation not permitted"
+
+
+async def test_io_uring_cannot_carry_what_is_refused_elsewhere(sandbox: Session) -> None:
+    source = (
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "libc.syscall(425, 8, ctypes.create_string_buffer(256)), ctypes.get_errno()"
+    )
+    assert (await sandbox.run(source)).value == (-1, 1)
+
+
+async def test_no_privilege_is_left(sandbox: Session) -> None:
+    source = (
+        "status = open('/proc/self/status').read().split()\n"
+        "[int(status[status.index(name) + 1], 16) for name in ('CapPrm:', 'CapEff:')]"
+    )
+    assert (await sandbox.run(source)).value == [0, 0]
+    await refused(sandbox, "__import__('os').chroot('.')")
+
+
+async def test_a_fork_bomb_ends_its_execution_with_the_limit_named() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_processes=8)) as session:
+        source = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+        error = await _limit_error(session, source)
+        assert error.message.startswith("limit of 8 processes: ")
+        assert (await session.run("1 + 1")).value == 2
+
+
+async def test_filling_the_disk_ends_its_execution_with_the_limit_named() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        source = "import os\nf = open('big', 'wb')\nwhile True: f.write(bytes(100_000))"
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
+
+
+async def test_a_memory_bomb_ends_its_execution_with_the_limit_named() -> None:
+    limits = LimitSettings(memory_bytes=512 * MIB)
+    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
+        error = await _limit_error(session, "x = []\nwhile True: x.append(bytearray(10_000_000))")
+        assert f"memory limit of {512 * MIB} bytes" in error.message
+        assert (await session.run("x = None; 1 + 1")).value == 2
+
+
+async def test_cpu_time_and_output_limits_name_the_limit_and_the_amount() -> None:
+    limits = LimitSettings(cpu_time_s=0.2, output_bytes=1000)
+    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
+        error = await _limit_error(session, "while True: x = 1")
+        assert error.message.startswith("CPU time limit of 0.2 s: 0.2")
+        error = await _limit_error(session, "while True: print('x' * 99)")
+        assert error.message.startswith("output limit of 1000 bytes: ")
+
+
+async def _limit_error(session: Session, source: str) -> Error:
+    with pytest.raises(ExecutionFailed) as failure:
+        await session.run(source)
+    error = failure.value.error
+    assert isinstance(error, Error)
+    assert error.kind == "limit", error
+    return error
+
+
+async def test_what_daemonises_dies_with_its_session() -> None:
+    source = (
+        "import os, time\n"
+        "reading, writing = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        os.write(writing, str(os.getpid()).encode())\n"
+        "        time.sleep(60)\n"
+        "    os._exit(0)\n"
+        "int(os.read(reading, 20))"
+    )
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        daemon = (await session.run(source)).value
+    await until_exited(daemon)
+
+
+async def test_threads_children_and_exit_hooks_left_behind_hold_nobody_up() -> None:
+    source = (
+        "import atexit, os, threading, time\n"
+        "atexit.register(time.sleep, 60)\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "os.fork() or time.sleep(60)"
+    )
+    async with asyncio.timeout(HANG_S), code_pool(min_idle=1, max_sessions=2) as pool:
+        async with pool.borrow("code") as session:
+            await session.run(source)
+        async with pool.borrow("code") as session:
+            assert (await session.run("import threading; threading.active_count()")).value < 5
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nos.closerange(0, 200)",
+        (
+            "import os\nfor fd in range(200):\n"
+            "    try: os.write(fd, bytes(range(256)) * 40)\n    except OSError: pass"
+        ),
+    ],
+    ids=["closes", "garbles"],
+)
+async def test_ruining_every_descriptor_ruins_only_its_own_session(source: str) -> None:
+    async with asyncio.timeout(HANG_S), Session(config()) as other:
+        async with Session(config()) as session:
+            with contextlib.suppress(ExecutionFailed, ExecutionTimeout):
+                await session.run(source, timeout_s=5)
+        assert (await other.run("1 + 1")).value == 2
+
+
+async def test_monkeypatched_builtins_reach_no_other_borrower() -> None:
+    async with asyncio.timeout(HANG_S), code_pool(min_idle=1, max_sessions=1) as pool:
+        async with pool.borrow("code") as session:
+            await session.run("import builtins; builtins.divmod = lambda *_: 'mine'")
+        async with pool.borrow("code") as session:
+            assert (await session.run("divmod(7, 2)")).value == (3, 1)
+
+
+async def test_a_sandbox_that_cannot_be_had_does_not_start(tmp_path: Path) -> None:
+    crippled = _python_without_landlock(tmp_path)
+    with pytest.raises(Unconfined, match="cannot confine reads, writes, signals"):
+        await Session(_with_python(config(), crippled)).start()
+    async with Session(_with_python(config(isolation="best_effort"), crippled)) as session:
+        assert "reads" not in session.info.isolation
+        assert "network" in session.info.isolation
+
+
+def _with_python(config: SessionConfig, python: Path) -> SessionConfig:
+    path = ":".join((str(python.parent), *PACKAGES, str(Path.cwd())))
+    return SessionConfig(child=config.child, env=environment() | {"PYTHONPATH": path})
+
+
+def _python_without_landlock(directory: Path) -> Path:
+    """A start-up hook that hides Landlock and the signal filter, as an old kernel would."""
+    (directory / "sitecustomize.py").write_text(
+        "from capsule_tasks.system import landlock, seccomp\n"
+        "landlock.abi = lambda: 0\n"
+        "confine = seccomp.confine\n"
+        "seccomp.confine = lambda *, network, signals: confine(network=network, signals=False)\n"
+    )
+    return directory / "python"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is itself the run of this file as another user")
+def test_all_of_this_holds_for_a_user_who_is_not_root() -> None:
+    system_python = Path("/usr/bin/python3.11")
+    python = str(system_python if sys.version_info[:2] == (3, 11) else sys.executable)
+    (packages,) = {path for path in sys.path if path.endswith("site-packages")}
+    project = str(Path.cwd())
+    base = Path(tempfile.mkdtemp())
+    base.chmod(0o777)
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={base}/own"]
+    done = subprocess.run(
+        [*user, python, "-m", "pytest", *options, __file__],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": f"{packages}:{project}",
+            "CAPSULE_TEST_PACKAGES": f"{packages}:{project}/capsule_tasks",
+            "HOME": "/tmp",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    shutil.rmtree(base)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match=r"SandboxSettings\.network = 'some'"):
+        SandboxSettings(network="some")  # type: ignore[arg-type]

@@ -1,0 +1,315 @@
+"""The pool's decisions, without I/O and with a clock of their own."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from capsule_tasks.sessions.plan import Action, Give, PoolPlan, Refuse, Retire, Stage, Start
+from capsule_tasks.settings import PoolSettings
+
+
+def make(**changes: object) -> PoolPlan:
+    return PoolPlan(PoolSettings(**changes))  # type: ignore[arg-type]
+
+
+def started(plan: PoolPlan, actions: list[Action], now: float = 0.0) -> list[Action]:
+    """Every start succeeds; what is decided then."""
+    for action in actions:
+        if isinstance(action, Start):
+            plan.started(action.slot, 100, now)
+    return plan.decide(now)
+
+
+def test_the_idle_minimum_is_started_at_once_and_not_twice() -> None:
+    plan = make(min_idle=2, max_sessions=4)
+    assert plan.decide(0.0) == [Start(1), Start(2)]
+    assert plan.decide(0.0) == []
+
+
+def test_waiters_are_served_in_the_order_they_came() -> None:
+    plan = make(min_idle=0, max_sessions=1)
+    for waiter in (11, 12, 13):
+        plan.wait(waiter)
+    assert started(plan, plan.decide(0.0)) == [Give(11, 1)]
+    plan.released(1, 0.0)
+    assert plan.decide(0.0) == [Give(12, 1)]
+    plan.released(1, 0.0)
+    assert plan.decide(0.0) == [Give(13, 1)]
+
+
+def test_a_waiter_that_gave_up_is_passed_over() -> None:
+    plan = make(min_idle=0, max_sessions=1)
+    plan.wait(1)
+    plan.wait(2)
+    starts = plan.decide(0.0)
+    plan.give_up(1)
+    assert started(plan, starts) == [Give(2, 1)]
+
+
+def test_a_fresh_pool_retires_what_was_used_and_starts_another() -> None:
+    plan = make(min_idle=1, max_sessions=2, fresh=True)
+    starts = plan.decide(0.0)
+    plan.wait(1)
+    assert started(plan, starts) == [Give(1, 1), Start(2)]
+    plan.released(1, 0.0)
+    assert plan.decide(0.0) == [Retire(1, "it was used, and each borrower gets a fresh one")]
+
+
+def test_a_session_given_back_unused_is_still_fresh() -> None:
+    plan = make(min_idle=1, max_sessions=1, fresh=True)
+    starts = plan.decide(0.0)
+    plan.wait(1)
+    started(plan, starts)
+    plan.released(1, 0.0, used=False)
+    plan.wait(2)
+    assert plan.decide(0.0) == [Give(2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "wear", "why"),
+    [
+        ({"max_uses": 1}, "use", "it was used 1 times"),
+        ({"max_age_s": 5.0}, "age", "it is older than 5.0 s"),
+        ({"max_growth_bytes": 50}, "growth", "its memory has grown by 60 bytes"),
+        ({}, "silence", "its heartbeat is missing"),
+        ({}, "loss", "killed"),
+    ],
+)
+def test_a_worn_session_is_retired_and_replaced(
+    changes: dict[str, object], wear: str, why: str
+) -> None:
+    plan = make(min_idle=1, max_sessions=2, **changes)
+    started(plan, plan.decide(0.0))
+    now = 0.0
+    if wear == "use":
+        plan.wait(1)
+        plan.decide(now)
+        plan.released(1, now)
+    elif wear == "age":
+        now = 5.0
+    elif wear == "growth":
+        plan.reported(1, 160)
+    elif wear == "silence":
+        plan.fell_silent(1)
+    else:
+        plan.lost(1, "killed")
+    assert plan.decide(now)[0] == Retire(1, why)
+    assert [slot.number for slot in plan.slots.values() if slot.stage is Stage.STARTING] == [2]
+
+
+def test_the_count_of_uses_belongs_to_the_session_not_to_its_successor() -> None:
+    plan = make(min_idle=1, max_sessions=1, max_uses=2)
+    starts = plan.decide(0.0)
+    retired = []
+    for waiter in range(6):
+        plan.wait(waiter)
+        actions = started(plan, starts)
+        (give,) = [action for action in actions if isinstance(action, Give)]
+        plan.released(give.slot, 0.0)
+        starts = plan.decide(0.0)
+        for action in starts:
+            if isinstance(action, Retire):
+                retired.append(action.slot)
+                plan.gone(action.slot)
+        starts += plan.decide(0.0)
+    assert retired == [1, 2, 3]
+
+
+def test_idle_sessions_beyond_the_minimum_leave_after_the_timeout() -> None:
+    plan = make(min_idle=1, max_sessions=3, idle_timeout_s=10.0)
+    actions = plan.decide(0.0)
+    for waiter in (1, 2, 3):
+        plan.wait(waiter)
+    gives = started(plan, actions + plan.decide(0.0))
+    for give in gives:
+        assert isinstance(give, Give)
+        plan.released(give.slot, 0.0)
+    assert plan.decide(0.0) == []
+    assert plan.next_look(0.0) == 10.0
+    assert len(plan.decide(10.0)) == 2
+    assert plan.next_look(10.0) is None
+
+
+def test_a_named_session_keeps_its_name_and_is_waited_for() -> None:
+    plan = make(min_idle=0, max_sessions=2, fresh=True)
+    plan.wait(1, "anna")
+    assert started(plan, plan.decide(0.0)) == [Give(1, 1)]
+    plan.wait(2, "anna")
+    assert plan.decide(0.0) == []
+    plan.released(1, 0.0)
+    assert plan.decide(0.0) == [Give(2, 1)]
+
+
+def test_an_idle_named_session_gives_way_when_the_pool_is_full() -> None:
+    plan = make(min_idle=0, max_sessions=1)
+    plan.wait(1, "anna")
+    started(plan, plan.decide(0.0))
+    plan.released(1, 0.0)
+    plan.wait(2, "bert")
+    assert plan.decide(0.0) == [Retire(1, "another borrower needs its place")]
+    plan.gone(1)
+    assert started(plan, plan.decide(0.0)) == [Give(2, 2)]
+
+
+def test_repeated_failures_open_the_breaker_and_tell_the_waiters() -> None:
+    plan = make(min_idle=0, max_sessions=1, breaker_failures=2, breaker_reset_s=5.0)
+    plan.wait(1)
+    for _ in range(2):
+        (start,) = plan.decide(0.0)
+        assert isinstance(start, Start)
+        plan.start_failed(start.slot, "no memory", 0.0)
+    (refusal,) = plan.decide(0.0)
+    assert isinstance(refusal, Refuse)
+    assert "2 starts in a row failed, the last with: no memory" in refusal.why
+    assert plan.next_look(0.0) == 5.0
+
+
+def test_the_half_open_breaker_tries_one_start_and_closes_when_it_succeeds() -> None:
+    plan = make(min_idle=3, max_sessions=3, breaker_failures=1, breaker_reset_s=5.0)
+    for start in plan.decide(0.0):
+        assert isinstance(start, Start)
+        plan.start_failed(start.slot, "no", 0.0)
+    assert plan.decide(4.9) == []
+    (only,) = plan.decide(5.0)
+    assert isinstance(only, Start)
+    assert len(started(plan, [only], 5.0)) == 2
+
+
+def test_stopping_refuses_the_waiters_and_retires_everything_once() -> None:
+    plan = make(min_idle=2, max_sessions=2)
+    started(plan, plan.decide(0.0))
+    for waiter in (1, 2, 3):
+        plan.wait(waiter)
+    plan.decide(0.0)
+    plan.stopping = True
+    kinds = [type(action) for action in plan.decide(0.0)]
+    assert kinds == [Refuse, Retire, Retire]
+    assert plan.decide(0.0) == []
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Any order of events: the maximum holds, nobody is served twice, nothing is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = make(min_idle=1, max_sessions=3, max_uses=3, idle_timeout_s=5.0)
+        self.now = 0.0
+        self.tickets = itertools.count(1)
+        self.waiting: list[int] = []
+        self.lent: dict[int, int] = {}
+        self.retiring: set[int] = set()
+        self.starting: set[int] = set()
+        self.names: dict[int, str | None] = {}
+        self.slot_names: dict[int, str | None] = {}
+
+    def act(self) -> None:
+        while actions := self.plan.decide(self.now):
+            for action in actions:
+                self.carry_out(action)
+
+    def carry_out(self, action: Action) -> None:
+        match action:
+            case Start(slot):
+                self.starting.add(slot)
+            case Retire(slot):
+                assert slot not in self.lent.values()
+                assert slot not in self.retiring
+                self.retiring.add(slot)
+            case Give(waiter, slot):
+                assert waiter in self.waiting
+                assert slot not in self.lent.values()
+                earlier = self.waiting[: self.waiting.index(waiter)]
+                owner = self.slot_names.get(slot)
+                assert all(self.names[other] != owner for other in earlier)
+                self.slot_names[slot] = self.names[waiter]
+                self.waiting.remove(waiter)
+                self.lent[waiter] = slot
+            case Refuse(waiter):
+                self.waiting.remove(waiter)
+
+    @rule(name=st.sampled_from([None, None, "anna", "bert"]))
+    def acquire(self, name: str | None) -> None:
+        waiter = next(self.tickets)
+        self.waiting.append(waiter)
+        self.names[waiter] = name
+        self.plan.wait(waiter, name)
+        self.act()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        waiter = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(waiter)
+        self.plan.give_up(waiter)
+        self.act()
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data(), used=st.booleans())
+    def release(self, data: st.DataObject, used: bool) -> None:
+        waiter = data.draw(st.sampled_from(sorted(self.lent)))
+        self.plan.released(self.lent.pop(waiter), self.now, used=used)
+        self.act()
+
+    @precondition(lambda self: self.starting)
+    @rule(data=st.data(), succeeds=st.booleans())
+    def start_ends(self, data: st.DataObject, succeeds: bool) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.starting)))
+        self.starting.remove(slot)
+        if succeeds:
+            self.plan.started(slot, 100, self.now)
+        elif slot in self.retiring:
+            self.retiring.discard(slot)
+            self.plan.gone(slot)
+        else:
+            self.plan.start_failed(slot, "no", self.now)
+        self.act()
+
+    @precondition(lambda self: self.retiring - self.starting)
+    @rule(data=st.data())
+    def is_gone(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.retiring - self.starting)))
+        self.retiring.remove(slot)
+        self.plan.gone(slot)
+        self.act()
+
+    @precondition(lambda self: self.plan.slots)
+    @rule(data=st.data())
+    def is_lost(self, data: st.DataObject) -> None:
+        self.plan.lost(data.draw(st.sampled_from(sorted(self.plan.slots))), "killed")
+        self.act()
+
+    @rule(seconds=st.sampled_from([0.1, 3.0, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.act()
+
+    @invariant()
+    def the_maximum_holds(self) -> None:
+        assert len(self.plan.slots) <= 3
+
+    @invariant()
+    def plan_and_world_agree(self) -> None:
+        assert list(self.plan.waiters) == self.waiting
+        leased = [s.number for s in self.plan.slots.values() if s.stage is Stage.LEASED]
+        assert sorted(leased) == sorted(self.lent.values())
+
+    @invariant()
+    def nobody_waits_beside_an_idle_session(self) -> None:
+        free = [s for s in self.plan.slots.values() if s.stage is Stage.IDLE and s.name is None]
+        assert not (free and any(self.names[waiter] is None for waiter in self.waiting))
+
+    @invariant()
+    def a_waiter_has_something_to_wait_for(self) -> None:
+        if self.waiting and self.plan.breaker.open_until is None:
+            assert self.plan.slots
+
+
+PoolMachine.TestCase.settings = hypothesis_settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
+TestPool = PoolMachine.TestCase

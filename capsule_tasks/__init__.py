@@ -8,15 +8,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from capsule_tasks.sessions import Session, SessionConfig
+    from capsule_tasks.child.context import progress
+    from capsule_tasks.errors import ExecutionCancelled
+    from capsule_tasks.sessions import Session, SessionConfig, SessionPool
+    from capsule_tasks.settings import (
+        ChildSettings,
+        LimitSettings,
+        PoolSettings,
+        Profile,
+        SandboxSettings,
+    )
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Session", "SessionConfig", "__version__"]
+__all__ = [
+    "ChildSettings",
+    "ExecutionCancelled",
+    "LimitSettings",
+    "PoolSettings",
+    "Profile",
+    "SandboxSettings",
+    "Session",
+    "SessionConfig",
+    "SessionPool",
+    "__version__",
+    "progress",
+]
 
 _HOME_OF = {
+    "ChildSettings": "capsule_tasks.settings",
+    "ExecutionCancelled": "capsule_tasks.errors",
+    "LimitSettings": "capsule_tasks.settings",
+    "PoolSettings": "capsule_tasks.settings",
+    "Profile": "capsule_tasks.settings",
+    "SandboxSettings": "capsule_tasks.settings",
     "Session": "capsule_tasks.sessions",
     "SessionConfig": "capsule_tasks.sessions",
+    "SessionPool": "capsule_tasks.sessions",
+    "progress": "capsule_tasks.child.context",
 }
 
 

@@ -211,7 +211,7 @@ class TimeoutSettings(_Section, frozen=True, kw_only=True):
     """From a cancel to the kill, where the caller names no other."""
     drain_s: float = 5.0
     """For the neighbours of a coroutine that will not stop, before their child is killed."""
-    stack_s: float = 0.05
+    stack_s: float = 0.2
     """For the stacks of a child that is about to be cancelled or killed."""
     idle_s: float = 1.0
     """READY for so long is IDLE."""

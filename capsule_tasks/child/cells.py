@@ -5,6 +5,7 @@ import __future__
 
 import _ast
 import builtins
+import io
 import linecache
 from collections import OrderedDict
 from types import CodeType, ModuleType
@@ -58,7 +59,7 @@ class Compiler:
         return compile(source, filename, mode, flags=self._flags | extra, dont_inherit=True)
 
     def _remember(self, source: str, filename: str) -> None:
-        lines = source.splitlines(keepends=True)
+        lines = io.StringIO(source, newline=None).readlines()  # ends as the compiler sees them
         linecache.cache[filename] = (len(source), None, lines, filename)
         self._chars += len(source) - self._sources.pop(filename, 0)
         self._sources[filename] = len(source)

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from capsule_tasks.child.capture import Capture
-from capsule_tasks.child.cells import Compiler, enter_blocking, enter_coroutine
+from capsule_tasks.child.cells import Cell, Compiler, enter_blocking, enter_coroutine
 from capsule_tasks.child.endings import Endings
 from capsule_tasks.child.executions import Execution, Hit, Registry, Stage
 from capsule_tasks.child.outbox import Outbox
@@ -173,8 +173,14 @@ class MainLane:
             return False
         if execution.cell is None:
             filename = work.payload.filename or f"<cell {work.seq}>"
-            execution.cell = self._compiler.compile(work.payload.source, filename)
+            execution.cell = contextvars.copy_context().run(
+                self._compile, execution, work.payload.source, filename
+            )
         return execution.cell.awaits
+
+    def _compile(self, execution: Execution, source: str, filename: str) -> Cell:
+        self._capture.enter(execution.sink)  # the compiler may have something to warn of
+        return self._compiler.compile(source, filename)
 
     def _start(self, execution: Execution) -> bool:
         """Make it a running one; False if it was stopped before."""

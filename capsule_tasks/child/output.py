@@ -259,7 +259,7 @@ class Sink:
             while excess > 0 and self._segments:
                 _, stream, text = self._segments[0]
                 start, price = self._position, self._price(text, self._position)
-                share = excess * (len(text) - start) // price  # what is left over goes next turn
+                share = excess * (len(text) - start) // max(1, price)  # the rest goes next turn
                 end = self._position = min(len(text), start + max(1, share))
                 self._count_loss(stream, text[start:end])
                 excess -= price - self._price(text, end)

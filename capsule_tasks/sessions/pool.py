@@ -11,6 +11,7 @@ from typing import Self
 from capsule_tasks.errors import NotBorrowed
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.subpool import PoolInfo, SubPool
+from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import Profile
 
 DEFAULT_PROFILE = "app"
@@ -83,6 +84,10 @@ class SessionPool:
     def info(self, profile: str = DEFAULT_PROFILE) -> PoolInfo:
         """What the pool of a profile holds, and what it has done so far."""
         return self._pool(profile).info()
+
+    def spawner(self, profile: str = DEFAULT_PROFILE) -> WarmSpawner:
+        """What starts the profile's sessions, for a session that the pool should not own."""
+        return self._pool(profile).spawner
 
     def _pool(self, profile: str) -> SubPool:
         pool = self._pools.get(profile)

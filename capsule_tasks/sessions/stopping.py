@@ -153,7 +153,7 @@ class Stopper:
         self._condemners[stream.execution_id] = None
         try:
             await self._let_neighbours_finish(stream)
-            stack = await probe.dump(self._child.process, self._timeouts.stack_s)
+            stack = await self.stack_text(stream.execution_id)
             if not stream.ended.done():
                 self._kill(stream, stack)
                 await asyncio.shield(self._child.gone)

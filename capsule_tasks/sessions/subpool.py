@@ -62,7 +62,7 @@ class SubPool:
         # The pool replaces sessions itself, so none of them comes back on its own.
         self._config = msgspec.structs.replace(profile.session, replace_killed=False)
         self._plan = PoolPlan(profile.pool)
-        self._spawner = WarmSpawner(profile)
+        self.spawner = WarmSpawner(profile)
         self._sessions: dict[int, Session] = {}
         self._numbers: dict[Session, int] = {}
         self._waiters: dict[int, asyncio.Future[int]] = {}
@@ -81,7 +81,7 @@ class SubPool:
         if self._running or self._plan.stopping:
             return
         self._running = True
-        await self._spawner.start()
+        await self.spawner.start()
         self._decide()
 
     async def stop(self) -> None:
@@ -89,7 +89,7 @@ class SubPool:
         self._decide()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-        await self._spawner.stop()
+        await self.spawner.stop()
         if self._look is not None:
             self._look.cancel()
 
@@ -139,15 +139,15 @@ class SubPool:
             retiring=stages[Stage.RETIRING],
             waiting=len(self._plan.waiters),
             breaker_open=self._plan.breaker.open_until is not None,
-            template_pid=self._spawner.template_pid,
+            template_pid=self.spawner.template_pid,
             starts_total=self._totals["starts"],
             start_failures_total=self._totals["start_failures"],
-            forks_total=self._spawner.forks,
-            cold_starts_total=self._spawner.cold_starts,
-            templates_lost_total=self._spawner.templates_lost,
+            forks_total=self.spawner.forks,
+            cold_starts_total=self.spawner.cold_starts,
+            templates_lost_total=self.spawner.templates_lost,
             acquires_total=self._totals["acquires"],
             retired=dict(self._retired),
-            last_error=self._last_error or self._spawner.last_error,
+            last_error=self._last_error or self.spawner.last_error,
             sessions=tuple(session.info for session in self._sessions.values()),
         )
 
@@ -186,7 +186,7 @@ class SubPool:
                 self._waiters[waiter].set_exception(PoolUnavailable(self._name, why))
 
     async def _start(self, number: int) -> None:
-        session = Session(self._config, spawner=self._spawner)
+        session = Session(self._config, spawner=self.spawner)
         self._sessions[number] = session
         self._numbers[session] = number
         self._totals["starts"] += 1

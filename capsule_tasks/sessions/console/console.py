@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 
 import capsule_tasks
@@ -82,10 +83,11 @@ class Console:
         return 0 if went_well or self._keyboard.is_terminal else EXIT_FAILED
 
     def _stop(self) -> None:
-        self._screen.fresh_line()
         try:
+            self._screen.fresh_line()
             self._background.call(self._session.shutdown())
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             self._background.call(self._session.terminate())
         self._background.call(self._listen())  # what `atexit` and `finally` wrote
         self._background.close()

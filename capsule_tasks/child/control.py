@@ -176,9 +176,12 @@ class ControlThread:
     def _on_execute(self, message: Execute) -> None:
         registry = self._registry
         registry.note_seq(message.seq)
+        early = registry.take_early(message.seq)
         refusal = self._refusal(message)
         if refusal is not None:
             self._outbox.bulk(refusal)
+            for cancel in early:
+                self._endings.reply(cancel, interrupted=False)
             return
         execution = self._accept(message.execution_id, message)
         execution.queued = bool(registry.all())
@@ -191,9 +194,8 @@ class ControlThread:
             )
         )
         registry.add(execution)
-        early = registry.take_early(message.execution_id)
-        if early is not None:
-            self._on_cancel(early)
+        for cancel in early:
+            self._on_cancel(cancel)
         limit = self._config.limits.cpu_time_s
         if limit is not None:
             self._watch_cpu(execution, limit)
@@ -257,7 +259,7 @@ class ControlThread:
     # --- stopping ------------------------------------------------------------------------------
 
     def _on_cancel(self, message: Cancel) -> None:
-        execution = self._registry.get(message.execution_id)
+        execution = self._registry.meant_by(message)
         if execution is None:
             if not self._registry.remember_early(message):
                 self._endings.reply(message, interrupted=False)

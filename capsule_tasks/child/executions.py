@@ -74,7 +74,7 @@ class Registry:
         self.waiting: list[Execution] = []
         self.blocking: Execution | None = None
         self._known: dict[str, Execution] = {}
-        self._early: dict[str, Cancel] = {}
+        self._early: dict[int, list[Cancel]] = {}
         self._last_seq = 0
 
     def get(self, execution_id: str) -> Execution | None:
@@ -94,17 +94,25 @@ class Registry:
     def note_seq(self, seq: int) -> None:
         self._last_seq = max(self._last_seq, seq)
 
+    def meant_by(self, cancel: Cancel) -> Execution | None:
+        """The execution to be cancelled, not a later one that has its name."""
+        execution = self._known.get(cancel.execution_id)
+        if execution is None or not isinstance(execution.work, Execute):
+            return execution
+        return execution if execution.work.seq == cancel.seq else None
+
     def remember_early(self, cancel: Cancel) -> bool:
         """Keep a cancel that overtook its execute; False if that execution is over instead."""
         if cancel.seq <= self._last_seq:
             return False
         if len(self._early) >= _REMEMBERED_CANCELS:
             self._early.pop(next(iter(self._early)))
-        self._early[cancel.execution_id] = cancel
+        self._early.setdefault(cancel.seq, []).append(cancel)
         return True
 
-    def take_early(self, execution_id: str) -> Cancel | None:
-        return self._early.pop(execution_id, None)
+    def take_early(self, seq: int) -> list[Cancel]:
+        """The cancels that overtook this execute."""
+        return self._early.pop(seq, [])
 
     def first_waiting(self) -> Execution | None:
         with self.lock:

@@ -7,6 +7,7 @@ it. Nothing of this can be undone from inside, and every process the child start
 
 from __future__ import annotations
 
+import functools
 import os
 import site
 import sys
@@ -50,12 +51,13 @@ def apply(settings: SandboxSettings) -> tuple[str, ...]:
     """
     own = os.getcwd()
     os.environ.update(HOME=own, TMPDIR=own)
+    readable = (*installed_paths(), *_SYSTEM, *settings.readable)
     applied: list[str] = []
     if capabilities.drop_all():
         applied.append("capabilities")
     is_open = settings.network == "open"
     applied += _attempt(
-        lambda: landlock.restrict(_readable(settings), (own, *_WRITABLE_DEVICES), network=is_open)
+        lambda: landlock.restrict(readable, (own, *_WRITABLE_DEVICES), network=is_open)
     )
     needs_signals = "signals" not in applied
     applied += _attempt(lambda: seccomp.confine(network=is_open, signals=needs_signals))
@@ -74,15 +76,19 @@ def _promised(settings: SandboxSettings) -> tuple[str, ...]:
     return REQUIRED
 
 
-def _readable(settings: SandboxSettings) -> list[str]:
-    """The interpreter, its libraries and this package; never a project's own directory."""
+@functools.cache
+def installed_paths() -> tuple[str, ...]:
+    """The interpreter, its libraries and this package; never a project's own directory.
+
+    Finding them takes longer than confining a child: a template does it before it is copied.
+    """
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     executables = (sys.executable, os.path.realpath(sys.executable))
-    installed = [*paths, *site.getsitepackages(), package, *executables]
+    found = [*paths, *site.getsitepackages(), package, *executables]
     for prefix in (sys.prefix, sys.base_prefix):
-        installed += [os.path.join(prefix, name) for name in ("lib", "lib64", "pyvenv.cfg")]
-    return [path for path in (*installed, *_SYSTEM, *settings.readable) if path]
+        found += [os.path.join(prefix, name) for name in ("lib", "lib64", "pyvenv.cfg")]
+    return tuple(path for path in found if path)
 
 
 def _attempt(confine: Callable[[], list[str]]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
+from capsule_tasks.child import sandbox
 from capsule_tasks.child.main import main as live
 from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
 from capsule_tasks.system.family import MARKER
@@ -58,6 +59,7 @@ def _load(imports: tuple[str, ...]) -> Loaded:
     try:
         for name in imports:
             importlib.import_module(name)
+        sandbox.installed_paths()
         _settle_threads()
     except BaseException as fault:
         return Loaded(pid=os.getpid(), error=f"{type(fault).__name__}: {fault}")
@@ -165,8 +167,6 @@ def _become_child(request: Fork, descriptors: list[int], between: int) -> NoRetu
         _take_environment(request)
         if request.cwd is not None:
             os.chdir(request.cwd)
-        gc.unfreeze()
-        gc.freeze()
         while os.getppid() == between:
             os.sched_yield()
         live(control, bulk, stacks, request.parent_pid)

@@ -604,7 +604,7 @@ class Session:
 
     def _abandon(self, child: Incarnation, stopper: Stopper, stream: ExecutionStream) -> None:
         """The consumer is gone: stop the work; the session is busy until it has stopped."""
-        self._counters.executions_cancelled += 1
+        stopper.count_cancelled(stream)
         stream.abandon()
         if not child.is_over:
             stop = Stop(ErrorKind.CANCELLED, "its consumer went away")

@@ -57,8 +57,14 @@ class Stopper:
         begun = time.monotonic()
         outcome = await self.stop(stream, Stop(ErrorKind.CANCELLED, "cancelled"), grace_s)
         self._counters.cancel_latencies_ms.append((time.monotonic() - begun) * 1000)
-        self._counters.executions_cancelled += outcome != "not_running"
+        if outcome != "not_running":
+            self.count_cancelled(stream)
         return outcome
+
+    def count_cancelled(self, stream: ExecutionStream) -> None:
+        """Once for each execution, however many callers wanted its end."""
+        self._counters.executions_cancelled += not stream.is_counted
+        stream.is_counted = True
 
     async def stop(
         self, stream: ExecutionStream, stop: Stop, grace_s: float | None = None

@@ -58,6 +58,7 @@ class ExecutionStream:
         self.stop: Stop | None = None
         self.abandoned = False
         self.was_killed = False
+        self.is_counted = False
         self.raw_waiting = 0
         self.ended: asyncio.Future[Terminal] = asyncio.get_running_loop().create_future()
         self._window = settings.window_bytes

@@ -53,6 +53,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LONGEST_POLL_MS = 3_600_000.0
 """`poll` refuses what does not fit into a C int, about 25 days."""
 
+_EOF_HEAD_START_S = 1.0
+"""At shutdown code that asks for input gets EOFError; so long later it is stopped all the same."""
+
 log = logging.getLogger("capsule_tasks.child")
 
 
@@ -335,10 +338,18 @@ class ControlThread:
 
     def _on_shutdown(self, _message: Shutdown) -> None:
         self._stopping = True
-        self._inputs.close()
+        asking = self._inputs.close()
         for execution in self._registry.all():
-            self._stop(execution, ErrorKind.SHUTDOWN, ExecutionCancelled)
+            if execution.id in asking and execution.stop_kind is None:
+                self._stop_after_eof(execution)
+            else:
+                self._stop(execution, ErrorKind.SHUTDOWN, ExecutionCancelled)
         self._lane.stop()
+
+    def _stop_after_eof(self, execution: Execution) -> None:
+        """It was asking for input: the EOFError it is getting should end it, and soon."""
+        execution.stop_kind, execution.interrupted = ErrorKind.SHUTDOWN, True
+        self._timers.after(_EOF_HEAD_START_S, lambda: self._hit(execution, ExecutionCancelled))
 
     def _on_input_response(self, message: InputResponse) -> None:
         self._inputs.respond(message)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from capsule_tasks.child.gate import Gate
+from capsule_tasks.child.landing import landing, leavable
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.output import Sink
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse
@@ -30,7 +31,9 @@ class _Question:
         self.answer: InputResponse | None = None
 
     def settle(self, answer: InputResponse) -> None:
-        self.answer = answer
+        """The first answer stands."""
+        if self.answer is None:
+            self.answer = answer
         self.gate.open()
 
 
@@ -56,15 +59,26 @@ class InputDesk:
 
         os.register_at_fork(after_in_child=leave)
 
+    @leavable
     def input(self, prompt: object = "", /) -> str:
         """Read a line from whoever watches this execution."""
         return self.ask(str(prompt), password=False)
 
+    @leavable
     def getpass(self, prompt: str = "Password: ", _stream: Any = None) -> str:
         """Read a line that should not be shown."""
         return self.ask(prompt, password=True)
 
+    @leavable
     def ask(self, prompt: str, *, password: bool) -> str:
+        """The answer; EOFError or TimeoutError if there is none."""
+        try:
+            return self._exchange(prompt, password=password)
+        finally:
+            if landing.pending:
+                landing.touch_down()
+
+    def _exchange(self, prompt: str, *, password: bool) -> str:
         sink = self._owner()
         if sink.execution_id is None:
             raise EOFError("no execution is running that could be asked for input")
@@ -76,17 +90,24 @@ class InputDesk:
         )
         question = _Question(request)
         reason: Reason = "cancelled"
+        is_admitted = False
         try:
-            if self._admit(question, sink):
+            is_admitted = self._admit(question, sink)
+            if is_admitted:
                 sink.ask(request)
             question.gate.wait(lambda: question.answer is not None, self._timeout_s)
-            reason = _outcome(question.answer)
+            answer = question.answer
+            reason = _outcome(answer)
         finally:
             self._open.pop(request.id, None)
-            self._outbox.bulk(
-                InputClosed(execution_id=request.execution_id, request_id=request.id, reason=reason)
-            )
-        return self._answer(question)
+            if is_admitted:
+                self._tell_closed(request, reason)
+        return self._text(request, answer)
+
+    def _tell_closed(self, request: InputRequest, reason: Reason) -> None:
+        self._outbox.bulk(
+            InputClosed(execution_id=request.execution_id, request_id=request.id, reason=reason)
+        )
 
     def respond(self, answer: InputResponse) -> bool:
         """Hand an answer to its question; False if nobody waits for it."""
@@ -102,12 +123,14 @@ class InputDesk:
             if question.request.execution_id == execution_id:
                 question.settle(_eof(question.request))
 
-    def close(self) -> None:
-        """No more input for anyone."""
+    def close(self) -> set[str]:
+        """No more input for anyone; the executions that were asking."""
         with self._lock:
             self._closed = True
-        for question in list(self._open.values()):
+        questions = list(self._open.values())
+        for question in questions:
             question.settle(_eof(question.request))
+        return {question.request.execution_id for question in questions}
 
     def _admit(self, question: _Question, sink: Sink) -> bool:
         with self._lock:
@@ -118,14 +141,12 @@ class InputDesk:
                 return False
             return True
 
-    def _answer(self, question: _Question) -> str:
-        answer = question.answer
+    def _text(self, request: InputRequest, answer: InputResponse | None) -> str:
         if answer is not None and not answer.eof:
             return answer.text
-        request = question.request
         error: Exception
         if answer is None:
-            error = TimeoutError(f"no input within {self._timeout_s} s")
+            error = _InputTimeout(f"no input within {self._timeout_s} s")
         else:
             error = EOFError("input ended")
         error.add_note(
@@ -133,6 +154,17 @@ class InputDesk:
             f"timeout {'none' if self._timeout_s is None else f'{self._timeout_s} s'}"
         )
         raise error
+
+
+class _InputTimeout(TimeoutError):
+    """A TimeoutError to everyone but asyncio, which brings a plain one from a thread as a copy.
+
+    The copy would be without its notes.
+    """
+
+
+_InputTimeout.__name__ = _InputTimeout.__qualname__ = "TimeoutError"
+_InputTimeout.__module__ = "builtins"
 
 
 def _shortened(prompt: str) -> str:
@@ -162,6 +194,7 @@ class _Stdin(io.TextIOBase):
     def __init__(self, desk: InputDesk) -> None:
         self._desk = desk
 
+    @leavable
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
         try:
             line = self._desk.ask("", password=False) + "\n"
@@ -169,6 +202,7 @@ class _Stdin(io.TextIOBase):
             return ""
         return line if size is None or size < 0 else line[:size]
 
+    @leavable
     def read(self, size: int | None = -1, /) -> str:
         if size is not None and size >= 0:
             return self.readline(size)

@@ -82,6 +82,9 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
     )
     _live(config, ready, control, bulk, outbox)
     kill_descendants(os.getpid())
+    with contextlib.suppress(ChildProcessError):
+        while True:  # this process adopted them; unreaped they would go to the parent
+            os.waitpid(-1, 0)
     os._exit(0)
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import os
 import socket
 import threading
 
 from capsule_tasks.protocol.codec import encode_frame
 from capsule_tasks.protocol.messages import Message
 
+EXIT_UNHEARD = 74
+"""EX_IOERR: the connection to the parent was closed from within."""
+
 
 class Outbox:
     """Sends whole frames from any thread.
 
     A parent that is gone is not an error here: the control thread sees it too and ends the
-    process, so whatever is still said on the way there is dropped.
+    process, so whatever is still said on the way there is dropped. Descriptors that user code
+    closed under our feet are the end: nobody else would notice before the next heartbeat.
     """
 
     def __init__(self, control: socket.socket, bulk: socket.socket, ceiling: int) -> None:
@@ -23,15 +28,23 @@ class Outbox:
         self._bulk = bulk
         self._control_lock = threading.Lock()
         self._bulk_lock = threading.Lock()
+        self._pid = os.getpid()
 
     def control(self, message: Message) -> None:
         """Send on the channel that nothing large ever blocks."""
         frame = encode_frame(message, self.ceiling)
-        with self._control_lock, contextlib.suppress(OSError):
-            self._control.sendall(frame)
+        with self._control_lock:
+            self._send(self._control, frame)
 
     def bulk(self, message: Message) -> None:
         """Send in order with output; FrameTooLarge leaves the channel as it was."""
         frame = encode_frame(message, self.ceiling)
-        with self._bulk_lock, contextlib.suppress(OSError):
-            self._bulk.sendall(frame)
+        with self._bulk_lock:
+            self._send(self._bulk, frame)
+
+    def _send(self, sock: socket.socket, frame: bytearray) -> None:
+        try:
+            sock.sendall(frame)
+        except OSError as fault:
+            if fault.errno in (errno.EBADF, errno.ENOTSOCK) and os.getpid() == self._pid:
+                os._exit(EXIT_UNHEARD)

@@ -178,6 +178,13 @@ class Ready(Message, kw_only=True, tag="ready"):
     """What confines the child, as far as it was really applied."""
 
 
+class Rejected(Message, kw_only=True, tag="rejected"):
+    """The handshake failed; the child exits."""
+
+    kind: str
+    message: str
+
+
 class Ack(Message, kw_only=True, tag="ack"):
     """An execute was accepted and will end with exactly one Result or Error."""
 
@@ -344,13 +351,6 @@ class Error(Terminal, kw_only=True, tag="error"):
     notes: tuple[str, ...] = ()
     stack: str = ""
     """The last known stack of what had to be stopped by force or by a limit."""
-
-
-class Rejected(Message, kw_only=True, tag="rejected"):
-    """The handshake failed; the child exits."""
-
-    kind: str
-    message: str
 
 
 class Checkpointed(Message, kw_only=True, tag="checkpointed"):

@@ -171,11 +171,15 @@ class Channel:
         if self._control_out.buffered > _MOST_UNREAD_CONTROL and not self._control.at_end:
             self._end(self._control, "the child does not read what it is told")
 
-    async def send_bulk(self, message: Message) -> None:
-        """Send in order; waits while much is buffered. FrameTooLarge leaves all as it was."""
+    def post_bulk(self, message: Message) -> None:
+        """Send in order, for a caller that waits for an answer and so does not send more."""
         if self._closed:
             raise SessionLost("the session's child is gone")
         self._bulk_out.write(encode_frame(message, self._ceiling))
+
+    async def send_bulk(self, message: Message) -> None:
+        """Send in order; waits while much is buffered. FrameTooLarge leaves all as it was."""
+        self.post_bulk(message)
         if self._bulk_out.buffered > _WRITE_BUFFER:
             await self._bulk_out.drained()
 

@@ -123,6 +123,9 @@ class Incarnation:
     def send_control(self, message: Message) -> None:
         self.channel.send_control(message)
 
+    def post_bulk(self, message: Message) -> None:
+        self.channel.post_bulk(message)
+
     async def send_bulk(self, message: Message) -> None:
         await self.channel.send_bulk(message)
 
@@ -130,10 +133,10 @@ class Incarnation:
         """Send a request and wait for its reply; TimeoutError, or SessionLost if the child goes."""
         if self._over:
             raise SessionLost("the session's child is gone")
-        reply = self.router.expect(message.id)
+        reply = self.router.expect(message)
         try:
             if bulk:
-                await self.send_bulk(message)
+                self.post_bulk(message)
             else:
                 self.send_control(message)
             async with asyncio.timeout(timeout_s):
@@ -264,6 +267,8 @@ class Incarnation:
         if self.ready.done():
             return
         if isinstance(message, Ready):
+            if message.version not in self._config.protocol_versions:
+                raise BadFrame(f"the child chose version {message.version}, which nobody offered")
             self.ready.set_result(message)
             return
         refusal = Unconfined if message.kind == ErrorKind.UNCONFINED else IncompatibleProtocol

@@ -10,10 +10,14 @@ import threading
 from pathlib import Path
 
 from capsule_tasks.sessions.spawn import Spawned, Wires
-from capsule_tasks.system.family import kill_family, kill_orphans
+from capsule_tasks.system.family import kill_family, kill_orphans, reap
 from capsule_tasks.system.trees import remove_tree
 
 STACK_SIGNAL = signal.SIGWINCH
+
+
+_REAP_PAUSE_S = 0.01
+_REAP_ATTEMPTS = 200
 
 
 class ExitStatus(int):
@@ -54,6 +58,7 @@ class ChildProcess:
         self._marker = marker
         self._loop = loop
         self._pidfd = -1
+        self._adopted: set[int] = set()
         wires.close_theirs()
         self._watch_exit()
 
@@ -66,7 +71,7 @@ class ChildProcess:
     def kill_family(self) -> None:
         """Kill the child and all its descendants; `exited` follows."""
         if not self.exited.done():
-            kill_family(self.pid)
+            self._adopted |= kill_family(self.pid)
 
     def threads_blocking(self, signum: int) -> set[str]:
         """Threads that have a signal blocked; the one that handles it has, until it is done."""
@@ -105,11 +110,19 @@ class ChildProcess:
             self._loop.add_reader(self._pidfd, self._on_exit)
 
     def _on_exit(self) -> None:
-        kill_orphans(self.pid, self._marker)  # first: a zombie's pid cannot be taken by another
+        # First the orphans: as long as a zombie is not collected, nobody else can have its pid.
+        self._adopted |= kill_orphans(self.pid, self._marker)
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
         self.exited.set_result(ExitStatus(self._collect()))
+        self._reap_adopted(_REAP_ATTEMPTS)
+
+    def _reap_adopted(self, attempts: int) -> None:
+        """What was killed comes to this process if it is a subreaper; no zombie may stay."""
+        self._adopted = reap(self._adopted)
+        if self._adopted and attempts:
+            self._loop.call_later(_REAP_PAUSE_S, self._reap_adopted, attempts - 1)
 
     def _wait_for_exit(self) -> None:
         status = ExitStatus(self._collect())

@@ -14,7 +14,9 @@ from capsule_tasks.protocol.codec import Unknown
 from capsule_tasks.protocol.flow import message_cost, utf8_size
 from capsule_tasks.protocol.messages import (
     Ack,
+    Cancel,
     CancelReply,
+    Checkpoint,
     Checkpointed,
     Credit,
     Error,
@@ -22,15 +24,20 @@ from capsule_tasks.protocol.messages import (
     Heartbeat,
     InputClosed,
     InputRequest,
+    Interrupt,
     InterruptReply,
+    Message,
+    NamespaceRequest,
     NamespaceSummary,
     Output,
     Progress,
     Ready,
     Rejected,
+    Restore,
     Restored,
     Result,
     StackReply,
+    StackRequest,
     Started,
     Stream,
     Terminal,
@@ -42,6 +49,15 @@ from capsule_tasks.sessions.stream import ExecutionStream
 log = logging.getLogger("capsule_tasks.sessions")
 
 _MAX_PENDING_INPUTS = 10_000
+_ANSWERS: dict[type[Message], type[Message]] = {
+    Cancel: CancelReply,
+    Interrupt: InterruptReply,
+    StackRequest: StackReply,
+    NamespaceRequest: NamespaceSummary,
+    Checkpoint: Checkpointed,
+    Restore: Restored,
+}
+_NOBODY: tuple[None, None] = (None, None)
 
 
 class Router:
@@ -60,10 +76,11 @@ class Router:
         self.counters = Counters()
         self.streams: dict[str, ExecutionStream] = {}
         self.inputs: dict[str, str] = {}
+        self._answered: set[str] = set()
         self.general: deque[Any] = deque(maxlen=general_queue)
         self.general_dropped = 0
         self._general_waiters: deque[asyncio.Future[None]] = deque()
-        self._replies: dict[str, asyncio.Future[Any]] = {}
+        self._replies: dict[str, tuple[type, asyncio.Future[Any]]] = {}
         self._session_id = session_id
         self._send_control = send_control
         self._see = see
@@ -98,16 +115,16 @@ class Router:
 
     # --- replies -------------------------------------------------------------------------------
 
-    def expect(self, request_id: str) -> asyncio.Future[Any]:
+    def expect(self, request: Message) -> asyncio.Future[Any]:
         """A future for the reply to a request that is about to be sent."""
         reply = asyncio.get_running_loop().create_future()
-        self._replies[request_id] = reply
-        reply.add_done_callback(lambda _: self._replies.pop(request_id, None))
+        self._replies[request.id] = _ANSWERS[type(request)], reply
+        reply.add_done_callback(lambda _: self._replies.pop(request.id, None))
         return reply
 
     def fail_replies(self, why: str) -> int:
         """The child is gone: every open question ends. How many there were."""
-        replies = [reply for reply in self._replies.values() if not reply.done()]
+        replies = [reply for _, reply in self._replies.values() if not reply.done()]
         for reply in replies:
             reply.set_exception(SessionLost(why))
         return len(replies)
@@ -213,7 +230,19 @@ class Router:
         )
         self._to_stream(message)
 
+    def take_answer(self, request_id: str, execution_id: str) -> bool:
+        """Whether the execution waits for this answer; of two answers the first is taken."""
+        if self.inputs.get(request_id) != execution_id or request_id in self._answered:
+            return False
+        self._answered.add(request_id)
+        return True
+
+    def return_answer(self, request_id: str) -> None:
+        """It could not be sent: the execution waits for another."""
+        self._answered.discard(request_id)
+
     def _on_input_closed(self, message: InputClosed) -> None:
+        self._answered.discard(message.request_id)
         if self.inputs.pop(message.request_id, None) is None:
             return
         stats = self.counters.inputs
@@ -229,6 +258,7 @@ class Router:
     def close_input(self, request_id: str) -> None:
         """The execution that asked is over."""
         self.inputs.pop(request_id, None)
+        self._answered.discard(request_id)
         stats = self.counters.inputs
         self.counters.inputs = dataclasses.replace(
             stats, pending=len(self.inputs), cancels=stats.cancels + 1
@@ -237,14 +267,16 @@ class Router:
     # --- everything else -----------------------------------------------------------------------
 
     def _on_reply(self, message: Any) -> None:
-        reply = self._replies.get(message.in_reply_to)
+        kind, reply = self._replies.get(message.in_reply_to, _NOBODY)
         if reply is None:
             self._keep(message)
+        elif type(message) is not kind:
+            raise BadFrame(f"a request was answered with a {type(message).__name__}")
         elif not reply.done():
             reply.set_result(message)
 
     def _on_unsupported(self, message: Unsupported) -> None:
-        reply = self._replies.get(message.in_reply_to or "")
+        _, reply = self._replies.get(message.in_reply_to or "", _NOBODY)
         if reply is not None and not reply.done():
             reply.set_exception(SessionLost(f"the child does not know {message.what!r} messages"))
             return

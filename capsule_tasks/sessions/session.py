@@ -450,6 +450,9 @@ class Session:
         waits = sum(stream.is_waited_for for stream in child.router.streams.values())
         waits += child.router.fail_receivers(why)
         self._counters.cancel_event_triggers += waits
+        for stream in child.router.streams.values():
+            if self._stopper is not None:
+                self._stopper.count_cancelled(stream)
 
     # --- what the child reports ----------------------------------------------------------------
 
@@ -523,7 +526,7 @@ class Session:
                 payload=Code(source=source),
                 on_busy=on_busy,
             )
-            await self._submit(child, stream, execute)
+            self._submit(child, stream, execute)
             if timeout_s is not None:
                 loop = asyncio.get_running_loop()
                 timer = loop.call_later(timeout_s, self._on_deadline, stopper, stream, timeout_s)
@@ -584,9 +587,9 @@ class Session:
         self._counters.execution_count += 1
         return stream
 
-    async def _submit(self, child: Incarnation, stream: ExecutionStream, execute: Execute) -> None:
+    def _submit(self, child: Incarnation, stream: ExecutionStream, execute: Execute) -> None:
         try:
-            await child.send_bulk(execute)
+            child.post_bulk(execute)
         except (FrameTooLarge, SessionLost, UnicodeEncodeError) as error:
             child.close_stream(stream)
             terminal = Error(
@@ -648,11 +651,14 @@ class Session:
         self, text: str, request_id: str, execution_id: str, eof: bool
     ) -> None:
         child = self._child
-        if child is None or child.router.inputs.get(request_id) != execution_id:
+        if child is None or not child.router.take_answer(request_id, execution_id):
             raise UnknownInputRequest(request_id, execution_id)
-        await child.send_bulk(
-            InputResponse(execution_id=execution_id, request_id=request_id, text=text, eof=eof)
-        )
+        answer = InputResponse(execution_id=execution_id, request_id=request_id, text=text, eof=eof)
+        try:
+            await child.send_bulk(answer)
+        except FrameTooLarge:
+            child.router.return_answer(request_id)
+            raise
 
     async def receive_message(self, timeout_s: float | None = None) -> Any:
         """The next message of no execution; TimeoutError, or SessionLost when the child goes."""

@@ -78,7 +78,7 @@ class Stopper:
             grace_s=grace_s,
             credit=self._child.allow_cancel_credit(stream),
         )
-        reply = self._child.router.expect(cancel.id)
+        reply = self._child.router.expect(cancel)
         self._child.send_control(cancel)
         try:
             await asyncio.wait(

@@ -91,6 +91,8 @@ class ExecutionStream:
     def push(self, message: Message) -> None:
         """Queue what the child said; BadFrame if it ignores its credit."""
         if isinstance(message, Ack):
+            if self.acked:
+                raise BadFrame(f"execution {self.execution_id} was acknowledged twice")
             self.acked = True
             self.is_running = self.is_running or not message.queued
             self._put(message, 0)

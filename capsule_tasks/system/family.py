@@ -28,8 +28,8 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def kill_descendants(pid: int) -> int:
-    """Kill everything below `pid`; the number of processes killed.
+def kill_descendants(pid: int) -> set[int]:
+    """Kill everything below `pid`; the processes killed.
 
     They are stopped first, pass after pass until no new one shows up, so that a process that
     forks faster than it is killed cannot win.
@@ -42,29 +42,46 @@ def kill_descendants(pid: int) -> int:
         _signal_all(fresh, signal.SIGSTOP)
         doomed.update(fresh)
     _signal_all(doomed, signal.SIGKILL)
-    return len(doomed)
+    return doomed
 
 
-def kill_family(pid: int) -> None:
-    """Kill a session's child and everything below it. Safe when parts are gone already."""
+def kill_family(pid: int) -> set[int]:
+    """Kill a session's child and everything below it; what was below it.
+
+    Safe when parts are gone already.
+    """
     _signal_all([pid], signal.SIGSTOP)
-    kill_descendants(pid)
+    doomed = kill_descendants(pid)
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     _signal_all([pid], signal.SIGKILL)
+    return doomed
 
 
-def kill_orphans(leader: int, marker: str) -> int:
-    """Kill what a dead child left: members of its POSIX session and bearers of its marker."""
+def kill_orphans(leader: int, marker: str) -> set[int]:
+    """Kill what a dead child left: members of its POSIX session and bearers of its marker.
+
+    The answer also holds those members that have exited already and wait to be reaped.
+    """
     needle = f"{MARKER}={marker}".encode()
-    killed = 0
+    killed = {pid for pid in _children(os.getpid()) if pid != leader and _leader(pid) == leader}
     for _ in range(_MAX_PASSES):
         orphans = [pid for pid in _all_pids() if _belongs(pid, leader, needle)]
         if not orphans:
             break
         _signal_all(orphans, signal.SIGKILL)
-        killed += len(orphans)
+        killed.update(orphans)
     return killed
+
+
+def reap(pids: Iterable[int]) -> set[int]:
+    """Collect those of the killed that this process, a subreaper, adopted; who is still dying."""
+    dying: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):  # adopted by another, or collected before
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                dying.add(pid)
+    return dying
 
 
 def _belongs(pid: int, leader: int, needle: bytes) -> bool:
@@ -80,6 +97,14 @@ def _belongs(pid: int, leader: int, needle: bytes) -> bool:
         return needle in _read(f"/proc/{pid}/environ").split(b"\0")
     except (OSError, ValueError):
         return False
+
+
+def _leader(pid: int) -> int:
+    """The leader of a process's POSIX session; 0 if the process is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
 
 
 def _children(pid: int) -> list[int]:

@@ -15,6 +15,7 @@ from capsule_tasks.protocol.messages import Heartbeat, Message, Output, Terminal
 from capsule_tasks.sessions import Session, SessionState, probe
 
 T = TypeVar("T")
+_FRAMES = 6
 _RESTING = (SessionState.READY, SessionState.IDLE)
 
 
@@ -52,10 +53,10 @@ class Recorder:
         print(f"--- info\n{self.session.info}", file=out)
         for task in asyncio.all_tasks():
             print(f"--- {task!r}", file=out)
-            task.print_stack(file=out)
+            task.print_stack(limit=_FRAMES, file=out)
         for ident, frame in sys._current_frames().items():
             print(f"--- thread {ident}", file=out)
-            traceback.print_stack(frame, file=out)
+            traceback.print_stack(frame, limit=_FRAMES, file=out)
         print(f"--- child\n{await self._child()}", file=out)
         return out.getvalue()
 

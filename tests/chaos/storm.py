@@ -77,7 +77,7 @@ async def at_rest(recorder: Recorder, processes: Callable[[], list[int]]) -> Non
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for what nobody gives a signal of: a process's disappearance, say."""
-    while not holds():  # noqa: ASYNC110 - there is no event
+    while not holds():
         await asyncio.sleep(0.002)
 
 

@@ -181,6 +181,14 @@ async def test_a_caller_cancelled_at_any_turn_leaves_nothing_of(scene: Any) -> N
 async def cancelled_at(scene: Callable[[Session], Awaitable[Work]], *turns: int) -> bool:
     """Play the scene; whether its caller was still at work at that turn."""
     census = Census()
+    came_in_time = await played(scene, census, turns)
+    await census.settled()
+    return came_in_time
+
+
+async def played(
+    scene: Callable[[Session], Awaitable[Work]], census: Census, turns: tuple[int, ...]
+) -> bool:
     timeouts = TimeoutSettings(ready_s=STEP_S, shutdown_s=0.1, grace_s=0.05, drain_s=0.05)
     recorder = Recorder(Session(SessionConfig(env=census.environment(), timeouts=timeouts)))
     session = recorder.session
@@ -195,7 +203,6 @@ async def cancelled_at(scene: Callable[[Session], Awaitable[Work]], *turns: int)
         assert (await recorder.within(STEP_S, "1 + 1", session.run("1 + 1"))).value == 2
         await recorder.within(STEP_S, "the end", session.terminate())
         assert not recorder.violations
-        await census.settled()
     except AssertionError as error:
         error.add_note(f"cancelled at turn {turns}\n{await recorder.report()}")
         raise

@@ -29,6 +29,7 @@ from capsule_tasks.settings import (
     SessionConfig,
     scrubbed_environment,
 )
+from capsule_tasks.system.prctl import become_subreaper
 from scripts._redis_server import PrivateServer
 from tests.sessions import HANG_S, eventually, until_exited
 
@@ -288,9 +289,11 @@ async def test_what_daemonises_dies_with_its_session() -> None:
         "    os._exit(0)\n"
         "int(os.read(reading, 20))"
     )
+    become_subreaper()
     async with asyncio.timeout(HANG_S), Session(config()) as session:
         daemon = (await session.run(source)).value
     await until_exited(daemon)
+    await eventually(lambda: not Path(f"/proc/{daemon}").exists())  # no zombie either
 
 
 async def test_threads_children_and_exit_hooks_left_behind_hold_nobody_up() -> None:

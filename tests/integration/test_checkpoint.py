@@ -1,0 +1,248 @@
+"""A namespace can be saved and brought back, elsewhere too; what cannot be saved is named."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from capsule_tasks.errors import FrameTooLarge, SessionLost, SnapshotError
+from capsule_tasks.protocol.messages import Checkpointed
+from capsule_tasks.sessions import Session, SessionState
+from tests.sessions import HANG_S, Watched, child_config, eventually
+
+SAVED = """\
+import math, collections
+number = 1
+shared = [1]
+pair = (shared, shared)
+class Point(collections.namedtuple('Point', 'x y')):
+    unit = 'm'
+def area(p): return p.x * p.y * factor
+factor = 2
+place = Point(3, 4)
+"""
+NAMES = ("Point", "area", "collections", "factor", "math", "number", "pair", "place", "shared")
+
+
+async def saved(source: str) -> Checkpointed:
+    async with Session() as session:
+        await session.run(source)
+        return await session.checkpoint(timeout_s=HANG_S)
+
+
+async def names_in(session: Session) -> list[str]:
+    done = await session.run("sorted(n for n in globals() if not n.startswith('__') and n != '_')")
+    names: list[str] = done.value
+    return names
+
+
+async def test_a_namespace_comes_back_in_another_child(session: Session) -> None:
+    checkpoint = await saved(SAVED)
+    assert checkpoint.saved == NAMES
+    assert checkpoint.skipped == {}
+    assert isinstance(checkpoint.data, bytes)
+    assert await session.restore(checkpoint) == NAMES
+    done = await session.run(
+        "(number, area(place), place.unit, math.floor(2.5), type(place) is Point)"
+    )
+    assert done.value == (1, 24, "m", 2, True)
+
+
+async def test_bytes_alone_are_enough_and_a_restart_is_survived(session: Session) -> None:
+    await session.run("x = 1")
+    data = (await session.checkpoint()).data
+    assert data is not None
+    await session.restart()
+    assert await names_in(session) == []
+    assert await session.restore(data) == ("x",)
+    assert (await session.run("x")).value == 1
+
+
+async def test_objects_that_were_shared_stay_shared(session: Session) -> None:
+    await session.restore(await saved(SAVED))
+    assert (await session.run("pair[0] is pair[1] is shared")).value is True
+
+
+async def test_restored_functions_see_later_globals(session: Session) -> None:
+    await session.restore(await saved(SAVED))
+    assert (await session.run("factor = 10\narea(place)")).value == 120
+    assert (
+        await session.run("def grow():\n    global number\n    number += 1\ngrow(); number")
+    ).value == 2
+    await session.restore(await saved("def grow():\n    global number\n    number += 100\n"))
+    assert (await session.run("grow(); number")).value == 102
+
+
+async def test_merge_keeps_other_names_and_replace_drops_them(session: Session) -> None:
+    checkpoint = await saved("x = 'saved'")
+    await session.run("x = 'mine'; y = 'kept'")
+    await session.restore(checkpoint, "merge")
+    assert await names_in(session) == ["x", "y"]
+    await session.run("x = 'mine'")
+    await session.restore(checkpoint, "replace")
+    assert await names_in(session) == ["x"]
+    assert (await session.run("(x, __name__)")).value == ("saved", "__main__")
+
+
+async def test_what_cannot_be_saved_is_reported_by_name_and_the_rest_is_saved(
+    session: Session,
+) -> None:
+    await session.run(
+        "import threading\n"
+        "good = 1\n"
+        "lock = threading.Lock()\n"
+        "generator = (i for i in ())\n"
+        "class Stubborn:\n"
+        "    def __reduce__(self): raise ValueError('my state is secret \\ud800')\n"
+        "stubborn = Stubborn()\n"
+        "class Mute(Exception):\n"
+        "    def __str__(self): raise Mute\n"
+        "class Silent:\n"
+        "    def __reduce__(self): raise Mute\n"
+        "silent = Silent()\n"
+        "globals()['odd \\ud800'] = threading.Lock()\n"
+        "globals()[5] = 'no name'\n"
+        "def f(): return good\n"
+    )
+    checkpoint = await session.checkpoint()
+    assert set(checkpoint.skipped) == {"lock", "generator", "stubborn", "silent", "odd \\ud800"}
+    assert "lock" in checkpoint.skipped["lock"]
+    assert "my state is secret" in checkpoint.skipped["stubborn"]
+    assert {"good", "f", "Stubborn"} <= set(checkpoint.saved)
+    await session.restart()
+    await session.restore(checkpoint)
+    assert (await session.run("f()")).value == 1
+
+
+async def test_an_empty_namespace_can_be_saved(session: Session) -> None:
+    checkpoint = await session.checkpoint()
+    assert checkpoint.saved == ()
+    await session.run("x = 1")
+    await session.restore(checkpoint, "replace")
+    assert await names_in(session) == []
+
+
+BROKEN = (
+    "class Fails:\n    def __reduce__(self): return (int, ('no number',))\na = 1\nfails = Fails()\n"
+)
+
+
+@pytest.mark.parametrize("mode", ["merge", "replace"])
+@pytest.mark.parametrize("fault", ["garbage", "truncated", "empty", "foreign", "raises"])
+async def test_a_restore_that_fails_leaves_the_namespace_as_it_was(
+    session: Session, fault: str, mode: str
+) -> None:
+    checkpoint = await saved(BROKEN)
+    assert checkpoint.data is not None
+    data = {
+        "garbage": b"\x00garbage" * 100,
+        "truncated": checkpoint.data[: len(checkpoint.data) // 2],
+        "empty": b"",
+        "foreign": b"\x80\x04K\x01.",
+        "raises": checkpoint.data,
+    }[fault]
+    await session.run("a = 'mine'; b = a")
+    with pytest.raises(SnapshotError, match="not restored"):
+        await session.restore(data, mode)  # type: ignore[arg-type]
+    assert session.state is SessionState.READY
+    assert await names_in(session) == ["a", "b"]
+    assert (await session.run("(a, b, __name__)")).value == ("mine", "mine", "__main__")
+
+
+async def test_wrong_arguments_are_the_callers_error(session: Session) -> None:
+    with pytest.raises(TypeError, match="must be bytes, not str"):
+        await session.restore("text")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be 'merge' or 'replace', not 'other'"):
+        await session.restore(b"", "other")  # type: ignore[arg-type]
+    assert (await session.run("1")).value == 1
+
+
+async def test_a_checkpoint_while_code_runs_is_refused(session: Session) -> None:
+    watched = Watched(session, "print('busy', flush=True)\nimport time; time.sleep(3600)")
+    await watched.until_output("busy")
+    with pytest.raises(SnapshotError, match=f"{watched.execution_id} is running"):
+        await session.checkpoint()
+    with pytest.raises(SnapshotError, match=f"{watched.execution_id} is running"):
+        await session.restore(b"")
+    await session.cancel(watched.execution_id)
+    await watched.ended()
+    assert (await session.checkpoint()).saved
+
+
+async def test_pickling_leaves_control_free_and_can_be_given_up(session: Session) -> None:
+    """The `__reduce__` sleeps on the main thread; questions are answered, and a timeout ends it."""
+    await session.run(
+        "import time\n"
+        "begun = 0\n"
+        "class Slow:\n"
+        "    def __reduce__(self):\n"
+        "        globals()['begun'] += 1\n"
+        "        time.sleep(3600)\n"
+        "slow = Slow()"
+    )
+    saving = asyncio.ensure_future(session.checkpoint(timeout_s=None))
+    summary = await session.namespace_summary(timeout_s=HANG_S)
+    assert "slow" in [entry.name for entry in summary.entries]
+
+    async def is_pickling() -> bool:
+        return "__reduce__" in await session.stack()
+
+    async with asyncio.timeout(HANG_S):
+        while not await is_pickling():
+            pass
+    assert not saving.done()
+    saving.cancel()
+    await asyncio.wait({saving})
+    assert (await session.run("begun", on_busy="wait")).value >= 1
+
+
+async def test_a_checkpoint_that_takes_too_long_is_stopped_and_the_session_goes_on(
+    session: Session,
+) -> None:
+    await session.run(
+        "import time\nclass Slow:\n    def __reduce__(self): time.sleep(3600)\nslow = Slow()"
+    )
+    with pytest.raises(TimeoutError):
+        await session.checkpoint(timeout_s=0.1)
+    assert (await session.run("'free'", on_busy="wait")).value == "free"
+
+
+async def test_a_checkpoint_over_the_frame_ceiling_is_an_error_and_the_session_lives() -> None:
+    async with Session(child_config(max_frame_bytes=512 * 1024)) as session:
+        await session.run("big = b'x' * 2_000_000; small = 1")
+        with pytest.raises(SnapshotError, match="ceiling"):
+            await session.checkpoint()
+        with pytest.raises(FrameTooLarge):
+            await session.restore(b"x" * 2_000_000)
+        await session.run("del big")
+        assert (await session.checkpoint()).saved == ("small",)
+
+
+async def test_what_pickling_prints_belongs_to_the_session(session: Session) -> None:
+    await session.run(
+        "class Chatty:\n"
+        "    def __reduce__(self):\n"
+        "        print('while saving')\n"
+        "        return (int, ())\n"
+        "chatty = Chatty()"
+    )
+    await session.checkpoint()
+    message = await session.receive_message(timeout_s=HANG_S)
+    assert (message.execution_id, message.data) == (None, "while saving\n")
+    assert (await session.run("1")).stdout == ""
+
+
+async def test_a_checkpoint_ends_when_the_child_dies(session: Session) -> None:
+    await session.run(
+        "import os\nclass Deadly:\n    def __reduce__(self): os._exit(5)\ndeadly = Deadly()"
+    )
+    with pytest.raises(SessionLost, match="exited with status 5"):
+        await session.checkpoint()
+    assert session.state is SessionState.ERROR
+
+
+async def test_saving_and_restoring_count_as_no_execution(session: Session) -> None:
+    await session.restore(await session.checkpoint())
+    assert session.info.execution_count == 0
+    await eventually(lambda: session.state in (SessionState.READY, SessionState.IDLE))

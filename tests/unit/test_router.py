@@ -1,0 +1,350 @@
+"""Whatever an honest or a hostile child says is routed, kept within bounds, or a bad frame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capsule_tasks.errors import BadFrame, SessionLost
+from capsule_tasks.protocol.codec import Unknown
+from capsule_tasks.protocol.messages import (
+    Ack,
+    Cancel,
+    CancelReply,
+    Checkpoint,
+    Checkpointed,
+    Credit,
+    Error,
+    Gap,
+    InputClosed,
+    InputRequest,
+    Interrupt,
+    Message,
+    NamespaceRequest,
+    Output,
+    Progress,
+    Restore,
+    Result,
+    StackReply,
+    StackRequest,
+    Terminal,
+    ToParent,
+    Unsupported,
+)
+from capsule_tasks.sessions.router import _ANSWERS, _MAX_PENDING_INPUTS, Router
+from capsule_tasks.sessions.stream import ExecutionStream
+from capsule_tasks.settings import OutputSettings
+from tests.unit.strategies import CEILING, message_types, messages_of
+
+GENERAL = 20
+
+
+class Parent:
+    """A router and two executions, without a child."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.ends: list[tuple[str, Terminal]] = []
+        nothing: Any = lambda _: None  # noqa: E731
+        self.router = Router(
+            "s", GENERAL, self.sent.append, nothing, nothing, nothing, self.on_terminal
+        )
+        for number, name in enumerate(("e", "f"), start=1):
+            self.router.streams[name] = ExecutionStream(
+                name, number, OutputSettings(), lambda *_: None, lambda: None
+            )
+
+    def on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
+        self.ends.append((stream.execution_id, terminal))
+        del self.router.streams[stream.execution_id]
+        stream.finish(terminal)
+
+    def stream(self, name: str) -> ExecutionStream:
+        return self.router.streams[name]
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scene)
+
+
+KINDS = message_types(ToParent)
+anything = st.one_of(*map(messages_of, KINDS)) | st.builds(
+    Unknown, st.text(max_size=9), st.text(max_size=9)
+)
+
+
+def retold(message: Any, name: str | None) -> Any:
+    """The same message about an execution that exists, or the session."""
+    if hasattr(message, "execution_id") and (name or isinstance(message, (Output, Gap))):
+        message.execution_id = name
+    return message
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(anything, st.sampled_from(["e", "f", "over", None])), max_size=30))
+def test_any_message_is_routed_or_a_bad_frame(story: list[tuple[Any, str | None]]) -> None:
+    async def scene() -> None:
+        parent = Parent()
+        requests = [Cancel(execution_id="e", seq=1), StackRequest(), Checkpoint()]
+        replies = [parent.router.expect(request) for request in requests]
+        for message, name in story:
+            try:
+                parent.router.route(retold(message, name))
+            except BadFrame:
+                break
+        assert len(parent.router.general) <= GENERAL
+        assert len({name for name, _ in parent.ends}) == len(parent.ends)
+        parent.router.fail_replies("the end")
+        for reply in replies:
+            assert reply.done()
+            reply.exception()
+
+    play(scene())
+
+
+def test_every_message_of_a_child_has_a_place() -> None:
+    async def scene() -> None:
+        assert set(Parent().router._handlers) == {*KINDS, Unknown}
+
+    play(scene())
+
+
+def test_every_request_has_a_kind_of_reply() -> None:
+    asked = {Cancel, Interrupt, StackRequest, NamespaceRequest, Checkpoint, Restore}
+    assert set(_ANSWERS) == asked
+    replies = {kind for kind in KINDS if "in_reply_to" in kind.__struct_fields__}
+    assert set(_ANSWERS.values()) == replies - {Unsupported}
+
+
+async def test_a_reply_goes_to_who_asked() -> None:
+    parent, request = Parent(), Checkpoint()
+    reply = parent.router.expect(request)
+    answer = Checkpointed(in_reply_to=request.id)
+    parent.router.route(answer)
+    assert await reply is answer
+    await asyncio.sleep(0)
+    assert parent.router._replies == {}
+
+
+async def test_a_reply_of_another_kind_is_a_bad_frame() -> None:
+    parent, request = Parent(), Checkpoint()
+    reply = parent.router.expect(request)
+    with pytest.raises(BadFrame, match="answered with a StackReply"):
+        parent.router.route(StackReply(in_reply_to=request.id, stacks=[]))
+    assert not reply.done()
+
+
+async def test_a_reply_that_nobody_waits_for_is_kept_for_whoever_looks() -> None:
+    parent = Parent()
+    late = CancelReply(in_reply_to="?", execution_id="e", done="not_running")
+    parent.router.route(late)
+    assert await parent.router.receive() is late
+
+
+async def test_a_request_that_the_child_does_not_know_fails_and_says_why() -> None:
+    parent, request = Parent(), NamespaceRequest()
+    reply = parent.router.expect(request)
+    parent.router.route(Unsupported(what="namespace_request", in_reply_to=request.id))
+    with pytest.raises(SessionLost, match="does not know 'namespace_request'"):
+        await reply
+
+
+async def test_an_unknown_message_is_answered() -> None:
+    parent = Parent()
+    parent.router.route(Unknown("from_the_future", "x-1"))
+    (answer,) = parent.sent
+    assert isinstance(answer, Unsupported)
+    assert (answer.what, answer.in_reply_to) == ("from_the_future", "x-1")
+
+
+def test_the_answer_to_any_unknown_message_fits_into_a_frame() -> None:
+    """The longest name that the decoder lets through."""
+    from capsule_tasks.protocol.codec import encode_frame
+
+    encode_frame(Unsupported(what="x" * 200, in_reply_to="y" * 200), CEILING)
+
+
+async def test_an_execution_that_is_acknowledged_twice_is_a_bad_frame() -> None:
+    """Acks cost nothing, so a flood of them would fill memory."""
+    parent, ack = Parent(), Ack(ack_of="x", execution_id="e", accepted_at=0.0)
+    parent.router.route(ack)
+    with pytest.raises(BadFrame, match="acknowledged twice"):
+        parent.router.route(ack)
+
+
+async def test_what_is_said_before_the_ack_comes_after_it() -> None:
+    parent = Parent()
+    stream = parent.stream("e")
+    parent.router.route(Output(execution_id="e", stream="stdout", data="early"))
+    assert stream.buffered_messages == 0
+    parent.router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
+    assert isinstance(await stream.next(), Ack)
+    assert (await stream.next()).data == "early"
+
+
+async def test_output_of_the_session_is_credited_at_once() -> None:
+    parent = Parent()
+    parent.router.route(Output(stream="stdout", data="abc"))
+    (credit,) = parent.sent
+    assert isinstance(credit, Credit)
+    assert (credit.execution_id, credit.bytes) == (None, 256 + 3)
+
+
+async def test_late_output_is_the_sessions_also_if_an_execution_of_that_name_runs() -> None:
+    parent = Parent()
+    parent.router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
+    late = Output(execution_id="e", stream="stdout", data="żż", late=True)
+    parent.router.route(late)
+    assert parent.stream("e").buffered_messages == 1
+    assert list(parent.router.general) == [late]
+    assert parent.router.counters.late_output_bytes == 4
+
+
+async def test_messages_of_no_execution_are_kept_up_to_a_number_and_the_loss_is_counted() -> None:
+    parent = Parent()
+    for number in range(GENERAL + 5):
+        parent.router.route(Output(stream="stdout", data=str(number)))
+    assert [message.data for message in parent.router.general] == [
+        str(number) for number in range(5, GENERAL + 5)
+    ]
+    assert parent.router.general_dropped == 5
+
+
+async def test_an_end_for_an_execution_that_is_over_changes_nothing() -> None:
+    parent = Parent()
+    for message in (Result(execution_id="e"), Result(execution_id="e"), Result(execution_id="?")):
+        parent.router.route(message)
+    assert [name for name, _ in parent.ends] == ["e"]
+
+
+# --- input -------------------------------------------------------------------------------------
+
+
+def question(name: str = "e") -> InputRequest:
+    return InputRequest(execution_id=name, prompt="?")
+
+
+async def test_questions_are_counted_with_their_high_water_mark_and_how_they_ended() -> None:
+    parent = Parent()
+    asked = [question() for _ in range(4)]
+    for request in asked:
+        parent.router.route(request)
+    assert (parent.router.counters.inputs.pending, parent.router.counters.inputs.high_water) == (
+        4,
+        4,
+    )
+    reasons: list[Any] = ["answered", "timeout", "cancelled", "eof"]
+    for request, reason in zip(asked, reasons, strict=True):
+        closed = InputClosed(execution_id="e", request_id=request.id, reason=reason)
+        parent.router.route(closed)
+        parent.router.route(closed)
+    stats = parent.router.counters.inputs
+    assert (stats.pending, stats.high_water) == (0, 4)
+    assert (stats.answered, stats.timeouts, stats.cancels) == (1, 1, 2)
+
+
+async def test_a_question_takes_one_answer_of_its_own_execution() -> None:
+    parent, request = Parent(), question()
+    parent.router.route(request)
+    assert not parent.router.take_answer(request.id, "f")
+    assert not parent.router.take_answer("another", "e")
+    assert parent.router.take_answer(request.id, "e")
+    assert not parent.router.take_answer(request.id, "e")
+    parent.router.return_answer(request.id)
+    assert parent.router.take_answer(request.id, "e")
+
+
+async def test_a_question_of_an_execution_that_is_over_is_not_kept() -> None:
+    parent = Parent()
+    parent.router.route(question("over"))
+    assert parent.router.inputs == {}
+    assert list(parent.router.general) == []
+
+
+async def test_a_flood_of_questions_is_a_bad_frame() -> None:
+    parent = Parent()
+    parent.router.inputs = {str(n): "e" for n in range(_MAX_PENDING_INPUTS)}
+    with pytest.raises(BadFrame, match="input requests are open"):
+        parent.router.route(question())
+
+
+# --- raw bytes ---------------------------------------------------------------------------------
+
+
+async def test_raw_bytes_belong_to_the_only_execution_that_runs() -> None:
+    parent = Parent()
+    router = parent.router
+    assert router.raw_owner() is None
+    router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
+    assert router.raw_owner() is parent.stream("e")
+    router.route(Ack(ack_of="x", execution_id="f", accepted_at=0.0, queued=True))
+    assert router.raw_owner() is parent.stream("e")
+    router.route(Result(execution_id="e"))
+    assert router.raw_owner() is None
+    assert router.on_raw("stderr", "of nobody", 9)
+    assert router.general[-1].data == "of nobody"
+
+
+async def test_raw_bytes_ask_for_a_pause_when_a_window_of_them_waits() -> None:
+    parent = Parent()
+    parent.router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
+    window = OutputSettings().window_bytes
+    assert parent.router.on_raw("stdout", "x" * 10, 10)
+    assert not parent.router.on_raw("stdout", "x" * window, window)
+    assert parent.stream("e").buffered_bytes == window + 10
+
+
+# --- waiting -----------------------------------------------------------------------------------
+
+
+async def test_whoever_waits_for_a_message_gets_one_each_in_order() -> None:
+    parent = Parent()
+    waiting = [asyncio.ensure_future(parent.router.receive()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for number in range(3):
+        parent.router.route(Output(stream="stdout", data=str(number)))
+    assert [message.data for message in await asyncio.gather(*waiting)] == ["0", "1", "2"]
+
+
+async def test_one_that_is_cancelled_as_it_is_woken_leaves_the_message_to_the_next() -> None:
+    parent = Parent()
+    first, second = (asyncio.ensure_future(parent.router.receive()) for _ in range(2))
+    await asyncio.sleep(0)
+    parent.router.route(Output(stream="stdout", data="x"))
+    first.cancel()
+    assert (await second).data == "x"
+    assert first.cancelled()
+
+
+async def test_when_the_child_is_gone_everyone_who_waits_is_told() -> None:
+    parent = Parent()
+    waiting = asyncio.ensure_future(parent.router.receive())
+    reply = parent.router.expect(Checkpoint())
+    await asyncio.sleep(0)
+    assert parent.router.fail_receivers("gone") == 1
+    assert parent.router.fail_replies("gone") == 1
+    for wait in (waiting, reply):
+        with pytest.raises(SessionLost, match="gone"):
+            await wait
+
+
+def test_errors_and_progress_have_no_other_way_than_their_execution() -> None:
+    async def scene() -> None:
+        parent = Parent()
+        messages: list[Message] = [
+            Ack(ack_of="x", execution_id="e", accepted_at=0.0),
+            Progress(execution_id="e", done=1),
+            Error(execution_id="e", kind="raised", type="ValueError", message="odd"),
+        ]
+        stream = parent.stream("e")
+        for message in messages:
+            parent.router.route(message)
+        assert [await stream.next() for _ in messages] == messages
+        assert list(parent.router.general) == []
+
+    play(scene())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from capsule_tasks.protocol.messages import Message, Output, Terminal
@@ -97,3 +98,23 @@ async def until_exited(pid: int) -> None:
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
+
+
+class GilHold:
+    """Code that says `held` and then keeps the GIL, in one C call, until the test lets go."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "let-go"
+        self._file.write_bytes(b"\0")
+        self.source = f"""
+import itertools, mmap, operator, os
+with open({str(self._file)!r}, "rb") as file:
+    flag = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+say = map(operator.not_, map(os.write, [1], [b"held"]))
+look = map(flag.__getitem__, itertools.repeat(0))
+not all(map(operator.not_, itertools.chain(say, look)))
+"""
+
+    def let_go(self) -> None:
+        with self._file.open("r+b") as file:
+            file.write(b"\1")

@@ -369,9 +369,8 @@ class ControlThread:
         self._outbox.control(NamespaceSummary(in_reply_to=message.id, total=total, entries=entries))
 
     def _on_stack(self, message: StackRequest) -> None:
-        found = stacks.collect(
-            self._registry.running(), self._registry.blocking, message.execution_id
-        )
+        occupant = self._registry.blocking or self._lane.current()
+        found = stacks.collect(self._registry.running(), occupant, message.execution_id)
         self._outbox.control(StackReply(in_reply_to=message.id, stacks=found))
 
     def _on_unsupported(self, message: Unsupported) -> None:

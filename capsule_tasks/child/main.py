@@ -31,7 +31,7 @@ from capsule_tasks.protocol.framing import HEADER
 from capsule_tasks.protocol.messages import ErrorKind, Hello, Ready, Rejected, ToChild
 from capsule_tasks.protocol.negotiation import VERSIONS, choose_version, common_capabilities
 from capsule_tasks.settings import ChildSettings
-from capsule_tasks.system.family import kill_descendants
+from capsule_tasks.system.family import kill_descendants, kill_own_group
 from capsule_tasks.system.prctl import become_subreaper, die_with_parent
 
 STACK_SIGNAL = signal.SIGWINCH
@@ -185,7 +185,7 @@ def _forget_connection_in_forks(control: socket.socket, bulk: socket.socket, sta
 def _end_with_parent() -> NoReturn:
     """The parent is gone: take every descendant along."""
     kill_descendants(os.getpid())
-    os.kill(os.getpid(), signal.SIGKILL)
+    kill_own_group()
     raise SystemExit
 
 

@@ -16,11 +16,14 @@ _MACHINERY = "capsule_tasks.child."
 
 
 def collect(
-    executions: list[Execution], blocking: Execution | None, only: str | None
+    executions: list[Execution], occupant: Execution | None, only: str | None
 ) -> list[Stack]:
-    """The stacks of one execution, or, without a name, of every thread and task."""
+    """The stacks of one execution, or, without a name, of every thread and task.
+
+    `occupant` is the execution whose code the main thread is in.
+    """
     tasks = [s for e in executions if only in (None, e.id) for s in _task_stacks(e)]
-    main_of = blocking.id if blocking is not None else None
+    main_of = occupant.id if occupant is not None else None
     if only is not None and only != main_of:
         return tasks[:_MAX_STACKS]
     return (_thread_stacks(main_of) + tasks)[:_MAX_STACKS]
@@ -52,6 +55,8 @@ def _task_stacks(execution: Execution) -> list[Stack]:
         if code is not None:
             lines.append(Frame(code.co_filename, number, code.co_qualname))
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    if not lines:
+        return []  # it is running: its thread has its stack
     return [Stack(name=task.get_name(), kind="task", frames=lines, execution_id=execution.id)]
 
 

@@ -32,16 +32,21 @@ def kill_descendants(pid: int) -> set[int]:
     """Kill everything below `pid`; the processes killed.
 
     They are stopped first, pass after pass until no new one shows up, so that a process that
-    forks faster than it is killed cannot win.
+    forks faster than it is killed cannot win. Nor can one that hands on to a copy and exits: the
+    kernel kills a whole group at once.
     """
     doomed: set[int] = set()
+    groups: set[int] = set()
     for _ in range(_MAX_PASSES):
         fresh = [child for child in descendants(pid) if child not in doomed]
         if not fresh:
             break
+        groups.update(map(_group, fresh))
         _signal_all(fresh, signal.SIGSTOP)
         doomed.update(fresh)
     _signal_all(doomed, signal.SIGKILL)
+    for group in groups - {0, os.getpgrp(), _group(pid)}:
+        _kill_group(group)
     return doomed
 
 
@@ -52,8 +57,7 @@ def kill_family(pid: int) -> set[int]:
     """
     _signal_all([pid], signal.SIGSTOP)
     doomed = kill_descendants(pid)
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
+    _kill_group(pid)
     _signal_all([pid], signal.SIGKILL)
     return doomed
 
@@ -63,6 +67,7 @@ def kill_orphans(leader: int, marker: str) -> set[int]:
 
     The answer also holds those members that have exited already and wait to be reaped.
     """
+    _kill_group(leader)  # it is a zombie still, so no other group can have the number
     needle = f"{MARKER}={marker}".encode()
     killed = {pid for pid in _children(os.getpid()) if pid != leader and _leader(pid) == leader}
     for _ in range(_MAX_PASSES):
@@ -97,6 +102,25 @@ def _belongs(pid: int, leader: int, needle: bytes) -> bool:
         return needle in _read(f"/proc/{pid}/environ").split(b"\0")
     except (OSError, ValueError):
         return False
+
+
+def kill_own_group() -> None:
+    """End this process, and everything that never left the group it leads."""
+    leads = os.getpgrp() == os.getpid()
+    os.kill(-os.getpid() if leads else os.getpid(), signal.SIGKILL)
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _group(pid: int) -> int:
+    """The process group; 0 if the process is gone."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
 
 
 def _leader(pid: int) -> int:

@@ -25,6 +25,8 @@ from tests.chaos.recorder import Recorder
 
 SCALE = float(os.environ.get("CAPSULE_TEST_SCALE", "0.1"))
 SEED = int(os.environ.get("CAPSULE_CHAOS_SEED") or random.SystemRandom().randrange(2**32))
+SHARES = range(max(1, round(4 * SCALE)))
+"""Long tests run in shares, so that none of them is taken for one that hangs."""
 STEP_S = 30.0
 """No step takes this long, on however slow a machine, unless something hangs."""
 

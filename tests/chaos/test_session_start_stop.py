@@ -16,7 +16,7 @@ from capsule_tasks.sessions import Session, SessionConfig, SessionState
 from capsule_tasks.settings import TimeoutSettings
 from tests.chaos.census import Census
 from tests.chaos.recorder import Recorder
-from tests.chaos.storm import SCALE, SEED, STEP_S, unhandled_errors
+from tests.chaos.storm import SCALE, SEED, SHARES, STEP_S, unhandled_errors
 
 pytestmark = pytest.mark.chaos
 
@@ -25,11 +25,12 @@ _NO_PROCESS = 2**30
 ALLOWED = (SessionStartFailed, SessionStateError)
 
 
-async def test_whoever_stops_a_session_while_it_starts_leaves_nothing_of_it() -> None:
+@pytest.mark.parametrize("share", SHARES)
+async def test_whoever_stops_a_session_while_it_starts_leaves_nothing_of_it(share: int) -> None:
     print(f"CAPSULE_CHAOS_SEED={SEED}")  # noqa: T201 - shown when the test fails
-    rng = random.Random(SEED)
+    rng = random.Random(f"{SEED} {share}")
     with unhandled_errors() as unhandled:
-        for _ in range(max(3, round(20 * SCALE))):
+        for _ in range(max(2, round(20 * SCALE / len(SHARES)))):
             census = Census()
             async with asyncio.TaskGroup() as group:
                 for _ in range(AT_ONCE):

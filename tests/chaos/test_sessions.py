@@ -10,7 +10,7 @@ from capsule_tasks.sessions import Session, SessionState
 from tests.chaos.census import Census, resident_mib
 from tests.chaos.faults import FAULTS
 from tests.chaos.recorder import Recorder
-from tests.chaos.storm import SCALE, SEED, STEP_S, config, storm, unhandled_errors
+from tests.chaos.storm import SCALE, SEED, SHARES, STEP_S, config, storm, unhandled_errors
 
 pytestmark = pytest.mark.chaos
 
@@ -18,10 +18,11 @@ SESSIONS = 8
 GROWTH_MIB = 24.0
 
 
-async def test_every_execution_ends_once_and_nothing_is_left() -> None:
+@pytest.mark.parametrize("share", SHARES)
+async def test_every_execution_ends_once_and_nothing_is_left(share: int) -> None:
     print(f"CAPSULE_CHAOS_SEED={SEED}")  # noqa: T201 - shown when the test fails
-    rng = random.Random(SEED)
-    faults = max(len(FAULTS), round(200 * SCALE))
+    rng = random.Random(f"{SEED} {share}")
+    faults = max(len(FAULTS), round(200 * SCALE / len(SHARES)))
     plan = [FAULTS[i % len(FAULTS)] for i in range(faults)]
     rng.shuffle(plan)
     with unhandled_errors() as unhandled:

@@ -38,12 +38,18 @@ STOPPABLE = {
 COROUTINES = tuple(name for name in STOPPABLE if name.startswith("await"))
 
 STUBBORN = {
-    "swallows": "while True:\n  try:\n    while True: pass\n  except BaseException: pass",
+    "swallows": (
+        "print('begun')\nwhile True:\n  try:\n    while True: pass\n  except BaseException: pass"
+    ),
     "holds the GIL": "sum(range(10 ** 12))",
     "system": "import os\nos.system('sleep 300')",
     "stops itself": "import os\nos.kill(os.getpid(), 19)",
     "await ignores": (
-        "import asyncio\nwhile True:\n  try: await asyncio.sleep(300)\n  except BaseException: pass"
+        "import asyncio\n"
+        "print('begun')\n"
+        "while True:\n"
+        "  try: await asyncio.sleep(300)\n"
+        "  except BaseException: pass"
     ),
     "await blocks": "while True:\n  try: await __import__('asyncio').sleep(0)\n  except: pass",
     "await GIL": "import asyncio\nawait asyncio.sleep(0.01)\nsum(range(10 ** 12))",

@@ -105,7 +105,7 @@ async def test_the_first_signal_stops_it_and_the_namespace_is_kept(
     pid = session.info.pid
     watched = Watched(session, guarded(snippet))
     await watched.until_output("at work")
-    assert await session.cancel(watched.execution_id, grace_s=HANG_S) == "interrupted"
+    assert await session.cancel(watched.execution_id, grace_s=5.0) == "interrupted"
     await assert_stopped_in_order(session, watched, pid)
 
 
@@ -119,13 +119,15 @@ async def test_a_bare_endless_loop_is_stopped(session: Session) -> None:
 async def test_a_subprocess_that_is_waited_for_ends_too(session: Session) -> None:
     pid = session.info.pid
     assert pid is not None
-    watched = Watched(session, guarded("subprocess.run(['sleep', '3600'])"))
-    await watched.until_output("at work")
-    (sleep,) = await eventually(lambda: descendants(pid))
-    assert await session.cancel(watched.execution_id, grace_s=HANG_S) == "interrupted"
-    await until_exited(sleep)
-    await assert_stopped_in_order(session, watched, pid)
-    assert descendants(pid) == []
+    for turn in range(20):
+        source = guarded("subprocess.run(['sleep', '3600'])")
+        watched = Watched(session, source, execution_id=f"turn-{turn}")
+        await watched.until_output("at work")
+        (sleep,) = await eventually(lambda: descendants(pid))
+        assert await session.cancel(watched.execution_id, grace_s=HANG_S) == "interrupted"
+        await until_exited(sleep)
+        await assert_stopped_in_order(session, watched, pid)
+        assert descendants(pid) == []
 
 
 async def test_input_that_nobody_answers_is_stopped(session: Session) -> None:
@@ -199,6 +201,7 @@ async def test_what_does_not_stop_is_killed_with_its_descendants_and_replaced(
         assert isinstance(terminal, Error)
         assert (terminal.kind, terminal.message) == (ErrorKind.KILLED, "cancelled (killed)")
         assert "in work" in terminal.stack
+        assert text(watched.messages, "stderr") == ""
         for descendant in pids:
             await until_exited(descendant)
         assert (await session.run("warm")).value == 1

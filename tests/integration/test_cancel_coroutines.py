@@ -174,15 +174,23 @@ async def test_a_cancel_right_behind_its_execute_is_never_lost(ready: Session, s
     assert ready.info.restarts == 0
 
 
-async def test_the_very_first_coroutine_of_a_session_can_be_cancelled_at_once() -> None:
-    """Making the event loop takes a while; a cancel that comes meanwhile must not be lost."""
-    for turn in range(10):
-        async with Session() as session:
-            watched = Watched(session, f"import asyncio\n{FOREVER}")
-            await eventually(lambda w=watched, s=session: w.execution_id in s.info.running)
-            await asyncio.sleep(0.001 * turn)
-            assert await session.cancel(watched.execution_id, grace_s=HANG_S) == "interrupted"
-            assert (await watched.ended()).kind == ErrorKind.CANCELLED
+async def test_a_cancel_that_comes_while_the_event_loop_is_being_made_is_not_lost(
+    session: Session,
+) -> None:
+    await session.run(
+        "import asyncio, os, time\n"
+        "make = asyncio.new_event_loop\n"
+        "def make_slowly():\n"
+        "    os.write(1, b'making')\n"
+        "    time.sleep(0.5)\n"
+        "    return make()\n"
+        "asyncio.new_event_loop = make_slowly"
+    )
+    watched = Watched(session, f"print('began')\n{FOREVER}")
+    await watched.until_output("making")
+    assert await session.cancel(watched.execution_id, grace_s=HANG_S) == "interrupted"
+    assert (await watched.ended()).kind == ErrorKind.CANCELLED
+    assert text(watched.messages) == "making"
 
 
 @pytest.mark.parametrize("stubborn", [IGNORES, HOLDS_LOOP_AND_GIL], ids=["deaf", "holds the GIL"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
 from capsule_tasks.protocol.messages import Cancel, Error, ErrorKind, InputRequest, Output, Result
 from capsule_tasks.sessions import Session, SessionState
 from capsule_tasks.settings import SessionConfig, TimeoutSettings
-from tests.sessions import HANG_S, Watched, collect, eventually, text
+from tests.sessions import HANG_S, GilHold, Watched, collect, eventually, text
 
 SLEEP = "import time\nprint('asleep')\ntime.sleep(3600)"
 HOLD_GIL = (
@@ -50,18 +51,17 @@ async def test_one_that_waits_is_ended_without_harm_to_the_call_that_holds_the_g
 
 
 async def test_an_execution_ended_while_the_gil_was_held_does_not_run_later(
-    session: Session,
+    session: Session, tmp_path: Path
 ) -> None:
     """The child hears of the cancel when the C call returns, and of the execution with it."""
-    busy = (
-        "import itertools, os\nsum(itertools.chain(map(os.write, [1], [b'stuck']), range(3 * 10**7)))"
-    )
-    first = Watched(session, busy)
-    await first.until_output("stuck")
+    hold = GilHold(tmp_path)
+    first = Watched(session, hold.source)
+    await first.until_output("held")
     waiting = Watched(session, "ran = True", execution_id="waiting", on_busy="wait")
     await eventually(lambda: "waiting" in session.info.running)
-    await session.cancel("waiting", grace_s=0.01)
+    await session.cancel("waiting", grace_s=0.05)
     assert (await waiting.ended()).kind == ErrorKind.CANCELLED
+    hold.let_go()
     assert isinstance(await first.ended(), Result)
     await eventually(lambda: session.state is not SessionState.BUSY)
     assert (await session.run("'ran' in globals()")).value is False

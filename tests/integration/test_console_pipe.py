@@ -154,6 +154,16 @@ def test_sigint_between_executions_ends_it(open_console: subprocess.Popen[str]) 
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_sigint_is_heard_also_where_it_was_ignored_at_the_start() -> None:
+    pipe, shell = subprocess.PIPE, "trap '' INT; exec \"$@\""
+    command = ["/bin/sh", "-c", shell, "sh", *CONSOLE]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        say(process, ":interrupt\n")
+        assert next_line(process) == "nothing is running\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(HANG_S) == 128 + signal.SIGINT
+
+
 def test_a_reader_that_leaves_ends_it_without_a_traceback() -> None:
     source = "while True: print('flood')\n\n"
     with subprocess.Popen(

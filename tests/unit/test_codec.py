@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import BadFrame, FrameTooLarge
@@ -52,6 +52,7 @@ def decoded(data: bytes, union: Any = ToParent) -> list[Any]:
 
 
 @pytest.mark.parametrize(("union", "kind"), CASES)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_message_round_trips(union: Any, kind: type[Message], data: st.DataObject) -> None:
     message = data.draw(messages_of(kind))
@@ -138,6 +139,7 @@ def required_fields(kind: type[msgspec.Struct]) -> Iterator[msgspec.structs.Fiel
 
 
 @pytest.mark.parametrize(("union", "kind"), CASES)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_fields_that_an_older_peer_does_not_send_get_their_defaults(
     union: Any, kind: type[Message], data: st.DataObject

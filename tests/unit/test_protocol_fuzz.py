@@ -74,7 +74,9 @@ def test_damaged_bodies_in_sound_frames(union: Any, messages: Any, data: st.Data
 @given(data=st.data())
 def test_damaged_values(data: st.DataObject) -> None:
     """Extensions with payloads that are nearly right."""
-    results = carried.map(lambda value: Result(execution_id="e", value=to_wire(value)))
+    results = carried.map(
+        lambda value: Result(execution_id="e", value=to_wire(value), id="i", timestamp=0.0)
+    )
     feed(ToParent, data.draw(damaged_bodies(results)), 1000)
 
 
@@ -85,7 +87,7 @@ any_extension = st.builds(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(any_extension)
 def test_extensions_with_the_payload_of_another(extension: msgspec.msgpack.Ext) -> None:
     body = msgspec.msgpack.encode({"t": "result", "execution_id": "e", "value": extension})

@@ -43,6 +43,8 @@ class Console:
 
     def main(self) -> int:
         """Serve the person to the end; the exit status."""
+        # Python leaves SIGINT ignored if whoever started it did, as a script does with `&`.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         # What the package would log is said here, where it belongs.
         logging.getLogger("capsule_tasks").addHandler(logging.NullHandler())
         try:

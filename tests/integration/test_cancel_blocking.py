@@ -163,6 +163,8 @@ async def test_a_result_whose_repr_never_ends_is_stopped(session: Session) -> No
 async def test_the_traceback_says_where_the_code_was(session: Session) -> None:
     watched = Watched(session, guarded("time.sleep(3600)"))
     await watched.until_output("at work")
+    while "line 7, in work" not in await session.stack(watched.execution_id):
+        pass  # between its output and the sleep
     await session.cancel(watched.execution_id, grace_s=HANG_S)
     terminal = await watched.ended()
     assert "time.sleep(3600)" in terminal.traceback

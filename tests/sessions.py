@@ -43,6 +43,7 @@ class Watched:
 
     def __init__(self, session: Session, source: str, **options: Any) -> None:
         self.messages: list[Message] = []
+        self.source = source
         self.execution_id: str = options.setdefault("execution_id", f"watched-{id(self)}")
         self._changed = asyncio.Condition()
         self._task = asyncio.create_task(self._follow(session.execute(source, **options)))
@@ -101,20 +102,29 @@ async def until_exited(pid: int) -> None:
 
 
 class GilHold:
-    """Code that says `held` and then keeps the GIL, in one C call, until the test lets go."""
+    """Code that keeps the GIL, in one C call, from when it says so until the test lets go.
+
+    It speaks through shared memory: any other way to speak would release the GIL.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._file = directory / "let-go"
-        self._file.write_bytes(b"\0")
-        self.source = f"""
-import itertools, mmap, operator, os
-with open({str(self._file)!r}, "rb") as file:
-    flag = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
-say = map(operator.not_, map(os.write, [1], [b"held"]))
-look = map(flag.__getitem__, itertools.repeat(0))
-not all(map(operator.not_, itertools.chain(say, look)))
+        self._file = directory / "held-and-let-go"
+        self._file.write_bytes(b"\0\0")
+        self.definition = f"""
+def hold_gil():
+    import itertools, mmap, operator
+    with open({str(self._file)!r}, "r+b") as file:
+        flags = mmap.mmap(file.fileno(), 2)
+    say = map(operator.not_, map(flags.__setitem__, [0], [1]))
+    look = map(operator.not_, map(flags.__getitem__, itertools.repeat(1)))
+    return not all(itertools.chain(say, look))
 """
+        self.source = f"{self.definition}hold_gil()"
+
+    async def until_held(self) -> None:
+        await eventually(lambda: self._file.read_bytes()[0])
 
     def let_go(self) -> None:
         with self._file.open("r+b") as file:
+            file.seek(1)
             file.write(b"\1")

@@ -55,6 +55,17 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
+    def type_at_rest(self, text: str) -> None:
+        """Type when the program waits: readline misses a Ctrl-C while it handles another key."""
+        state = Path(f"/proc/{self._process.pid}/stat")
+        deadline = time.monotonic() + HANG_S
+        seen_asleep = 0
+        while seen_asleep < 5 and time.monotonic() < deadline:
+            time.sleep(0.002)
+            is_asleep = state.read_text().rpartition(")")[2].split()[0] == "S"
+            seen_asleep = seen_asleep + 1 if is_asleep else 0
+        self.type(text)
+
     def until(self, wanted: str) -> str:
         """Read until `wanted` has been shown; what was shown before it since the last call."""
         deadline = time.monotonic() + HANG_S

@@ -197,6 +197,9 @@ class ControlThread:
             )
         )
         registry.add(execution)
+        blocking = registry.blocking  # once more: it may have begun since the first look
+        if message.on_busy == "refuse" and blocking not in (None, execution):
+            self._endings.refuse(execution, ErrorKind.BUSY, f"{blocking.id} is running")
         for cancel in early:
             self._on_cancel(cancel)
         limit = self._config.limits.cpu_time_s
@@ -270,8 +273,8 @@ class ControlThread:
         if not self._registry.note_cancel(execution, message):
             self._endings.reply(message, interrupted=False)
             return
-        execution.sink.add_credit(message.credit)
         self._stop(execution, ErrorKind.CANCELLED, ExecutionCancelled)
+        execution.sink.add_credit(message.credit)
 
     def _stop(
         self, execution: Execution, kind: ErrorKind, make: Callable[[], BaseException]
@@ -285,8 +288,10 @@ class ControlThread:
 
         def make_and_mark() -> BaseException:
             execution.interrupted = True
+            execution.sink.release()
             return make()
 
+        execution.sink.hold()
         self._hit(execution, make_and_mark)
 
     def _hit(self, execution: Execution, make: Callable[[], BaseException]) -> None:

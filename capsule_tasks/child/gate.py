@@ -22,8 +22,12 @@ class Gate:
 
     def open(self) -> None:
         """Wake everyone who waits; they look at their condition again."""
-        while self._waiters:
-            self._waiters.popleft().release()
+        while True:
+            try:
+                waiter = self._waiters.popleft()
+            except IndexError:  # looked at first, another thread could take the last one
+                return
+            waiter.release()
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `ready()`; False if the time ran out first."""

@@ -103,7 +103,7 @@ class MainLane:
                 task.cancel()
 
     def run(self) -> None:
-        while not self._stopping or self._by_task:
+        while not self._stopping or self._by_task:  # whose `finally` blocks need the loop
             if self._loop is None:
                 self._bell.get()
                 self._serve()
@@ -133,15 +133,10 @@ class MainLane:
             self._loop._selector.close()  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
 
     def _on_bell(self) -> None:
-        if self._stopping:
-            self._stop_loop_when_empty()
+        if self._stopping and self._loop is not None:
+            self._loop.stop()
         elif self._alone is None:
             self._serve()
-
-    def _stop_loop_when_empty(self) -> None:
-        """The `finally` blocks of coroutines need the loop to run in."""
-        if self._loop is not None and not self._by_task:
-            self._loop.stop()
 
     def _serve(self) -> None:
         """Start whatever may start now, in the order of arrival."""

@@ -80,12 +80,14 @@ class Sink:
         self._before_loss = 0
         self._lock = threading.RLock()
         self._gate = Gate()
+        self._held = False
+        self._sealed = False
         self._closed = False
 
     @property
     def credit(self) -> int:
         """Bytes that may be sent. Two sums with one writer each: no update can be lost."""
-        return self._granted - self._used
+        return 0 if self._held and not self._sealed else self._granted - self._used
 
     @property
     def is_closed(self) -> bool:
@@ -100,7 +102,7 @@ class Sink:
 
     def settle(self) -> None:
         """Called by a writer whose text reached the mark; under a limit that is every writer."""
-        if self._closed:
+        if self._sealed:
             self._relay()
             return
         if self._limit is not None:
@@ -118,8 +120,8 @@ class Sink:
                 self._drop_excess()
             return
         try:
-            while not self._send_ready():
-                self._gate.wait(self._has_credit)
+            while not self._send_ready() and not self._sealed:
+                self._gate.wait(lambda: self._has_credit() or self._sealed)
         except ExecutionCancelled:
             self._cut_to(self._chunk)
             raise
@@ -133,10 +135,10 @@ class Sink:
         """Send a message in order with the text, at the price of its size."""
         self.flush()
         if self._blocks:
-            self._gate.wait(self._has_credit)
+            self._gate.wait(lambda: self._has_credit() or self._sealed)
         elif self.credit <= 0:
             return  # progress that nobody reads in time is superseded by the next
-        if self._closed:
+        if self._sealed:
             return
         with self._lock:
             self._used += message_cost(message)
@@ -157,18 +159,35 @@ class Sink:
         if self.on_credit is not None:
             self.on_credit()
 
+    def hold(self) -> None:
+        """Send nothing more until `release`: what is granted now is for after an interrupt."""
+        self._held = True
+
+    def release(self) -> None:
+        """The interrupt is on its way into the code; runs in a signal handler."""
+        self._held = False
+        self._gate.open()
+
     def try_finish(self) -> bool:
         """Send the rest and close, if credit allows or the mode never waits."""
+        self._seal()
         with self._lock:
             if not self._blocks:
                 self.flush_ready()
-            if not self._send_ready(overdraw=not self._blocks):
-                return False
+            self._closed = self._send_ready(overdraw=not self._blocks)
+            return self._closed
+
+    def _seal(self) -> None:
+        """What is written from now on is late, so that no thread can put off the end."""
+        if self._sealed:
+            return
+        with self._lock:
+            self._take(self._segments)
+            self._sealed = True
             self.mark = 1
-            self._closed = True
+        self._gate.open()
         if self.parts:  # a thread slipped it in before it saw the mark
             self._relay()
-        return True
 
     def finish(self) -> None:
         """Send the rest and close; waits for the consumer for as long as it takes."""
@@ -177,7 +196,7 @@ class Sink:
 
     def settle_pump(self) -> bool:
         """The pump's turn: whether this sink wants another one."""
-        if self._closed:
+        if self._sealed:
             self._relay()
             return False
         sent_any = bool(self.parts or self._segments)
@@ -204,14 +223,14 @@ class Sink:
         with self._lock:
             if self._closed:
                 return True
-            while self._segments or self._take():
+            while self._segments or (not self._sealed and self._take(self._segments)):
                 if self.credit <= 0 and not overdraw:
                     return False
                 self._send_piece()
             self._report_loss()
             return True
 
-    def _take(self) -> bool:
+    def _take(self, segments: deque[tuple[str | None, Stream, str]]) -> bool:
         """Move what was written into segments of one stream each."""
         count = len(self.parts)
         if not count:
@@ -222,11 +241,11 @@ class Sink:
         del self.parts[:count]
         self.size = self._counted = 0
         if not self.uses_stderr:
-            self._segments.append((self.execution_id, "stdout", sendable("".join(parts))))
+            segments.append((self.execution_id, "stdout", sendable("".join(parts))))
             return True
         for kind, run in itertools.groupby(parts, key=type):
             stream: Stream = "stderr" if kind is _StderrText else "stdout"
-            self._segments.append((self.execution_id, stream, sendable("".join(run))))
+            segments.append((self.execution_id, stream, sendable("".join(run))))
         return True
 
     def _send_piece(self) -> None:
@@ -251,7 +270,8 @@ class Sink:
     def _drop_excess(self) -> None:
         """Keep the newest of what waits for credit, as much as can be sent for one window."""
         with self._lock:
-            self._take()
+            if not self._sealed:
+                self._take(self._segments)
             start, excess = self._position, -self._window
             for _, _, text in self._segments:
                 excess += self._price(text, start)
@@ -277,7 +297,8 @@ class Sink:
     def _cut_to(self, keep: int) -> None:
         """After an interrupted write: keep what may be earlier output, count the rest as lost."""
         with self._lock:
-            self._take()
+            if not self._sealed:
+                self._take(self._segments)
             room = keep
             kept: deque[tuple[str | None, Stream, str]] = deque()
             for execution_id, stream, text in self._segments:
@@ -308,11 +329,11 @@ class Sink:
 
     def _relay(self) -> None:
         """Text written after the end goes to the session, under its old name."""
+        late: deque[tuple[str | None, Stream, str]] = deque()
         with self._lock:
-            self._take()
-            segments, self._segments = self._segments, deque()
+            self._take(late)
         if self._late is not None:
-            self._late.accept(segments)
+            self._late.accept(late)
 
     def accept_text(self, stream: Stream, text: str) -> None:
         """Queue text that comes from this package itself."""
@@ -320,7 +341,7 @@ class Sink:
 
     def accept(self, segments: deque[tuple[str | None, Stream, str]]) -> None:
         with self._lock:
-            self._take()
+            self._take(self._segments)
             self._segments.extend(segments)
         self.flush()
 

@@ -26,6 +26,7 @@ from capsule_tasks.protocol.messages import (
     Heartbeat,
     Hello,
     Message,
+    Output,
     Ready,
     Rejected,
     Shutdown,
@@ -42,6 +43,8 @@ from capsule_tasks.settings import SessionConfig
 
 log = logging.getLogger("capsule_tasks.sessions")
 
+_NAMED_AFTER = {ErrorKind.TIMEOUT: "ExecutionTimeout", ErrorKind.LIMIT: "LimitReached"}
+_LAST_WORDS = 4000
 _LOST_GRACE_S = 0.05
 """After a broken channel: so long may the exit status take before the child is killed."""
 
@@ -219,26 +222,33 @@ class Incarnation:
             self._end_stream(stream, epitaph)
         self.router.fail_replies(doom.why)
         if not self.ready.done():
-            self.ready.set_exception(SessionStartFailed(doom.why))
+            self.ready.set_exception(self._stillbirth(doom))
             self.ready.exception()  # retrieved: nobody may be waiting any more
         self.process.close()
         self._ended(doom)
         self.gone.set_result(None)
+
+    def _stillbirth(self, doom: Doom) -> SessionStartFailed:
+        """Why there is no child, with what it wrote: an import that failed says which."""
+        failure = SessionStartFailed(doom.why)
+        said = "".join(m.data for m in self.router.general if isinstance(m, Output))
+        if said:
+            failure.add_note(f"it wrote:\n{said[-_LAST_WORDS:]}")
+        return failure
 
     def _epitaph(self, stream: ExecutionStream, doom: Doom) -> Terminal:
         execution_id, stop = stream.execution_id, stream.stop
         stream.was_killed = doom.target is not None
         if doom.target is not None and (execution_id == doom.target or stop is not None):
             # Whoever the kill was meant for: what was being stopped has been stopped by it.
-            if stop is not None and stop.kind is ErrorKind.TIMEOUT:
-                kind, type_, message = ErrorKind.TIMEOUT, "ExecutionTimeout", stop.message
-            else:
-                kind, type_, message = ErrorKind.KILLED, "ExecutionCancelled", "cancelled"
+            kind, type_, message = ErrorKind.KILLED, "ExecutionCancelled", "cancelled"
+            if stop is not None and stop.kind in _NAMED_AFTER:
+                kind, type_, message = stop.kind, _NAMED_AFTER[stop.kind], stop.message
             return ending(execution_id, kind, type_, f"{message} (killed)", doom.stack)
         if doom.target is not None:
             kind = ErrorKind.LOST_WITH_NEIGHBOUR
             return ending(execution_id, kind, "SessionLost", doom.why, doom.stack)
-        type_ = "LimitReached" if doom.kind is ErrorKind.LIMIT else "SessionLost"
+        type_ = _NAMED_AFTER.get(doom.kind, "SessionLost")
         return ending(execution_id, doom.kind, type_, doom.why, doom.stack)
 
     def _on_broken(self, why: str) -> None:

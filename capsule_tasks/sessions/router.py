@@ -209,7 +209,7 @@ class Router:
     def _on_started(self, message: Started) -> None:
         stream = self.streams.get(message.execution_id)
         if stream is not None:
-            stream.is_running = True
+            stream.begin()
 
     def _on_end(self, message: Terminal) -> None:
         stream = self.streams.get(message.execution_id)

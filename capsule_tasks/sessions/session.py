@@ -527,9 +527,7 @@ class Session:
                 on_busy=on_busy,
             )
             self._submit(child, stream, execute)
-            if timeout_s is not None:
-                loop = asyncio.get_running_loop()
-                timer = loop.call_later(timeout_s, self._on_deadline, stopper, stream, timeout_s)
+            timer = self._limit_time(stopper, stream, timeout_s)
             while True:
                 message = await stream.next()
                 yield message
@@ -599,6 +597,17 @@ class Session:
                 message=str(error),
             )
             self._on_stream_end(stream, terminal)
+
+    def _limit_time(
+        self, stopper: Stopper, stream: ExecutionStream, timeout_s: float | None
+    ) -> asyncio.TimerHandle | None:
+        cpu_limit_s = self.config.child.limits.cpu_time_s
+        if cpu_limit_s is not None:
+            self._spawn(stopper.kill_at_cpu_limit(stream, cpu_limit_s))
+        if timeout_s is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.call_later(timeout_s, self._on_deadline, stopper, stream, timeout_s)
 
     def _on_deadline(self, stopper: Stopper, stream: ExecutionStream, timeout_s: float) -> None:
         if stream.terminal is None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import Literal
+from typing import Any, Literal
 
 from capsule_tasks.errors import SessionLost
 from capsule_tasks.protocol.messages import (
@@ -30,6 +30,8 @@ log = logging.getLogger("capsule_tasks.sessions")
 StopOutcome = Literal["interrupted", "killed", "not_running"]
 
 _FORCED = (ErrorKind.KILLED, ErrorKind.LOST_WITH_NEIGHBOUR)
+_CPU_TICK_S = 0.01
+"""The kernel counts CPU time in steps of this."""
 _ASKED = (ErrorKind.CANCELLED, ErrorKind.TIMEOUT)
 
 
@@ -97,6 +99,25 @@ class Stopper:
         """The caller's time is up: keep where the code was, then stop it."""
         stack = await self.stack_text(stream.execution_id)
         await self.stop(stream, Stop(ErrorKind.TIMEOUT, message, stack))
+
+    async def kill_at_cpu_limit(self, stream: ExecutionStream, limit_s: float) -> None:
+        """Kill the child of an execution that is past its limit of CPU time by the grace.
+
+        The child stops the code at the limit itself, unless that holds the GIL or swallows it.
+        """
+        turns: set[asyncio.Future[Any]] = {stream.begun, stream.ended}
+        await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+        process = self._child.process
+        begun_at, used = process.vitals()[1], 0.0
+        most = limit_s + self._timeouts.grace_s
+        while used < most:  # no sooner than the limit can have been reached
+            await asyncio.wait({stream.ended}, timeout=max(most - used, _CPU_TICK_S))
+            if stream.ended.done():
+                return
+            used = process.vitals()[1] - begun_at
+        why = f"CPU time limit of {limit_s} s: {used:.3f} s were used"
+        stream.stop = stream.stop or Stop(ErrorKind.LIMIT, why)
+        await self._force(stream)
 
     async def interrupt(self, execution_id: str | None, *, force: bool) -> StopOutcome:
         """KeyboardInterrupt in one execution, or in all; with `force` they have to end of it."""

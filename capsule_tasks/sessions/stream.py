@@ -53,14 +53,15 @@ class ExecutionStream:
         self.execution_id = execution_id
         self.seq = seq
         self.acked = False
-        self.is_running = False
         self.terminal: Terminal | None = None
         self.stop: Stop | None = None
         self.abandoned = False
         self.was_killed = False
         self.is_counted = False
         self.raw_waiting = 0
-        self.ended: asyncio.Future[Terminal] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[Terminal] = loop.create_future()
         self._window = settings.window_bytes
         self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _ALLOWANCE
         self._grant = grant
@@ -71,6 +72,15 @@ class ExecutionStream:
         self._carried: dict[Stream, int] = {"stdout": 0, "stderr": 0}
         self._early: list[tuple[Message, int]] = []
         self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its code has begun; an execution may also wait for its turn."""
+        return self.begun.done()
+
+    def begin(self) -> None:
+        if not self.begun.done():
+            self.begun.set_result(None)
 
     @property
     def buffered_messages(self) -> int:
@@ -94,7 +104,8 @@ class ExecutionStream:
             if self.acked:
                 raise BadFrame(f"execution {self.execution_id} was acknowledged twice")
             self.acked = True
-            self.is_running = self.is_running or not message.queued
+            if not message.queued:
+                self.begin()
             self._put(message, 0)
             self._put_early()
             return

@@ -13,7 +13,7 @@ from capsule_tasks.protocol.messages import Error, ErrorKind, InputRequest, Resu
 from capsule_tasks.sessions import Session, SessionState
 from capsule_tasks.settings import SessionConfig, TimeoutSettings
 from capsule_tasks.system.family import descendants
-from tests.sessions import HANG_S, Watched, collect, eventually, text, until_exited
+from tests.sessions import HANG_S, GilHold, Watched, collect, eventually, text, until_exited
 
 OBEDIENT = {
     "a loop on one line": "while True: pass",
@@ -60,9 +60,7 @@ STUBBORN = {
             except BaseException:
                 pass
         """,
-    "a C call that holds the GIL": """
-        sum(itertools.chain(map(os.write, [1], [b'stuck']), range(10**15)))
-        """,
+    "a C call that holds the GIL": "hold_gil()",
     "code that blocks the signal": """
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         os.write(1, b'stuck')
@@ -70,10 +68,9 @@ STUBBORN = {
         """,
 }
 SWALLOWING = STUBBORN["a loop that swallows everything"]
-HOLDING_GIL = STUBBORN["a C call that holds the GIL"]
 
 PRELUDE = """
-import itertools, os, signal, socket, subprocess, sys, threading, time
+import os, signal, socket, subprocess, sys, threading, time
 from capsule_tasks.child.context import progress
 """
 
@@ -182,20 +179,25 @@ FAMILY = """
             os.write(writing, b'%d' % os.getpid())
             time.sleep(3600)
         os._exit(0)
-    os.write(1, b'family %d %d %s ' % (plain.pid, own_session.pid, os.read(reading, 20)))
+    os.write(1, b'family %d %d %s;' % (plain.pid, own_session.pid, os.read(reading, 20)))
     """
 
 
 @pytest.mark.parametrize("snippet", STUBBORN.values(), ids=STUBBORN.keys())
 async def test_what_does_not_stop_is_killed_with_its_descendants_and_replaced(
-    snippet: str,
+    snippet: str, gil_hold: GilHold
 ) -> None:
     config = SessionConfig(warmup="warm = 1", timeouts=TimeoutSettings(stack_s=1.0))
     async with Session(config) as session:
         pid = session.info.pid
-        watched = Watched(session, guarded(textwrap.dedent(FAMILY) + textwrap.dedent(snippet)))
-        await watched.until_output("stuck")
-        pids = [int(word) for word in text(watched.messages).split()[-4:-1]]
+        snippet = textwrap.dedent(snippet)
+        watched = Watched(session, gil_hold.definition + guarded(textwrap.dedent(FAMILY) + snippet))
+        await watched.until_output("family")
+        if snippet == "hold_gil()":
+            await gil_hold.until_held()
+        else:
+            await watched.until_output("stuck")
+        pids = [int(word) for word in text(watched.messages).partition(";")[0].split()[-3:]]
         begun = time.monotonic()
         assert await session.cancel(watched.execution_id, grace_s=0.2) == "killed"
         assert 0.2 <= time.monotonic() - begun < HANG_S
@@ -213,10 +215,10 @@ async def test_what_does_not_stop_is_killed_with_its_descendants_and_replaced(
 
 
 async def test_an_execute_right_behind_the_kill_waits_for_the_replacement(
-    session: Session,
+    session: Session, gil_hold: GilHold
 ) -> None:
-    watched = Watched(session, guarded(HOLDING_GIL))
-    await watched.until_output("stuck")
+    watched = Watched(session, gil_hold.source)
+    await gil_hold.until_held()
 
     async def go_on_at_once() -> Result | Error:
         await watched.ended()
@@ -246,6 +248,7 @@ async def test_an_execution_waiting_behind_it_does_not_put_the_kill_off() -> Non
         await watched.until_output("stuck")
         waiting = Watched(session, "1", on_busy="wait")
         await eventually(lambda: waiting.messages)
-        assert await session.cancel(watched.execution_id, grace_s=0.05) == "killed"
+        async with asyncio.timeout(HANG_S):
+            assert await session.cancel(watched.execution_id, grace_s=0.05) == "killed"
         assert (await watched.ended()).kind == ErrorKind.KILLED
         assert (await waiting.ended()).kind == ErrorKind.LOST_WITH_NEIGHBOUR

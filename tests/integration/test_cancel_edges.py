@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
 
 import pytest
 
-from capsule_tasks.protocol.messages import Cancel, Error, ErrorKind, InputRequest, Output, Result
+from capsule_tasks.protocol.messages import Ack, Cancel, Error, ErrorKind, InputRequest, Result
 from capsule_tasks.sessions import Session, SessionState
 from capsule_tasks.settings import SessionConfig, TimeoutSettings
 from tests.sessions import HANG_S, GilHold, Watched, collect, eventually, text
 
 SLEEP = "import time\nprint('asleep')\ntime.sleep(3600)"
-HOLD_GIL = (
-    "import itertools, os\nsum(itertools.chain(map(os.write, [1], [b'stuck']), range(10**15)))"
-)
 
 
 async def test_one_that_waits_ends_at_once_and_never_runs(session: Session) -> None:
@@ -33,15 +29,17 @@ async def test_one_that_waits_ends_at_once_and_never_runs(session: Session) -> N
     assert (await first.ended()).kind == ErrorKind.CANCELLED
 
 
-async def test_one_that_waits_is_ended_without_harm_to_the_call_that_holds_the_gil() -> None:
+async def test_one_that_waits_is_ended_without_harm_to_the_call_that_holds_the_gil(
+    gil_hold: GilHold,
+) -> None:
     async with Session() as session:
-        first = Watched(session, HOLD_GIL, execution_id="first")
-        await first.until_output("stuck")
+        first = Watched(session, gil_hold.source, execution_id="first")
+        await gil_hold.until_held()
         waiting = Watched(session, "print('ran')", execution_id="waiting", on_busy="wait")
         await eventually(lambda: "waiting" in session.info.running)
         assert await session.cancel("waiting", grace_s=0.05) == "interrupted"
         assert (await waiting.ended()).kind == ErrorKind.CANCELLED
-        assert first.messages[-1].__class__ is Output
+        assert [type(message) for message in first.messages] == [Ack]
         assert session.state is SessionState.BUSY
         assert session.info.restarts == 0
         with pytest.raises(ValueError, match="waiting"):
@@ -51,17 +49,16 @@ async def test_one_that_waits_is_ended_without_harm_to_the_call_that_holds_the_g
 
 
 async def test_an_execution_ended_while_the_gil_was_held_does_not_run_later(
-    session: Session, tmp_path: Path
+    session: Session, gil_hold: GilHold
 ) -> None:
     """The child hears of the cancel when the C call returns, and of the execution with it."""
-    hold = GilHold(tmp_path)
-    first = Watched(session, hold.source)
-    await first.until_output("held")
+    first = Watched(session, gil_hold.source)
+    await gil_hold.until_held()
     waiting = Watched(session, "ran = True", execution_id="waiting", on_busy="wait")
     await eventually(lambda: "waiting" in session.info.running)
     await session.cancel("waiting", grace_s=0.05)
     assert (await waiting.ended()).kind == ErrorKind.CANCELLED
-    hold.let_go()
+    gil_hold.let_go()
     assert isinstance(await first.ended(), Result)
     await eventually(lambda: session.state is not SessionState.BUSY)
     assert (await session.run("'ran' in globals()")).value is False
@@ -106,9 +103,11 @@ async def test_twice_at_once_is_one_cancel(session: Session) -> None:
     assert (await session.run("40 + 2")).value == 42
 
 
-async def test_twice_at_once_on_stubborn_code_is_one_kill(session: Session) -> None:
-    watched = Watched(session, HOLD_GIL)
-    await watched.until_output("stuck")
+async def test_twice_at_once_on_stubborn_code_is_one_kill(
+    session: Session, gil_hold: GilHold
+) -> None:
+    watched = Watched(session, gil_hold.source)
+    await gil_hold.until_held()
     cancels = [session.cancel(watched.execution_id, grace_s=0.05) for _ in range(5)]
     assert await asyncio.gather(*cancels) == ["killed"] * 5
     assert (await watched.ended()).kind == ErrorKind.KILLED
@@ -145,10 +144,10 @@ async def test_from_another_thread_and_loop(session: Session) -> None:
     assert await asyncio.to_thread(cancel_there) == "not_running"
 
 
-async def test_a_caller_that_does_not_wait_for_it_does_not_undo_it() -> None:
+async def test_a_caller_that_does_not_wait_for_it_does_not_undo_it(gil_hold: GilHold) -> None:
     async with Session(SessionConfig(timeouts=TimeoutSettings(grace_s=0.1))) as session:
-        watched = Watched(session, HOLD_GIL)
-        await watched.until_output("stuck")
+        watched = Watched(session, gil_hold.source)
+        await gil_hold.until_held()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(session.cancel(watched.execution_id), 0.01)
         assert (await watched.ended()).kind == ErrorKind.KILLED

@@ -9,7 +9,7 @@ import pytest
 from capsule_tasks.protocol.messages import Error, ErrorKind, InputRequest, Result
 from capsule_tasks.sessions import Session
 from capsule_tasks.settings import SessionConfig, TimeoutSettings
-from tests.sessions import HANG_S, Watched, eventually, text, until_exited
+from tests.sessions import HANG_S, GilHold, Watched, eventually, text, until_exited
 
 SLEEP = "import time\nkept = 41\nprint('asleep')\ntime.sleep(3600)"
 CATCHES = """
@@ -34,9 +34,7 @@ while True:
     except BaseException:
         pass
 """
-HOLDS_GIL = (
-    "import itertools, os\nsum(itertools.chain(map(os.write, [1], [b'stuck']), range(10**15)))"
-)
+HOLDS = "hold_gil()"
 
 
 def quick() -> Session:
@@ -134,18 +132,20 @@ async def test_a_coroutine_that_keeps_the_loop_is_interrupted_too(session: Sessi
     assert (await watched.ended()).type == "KeyboardInterrupt"
 
 
-@pytest.mark.parametrize("stubborn", [DEAF, HOLDS_GIL], ids=["swallows it", "holds the GIL"])
-async def test_with_force_restart_stubborn_code_is_killed_and_replaced(stubborn: str) -> None:
+@pytest.mark.parametrize("stubborn", [DEAF, HOLDS], ids=["swallows it", "holds the GIL"])
+async def test_with_force_restart_stubborn_code_is_killed_and_replaced(
+    stubborn: str, gil_hold: GilHold
+) -> None:
     async with quick() as session:
         pid = session.info.pid
-        watched = Watched(session, stubborn)
-        await watched.until_output("." if stubborn is DEAF else "stuck")
+        watched = Watched(session, gil_hold.definition + stubborn)
+        await (watched.until_output(".") if stubborn is DEAF else gil_hold.until_held())
         assert await session.interrupt(watched.execution_id, force_restart=True) == "killed"
         terminal = await watched.ended()
         assert (terminal.kind, terminal.message) == (ErrorKind.KILLED, "cancelled (killed)")
         assert "<cell 1>" in terminal.stack
         if stubborn is DEAF:
-            await until_exited(int(text(watched.messages).strip("deaf .")))
+            await until_exited(int(text(watched.messages).split(".")[0].split()[1]))
         assert (await session.run("40 + 2")).value == 42
         assert session.info.pid != pid
         assert session.info.restarts == 1

@@ -208,15 +208,14 @@ async def test_a_child_that_holds_the_gil_is_reported_unresponsive_and_lives_on(
 
 
 async def test_a_call_that_gives_the_gil_back_ends_well_and_the_child_responds_again(
-    tmp_path: Path,
+    gil_hold: GilHold,
 ) -> None:
-    hold = GilHold(tmp_path)
     async with Session(watchful()) as session:
         reports = Reports(session)
-        watched = Watched(session, hold.source)
-        await watched.until_output("held")
-        await reports.until(unresponsive=True, stack='"<cell 2>", line 7')
-        hold.let_go()
+        watched = Watched(session, gil_hold.source)
+        await gil_hold.until_held()
+        await reports.until(unresponsive=True, stack='"<cell 2>", line 8')
+        gil_hold.let_go()
         assert (await watched.ended()).value is True
         assert (await reports.until(unresponsive=False)) == Health() == session.info.health
         assert session.info.restarts == 0

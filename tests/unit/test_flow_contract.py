@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from capsule_tasks.child.gate import Gate
 from capsule_tasks.errors import BadFrame
+from capsule_tasks.protocol.flow import message_cost
 from capsule_tasks.protocol.messages import (
     Ack,
     Gap,
@@ -61,6 +62,7 @@ class Wire:
             chunk_bytes=settings.chunk_bytes,
         )
         self.bench.outbox.on_message = self.stream.push
+        self.granted = 0
         gate = PullingGate()
         gate.pull = self.read_and_grant
         self.bench.sink._gate = gate
@@ -75,6 +77,7 @@ class Wire:
 
     def grant_one(self) -> None:
         if self.credit:
+            self.granted += self.credit[0]
             self.bench.sink.add_credit(self.credit.popleft())
 
     def read_and_grant(self) -> None:
@@ -103,6 +106,11 @@ class Wire:
         self.stream.finish(Result(execution_id="e"))
         while self.stream.buffered_messages:
             self.read_one()
+
+    def credit_by_the_books(self) -> int:
+        """What the child may send, from what it said and what it was given."""
+        paid = sum(map(message_cost, self.bench.outbox.messages))
+        return self.bench.settings.window_bytes + self.granted - paid
 
     def received(self, stream: str) -> str:
         return "".join(m.data for m in self.read if isinstance(m, Output) and m.stream == stream)
@@ -162,6 +170,7 @@ def test_the_parent_never_refuses_an_honest_child_and_every_byte_is_accounted_fo
     async def scene() -> None:
         wire = Wire(shape)
         written = await play(wire, story)
+        assert wire.bench.sink.credit == wire.credit_by_the_books()
         questions = sum(name == "question" for name, _ in story)
         assert sum(isinstance(m, InputRequest) for m in wire.read) == questions
         for name, text in written.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -50,15 +51,22 @@ class Bell:
 
     def __init__(self) -> None:
         self.descriptor, self._button = os.pipe()
-        os.set_blocking(self.descriptor, False)
+        for descriptor in (self.descriptor, self._button):
+            os.set_blocking(descriptor, False)
 
     def ring(self, _: object = None) -> None:
-        os.write(self._button, b"!")
+        with contextlib.suppress(BlockingIOError):  # it has been rung more than often enough
+            os.write(self._button, b"!")
+
+    def ring_on_signals(self) -> None:
+        """Also for one that comes just before somebody begins to wait. From the main thread."""
+        signal.set_wakeup_fd(self._button, warn_on_full_buffer=False)
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self.descriptor, 4096)
 
     def close(self) -> None:
+        signal.set_wakeup_fd(-1)
         os.close(self.descriptor)
         os.close(self._button)

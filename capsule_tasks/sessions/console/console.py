@@ -45,6 +45,7 @@ class Console:
         """Serve the person to the end; the exit status."""
         # Python leaves SIGINT ignored if whoever started it did, as a script does with `&`.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._background.bell.ring_on_signals()
         # What the package would log is said here, where it belongs.
         logging.getLogger("capsule_tasks").addHandler(logging.NullHandler())
         try:

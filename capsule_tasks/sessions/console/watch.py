@@ -120,9 +120,9 @@ class Watch:
     def _ask_first(self) -> None:
         """Show the oldest question, if there is one."""
         if self._questions:
-            self._screen.output("stdout", self._questions[0].prompt)
             if self._questions[0].password:
-                self._keyboard.hide_typing()
+                self._keyboard.hide_typing()  # first: somebody may type as soon as it is shown
+            self._screen.output("stdout", self._questions[0].prompt)
 
     def _answer(self, line: str | None) -> None:
         question = self._questions.popleft()

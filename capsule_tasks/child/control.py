@@ -341,7 +341,7 @@ class ControlThread:
             )
         )
 
-    def _on_shutdown(self, _message: Shutdown) -> None:
+    def _on_shutdown(self, message: Shutdown) -> None:
         self._stopping = True
         asking = self._inputs.close()
         for execution in self._registry.all():
@@ -349,6 +349,8 @@ class ControlThread:
                 self._stop_after_eof(execution)
             else:
                 self._stop(execution, ErrorKind.SHUTDOWN, ExecutionCancelled)
+            if execution.sink is not self._session_sink:
+                execution.sink.add_credit(message.credit)
         self._lane.stop()
 
     def _stop_after_eof(self, execution: Execution) -> None:

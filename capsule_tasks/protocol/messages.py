@@ -118,9 +118,10 @@ class Credit(Message, kw_only=True, tag="credit"):
 
 
 class Shutdown(Message, kw_only=True, tag="shutdown"):
-    """Stop everything and exit."""
+    """Stop everything and exit. `credit` is for the last words of each execution."""
 
     reason: str = ""
+    credit: int = 0
 
 
 # --- parent to child, bulk ---------------------------------------------------------------------

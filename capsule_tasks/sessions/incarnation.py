@@ -163,8 +163,8 @@ class Incarnation:
     def send_shutdown(self, reason: str) -> None:
         """Ask it to leave; consumers that are paused do not hold up its last words."""
         for stream in self.router.streams.values():
-            self._grant(stream.execution_id, self.allow_cancel_credit(stream))
-        self.send_control(Shutdown(reason=reason))
+            self.allow_cancel_credit(stream)
+        self.send_control(Shutdown(reason=reason, credit=CANCEL_CREDIT))
 
     def end_unbegun(self, stream: ExecutionStream) -> None:
         """End what waits behind an execution that keeps the child from answering.

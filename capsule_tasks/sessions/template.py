@@ -193,16 +193,23 @@ class Template:
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop().remove_reader(self._connection)
         self._connection.close()
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        self._kill()
         for waiting in (self._loaded, *self._answers.values()):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(TemplateGone(self.name, why))
         self._answers.clear()
         if self.gone is not None and not self.gone.done():
             self.gone.set_result(why)
+
+    def _kill(self) -> None:
+        """The template, and the copies of it in its group that never became anybody's child."""
+        for kill in (os.kill, os.killpg):  # as a fork of the caller it may not lead a group yet
+            with contextlib.suppress(OSError):
+                kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+            while True:  # its exit has left the copies to us
+                os.waitpid(-self.pid, 0)
 
 
 def _collect(pid: int) -> int:

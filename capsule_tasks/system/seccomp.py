@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import struct
 import sys
 
-from capsule_tasks.system.prctl import forbid_new_privileges
+from capsule_tasks.system.prctl import forbid_new_privileges, libc
 
 _PR_SET_SECCOMP = 22
 _MODE_FILTER = 2
@@ -122,7 +123,8 @@ def confine(*, network: bool, signals: bool) -> list[str]:
     """
     if sys.platform != "linux" or os.uname().machine not in _ARCHITECTURES:
         return []
-    program = _program(os.uname().machine, network=network, signals=signals)
+    only_pid = os.getpid() if signals else None
+    program = _program(os.uname().machine, network, only_pid)
     _install(program)
     applied = ["no_new_privs", "syscalls"]
     if not network:
@@ -157,7 +159,8 @@ class _Assembler:
         return b"".join(struct.pack("=HBBI", *instruction) for instruction in self.code)
 
 
-def _program(machine: str, *, network: bool, signals: bool) -> bytes:
+@functools.cache
+def _program(machine: str, network: bool, only_pid: int | None) -> bytes:
     arch, column = _ARCHITECTURES[machine]
     refuse = _ERRNO | errno.EPERM
     program = _Assembler()
@@ -179,8 +182,8 @@ def _program(machine: str, *, network: bool, signals: bool) -> bytes:
     if not network:
         only_unix = _argument(0, (_JUMP_EQ, _AF_UNIX), _ALLOW, refuse)
         program.block(_SOCKETPAIR[column], only_unix)
-    if signals:
-        own = (_JUMP_EQ, os.getpid())
+    if only_pid is not None:
+        own = (_JUMP_EQ, only_pid)
         for name, numbers in _SIGNALS.items():
             if name == "pidfd_send_signal":
                 program.when(_JUMP_EQ, numbers[column], refuse)
@@ -210,7 +213,7 @@ class _Filter(ctypes.Structure):
 
 
 def _install(program: bytes) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc is not None
     unused = ctypes.c_ulong(0)
     forbid_new_privileges()
     filter_ = _Filter(len(program) // 8, program)

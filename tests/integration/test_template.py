@@ -69,6 +69,31 @@ async def test_the_crash_of_a_template_is_survived_by_its_children() -> None:
             await template.spawn(None, SessionConfig(), "m")  # type: ignore[arg-type]
 
 
+async def test_a_copy_that_is_killed_while_it_waits_costs_nobody_a_child() -> None:
+    template = await loaded()
+    async with asyncio.timeout(HANG_S):
+        for _ in range(3):
+            await eventually(lambda: _copies_of(template))
+            for pid in _copies_of(template):
+                os.kill(pid, signal.SIGKILL)
+            async with Session(spawner=template) as session:
+                assert (await session.run("1")).value == 1
+    template.stop()
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+async def test_no_copy_outlives_its_template(end: str) -> None:
+    before = set(_children())
+    template = await loaded()
+    async with asyncio.timeout(HANG_S):
+        await eventually(lambda: _copies_of(template))
+        if end == "crash":
+            os.kill(template.pid, signal.SIGKILL)
+            await template.ended()
+        template.stop()
+    assert set(_children()) == before
+
+
 async def test_a_pool_starts_cold_while_its_template_is_replaced() -> None:
     profile = Profile(pool=PoolSettings(min_idle=1, max_sessions=2, fresh=True))
     async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
@@ -109,7 +134,8 @@ async def test_a_spawn_that_is_cancelled_leaves_no_child() -> None:
             starting.cancel()
             await asyncio.wait({starting})
             await session.terminate()
-        await eventually(lambda: set(_children()) - before == {template.pid})
+        known = {template.pid, *before}
+        await eventually(lambda: set(_children()) - known == set(_copies_of(template)))
     template.stop()
     assert not set(_children()) - before
 
@@ -141,3 +167,15 @@ def _children() -> list[int]:
     for thread in Path("/proc/self/task").iterdir():
         mine += map(int, (thread / "children").read_text().split())
     return mine
+
+
+def _copies_of(template: Template) -> list[int]:
+    """Those that wait to become somebody's child: adopted, but still in the template's group."""
+    return [pid for pid in _children() if pid != template.pid and _group(pid) == template.pid]
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0

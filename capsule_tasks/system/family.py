@@ -13,6 +13,8 @@ import os
 import signal
 from collections.abc import Iterable
 
+from capsule_tasks.system.prctl import is_subreaper
+
 MARKER = "CAPSULE_SESSION"
 _MAX_PASSES = 20
 
@@ -65,13 +67,15 @@ def kill_family(pid: int) -> set[int]:
 def kill_orphans(leader: int, marker: str) -> set[int]:
     """Kill what a dead child left: members of its POSIX session and bearers of its marker.
 
-    The answer also holds those members that have exited already and wait to be reaped.
+    The answer also holds those members that have exited already and wait to be reaped. Orphans
+    come to a subreaper; any other process has to look for them among all there are.
     """
     _kill_group(leader)  # it is a zombie still, so no other group can have the number
     needle = f"{MARKER}={marker}".encode()
     killed = {pid for pid in _children(os.getpid()) if pid != leader and _leader(pid) == leader}
     for _ in range(_MAX_PASSES):
-        orphans = [pid for pid in _all_pids() if _belongs(pid, leader, needle)]
+        candidates = _children(os.getpid()) if is_subreaper() else _all_pids()
+        orphans = [pid for pid in candidates if _belongs(pid, leader, needle)]
         if not orphans:
             break
         _signal_all(orphans, signal.SIGKILL)

@@ -9,6 +9,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_GET_CHILD_SUBREAPER = 37
 PR_SET_NO_NEW_PRIVS = 38
 
 libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -18,6 +19,13 @@ libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 def become_subreaper() -> bool:
     """Make this process the parent of every orphan among its descendants."""
     return _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def is_subreaper() -> bool:
+    answer = ctypes.c_int()
+    return libc is not None and (
+        libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0) == 0 and answer.value == 1
+    )
 
 
 def die_with_parent(parent_pid: int) -> bool:

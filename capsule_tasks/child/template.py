@@ -153,7 +153,6 @@ def _between(
 
 def _become_child(request: Fork, descriptors: list[int], between: int) -> NoReturn:
     try:
-        os.setsid()
         for signum in _RESET_SIGNALS:
             if signal.getsignal(signum) is not signal.SIG_DFL:
                 signal.signal(signum, signal.SIG_DFL)

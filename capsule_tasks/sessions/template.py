@@ -25,7 +25,7 @@ from capsule_tasks.errors import TemplateGone
 from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
 from capsule_tasks.sessions.spawn import SOURCE_ROOT, Spawned, Wires
 from capsule_tasks.settings import SessionConfig
-from capsule_tasks.system.family import MARKER
+from capsule_tasks.system.family import MARKER, kill_members
 from capsule_tasks.system.prctl import become_subreaper
 
 log = logging.getLogger("capsule_tasks.sessions")
@@ -50,6 +50,8 @@ class Template:
         self._ids = itertools.count(1)
         self._loaded: asyncio.Future[None] | None = None
         self._answers: dict[int, asyncio.Future[int]] = {}
+        self._children: set[int] = set()
+        """Those that somebody has heard of and will collect."""
 
     @classmethod
     def fresh(
@@ -150,9 +152,9 @@ class Template:
         try:
             pid = await asyncio.shield(answer)
         except asyncio.CancelledError:
-            answer.add_done_callback(_kill_unwanted)
+            answer.add_done_callback(self._kill_unwanted)
             raise
-        return Spawned(pid, lambda: _collect(pid))
+        return Spawned(pid, lambda: self._collect(pid))
 
     def stop(self) -> None:
         """End the template; its children live on. Safe at any time, any number of times."""
@@ -182,6 +184,8 @@ class Template:
         answer = self._answers.pop(news.id, None)
         if answer is None:
             return
+        if news.pid:
+            self._children.add(news.pid)
         if news.error:
             answer.set_exception(TemplateGone(self.name, news.error))
         else:
@@ -196,6 +200,10 @@ class Template:
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            # What it was making when it ended nobody will hear of, and it holds wires of a session
+            # that starts anew. Until it hears Hello such a child is of the template's session.
+            kill_members(self.pid, self._children)
             os.waitpid(self.pid, 0)
         for waiting in (self._loaded, *self._answers.values()):
             if waiting is not None and not waiting.done():
@@ -204,20 +212,19 @@ class Template:
         if self.gone is not None and not self.gone.done():
             self.gone.set_result(why)
 
+    def _collect(self, pid: int) -> int:
+        """The return code of an adopted child, as `subprocess` counts them."""
+        self._children.discard(pid)
+        try:
+            _, status = os.waitpid(pid, 0)
+        except ChildProcessError:  # somebody else's wait took it
+            return -signal.SIGKILL
+        return os.waitstatus_to_exitcode(status)
 
-def _collect(pid: int) -> int:
-    """The return code of an adopted child, as `subprocess` counts them."""
-    try:
-        _, status = os.waitpid(pid, 0)
-    except ChildProcessError:  # somebody else's wait took it
-        return -signal.SIGKILL
-    return os.waitstatus_to_exitcode(status)
-
-
-def _kill_unwanted(answer: asyncio.Future[int]) -> None:
-    """The caller left while the child was being made."""
-    if answer.cancelled() or answer.exception() is not None:
-        return
-    with contextlib.suppress(OSError):
-        os.kill(answer.result(), signal.SIGKILL)
-    _collect(answer.result())
+    def _kill_unwanted(self, answer: asyncio.Future[int]) -> None:
+        """The caller left while the child was being made."""
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        with contextlib.suppress(OSError):
+            os.kill(answer.result(), signal.SIGKILL)
+        self._collect(answer.result())

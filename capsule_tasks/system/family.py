@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 MARKER = "CAPSULE_SESSION"
 _MAX_PASSES = 20
@@ -77,6 +77,22 @@ def kill_orphans(leader: int, marker: str) -> set[int]:
         _signal_all(orphans, signal.SIGKILL)
         killed.update(orphans)
     return killed
+
+
+def kill_members(leader: int, spared: Set[int]) -> None:
+    """Kill and collect the children of this process that belong to a POSIX session.
+
+    The leader must not have been collected yet, so that nobody else can have its number.
+    """
+    for _ in range(_MAX_PASSES):  # one that is being killed may just have forked
+        members = {pid for pid in _children(os.getpid()) if _leader(pid) == leader}
+        members -= {leader, *spared}
+        if not members:
+            return
+        _signal_all(members, signal.SIGKILL)
+        for pid in members:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def reap(pids: Iterable[int]) -> set[int]:

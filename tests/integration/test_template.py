@@ -14,6 +14,7 @@ import pytest
 from capsule_tasks.errors import TemplateGone
 from capsule_tasks.sessions import Session, SessionPool
 from capsule_tasks.sessions.template import Template
+from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import PoolSettings, Profile, SessionConfig
 from tests.sessions import HANG_S, eventually
 
@@ -114,6 +115,29 @@ async def test_a_spawn_that_is_cancelled_leaves_no_child() -> None:
     assert not set(_children()) - before
 
 
+async def test_a_template_that_dies_in_the_middle_of_a_fork_leaves_nobody() -> None:
+    """Also no second child at the wires of a session that starts cold instead."""
+    before = set(_children())
+    async with asyncio.timeout(HANG_S):
+        for _ in range(10):
+            profile = Profile(session=SessionConfig(), imports=())
+            spawner = WarmSpawner(profile)
+            await spawner.start()
+            template = spawner.template_pid
+            assert template is not None
+            sessions = [Session(spawner=spawner) for _ in range(4)]
+            starting = [asyncio.create_task(session.start()) for session in sessions]
+            while not _children(template) and not all(start.done() for start in starting):
+                await asyncio.sleep(0)
+            os.kill(template, signal.SIGKILL)
+            await asyncio.gather(*starting)
+            for number, session in enumerate(sessions):
+                assert (await session.run(f"{number}")).value == number
+            await asyncio.gather(*(session.shutdown() for session in sessions))
+            await spawner.stop()
+            assert set(_children()) <= before
+
+
 def test_a_fork_of_the_caller_has_what_the_caller_had() -> None:
     script = """
 import asyncio
@@ -136,8 +160,8 @@ asyncio.run(main())
     assert (done.stdout, done.stderr) == ("set in code\n", "")
 
 
-def _children() -> list[int]:
-    mine = []
-    for thread in Path("/proc/self/task").iterdir():
+def _children(pid: int | str = "self") -> list[int]:
+    mine: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
         mine += map(int, (thread / "children").read_text().split())
     return mine

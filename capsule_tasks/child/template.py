@@ -7,6 +7,7 @@ becomes of the template, the child lives on.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -27,6 +28,10 @@ from capsule_tasks.system.prctl import die_with_parent
 
 _REQUEST_BYTES = 1024 * 1024
 _WIRES = 5
+_ENV_START = 47
+"""Of the fields of `/proc/self/stat` behind the name of the program."""
+_places: list[int] = []
+"""Where a copy of its caller has made room for the marker."""
 _RESET_SIGNALS = tuple(
     signum
     for signum in signal.valid_signals()
@@ -39,6 +44,43 @@ def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
     os.set_inheritable(descriptor, False)
     die_with_parent(parent_pid)
     serve(socket.socket(fileno=descriptor), imports)
+
+
+def leave_caller(kept: int) -> None:
+    """Give up what a copy has of its original, but for the standard streams and one descriptor."""
+    _drop_descriptors(kept)
+    _make_room_for_marker()
+
+
+def _drop_descriptors(kept: int) -> None:
+    """Have /dev/null at the number of whatever the original had open.
+
+    The numbers stay taken: its objects live on in the copy, and what they close when they are
+    collected must not be a wire of a session, or a file of its user.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in (kept, null):
+            with contextlib.suppress(OSError):  # the one that the listing used
+                os.fstat(number)
+                os.dup2(null, number, inheritable=False)
+
+
+def _make_room_for_marker() -> None:
+    """Free the start of what `/proc` shows as the environment, as `fresh` templates are given it.
+
+    What the C library finds there moves to the heap first. A block that is too small stays as it
+    is: then descendants are known by their session and their parents alone.
+    """
+    for name, value in os.environ.items():
+        os.putenv(name, value)
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
+    room = f"{MARKER}={'-' * MARKER_ROOM}".encode() + b"\0"
+    if end - start >= len(room):
+        ctypes.memmove(start, room, len(room))
+        _places.append(start + len(MARKER) + 1)
 
 
 def serve(connection: socket.socket, imports: tuple[str, ...]) -> NoReturn:
@@ -177,13 +219,21 @@ def _become_child(request: Fork, descriptors: list[int], between: int) -> NoRetu
 
 def _take_environment(request: Fork) -> None:
     """The child's own environment; its marker also where `/proc` shows it."""
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    place = libc.getenv(MARKER.encode())
     marker = request.marker.encode()
-    if place and len(marker) < MARKER_ROOM and len(os.environ.get(MARKER, "")) == MARKER_ROOM:
+    if len(marker) < MARKER_ROOM and (place := _place_of_marker()):
         ctypes.memmove(place, marker.ljust(MARKER_ROOM, b"\0"), MARKER_ROOM)
     if request.env is not None:
         os.environ.clear()
         os.environ.update(request.env)
     os.environ[MARKER] = request.marker
+
+
+def _place_of_marker() -> int | None:
+    if _places:
+        return _places[0]
+    if len(os.environ.get(MARKER, "")) != MARKER_ROOM:
+        return None
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    place: int | None = libc.getenv(MARKER.encode())
+    return place

@@ -35,7 +35,6 @@ _BOOT = (
     "from capsule_tasks.child.template import main; main(int(descriptor), int(parent), *imports)"
 )
 _ANSWER_BYTES = 64 * 1024
-_FIRST_DESCRIPTOR = 3
 
 
 class Template:
@@ -97,10 +96,9 @@ class Template:
         if pid == 0:
             try:
                 os.setsid()
-                os.dup2(theirs.fileno(), _FIRST_DESCRIPTOR)
-                os.closerange(_FIRST_DESCRIPTOR + 1, os.sysconf("SC_OPEN_MAX"))
                 template = importlib.import_module("capsule_tasks.child.template")
-                template.main(_FIRST_DESCRIPTOR, parent_pid, *imports)
+                template.leave_caller(theirs.fileno())
+                template.main(theirs.fileno(), parent_pid, *imports)
             finally:
                 os._exit(70)
         theirs.close()

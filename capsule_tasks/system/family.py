@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
 MARKER = "CAPSULE_SESSION"
 _MAX_PASSES = 20
@@ -79,7 +79,7 @@ def kill_orphans(leader: int, marker: str) -> set[int]:
     return killed
 
 
-def kill_members(leader: int, spared: Set[int]) -> None:
+def kill_members(leader: int, spared: frozenset[int] | set[int]) -> None:
     """Kill and collect the children of this process that belong to a POSIX session.
 
     The leader must not have been collected yet, so that nobody else can have its number.

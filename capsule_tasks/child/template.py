@@ -32,6 +32,10 @@ from capsule_tasks.system.prctl import die_with_parent, libc
 _REQUEST_BYTES = 1024 * 1024
 _WIRES = 5
 _LEFT_ALONE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ)
+_ENV_START = 47
+"""Of the fields of `/proc/self/stat` behind the name of the program."""
+_places: list[int] = []
+"""Where a copy of its caller has made room for the marker."""
 
 
 def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
@@ -39,6 +43,43 @@ def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
     os.set_inheritable(descriptor, False)
     die_with_parent(parent_pid)
     serve(socket.socket(fileno=descriptor), imports)
+
+
+def leave_caller(kept: int) -> None:
+    """Give up what a copy has of its original, but for the standard streams and one descriptor."""
+    _drop_descriptors(kept)
+    _make_room_for_marker()
+
+
+def _drop_descriptors(kept: int) -> None:
+    """Have /dev/null at the number of whatever the original had open.
+
+    The numbers stay taken: its objects live on in the copy, and what they close when they are
+    collected must not be a wire of a session, or a file of its user.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in (kept, null):
+            with contextlib.suppress(OSError):  # the one that the listing used
+                os.fstat(number)
+                os.dup2(null, number, inheritable=False)
+
+
+def _make_room_for_marker() -> None:
+    """Free the start of what `/proc` shows as the environment, as `fresh` templates are given it.
+
+    What the C library finds there moves to the heap first. A block that is too small stays as it
+    is: then descendants are known by their session and their parents alone.
+    """
+    for name, value in os.environ.items():
+        os.putenv(name, value)
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
+    room = f"{MARKER}={'-' * MARKER_ROOM}".encode() + b"\0"
+    if end - start >= len(room):
+        ctypes.memmove(start, room, len(room))
+        _places.append(start + len(MARKER) + 1)
 
 
 def serve(connection: socket.socket, imports: tuple[str, ...]) -> NoReturn:
@@ -98,7 +139,7 @@ def _native_threads() -> int:
 class _Spare:
     """A copy made ahead of time, which waits to be told whose child it is.
 
-    Until then it is in the template's process group, and ends when the template does.
+    Until then it is in the template's POSIX session, and ends when the template does.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -196,7 +237,6 @@ def _await_orders(orders: socket.socket, between: int) -> NoReturn:
 
 def _become_child(request: Fork, descriptors: list[int]) -> NoReturn:
     try:
-        os.setsid()
         for signum in _handled_signals():
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -225,13 +265,21 @@ def _handled_signals() -> tuple[int, ...]:
 
 def _take_environment(request: Fork) -> None:
     """The child's own environment; its marker also where `/proc` shows it."""
-    assert libc is not None
-    libc.getenv.restype = ctypes.c_void_p
-    place = libc.getenv(MARKER.encode())
     marker = request.marker.encode()
-    if place and len(marker) < MARKER_ROOM and len(os.environ.get(MARKER, "")) == MARKER_ROOM:
+    if len(marker) < MARKER_ROOM and (place := _place_of_marker()):
         ctypes.memmove(place, marker.ljust(MARKER_ROOM, b"\0"), MARKER_ROOM)
     if request.env is not None:
         os.environ.clear()
         os.environ.update(request.env)
     os.environ[MARKER] = request.marker
+
+
+def _place_of_marker() -> int | None:
+    if _places:
+        return _places[0]
+    if len(os.environ.get(MARKER, "")) != MARKER_ROOM:
+        return None
+    assert libc is not None
+    libc.getenv.restype = ctypes.c_void_p
+    place: int | None = libc.getenv(MARKER.encode())
+    return place

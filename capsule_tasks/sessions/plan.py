@@ -177,8 +177,9 @@ class PoolPlan:
     def next_look(self, now: float) -> float | None:
         """When time alone will make something due; None if only an event can."""
         due: list[float] = []
-        if self.breaker.open_until is not None:
-            due.append(self.breaker.open_until)
+        open_until = self.breaker.open_until
+        if open_until is not None and open_until > now:  # later the next start has an event for it
+            due.append(open_until)
         for slot in self._in(Stage.IDLE):
             if self.settings.max_age_s is not None:
                 due.append(slot.born_at + self.settings.max_age_s)

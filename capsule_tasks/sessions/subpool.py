@@ -196,18 +196,21 @@ class SubPool:
         try:
             await session.start()
         except Exception as error:  # noqa: BLE001 - whatever it was, the breaker counts it
-            self._totals["start_failures"] += 1
-            self._last_error = str(error)
             self._forget(number)
-            slot = self._plan.slots.get(number)
-            if slot is None or slot.stage is Stage.RETIRING:
-                self._plan.gone(number)  # stopped on purpose
-            else:
-                log.warning("a session of pool %r did not start: %s", self._name, error)
-                self._plan.start_failed(number, str(error), self._now())
+            self._on_start_failed(number, str(error))
         else:
             self._plan.started(number, _rss_bytes(session.info.pid), self._now())
         self._decide()
+
+    def _on_start_failed(self, number: int, error: str) -> None:
+        slot = self._plan.slots.get(number)
+        if slot is None or slot.stage is Stage.RETIRING:  # stopped on purpose, which is no failure
+            self._plan.gone(number)
+            return
+        self._totals["start_failures"] += 1
+        self._last_error = error
+        log.warning("a session of pool %r did not start: %s", self._name, error)
+        self._plan.start_failed(number, error, self._now())
 
     async def _end(self, number: int) -> None:
         session = self._sessions.get(number)

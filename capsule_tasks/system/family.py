@@ -83,6 +83,22 @@ def kill_orphans(leader: int, marker: str) -> set[int]:
     return killed
 
 
+def kill_members(leader: int, spared: frozenset[int] | set[int]) -> None:
+    """Kill and collect the children of this process that belong to a POSIX session.
+
+    The leader must not have been collected yet, so that nobody else can have its number.
+    """
+    for _ in range(_MAX_PASSES):  # one that is being killed may just have forked
+        members = {pid for pid in _children(os.getpid()) if _leader(pid) == leader}
+        members -= {leader, *spared}
+        if not members:
+            return
+        _signal_all(members, signal.SIGKILL)
+        for pid in members:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
 def reap(pids: Iterable[int]) -> set[int]:
     """Collect those of the killed that this process, a subreaper, adopted; who is still dying."""
     dying: set[int] = set()

@@ -210,5 +210,7 @@ async def test_stop_is_clean_at_any_moment(moment: str) -> None:
         with pytest.raises(PoolUnavailable, match="stopping"):
             await pool.acquire()
         await pool.stop()
+        assert pool.info().start_failures_total == 0  # what is stopped on purpose has not failed
+        assert pool.info().last_error == ""
         if moment == "busy":
             assert (await running.ended()).kind == "shutdown"

@@ -143,7 +143,7 @@ async def test_an_interceptor_sees_all_that_is_said_before_its_consumer_does() -
             assert any(message is other for other in seen)
         assert await session.namespace_summary()
         of_it = [m for m in seen if getattr(m, "execution_id", None) == "e"]
-        assert [type(m) for m in of_it] == [Ack, Output, Result]
+        assert {type(m): None for m in of_it} == {Ack: None, Output: None, Result: None}
         assert isinstance(seen[-1], NamespaceSummary | Heartbeat)
         assert session.remove_message_interceptor(seen.append)
         assert not session.remove_message_interceptor(seen.append)
@@ -161,7 +161,8 @@ async def test_an_interceptor_that_fails_is_counted_and_nothing_is_lost(
     async with Session() as session:
         session.add_message_interceptor(failing)
         messages = await collect(session, "print('hi')\n42")
-        assert [type(m) for m in messages] == [Ack, Output, Result]
+        assert [type(m) for m in (messages[0], messages[-1])] == [Ack, Result]
+        assert text(messages) == "hi\n"
         assert session.metrics["interceptor_errors_total"] >= 3
         assert session.metrics["interceptor_quarantine_total"] == 0
     assert "failing" in caplog.text

@@ -298,7 +298,8 @@ class PoolSettings(_Section, frozen=True, kw_only=True):
     max_uses: int | None = None
     max_age_s: float | None = None
     max_growth_bytes: int | None = None
-    """A session is replaced after so many borrowers, so long, or so much growth of its memory."""
+    """A session is replaced after so many executions (a borrower that runs none counts as one), so
+    long, or so much growth of its memory."""
     breaker_failures: int = 3
     """After so many failed starts in a row waiters are told, instead of kept."""
     breaker_reset_s: float = 5.0

@@ -48,8 +48,17 @@ class SessionPool:
             raise
 
     async def stop(self) -> None:
-        """End everything, busy sessions too; waiters are told. Safe at any time, and twice."""
-        await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
+        """End everything, busy sessions too; waiters are told. Safe at any time, and twice.
+
+        Who is cancelled meanwhile leaves only when everything has ended.
+        """
+        pools = self._pools.values()
+        ending = asyncio.ensure_future(asyncio.gather(*(pool.stop() for pool in pools)))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait({ending})
+            raise
 
     async def acquire(self, profile: str = DEFAULT_PROFILE, *, name: str | None = None) -> Session:
         """A session for this caller alone; first come, first served. Give it back with `release`.

@@ -310,7 +310,8 @@ class Session:
         )
         self._stopper = Stopper(child, self.config.timeouts, self._counters)
         sandbox = self.config.child.sandbox
-        self._confinement = Confinement(child, sandbox) if sandbox is not None else None
+        if sandbox is not None:
+            self._confinement = Confinement(child, sandbox, self.config.timeouts.stack_s)
         if self._state is not SessionState.WARMING:  # stopped while the process was being made
             raise SessionStartFailed(f"the session was {self._state} before it was ready")
         ready = await await_ready(child, self.config.timeouts)

@@ -120,7 +120,8 @@ class SubPool:
         running = session.info.running
         if running:
             raise SessionBusy(session.session_id, running)
-        self._plan.released(self._numbers[session], self._now())
+        number, executions = self._numbers[session], session.info.execution_count
+        self._plan.released(number, self._now(), executions=executions)
         self._decide()
 
     def retire(self, session: Session) -> None:

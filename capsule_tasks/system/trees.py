@@ -7,7 +7,8 @@ import os
 import shutil
 import stat
 
-_MAX_ENTRIES = 100_000
+_ENTRY_BYTES = 512
+"""About what the name and the inode of a file take."""
 
 
 def remove_tree(path: str) -> None:
@@ -24,19 +25,25 @@ def remove_tree(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def size_of_tree(path: str) -> int:
-    """Bytes that the files below a directory take up; what cannot be read counts nothing."""
-    total = entries = 0
+def size_of_tree(path: str, enough: int) -> int:
+    """Bytes that what is below a directory takes up, counted until it is more than `enough`.
+
+    Each entry costs a little also if it is empty, so neither the count nor the way there is
+    without bound. What cannot be read counts nothing.
+    """
+    total = 0
     pending = [path]
-    while pending and entries < _MAX_ENTRIES:
+    while pending and total <= enough:
         try:
             with os.scandir(pending.pop()) as listing:
                 for entry in listing:
-                    entries += 1
+                    total += _ENTRY_BYTES
                     with contextlib.suppress(OSError):
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(entry.path)
+                    if total > enough:
+                        break
         except OSError:
             continue  # it was removed meanwhile
     return total

@@ -157,14 +157,17 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
     """Paths it may read and execute besides the interpreter and its libraries."""
     max_processes: int = 32
     """Processes below the child; one more ends the execution."""
+    max_threads: int = 512
+    """Threads of the child and of the processes below it together; one more ends the execution."""
     max_disk_bytes: int = 256 * MIB
-    """Bytes in its private directory; one more ends the execution."""
+    """Bytes in its private directory, 4 KiB for each name at least; one more ends the execution."""
 
     def __post_init__(self) -> None:
         self._one_of("network", ("none", "open"))
         self._one_of("isolation", ("required", "best_effort"))
         self._tuple_of(str, "readable")
         self._at_least(0, "max_processes", "max_disk_bytes")
+        self._at_least(16, "max_threads")
 
 
 class ChildSettings(_Section, frozen=True, kw_only=True):

@@ -309,8 +309,8 @@ class Session:
             self.session_id, child.process, self.config.timeouts, self._on_health
         )
         self._stopper = Stopper(child, self.config.timeouts, self._counters)
-        sandbox = self.config.child.sandbox
-        self._confinement = Confinement(child, sandbox) if sandbox is not None else None
+        sandbox, limits = self.config.child.sandbox, self.config.child.limits
+        self._confinement = Confinement(child, sandbox, limits) if sandbox is not None else None
         if self._state is not SessionState.WARMING:  # stopped while the process was being made
             raise SessionStartFailed(f"the session was {self._state} before it was ready")
         ready = await await_ready(child, self.config.timeouts)

@@ -122,6 +122,7 @@ SMALLEST = {
     "DiagnosticSettings.heartbeat_interval_s": 0.01,
     "DiagnosticSettings.summary_names": 0,
     "SandboxSettings.max_processes": 0,
+    "SandboxSettings.max_threads": 16,
     "SandboxSettings.max_disk_bytes": 0,
     "TimeoutSettings.ready_s": 0.001,
     "TimeoutSettings.warmup_s": 0.001,

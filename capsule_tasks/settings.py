@@ -236,6 +236,8 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
     """The most read from one pipe in one turn of the event loop."""
     general_queue: int = 1000
     """Messages of no execution kept for `receive_message`; beyond it the oldest goes."""
+    general_bytes: int = 64 * MIB
+    """The most bytes in those; beyond it the oldest goes, but never the newest."""
     interceptor_budget_s: float = 0.010
     interceptor_overruns: int = 3
     """After so many calls over budget an interceptor is quarantined."""
@@ -244,7 +246,7 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._at_least(1, "control_weight", "bulk_weight", "general_queue", "quarantine_queue")
-        self._at_least(1, "interceptor_overruns")
+        self._at_least(1, "interceptor_overruns", "general_bytes")
         self._at_least(4 * KIB, "read_bytes")
         self._at_least(0.0001, "interceptor_budget_s")
 

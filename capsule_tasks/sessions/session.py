@@ -166,7 +166,7 @@ class Session:
                 buffered_messages=sum(stream.buffered_messages for stream in streams),
                 buffered_bytes=sum(stream.buffered_bytes for stream in streams),
                 general=len(child.router.general) if child else 0,
-                general_dropped=child.router.general_dropped if child else 0,
+                general_dropped=child.router.general.dropped if child else 0,
                 control_handled=child.channel.control_handled if child else 0,
                 bulk_handled=child.channel.bulk_handled if child else 0,
                 overtakes=child.channel.overtakes if child else 0,

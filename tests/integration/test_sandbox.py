@@ -377,8 +377,7 @@ async def test_what_hides_from_the_measure_of_the_disk_is_found(source: str) -> 
 async def test_many_files_do_not_hold_up_the_parent() -> None:
     async with asyncio.timeout(HANG_S), Session(config()) as session:
         source = (
-            "import os, time\nfor n in range(3000): os.mknod(str(n))\nprint('made')\n"
-            "time.sleep(30)"
+            "import os, time\nfor n in range(3000): os.mknod(str(n))\nprint('made')\ntime.sleep(30)"
         )
         async for message in session.execute(source, execution_id="many"):
             if isinstance(message, Output):

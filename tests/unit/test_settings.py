@@ -136,6 +136,7 @@ SMALLEST = {
     "RoutingSettings.bulk_weight": 1,
     "RoutingSettings.read_bytes": 4096,
     "RoutingSettings.general_queue": 1,
+    "RoutingSettings.general_bytes": 1,
     "RoutingSettings.interceptor_budget_s": 0.0001,
     "RoutingSettings.interceptor_overruns": 1,
     "RoutingSettings.quarantine_queue": 1,

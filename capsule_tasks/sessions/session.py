@@ -43,6 +43,13 @@ from capsule_tasks.protocol.messages import (
     Terminal,
     new_id,
 )
+from capsule_tasks.sessions.arguments import (
+    check_callable,
+    check_one_of,
+    check_seconds,
+    check_text,
+    check_type,
+)
 from capsule_tasks.sessions.confinement import Confinement
 from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.incarnation import Doom, Incarnation
@@ -95,6 +102,10 @@ class Session:
         session_id: str | None = None,
         spawner: Spawner | None = None,
     ) -> None:
+        check_type("config", config, SessionConfig, None)
+        check_text("session_id", session_id)
+        if spawner is not None:
+            check_callable("spawner.spawn", getattr(spawner, "spawn", None))
         self.config = config or SessionConfig()
         self._spawner = spawner or ColdSpawner()
         self.session_id = session_id or new_id()
@@ -178,6 +189,7 @@ class Session:
 
     def add_state_listener(self, listener: StateListener) -> None:
         """Have `listener(old, new)` called on every change of state."""
+        check_callable("listener", listener)
         self._listeners.append(listener)
 
     def remove_state_listener(self, listener: StateListener) -> None:
@@ -185,6 +197,7 @@ class Session:
 
     def add_health_listener(self, listener: HealthListener) -> None:
         """Have `listener(health)` called when the child falls silent and when it responds again."""
+        check_callable("listener", listener)
         self._health_listeners.append(listener)
 
     def remove_health_listener(self, listener: HealthListener) -> None:
@@ -196,6 +209,7 @@ class Session:
         It runs on the event loop and has 10 ms; after three overruns it is called on a thread of
         its own instead, where it delays nobody.
         """
+        check_callable("interceptor", interceptor)
         self._interceptors.add(interceptor)
 
     def remove_message_interceptor(self, interceptor: Interceptor) -> bool:
@@ -332,6 +346,7 @@ class Session:
 
         Executions end with an error of kind `shutdown`; safe at any time, any number of times.
         """
+        check_text("reason", reason)
         arrival, child = self._arrival, self._child
         is_leaving = self._state is SessionState.SHUTTING_DOWN
         if (
@@ -509,10 +524,10 @@ class Session:
         behind its terminal message, ExecutionTimeout is raised. Leaving the loop early stops the
         code too, and the session stays busy until it has stopped.
         """
-        if not isinstance(source, str):
-            raise TypeError(f"source must be str, not {type(source).__name__}")
-        if not isinstance(execution_id, str | None):
-            raise TypeError(f"execution_id must be str, not {type(execution_id).__name__}")
+        check_type("source", source, str)
+        check_type("execution_id", execution_id, str, None)
+        check_seconds("timeout_s", timeout_s)
+        check_one_of("on_busy", on_busy, ("refuse", "wait"))
         child, stopper = await self._accepting("execute()")
         execution_id = execution_id or new_id()
         if execution_id in child.router.streams:
@@ -630,6 +645,8 @@ class Session:
         `interrupted`: it stopped by itself and the namespace is kept. `killed`: the child had to
         be killed and is replaced. `not_running`: there was nothing to stop.
         """
+        check_type("execution_id", execution_id, str)
+        check_seconds("grace_s", grace_s)
         stopper = self._stopper
         if stopper is None:
             return "not_running"
@@ -643,6 +660,7 @@ class Session:
         With `force_restart` a child in which something still runs after the grace is killed and
         replaced.
         """
+        check_text("execution_id", execution_id)
         if self._stopper is None:
             return "not_running"
         interrupt = self._stopper.interrupt(execution_id, force=force_restart)
@@ -654,6 +672,12 @@ class Session:
         self, text: str, *, request_id: str, execution_id: str, eof: bool = False
     ) -> None:
         """Answer an InputRequest, or end its input; UnknownInputRequest if nobody waits for it."""
+        for name, value in (
+            ("text", text),
+            ("request_id", request_id),
+            ("execution_id", execution_id),
+        ):
+            check_type(name, value, str)
         await self._at_home(self._input_response(text, request_id, execution_id, eof))
 
     async def _input_response(
@@ -665,12 +689,13 @@ class Session:
         answer = InputResponse(execution_id=execution_id, request_id=request_id, text=text, eof=eof)
         try:
             await child.send_bulk(answer)
-        except FrameTooLarge:
+        except (FrameTooLarge, UnicodeEncodeError):
             child.router.return_answer(request_id)
             raise
 
     async def receive_message(self, timeout_s: float | None = None) -> Any:
         """The next message of no execution; TimeoutError, or SessionLost when the child goes."""
+        check_seconds("timeout_s", timeout_s)
         child = self._child
         if child is None or (child.is_over and not child.router.general):
             raise SessionStateError("receive_message()", self._state, "there is no child to hear")
@@ -679,17 +704,20 @@ class Session:
 
     async def namespace_summary(self, timeout_s: float | None = 5.0) -> NamespaceSummary:
         """Names, types and sizes in the namespace; never values. Works while code runs."""
+        check_seconds("timeout_s", timeout_s)
         child, _ = await self._accepting("namespace_summary()")
         reply: NamespaceSummary = await child.ask(NamespaceRequest(), timeout_s)
         return reply
 
     async def stack(self, execution_id: str | None = None) -> str:
         """The Python stacks of one execution or of the whole child, also while the GIL is held."""
+        check_text("execution_id", execution_id)
         _, stopper = await self._accepting("stack()")
         return await stopper.stack_text(execution_id)
 
     async def checkpoint(self, timeout_s: float | None = 30.0) -> Checkpointed:
         """Save the namespace; names that cannot be saved are reported, with the reason."""
+        check_seconds("timeout_s", timeout_s)
         child, _ = await self._accepting("checkpoint()")
         reply: Checkpointed = await self._ask_slowly(child, Checkpoint(), timeout_s)
         if reply.data is None:
@@ -706,8 +734,8 @@ class Session:
         saved = data.data if isinstance(data, Checkpointed) else data
         if not isinstance(saved, bytes):
             raise TypeError(f"data must be bytes, not {type(saved).__name__}")
-        if mode not in ("merge", "replace"):
-            raise ValueError(f"mode must be 'merge' or 'replace', not {mode!r}")
+        check_one_of("mode", mode, ("merge", "replace"))
+        check_seconds("timeout_s", timeout_s)
         child, _ = await self._accepting("restore()")
         reply: Restored = await self._ask_slowly(child, Restore(data=saved, mode=mode), timeout_s)
         if reply.error:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
+
+from capsule_tasks.errors import WrongEventLoop
 
 
 def check_type(name: str, value: object, *kinds: type[Any] | None) -> None:
@@ -48,3 +51,10 @@ def check_callable(name: str, value: object) -> None:
     """TypeError unless `value` can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, not {type(value).__name__}: {value!r:.100}")
+
+
+def check_loop(call: str, owner: str, loop: asyncio.AbstractEventLoop | None) -> None:
+    """WrongEventLoop unless called on the loop given; None is not bound to any yet."""
+    if loop is not None and loop is not asyncio.get_running_loop():
+        hint = "that one is closed: make a new one" if loop.is_closed() else "call it there"
+        raise WrongEventLoop(call, owner, hint)

@@ -45,6 +45,7 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.sessions.arguments import (
     check_callable,
+    check_loop,
     check_one_of,
     check_seconds,
     check_text,
@@ -57,7 +58,7 @@ from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
 from capsule_tasks.sessions.spawn import ColdSpawner, Spawner
 from capsule_tasks.sessions.startup import await_ready, start_process, warm_up
-from capsule_tasks.sessions.states import ACCEPTING, ALIVE, SessionState, may_move
+from capsule_tasks.sessions.states import ACCEPTING, ALIVE, OVER, SessionState, may_move
 from capsule_tasks.sessions.stopping import StopOutcome, Stopper
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
 from capsule_tasks.settings import SessionConfig
@@ -347,6 +348,7 @@ class Session:
         Executions end with an error of kind `shutdown`; safe at any time, any number of times.
         """
         check_text("reason", reason)
+        self._check_loop("shutdown()")
         arrival, child = self._arrival, self._child
         is_leaving = self._state is SessionState.SHUTTING_DOWN
         if (
@@ -373,6 +375,7 @@ class Session:
 
     async def terminate(self) -> None:
         """Kill the child and all its descendants; safe at any time, any number of times."""
+        self._check_loop("terminate()")
         arrival = self._arrival
         if arrival is not None:
             arrival.cancel()
@@ -403,6 +406,7 @@ class Session:
 
     async def restart(self) -> None:
         """A new child under the same id. Callers that come while it starts share it."""
+        self._check_loop("restart()")
         restarting = self._restarting
         if restarting is None or restarting.done() or restarting.cancelling():
             restarting = self._begin_restart()
@@ -582,6 +586,7 @@ class Session:
 
     async def _accepting(self, call: str) -> tuple[Incarnation, Stopper]:
         """The child, if it takes executions; one that is being replaced is waited for."""
+        self._check_loop(call)
         if self._restarting is not None and not self._restarting.done():
             await asyncio.wait({self._restarting})
         child, stopper = self._child, self._stopper
@@ -647,6 +652,7 @@ class Session:
         """
         check_type("execution_id", execution_id, str)
         check_seconds("grace_s", grace_s)
+        self._check_reachable("cancel()")
         stopper = self._stopper
         if stopper is None:
             return "not_running"
@@ -661,6 +667,7 @@ class Session:
         replaced.
         """
         check_text("execution_id", execution_id)
+        self._check_reachable("interrupt()")
         if self._stopper is None:
             return "not_running"
         interrupt = self._stopper.interrupt(execution_id, force=force_restart)
@@ -678,6 +685,7 @@ class Session:
             ("execution_id", execution_id),
         ):
             check_type(name, value, str)
+        self._check_reachable("input_response()")
         await self._at_home(self._input_response(text, request_id, execution_id, eof))
 
     async def _input_response(
@@ -696,6 +704,7 @@ class Session:
     async def receive_message(self, timeout_s: float | None = None) -> Any:
         """The next message of no execution; TimeoutError, or SessionLost when the child goes."""
         check_seconds("timeout_s", timeout_s)
+        self._check_loop("receive_message()")
         child = self._child
         if child is None or (child.is_over and not child.router.general):
             raise SessionStateError("receive_message()", self._state, "there is no child to hear")
@@ -751,6 +760,17 @@ class Session:
         except (TimeoutError, asyncio.CancelledError):
             child.send_control(Cancel(execution_id=request.id, seq=0))
             raise
+
+    def _check_loop(self, call: str) -> None:
+        """WrongEventLoop where the session's child would be waited for on another loop."""
+        is_over = self._state in OVER and (self._child is None or self._child.is_over)
+        if not is_over:
+            check_loop(call, f"session {self.session_id!r}", self._loop)
+
+    def _check_reachable(self, call: str) -> None:
+        """WrongEventLoop if nothing can be done for the session any more, on whatever loop."""
+        if self._loop is not None and self._loop.is_closed():
+            self._check_loop(call)
 
     async def _at_home(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work` on the loop that owns the session, wherever the caller runs."""

@@ -167,6 +167,7 @@ def _become_child(request: Fork, descriptors: list[int], between: int) -> NoRetu
         _take_environment(request)
         if request.cwd is not None:
             os.chdir(request.cwd)
+        _reseed()
         while os.getppid() == between:
             os.sched_yield()
         live(control, bulk, stacks, request.parent_pid)
@@ -174,6 +175,13 @@ def _become_child(request: Fork, descriptors: list[int], between: int) -> NoRetu
         os.write(2, f"the forked child failed: {type(fault).__name__}: {fault}\n".encode())
     finally:
         os._exit(70)
+
+
+def _reseed() -> None:
+    """NumPy's global generator would draw the same numbers in every copy; Python's own does not."""
+    numbers = sys.modules.get("numpy.random")
+    if numbers is not None:
+        numbers.seed()
 
 
 def _take_environment(request: Fork) -> None:

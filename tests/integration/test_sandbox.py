@@ -149,6 +149,23 @@ async def test_the_environment_holds_no_secret(monkeypatch: pytest.MonkeyPatch) 
     assert "hunter2" not in shown
 
 
+async def test_a_sandbox_without_an_environment_of_its_own_does_not_get_the_parents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+    bare = SessionConfig(child=config().child)
+    assert bare.env == scrubbed_environment()
+    if PACKAGES:
+        return  # this user's child needs to be told where the packages are
+    source = "import os; dict(os.environ), open('/proc/self/environ').read()"
+    pool = SessionPool({"app": Profile(session=bare)})
+    async with asyncio.timeout(HANG_S), Session(bare) as cold, pool, pool.borrow() as forked:
+        for session in (cold, forked):
+            environment, shown = (await session.run(source)).value
+            assert "DATABASE_PASSWORD" not in environment
+            assert "hunter2" not in shown
+
+
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateServer]:
     with PrivateServer(tmp_path_factory.mktemp("redis")) as server:

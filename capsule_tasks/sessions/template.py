@@ -195,20 +195,26 @@ class Template:
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop().remove_reader(self._connection)
         self._connection.close()
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            # What it was making when it ended nobody will hear of, and it holds wires of a session
-            # that starts anew. Until it hears Hello such a child is of the template's session.
-            kill_members(self.pid, self._children)
-            os.waitpid(self.pid, 0)
+        self._kill()
         for waiting in (self._loaded, *self._answers.values()):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(TemplateGone(self.name, why))
         self._answers.clear()
         if self.gone is not None and not self.gone.done():
             self.gone.set_result(why)
+
+    def _kill(self) -> None:
+        """The template, and the copies of it that never became anybody's child.
+
+        Nobody will hear of one it was making, which holds wires of a session that starts anew.
+        Until it hears Hello a copy is of the template's POSIX session.
+        """
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            kill_members(self.pid, self._children)
+            os.waitpid(self.pid, 0)
 
     def _collect(self, pid: int) -> int:
         """The return code of an adopted child, as `subprocess` counts them."""

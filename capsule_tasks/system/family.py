@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import NamedTuple
 
+from capsule_tasks.system.prctl import is_subreaper
+
 MARKER = "CAPSULE_SESSION"
 _MAX_PASSES = 20
 
@@ -90,7 +92,8 @@ def kill_family(pid: int) -> set[int]:
 def kill_orphans(leader: int, marker: str) -> Orphans:
     """Kill what a dead child left: members of its POSIX session and bearers of its marker.
 
-    The leader must not have been collected yet, so that nobody else can have its number.
+    The leader must not have been collected yet, so that nobody else can have its number. Orphans
+    come to a subreaper; any other process has to look for them among all there are.
     """
     _kill_group(leader)
     born_at = _born_at(leader)
@@ -108,12 +111,15 @@ def _kill_found(leader: int, marker: str, born_at: int) -> Orphans:
     needle = f"{MARKER}={marker}".encode()
     killed: set[int] = set()
     for _ in range(_MAX_PASSES):
-        bonds = {pid: _bond(pid, leader, needle, born_at) for pid in _all_pids()}
-        orphans = [pid for pid, bond in bonds.items() if bond is _Bond.OURS]
+        candidates = _children(os.getpid()) if is_subreaper() else _all_pids()
+        bonds = {pid: _bond(pid, leader, needle, born_at) for pid in candidates}
+        orphans = {pid for pid, bond in bonds.items() if bond is _Bond.OURS} - killed
         if not orphans:
             return Orphans(killed, _Bond.UNKNOWN in bonds.values(), born_at)
+        for orphan in tuple(orphans):  # its own children come to a subreaper only after its end
+            orphans |= kill_descendants(orphan)
         _signal_all(orphans, signal.SIGKILL)
-        killed.update(orphans)
+        killed |= orphans
     return Orphans(killed, False, born_at)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import json
 import os
 import shutil
 import signal
@@ -186,6 +188,108 @@ async def test_unix_sockets_cannot_be_reached(sandbox: Session, tmp_path: Path, 
         server.bind(address)
         server.listen()
         await refused(sandbox, f"import socket; socket.socket(socket.AF_UNIX).connect({address!r})")
+
+
+async def test_a_datagram_cannot_leave_through_a_pair_of_its_own(
+    sandbox: Session, tmp_path: Path
+) -> None:
+    address = str(tmp_path / "log")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(address)
+        server.setblocking(False)
+        for kind in ("SOCK_DGRAM", "SOCK_RAW", "SOCK_DGRAM | socket.SOCK_CLOEXEC"):
+            source = (
+                f"socket.socketpair(socket.AF_UNIX, socket.{kind})[0].sendto(b'x', {address!r})"
+            )
+            await refused(sandbox, f"import socket; {source}")
+        stream = f"import socket; socket.socketpair()[0].sendto(b'x', {address!r})"
+        await refused(sandbox, stream, "OSError")
+        with pytest.raises(BlockingIOError):
+            server.recv(1)
+
+
+async def test_an_open_network_does_not_open_the_sockets_of_this_machine(tmp_path: Path) -> None:
+    address = str(tmp_path / "docker.sock")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        async with Session(config(network="open")) as session:
+            connect = f"socket.socket(socket.AF_UNIX).connect({address!r})"
+            await refused(session, f"import socket; {connect}")
+            await refused(session, "import socket; socket.socketpair(type=socket.SOCK_DGRAM)")
+            source = "import socket; socket.getaddrinfo('127.0.0.1', 80)[0][4]"
+            assert (await session.run(source)).value == ("127.0.0.1", 80)
+
+
+async def test_modes_times_and_attributes_of_foreign_files_do_not_change(
+    sandbox: Session, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("x")
+    mine.chmod(0o600)
+    before = mine.stat()
+    readable = json.__file__
+    library = Path(readable).stat()
+    await sandbox.run(
+        f"import os\nos.chmod({str(mine)!r}, 0o666)\nos.utime({str(mine)!r}, (1, 1))\n"
+        f"with open({readable!r}) as file:\n"
+        "    os.fchmod(file.fileno(), 0o666)\n"
+        "    os.utime(file.fileno(), (1, 1))\n"
+    )
+    await refused(sandbox, f"import os; os.setxattr({str(mine)!r}, 'user.x', b'1')")
+    await refused(sandbox, f"import os; os.chown({str(mine)!r}, -1, {os.getgid()})")
+    set_flags = "fcntl.ioctl(file, 0x40086602, bytes(8))"
+    await refused(sandbox, f"import fcntl\nwith open({readable!r}) as file: {set_flags}")
+    for path, was in ((mine, before), (Path(readable), library)):
+        now = path.stat()
+        assert (now.st_mode, now.st_mtime, now.st_ctime) == (
+            was.st_mode,
+            was.st_mtime,
+            was.st_ctime,
+        )
+
+
+async def test_copying_a_file_works_although_its_mode_stays(sandbox: Session) -> None:
+    source = (
+        "import os, shutil, tarfile\n"
+        "open('a', 'w').write('x')\nshutil.copy2('a', 'b')\nos.mkdir('d')\n"
+        "with tarfile.open('t', 'w') as archive: archive.add('a')\n"
+        "with tarfile.open('t') as archive: archive.extractall('d')\n"
+        "shutil.copytree('d', 'e')\n"
+        "open('b').read() + open('e/a').read()"
+    )
+    assert (await sandbox.run(source)).value == "xx"
+
+
+async def test_limits_and_priorities_of_the_parent_cannot_be_changed(sandbox: Session) -> None:
+    pid = os.getpid()
+    for call in (
+        f"import resource as r; r.prlimit({pid}, r.RLIMIT_NOFILE, r.getrlimit(r.RLIMIT_NOFILE))",
+        f"import os; os.setpriority(os.PRIO_PROCESS, {pid}, os.getpriority(os.PRIO_PROCESS, 0))",
+        "import os; os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0))",
+        f"import os; os.sched_setaffinity({pid}, os.sched_getaffinity(0))",
+        f"import os; os.sched_setscheduler({pid}, os.SCHED_OTHER, os.sched_param(0))",
+    ):
+        await refused(sandbox, call)
+    source = "import os, resource as r; r.setrlimit(r.RLIMIT_CORE, (0, 0)); os.nice(1)"
+    assert (await sandbox.run(source)).value == os.getpriority(os.PRIO_PROCESS, 0) + 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "memfd_create(b'x', 0)",
+        "shmget(0, 4096, 0o1600)",
+        "semget(0, 1, 0o1600)",
+        "msgget(0, 0o1600)",
+        "inotify_init1(0)",
+    ],
+)
+async def test_memory_that_nobody_counts_and_news_of_other_files_are_refused(
+    sandbox: Session, call: str
+) -> None:
+    source = f"import ctypes; ctypes.CDLL(None, use_errno=True).{call}, ctypes.get_errno()"
+    assert (await sandbox.run(source)).value == (-1, errno.EPERM)
 
 
 async def test_an_open_network_is_open_when_asked_for() -> None:

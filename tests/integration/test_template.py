@@ -17,7 +17,7 @@ from capsule_tasks.sessions import Session, SessionPool
 from capsule_tasks.sessions.template import Template
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import PoolSettings, Profile, SessionConfig
-from tests.sessions import HANG_S, eventually
+from tests.sessions import HANG_S, eventually, until_exited
 
 
 async def loaded(*imports: str, **options: object) -> Template:
@@ -71,6 +71,31 @@ async def test_the_crash_of_a_template_is_survived_by_its_children() -> None:
             await template.spawn(None, SessionConfig(), "m")  # type: ignore[arg-type]
 
 
+async def test_a_copy_that_is_killed_while_it_waits_costs_nobody_a_child() -> None:
+    template = await loaded()
+    async with asyncio.timeout(HANG_S):
+        await eventually(lambda: _copies_of(template))
+        (copy,) = _copies_of(template)
+        os.kill(copy, signal.SIGKILL)
+        await until_exited(copy)
+        async with Session(spawner=template) as session:
+            assert (await session.run("1")).value == 1
+    template.stop()
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+async def test_no_copy_outlives_its_template(end: str) -> None:
+    before = set(_children())
+    template = await loaded()
+    async with asyncio.timeout(HANG_S):
+        await eventually(lambda: _copies_of(template))
+        if end == "crash":
+            os.kill(template.pid, signal.SIGKILL)
+            await template.ended()
+        template.stop()
+    assert set(_children()) == before
+
+
 async def test_a_pool_starts_cold_while_its_template_is_replaced() -> None:
     profile = Profile(pool=PoolSettings(min_idle=1, max_sessions=2, fresh=True))
     async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
@@ -111,7 +136,8 @@ async def test_a_spawn_that_is_cancelled_leaves_no_child() -> None:
             starting.cancel()
             await asyncio.wait({starting})
             await session.terminate()
-        await eventually(lambda: set(_children()) - before == {template.pid})
+        known = {template.pid, *before}
+        await eventually(lambda: set(_children()) - known == set(_copies_of(template)))
     template.stop()
     assert not set(_children()) - before
 
@@ -223,8 +249,8 @@ def test_a_daemon_of_a_forked_child_that_died_by_itself_is_known_by_its_marker()
 
 def test_a_caller_with_threads_is_not_copied() -> None:
     busy = (
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(600,), name='busy', daemon=True).start()"
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, name='busy', daemon=True).start()"
     )
     with pytest.raises(AssertionError, match=r"one thread can be copied; here run .*'busy'"):
         of_caller(busy, "pass")
@@ -260,3 +286,15 @@ def _children(pid: int | str = "self") -> list[int]:
     for thread in Path(f"/proc/{pid}/task").iterdir():
         mine += map(int, (thread / "children").read_text().split())
     return mine
+
+
+def _copies_of(template: Template) -> list[int]:
+    """Those that wait to become somebody's child: adopted, but still in the template's session."""
+    return [pid for pid in _children() if pid != template.pid and _session(pid) == template.pid]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0

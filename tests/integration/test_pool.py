@@ -207,7 +207,7 @@ async def test_idle_sessions_beyond_the_minimum_are_ended_after_the_timeout() ->
 
 async def test_a_session_whose_heartbeat_is_missing_is_replaced_and_hides_no_other() -> None:
     profile = Profile(
-        session=SessionConfig(child=QUICK, timeouts=TimeoutSettings(unresponsive_s=1.0)),
+        session=SessionConfig(child=QUICK, timeouts=TimeoutSettings(unresponsive_s=3.0)),
         pool=PoolSettings(min_idle=2, max_sessions=3),
         start="cold",
     )
@@ -229,14 +229,13 @@ async def test_looking_after_the_health_never_takes_an_idle_session_away() -> No
     async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
         await eventually(lambda: pool.info().idle == 1)
         (info,) = pool.info().sessions
-        seen = set()
-        for _ in range(200):  # many heartbeats come meanwhile
+        beats = set()
+        while len(beats) < 5:
             await asyncio.sleep(0.001)
             assert pool.info().idle == 1
-            seen.add(pool.info().sessions[0].last_heartbeat_at)
+            beats.add(pool.info().sessions[0].last_heartbeat_at)
         async with pool.borrow() as session:
             assert session.info.pid == info.pid
-    assert len(seen) > 2
 
 
 async def test_reasons_without_end_are_not_kept_without_end(

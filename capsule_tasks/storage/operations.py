@@ -83,7 +83,8 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
     may_have_written = False
     for attempt in itertools.count(1):
         try:
-            return (yield call)
+            reply: Reply = yield call
+            return reply
         except StorageError as error:
             may_have_written |= error.may_have_written and call.operation is not None
             if attempt >= retry.attempts or not isinstance(error, _REPEATABLE):

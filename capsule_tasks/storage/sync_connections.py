@@ -10,7 +10,7 @@ from redis import RedisCluster
 from redis.backoff import NoBackoff
 from redis.client import NEVER_DECODE
 from redis.cluster import ClusterNode
-from redis.connection import AbstractConnection, ConnectionPool
+from redis.connection import ConnectionPool
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
@@ -96,7 +96,7 @@ class _PoolCaller:
     def __init__(self, pool: ConnectionPool, sentinel: Sentinel | None) -> None:
         self._pool = pool
         self._sentinel = sentinel
-        self._free: list[AbstractConnection] = []
+        self._free: list[Any] = []
 
     def run(self, call: Call) -> Reply:
         try:
@@ -127,7 +127,7 @@ class _PoolCaller:
                 sentinel.close()
 
 
-def _called(connection: AbstractConnection, call: Call) -> Reply:
+def _called(connection: Any, call: Call) -> Reply:
     tail = (len(call.keys), *call.keys, *call.args)
     connection.send_packed_command(
         connection.pack_command("EVALSHA", call.script.sha, *tail), check_health=False

@@ -213,12 +213,15 @@ class _PerLoop:
     async def _kept_until_the_loop_ends(
         self, loop: asyncio.AbstractEventLoop, caller: _Caller
     ) -> AsyncGenerator[None]:
+        made_in = os.getpid()
         try:
             yield
         finally:
-            with self._lock:
-                self._of_loop.pop(loop, None)
-            await caller.close()
+            # A fork may run on inside a copy of this loop and shut it down: not its sockets.
+            if made_in == os.getpid():
+                with self._lock:
+                    self._of_loop.pop(loop, None)
+                await caller.close()
 
     def leave_to_parent(self) -> list[object]:
         """Forget everything, in a fork, and return what must live on untouched.

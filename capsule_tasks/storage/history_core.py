@@ -322,8 +322,8 @@ class HistoryCore:
                     self.session_id,
                     int(reply[1]),
                     int(reply[2]),
-                    max_items=settings.max_items,
-                    max_bytes=settings.max_bytes,
+                    settings.max_items,
+                    settings.max_bytes,
                 )
         return refused(reply, call)
 

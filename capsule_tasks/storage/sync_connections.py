@@ -47,7 +47,7 @@ class SyncConnections:
     def run_blocking(self, call: Call) -> Reply:
         """The reply of a script; raises StorageError."""
         if self._is_closed:
-            raise StorageClosed
+            raise StorageClosed("these connections to Redis are closed; make new ones")
         return self._mine().run(call)
 
     def close_blocking(self) -> None:

@@ -52,6 +52,15 @@ class SessionStateError(CallerError, RuntimeError):
         self.state = state
 
 
+class WrongEventLoop(CallerError, RuntimeError):
+    """A session or a pool was used on another event loop than the one it belongs to."""
+
+    def __init__(self, call: str, owner: str, hint: str) -> None:
+        super().__init__(
+            f"{call} was called on another event loop than the one that started {owner}; {hint}"
+        )
+
+
 class NotBorrowed(CallerError, ValueError):
     """A session was given back that is not lent: twice, or to a pool it is not from."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import json
 import os
 import shutil
 import signal
@@ -11,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,7 +21,7 @@ import msgspec
 import pytest
 
 from capsule_tasks.errors import ExecutionFailed, ExecutionTimeout, InvalidSetting, Unconfined
-from capsule_tasks.protocol.messages import Error
+from capsule_tasks.protocol.messages import Error, Output
 from capsule_tasks.sessions import Session, SessionPool
 from capsule_tasks.settings import (
     ChildSettings,
@@ -188,6 +191,108 @@ async def test_unix_sockets_cannot_be_reached(sandbox: Session, tmp_path: Path, 
         await refused(sandbox, f"import socket; socket.socket(socket.AF_UNIX).connect({address!r})")
 
 
+async def test_a_datagram_cannot_leave_through_a_pair_of_its_own(
+    sandbox: Session, tmp_path: Path
+) -> None:
+    address = str(tmp_path / "log")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(address)
+        server.setblocking(False)
+        for kind in ("SOCK_DGRAM", "SOCK_RAW", "SOCK_DGRAM | socket.SOCK_CLOEXEC"):
+            source = (
+                f"socket.socketpair(socket.AF_UNIX, socket.{kind})[0].sendto(b'x', {address!r})"
+            )
+            await refused(sandbox, f"import socket; {source}")
+        stream = f"import socket; socket.socketpair()[0].sendto(b'x', {address!r})"
+        await refused(sandbox, stream, "OSError")
+        with pytest.raises(BlockingIOError):
+            server.recv(1)
+
+
+async def test_an_open_network_does_not_open_the_sockets_of_this_machine(tmp_path: Path) -> None:
+    address = str(tmp_path / "docker.sock")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        async with Session(config(network="open")) as session:
+            connect = f"socket.socket(socket.AF_UNIX).connect({address!r})"
+            await refused(session, f"import socket; {connect}")
+            await refused(session, "import socket; socket.socketpair(type=socket.SOCK_DGRAM)")
+            source = "import socket; socket.getaddrinfo('127.0.0.1', 80)[0][4]"
+            assert (await session.run(source)).value == ("127.0.0.1", 80)
+
+
+async def test_modes_times_and_attributes_of_foreign_files_do_not_change(
+    sandbox: Session, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("x")
+    mine.chmod(0o600)
+    before = mine.stat()
+    readable = json.__file__
+    library = Path(readable).stat()
+    await sandbox.run(
+        f"import os\nos.chmod({str(mine)!r}, 0o666)\nos.utime({str(mine)!r}, (1, 1))\n"
+        f"with open({readable!r}) as file:\n"
+        "    os.fchmod(file.fileno(), 0o666)\n"
+        "    os.utime(file.fileno(), (1, 1))\n"
+    )
+    await refused(sandbox, f"import os; os.setxattr({str(mine)!r}, 'user.x', b'1')")
+    await refused(sandbox, f"import os; os.chown({str(mine)!r}, -1, {os.getgid()})")
+    set_flags = "fcntl.ioctl(file, 0x40086602, bytes(8))"
+    await refused(sandbox, f"import fcntl\nwith open({readable!r}) as file: {set_flags}")
+    for path, was in ((mine, before), (Path(readable), library)):
+        now = path.stat()
+        assert (now.st_mode, now.st_mtime, now.st_ctime) == (
+            was.st_mode,
+            was.st_mtime,
+            was.st_ctime,
+        )
+
+
+async def test_copying_a_file_works_although_its_mode_stays(sandbox: Session) -> None:
+    source = (
+        "import os, shutil, tarfile\n"
+        "open('a', 'w').write('x')\nshutil.copy2('a', 'b')\nos.mkdir('d')\n"
+        "with tarfile.open('t', 'w') as archive: archive.add('a')\n"
+        "with tarfile.open('t') as archive: archive.extractall('d')\n"
+        "shutil.copytree('d', 'e')\n"
+        "open('b').read() + open('e/a').read()"
+    )
+    assert (await sandbox.run(source)).value == "xx"
+
+
+async def test_limits_and_priorities_of_the_parent_cannot_be_changed(sandbox: Session) -> None:
+    pid = os.getpid()
+    for call in (
+        f"import resource as r; r.prlimit({pid}, r.RLIMIT_NOFILE, r.getrlimit(r.RLIMIT_NOFILE))",
+        f"import os; os.setpriority(os.PRIO_PROCESS, {pid}, os.getpriority(os.PRIO_PROCESS, 0))",
+        "import os; os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0))",
+        f"import os; os.sched_setaffinity({pid}, os.sched_getaffinity(0))",
+        f"import os; os.sched_setscheduler({pid}, os.SCHED_OTHER, os.sched_param(0))",
+    ):
+        await refused(sandbox, call)
+    source = "import os, resource as r; r.setrlimit(r.RLIMIT_CORE, (0, 0)); os.nice(1)"
+    assert (await sandbox.run(source)).value == os.getpriority(os.PRIO_PROCESS, 0) + 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "memfd_create(b'x', 0)",
+        "shmget(0, 4096, 0o1600)",
+        "semget(0, 1, 0o1600)",
+        "msgget(0, 0o1600)",
+        "inotify_init1(0)",
+    ],
+)
+async def test_memory_that_nobody_counts_and_news_of_other_files_are_refused(
+    sandbox: Session, call: str
+) -> None:
+    source = f"import ctypes; ctypes.CDLL(None, use_errno=True).{call}, ctypes.get_errno()"
+    assert (await sandbox.run(source)).value == (-1, errno.EPERM)
+
+
 async def test_an_open_network_is_open_when_asked_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -249,6 +354,97 @@ async def test_filling_the_disk_ends_its_execution_with_the_limit_named() -> Non
         source = "import os\nf = open('big', 'wb')\nwhile True: f.write(bytes(100_000))"
         error = await _limit_error(session, source)
         assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nf = open('x', 'wb')\nos.unlink('x')\nwhile True: f.write(bytes(100_000))",
+        "n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1",
+        "import os\nwhile True:\n    os.mkdir('d' * 99)\n    os.chdir('d' * 99)",
+        "import os\nos.mkdir('d', 0o300)\nf = open('d/x', 'wb')\nwhile True: f.write(bytes(9999))",
+    ],
+    ids=["unlinked", "only-names", "nested", "unreadable"],
+)
+async def test_what_hides_from_the_measure_of_the_disk_is_found(source: str) -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        directory = Path((await session.run("import os; os.getcwd()")).value)
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
+    await eventually(lambda: not directory.exists())
+
+
+async def test_many_files_do_not_hold_up_the_parent() -> None:
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        source = (
+            "import os, time\nfor n in range(3000): os.mknod(str(n))\nprint('made')\ntime.sleep(30)"
+        )
+        async for message in session.execute(source, execution_id="many"):
+            if isinstance(message, Output):
+                await _looks(session, 3)
+                assert await session.cancel("many") == "interrupted"
+
+
+async def _looks(session: Session, count: int) -> None:
+    """Wait until the directory has been measured so often; none of it on this thread."""
+    measures: list[threading.Thread] = []
+    while len(measures) < count:
+        await asyncio.sleep(0.001)
+        for thread in threading.enumerate():
+            if "_measure" in thread.name and thread not in measures:
+                measures.append(thread)
+
+
+async def test_what_an_execution_left_behind_is_still_bounded() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        source = (
+            "import threading, time\n"
+            "def fill():\n"
+            "    with open('big', 'wb') as file:\n"
+            "        time.sleep(0.1)\n"
+            "        while True: file.write(bytes(100_000))\n"
+            "threading.Thread(target=fill, daemon=True).start()"
+        )
+        first = session.info.pid
+        await session.run(source)
+        await eventually(lambda: session.info.restarts == 1 and session.state == "ready")
+        assert session.info.pid != first
+        assert (await session.run("__import__('os').listdir()")).value == []
+
+
+async def test_short_executions_in_a_row_are_watched_too() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        with pytest.raises(ExecutionFailed) as failure:  # noqa: PT012 - any of them may be the last
+            await session.run("f = open('big', 'wb')")
+            while True:
+                await session.run("f.write(bytes(10_000))")
+        assert failure.value.error.kind == "limit"
+
+
+async def test_a_thread_bomb_ends_its_execution_with_the_limit_named() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_threads=64)) as session:
+        source = (
+            "import threading, time\nthreading.stack_size(32768)\nwhile True:\n"
+            "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+        )
+        error = await _limit_error(session, source)
+        assert error.message.startswith("limit of 64 threads: ")
+
+
+async def test_the_memory_of_several_processes_is_counted_together() -> None:
+    limits = LimitSettings(memory_bytes=400 * MIB)
+    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
+        source = (
+            "import os, time\n"
+            "for _ in range(6):\n"
+            "    if os.fork() == 0:\n"
+            "        kept = b'x' * 100_000_000\n"
+            "        time.sleep(60)\n"
+            "time.sleep(60)"
+        )
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"memory limit of {400 * MIB} bytes: ")
+        assert "were used by" in error.message
 
 
 async def test_a_memory_bomb_ends_its_execution_with_the_limit_named() -> None:

@@ -180,6 +180,21 @@ def test_the_half_open_breaker_tries_one_start_and_closes_when_it_succeeds() -> 
     assert len(started(plan, [only], 5.0)) == 2
 
 
+def test_a_breaker_whose_time_is_over_asks_for_no_more_looks() -> None:
+    """Neither while its one attempt runs, nor while nobody wants a session: that was a spin."""
+    for min_idle in (0, 1):
+        plan = make(min_idle=min_idle, max_sessions=1, breaker_failures=1, breaker_reset_s=5.0)
+        plan.wait(1)
+        (start,) = plan.decide(0.0)
+        assert isinstance(start, Start)
+        plan.start_failed(start.slot, "no", 0.0)
+        plan.decide(0.0)
+        assert plan.next_look(0.0) == 5.0
+        assert len(plan.decide(5.0)) == min_idle
+        assert plan.next_look(5.0) is None
+        assert plan.next_look(60.0) is None
+
+
 def test_stopping_refuses_the_waiters_and_retires_everything_once() -> None:
     plan = make(min_idle=2, max_sessions=2)
     started(plan, plan.decide(0.0))
@@ -297,6 +312,11 @@ class PoolMachine(RuleBasedStateMachine):
         assert list(self.plan.waiters) == self.waiting
         leased = [s.number for s in self.plan.slots.values() if s.stage is Stage.LEASED]
         assert sorted(leased) == sorted(self.lent.values())
+
+    @invariant()
+    def what_is_due_now_has_been_done(self) -> None:
+        look = self.plan.next_look(self.now)
+        assert look is None or look > self.now
 
     @invariant()
     def nobody_waits_beside_an_idle_session(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,7 @@ from agents import (
     set_tracing_disabled,
 )
 from agents.memory import OpenAIResponsesCompactionSession
+from agents.models.multi_provider import MultiProvider
 
 from capsule_tasks import History
 from capsule_tasks.settings import HistorySettings
@@ -34,6 +37,7 @@ from tests.servers import fresh_prefix
 
 set_tracing_disabled(True)
 KEY = b"k" * 32
+GUIDE = Path(__file__).parents[2] / "docs" / "history.md"
 
 
 @pytest.fixture
@@ -59,13 +63,27 @@ def test_it_is_a_session(valkey_url: str) -> None:
     assert isinstance(History("s", valkey_url), Session)
 
 
-async def test_the_example_of_the_guide(valkey_url: str, settings: HistorySettings) -> None:
-    agent = Agent(name="helper", model=ScriptedModel(says("hello"), says("you said hi")))
+def test_the_example_of_the_guide(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ScriptedModel(says("Up."), says("Up, too."))
+    monkeypatch.setattr(MultiProvider, "get_model", lambda *_: model)
+    monkeypatch.setenv("REDIS_URL", valkey_url)
+    blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    (example,) = [block for block in blocks if "Runner.run" in block]
+    exec(compile(example, str(GUIDE), "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.splitlines() == ["Up.", "Up, too."]
+    assert [len(asked) for asked in model.asked] == [1, 3]
+
+
+async def test_a_conversation_is_kept_in_order(valkey_url: str, settings: HistorySettings) -> None:
+    model = ScriptedModel(says("hello"), says("you said hi"))
+    agent = Agent(name="helper", model=model)
     async with History("user-42", valkey_url, settings=settings) as session:
         assert (await Runner.run(agent, "hi", session=session)).final_output == "hello"
         assert (await Runner.run(agent, "what?", session=session)).final_output == "you said hi"
         assert kinds(await session.get_items()) == ["user", "message", "user", "message"]
-    assert len(agent.model.asked[1]) == 3
+    assert [len(asked) for asked in model.asked] == [1, 3]
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "encrypted"])

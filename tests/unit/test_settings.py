@@ -148,6 +148,17 @@ SMALLEST = {
     "PoolSettings.breaker_failures": 1,
     "PoolSettings.breaker_reset_s": 0.001,
     "Profile.template_timeout_s": 0.001,
+    "RetrySettings.attempts": 1,
+    "RetrySettings.first_delay_s": 0,
+    "RetrySettings.max_delay_s": 0,
+    "ConnectionSettings.connect_timeout_s": 0.001,
+    "ConnectionSettings.reply_timeout_s": 0.001,
+    "ConnectionSettings.max_connections": 1,
+    "HistorySettings.ttl_s": 0.001,
+    "HistorySettings.max_item_bytes": 1,
+    "HistorySettings.max_items": 1,
+    "HistorySettings.max_bytes": 1,
+    "HistorySettings.max_quarantined": 1,
 }
 SPECIAL = {"ChildSettings.max_frame_bytes", "PoolSettings.min_idle"}
 """Bounded by another knob as well; they have tests of their own."""

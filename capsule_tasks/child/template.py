@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from typing import NoReturn
 
 import msgspec
@@ -170,8 +171,8 @@ def _become_child(request: Fork, descriptors: list[int], between: int) -> NoRetu
         while os.getppid() == between:
             os.sched_yield()
         live(control, bulk, stacks, request.parent_pid)
-    except BaseException as fault:
-        os.write(2, f"the forked child failed: {type(fault).__name__}: {fault}\n".encode())
+    except BaseException:
+        os.write(2, f"the forked child failed: {traceback.format_exc()}".encode())
     finally:
         os._exit(70)
 

@@ -91,6 +91,7 @@ class Incarnation:
         self.router = Router(
             session_id,
             config.routing.general_queue,
+            config.routing.log_output,
             self.send_control,
             see,
             self._on_ready,
@@ -147,11 +148,18 @@ class Incarnation:
         finally:
             reply.cancel()
 
-    def open_stream(self, execution_id: str) -> ExecutionStream:
+    def open_stream(
+        self, execution_id: str, consumer: Callable[[Message], object] | None = None
+    ) -> ExecutionStream:
         """Register an execution before it is sent, so that nothing of it can be missed."""
         self._seq += 1
         stream = ExecutionStream(
-            execution_id, self._seq, self._config.child.output, self._grant, self._resume_raw
+            execution_id,
+            self._seq,
+            self._config.child.output,
+            self._grant,
+            self._resume_raw,
+            consumer,
         )
         self.router.streams[execution_id] = stream
         return stream

@@ -23,9 +23,12 @@ class SessionPool:
     Borrow with `async with pool.borrow() as session`; or `acquire`, and `release` when done.
     """
 
-    def __init__(self, profiles: Mapping[str, Profile] | None = None) -> None:
+    def __init__(
+        self, profiles: Mapping[str, Profile] | None = None, *, spawner: WarmSpawner | None = None
+    ) -> None:
+        """With a `spawner` all profiles are started by it; starting and stopping it is yours."""
         profiles = profiles or {DEFAULT_PROFILE: Profile()}
-        self._pools = {name: SubPool(name, profile) for name, profile in profiles.items()}
+        self._pools = {name: SubPool(name, profile, spawner) for name, profile in profiles.items()}
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -80,6 +83,10 @@ class SessionPool:
             if pool.lends(session):
                 give_back = pool.retire if session.info.running else pool.release
                 give_back(session)
+
+    def resize(self, profile: str, max_sessions: int) -> None:
+        """Allow so many sessions from now on; those beyond it stay until they are given back."""
+        self._pool(profile).resize(max_sessions)
 
     def info(self, profile: str = DEFAULT_PROFILE) -> PoolInfo:
         """What the pool of a profile holds, and what it has done so far."""

@@ -187,10 +187,13 @@ class AppLaneSettings(_Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._one_of("kind", ("blocking", "async"))
-        self._of_type(str, "hostname", "app")
+        self._of_type(str, "hostname", "app", *self._given("log_file"))
         self._of_type(dict, "conf")
+        if not all(type(name) is str for name in self.conf):
+            self._refuse("conf", "a dict with names of settings")
         self._tuple_of(str, "tasks")
         self._at_least(1, "async_limit")
+        self._at_least(0, "log_level")
 
 
 class ChildSettings(_Section, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class Parent:
         self.ends: list[tuple[str, Terminal]] = []
         nothing: Any = lambda _: None  # noqa: E731
         self.router = Router(
-            "s", GENERAL, self.sent.append, nothing, nothing, nothing, self.on_terminal
+            "s", GENERAL, True, self.sent.append, nothing, nothing, nothing, self.on_terminal
         )
         for number, name in enumerate(("e", "f"), start=1):
             self.router.streams[name] = ExecutionStream(

@@ -25,7 +25,10 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_send_task_events=True,
     result_extended=True,
-    broker_transport_options={"visibility_timeout": int(os.environ.get("TEST_VISIBILITY", "3600"))},
+    broker_transport_options={
+        "visibility_timeout": int(os.environ.get("TEST_VISIBILITY", "3600")),
+        "unacked_restore_interval": 0.2,  # kombu looks at every tenth of these
+    },
     capsule_start=os.environ.get("TEST_START", "fork"),
     made_in_code="by the worker",
 )

@@ -190,14 +190,15 @@ class ControlThread:
             return
         execution = self._accept(message.execution_id, message)
         execution.queued = bool(registry.all())
-        self._outbox.control(
-            Ack(
-                ack_of=message.id,
-                execution_id=message.execution_id,
-                accepted_at=time.monotonic(),
-                queued=execution.queued,
+        if not self._lane.acknowledges:
+            self._outbox.control(
+                Ack(
+                    ack_of=message.id,
+                    execution_id=message.execution_id,
+                    accepted_at=time.monotonic(),
+                    queued=execution.queued,
+                )
             )
-        )
         registry.add(execution)
         blocking = registry.blocking  # once more: it may have begun since the first look
         if message.on_busy == "refuse" and blocking not in (None, execution):

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 class Lane(Protocol):
     """What runs executions on the main thread; the control thread tells it what to do."""
 
+    acknowledges: bool
+    """Whether it says itself, in order with output, when an execution begins."""
+
     def current(self) -> Execution | None:
         """The execution whose code the main thread is in. For the signal handler."""
 
@@ -59,6 +62,8 @@ class MainLane:
     The event loop exists from the first execution that needs one; from then on the thread idles
     inside it, so that tasks a user left running go on. Blocking code always runs outside of it.
     """
+
+    acknowledges = False
 
     def __init__(
         self,

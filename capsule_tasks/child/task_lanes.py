@@ -12,10 +12,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import fcntl
 import functools
 import os
 import signal
+import struct
+import termios
 import threading
+import time
 from collections.abc import Callable, Coroutine, Generator
 from queue import SimpleQueue
 from types import FrameType
@@ -27,7 +31,7 @@ from capsule_tasks.child.executions import Execution, Hit, Registry
 from capsule_tasks.child.interrupts import Interrupter
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.errors import ExecutionCancelled
-from capsule_tasks.protocol.messages import Execute, Message, Started, TaskCall, Traced
+from capsule_tasks.protocol.messages import Ack, Execute, Message, TaskCall, Traced
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 """What a shell calls the end by SIGTERM."""
@@ -51,7 +55,13 @@ class Tracer(Protocol):
 
 
 class _TaskLane:
-    """What both lanes have."""
+    """What both lanes have.
+
+    A task is acknowledged when it begins, and on the channel of its output: to Celery this is the
+    moment from which it runs, and one channel is one wake-up less for the worker.
+    """
+
+    acknowledges = True
 
     def __init__(
         self,
@@ -78,10 +88,16 @@ class _TaskLane:
 
     def _start(self, execution: Execution) -> bool:
         """Make it a running one; False if it was stopped before."""
-        started = self._registry.start(execution)
-        if started and execution.queued:
-            self._outbox.control(Started(execution_id=execution.id))
-        return started
+        if not self._registry.start(execution):
+            return False
+        self._outbox.bulk(
+            Ack(
+                ack_of=execution.work.id,
+                execution_id=execution.id,
+                accepted_at=time.monotonic(),
+            )
+        )
+        return True
 
     def _conduct(self, execution: Execution) -> Message:
         self._capture.enter(execution.sink)
@@ -92,12 +108,25 @@ class _TaskLane:
         work = execution.work
         if not isinstance(work, Execute) or not isinstance(work.payload, TaskCall):
             raise TypeError("this session runs Celery tasks, and has no namespace to save")
-        return self._tracer.enter_call(execution.id, work.payload)
+        traced = self._tracer.enter_call(execution.id, work.payload)
+        traced.raw_waits = _has_raw_output()
+        return traced
 
     def _end_if_copied(self) -> None:
         """The task forked and did not exit: the copy must not speak for us."""
         if os.getpid() != self._pid:
             os._exit(0)
+
+
+def _has_raw_output() -> bool:
+    """Whether the parent has not read all that was written past `sys.stdout` and `sys.stderr`."""
+    try:
+        return any(
+            struct.unpack("i", fcntl.ioctl(number, termios.FIONREAD, b"\0\0\0\0"))[0]
+            for number in (1, 2)
+        )
+    except OSError:  # the task closed or replaced one: the parent looks for itself
+        return True
 
 
 class BlockingTaskLane(_TaskLane):

@@ -377,6 +377,8 @@ class Traced(Terminal, kw_only=True, tag="traced"):
     """Also for a retry, an ignore and a reject."""
     escaped: bool = False
     """The tracer did not see to the failure (`SystemExit`, say): nothing has been stored."""
+    raw_waits: bool = True
+    """Bytes may wait in the pipes of descriptors 1 and 2: read them before this."""
 
 
 class Error(Terminal, kw_only=True, tag="error"):

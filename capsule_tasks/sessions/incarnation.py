@@ -31,6 +31,7 @@ from capsule_tasks.protocol.messages import (
     Rejected,
     Shutdown,
     Terminal,
+    Traced,
 )
 from capsule_tasks.protocol.negotiation import CAPABILITIES
 from capsule_tasks.sessions import probe
@@ -107,6 +108,7 @@ class Incarnation:
             self._deliver,
             self._on_broken,
             lambda: process.vitals()[0] in ("T", "t"),
+            bulk_alone=config.child.app is not None,
         )
         self._raw = (
             RawOutput(self._loop, process.wires.stdout, "stdout", self.router.on_raw),
@@ -294,8 +296,9 @@ class Incarnation:
         self.ready.set_exception(refusal(f"{message.kind}: {message.message}"))
 
     def _on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
-        for raw in self._raw:
-            raw.catch_up()
+        if not isinstance(terminal, Traced) or terminal.raw_waits:
+            for raw in self._raw:
+                raw.catch_up()
         self._end_stream(stream, terminal)
 
     def _end_stream(self, stream: ExecutionStream, terminal: Terminal) -> None:

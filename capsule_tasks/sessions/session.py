@@ -68,6 +68,8 @@ _NOT_SENT: dict[type[Exception], ErrorKind] = {
     FrameTooLarge: ErrorKind.TOO_LARGE,
     SessionLost: ErrorKind.LOST,
     UnicodeEncodeError: ErrorKind.RAISED,  # as Python's own compiler does with such a source
+    TypeError: ErrorKind.RAISED,  # a header of a task that MessagePack cannot carry
+    OverflowError: ErrorKind.RAISED,
 }
 _EXIT_S = 5.0
 """How long a killed process may take to leave the process table."""
@@ -626,7 +628,7 @@ class Session:
     def _submit(self, child: Incarnation, stream: ExecutionStream, execute: Execute) -> None:
         try:
             child.post_bulk(execute)
-        except (FrameTooLarge, SessionLost, UnicodeEncodeError) as error:
+        except tuple(_NOT_SENT) as error:
             child.close_stream(stream)
             terminal = Error(
                 execution_id=stream.execution_id,

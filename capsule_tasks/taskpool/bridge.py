@@ -33,7 +33,15 @@ class Bridge:
 
     def put(self, call: Call) -> None:
         self._calls.append(call)
-        if not self._rung:
+        self.flush()
+
+    def put_lazily(self, call: Call) -> None:
+        """The same, once somebody calls `flush` or `put`."""
+        self._calls.append(call)
+
+    def flush(self) -> None:
+        """Wake the hub thread if calls are waiting."""
+        if self._calls and not self._rung:
             self._rung = True
             self._ring()
 

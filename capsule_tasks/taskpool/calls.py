@@ -8,7 +8,7 @@ from typing import Any
 from kombu.serialization import dumps
 
 from capsule_tasks.protocol.messages import TaskCall
-from capsule_tasks.protocol.values import NotCarried, to_wire
+from capsule_tasks.protocol.values import NotCarried
 
 _DECODED = ("args", "kwargs")
 """The request dict repeats them beside the body; the child decodes them anew."""
@@ -17,7 +17,7 @@ _DECODED = ("args", "kwargs")
 def task_call(arguments: Any, request: Any) -> TaskCall:
     """The call of `(task name, id, request dict, body, content type, encoding)`.
 
-    NotCarried if a header holds what MessagePack cannot carry.
+    NotCarried if its arguments came decoded and cannot be encoded again.
     """
     name, task_id, headers, body, content_type, encoding = arguments
     carried = {key: value for key, value in headers.items() if key not in _DECODED}
@@ -28,7 +28,7 @@ def task_call(arguments: Any, request: Any) -> TaskCall:
     return TaskCall(
         name=name,
         task_id=task_id,
-        request=to_wire(carried),
+        request=carried,
         body=body.encode("utf-8", "surrogatepass") if is_text else bytes(body),
         is_text=is_text,
         content_type=content_type,

@@ -25,7 +25,6 @@ from capsule_tasks.protocol.messages import (
     Heartbeat,
     Message,
     Output,
-    Started,
     Terminal,
     Traced,
 )
@@ -42,6 +41,8 @@ Kind = Literal["blocking", "async"]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RETRY_S = 1.0
 """After the session pool said that it has none to give."""
+_ACCEPT_DELAY_S = 0.01
+"""So long the news that a task has begun waits for company: the end of a short one, usually."""
 _ASYNC_GRACE_S = 5.0
 """From the cancel of a coroutine to the kill of its child and so of its neighbours."""
 
@@ -95,6 +96,7 @@ class Crew:
         self._hiring: dict[Kind, set[asyncio.Task[None]]] = {"blocking": set(), "async": set()}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped = False
+        self._is_flush_due = False
 
     # --- size ----------------------------------------------------------------------------------
 
@@ -262,10 +264,7 @@ class Crew:
 
     def _on_said(self, member: Member, job: Job, message: Message) -> None:
         if isinstance(message, Ack):
-            if not message.queued or member.kind == "async":
-                self._accept(member, job, message.accepted_at)
-        elif isinstance(message, Started):
-            self._accept(member, job, message.timestamp)
+            self._accept(member, job, message.accepted_at)
         elif isinstance(message, (Output, Gap)):
             self._on_output(job, message)
         elif isinstance(message, Terminal):
@@ -275,12 +274,19 @@ class Crew:
         if job.stage is not Stage.SENT:
             return
         job.stage = Stage.ACCEPTED
-        self._bridge.put(partial(job.say_accepted, member.pid, accepted_at))
         loop = asyncio.get_running_loop()
+        self._bridge.put_lazily(partial(job.say_accepted, member.pid, accepted_at))
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            loop.call_later(_ACCEPT_DELAY_S, self._flush)
         if job.soft_limit_s:
             job.timers.append(loop.call_later(job.soft_limit_s, self._on_soft_limit, member, job))
         if job.hard_limit_s:
             job.timers.append(loop.call_later(job.hard_limit_s, self._on_hard_limit, member, job))
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        self._bridge.flush()
 
     def _on_terminal(self, member: Member, job: Job, end: Terminal) -> None:
         member.jobs.pop(job.execution_id, None)

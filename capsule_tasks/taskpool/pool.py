@@ -56,6 +56,7 @@ class TaskPool(BasePool):
         self._sessions: SessionPool | None = None
         self._spawner: WarmSpawner | None = None
         self._consumer: Any = None
+        self._hub: Any = None
         self._last_info: dict[str, Any] = {}
         self._semaphore = self.options.get("semaphore")
         self._slots = _Slots(self._size) if self.putlocks else None
@@ -122,6 +123,10 @@ class TaskPool(BasePool):
 
     def register_with_event_loop(self, hub: Any) -> None:
         self._bridge.register(hub)
+        # Just before the hub sleeps: what this turn applied goes out together, and the runtime
+        # does not compete with the rest of the turn for the interpreter.
+        hub.on_tick.add(self._runtime.flush)
+        self._hub = hub
 
     def introduce(self, consumer: Any) -> None:
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
@@ -143,6 +148,7 @@ class TaskPool(BasePool):
         while self._jobs and self._crew is not None:
             self._bridge.wait(min(hub.fire_timers(), _LONGEST_WAIT_S) if hub is not None else None)
             self._bridge.drain()
+            self._runtime.flush()
             if hub is not None:  # late acknowledgements are among these
                 _run_ready_callbacks(hub)
         self._end()
@@ -167,6 +173,7 @@ class TaskPool(BasePool):
         hub = get_event_loop()
         if hub is not None:
             self._bridge.unregister(hub)
+            hub.on_tick.discard(self._runtime.flush)
         self._bridge.close()
 
     async def _close(self, crew: Crew) -> None:
@@ -235,7 +242,9 @@ class TaskPool(BasePool):
             self._make_room(job)
         elif waitforslot and self._slots is not None:
             self._slots.acquire()
-        self._runtime.post(self._crew.submit, job)
+        self._runtime.post_lazily(self._crew.submit, job)
+        if self._hub is None:
+            self._runtime.flush()
         return job
 
     def _refuse(self, error_callback: Any, args: Any, fault: Exception) -> None:

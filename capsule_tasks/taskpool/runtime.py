@@ -38,12 +38,21 @@ class RuntimeThread:
     def post(self, call: Callable[..., object], *arguments: Any) -> None:
         """Have a call made on the loop, in order; one wake-up for as many as are waiting."""
         self._inbox.append((call, arguments))
-        if not self._rung and self._loop is not None:
+        self.flush()
+
+    def post_lazily(self, call: Callable[..., object], *arguments: Any) -> None:
+        """The same, once somebody calls `flush` or `post`."""
+        self._inbox.append((call, arguments))
+
+    def flush(self) -> None:
+        """Wake the loop if calls are waiting."""
+        loop = self._loop
+        if self._inbox and not self._rung and loop is not None:
             self._rung = True
             try:
-                self._loop.call_soon_threadsafe(self._take)
+                loop.call_soon_threadsafe(self._take)
             except RuntimeError:
-                log.debug("the runtime has stopped; %r is not called", call)
+                log.debug("the runtime has stopped; %d calls are not made", len(self._inbox))
 
     def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the loop; its outcome is in the future."""

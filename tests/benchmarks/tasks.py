@@ -190,7 +190,9 @@ def measure(url: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench tasks")
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="how often the pools take turns")
+    parser.add_argument(
+        "--rounds", type=int, default=_ROUNDS, help="how often the pools take turns"
+    )
     arguments = parser.parse_args()
     globals()["_ROUNDS"] = arguments.rounds
     use_plain_interpreters()

@@ -23,13 +23,9 @@ class EagerExecution(EagerResult):
 
     @classmethod
     def of(cls, result: Any) -> EagerExecution:
-        return cls(
-            result.id,
-            result._result,
-            result._state,
-            traceback=result._traceback,
-            name=result._name,  # noqa: SLF001 - it has no public way
-        )
+        made = cls.__new__(cls)
+        made.__dict__.update(vars(result))
+        return made
 
     def cancel(self, *, signal: str = "SIGTERM") -> None:
         """It has ended already."""

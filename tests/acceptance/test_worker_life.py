@@ -53,7 +53,9 @@ def test_a_cold_shutdown_gives_the_message_back(redis_url: str, tmp_path: Path, 
         child = int(worker.heard(key))
         worker.stop(signal.SIGQUIT)
         eventually(lambda: not is_running(child), "the end of the child")
-        eventually(lambda: worker.app.backend.client.llen(worker.queue) == 1, "the message")
+        eventually(
+            lambda: worker.app.backend.client.llen(worker.queue), f"the message: {worker.log}"
+        )
 
 
 def test_a_killed_worker_leaves_no_process_and_loses_no_task(

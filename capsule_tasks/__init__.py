@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Profile,
         SandboxSettings,
     )
+    from capsule_tasks.storage import History, SyncHistory
 
 __version__ = "0.1.0.dev0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "ChildSettings",
     "Execution",
     "ExecutionCancelled",
+    "History",
     "LimitSettings",
     "PoolSettings",
     "Profile",
@@ -34,6 +36,7 @@ __all__ = [
     "Session",
     "SessionConfig",
     "SessionPool",
+    "SyncHistory",
     "__version__",
     "progress",
 ]
@@ -43,6 +46,7 @@ _HOME_OF = {
     "Execution": "capsule_tasks.client",
     "ChildSettings": "capsule_tasks.settings",
     "ExecutionCancelled": "capsule_tasks.errors",
+    "History": "capsule_tasks.storage",
     "LimitSettings": "capsule_tasks.settings",
     "PoolSettings": "capsule_tasks.settings",
     "Profile": "capsule_tasks.settings",
@@ -50,6 +54,7 @@ _HOME_OF = {
     "Session": "capsule_tasks.sessions",
     "SessionConfig": "capsule_tasks.sessions",
     "SessionPool": "capsule_tasks.sessions",
+    "SyncHistory": "capsule_tasks.storage",
     "progress": "capsule_tasks.child.context",
 }
 

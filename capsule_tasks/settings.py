@@ -157,14 +157,17 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
     """Paths it may read and execute besides the interpreter and its libraries."""
     max_processes: int = 32
     """Processes below the child; one more ends the execution."""
+    max_threads: int = 512
+    """Threads of the child and of the processes below it together; one more ends the execution."""
     max_disk_bytes: int = 256 * MIB
-    """Bytes in its private directory; one more ends the execution."""
+    """Bytes in its private directory, 4 KiB for each name at least; one more ends the execution."""
 
     def __post_init__(self) -> None:
         self._one_of("network", ("none", "open"))
         self._one_of("isolation", ("required", "best_effort"))
         self._tuple_of(str, "readable")
         self._at_least(0, "max_processes", "max_disk_bytes")
+        self._at_least(16, "max_threads")
 
 
 class AppLaneSettings(_Section, frozen=True, kw_only=True):
@@ -265,6 +268,8 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
     """The most read from one pipe in one turn of the event loop."""
     general_queue: int = 1000
     """Messages of no execution kept for `receive_message`; beyond it the oldest goes."""
+    general_bytes: int = 64 * MIB
+    """The most bytes in those; beyond it the oldest goes, but never the newest."""
     interceptor_budget_s: float = 0.010
     interceptor_overruns: int = 3
     """After so many calls over budget an interceptor is quarantined."""
@@ -275,7 +280,7 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._at_least(1, "control_weight", "bulk_weight", "general_queue", "quarantine_queue")
-        self._at_least(1, "interceptor_overruns")
+        self._at_least(1, "interceptor_overruns", "general_bytes")
         self._of_type(bool, "log_output")
         self._at_least(4 * KIB, "read_bytes")
         self._at_least(0.0001, "interceptor_budget_s")
@@ -291,7 +296,7 @@ class SessionConfig(_Section, frozen=True, kw_only=True):
     """The interpreter of the child; it must be able to import capsule_tasks and msgspec."""
     cwd: str | None = None
     env: dict[str, str] | None = None
-    """The child's environment; None hands on the parent's."""
+    """The child's environment; None hands on the parent's, or nothing of it to a sandbox."""
     warmup: str | None = None
     """Code run once after the handshake; its output goes to the log."""
     enable_metrics: bool = True
@@ -312,6 +317,8 @@ class SessionConfig(_Section, frozen=True, kw_only=True):
             self._refuse("env", "a dict of str to str")
         if not self.protocol_versions:
             self._refuse("protocol_versions", "at least one version")
+        if self.child.sandbox is not None and self.env is None:
+            msgspec.structs.force_setattr(self, "env", scrubbed_environment())
 
 
 def scrubbed_environment() -> dict[str, str]:
@@ -333,7 +340,8 @@ class PoolSettings(_Section, frozen=True, kw_only=True):
     max_uses: int | None = None
     max_age_s: float | None = None
     max_growth_bytes: int | None = None
-    """A session is replaced after so many borrowers, so long, or so much growth of its memory."""
+    """A session is replaced after so many executions (a borrower that runs none counts as one), so
+    long, or so much growth of its memory."""
     breaker_failures: int = 3
     """After so many failed starts in a row waiters are told, instead of kept."""
     breaker_reset_s: float = 5.0
@@ -394,3 +402,56 @@ class Profile(_Section, frozen=True, kw_only=True):
         self._one_of("farewell", ("kill", "ask"))
         self._tuple_of(str, "imports")
         self._at_least(0.001, "template_timeout_s")
+
+
+class RetrySettings(_Section, frozen=True, kw_only=True):
+    """How often a call to Redis is made again when its reply was lost or it was not served."""
+
+    attempts: int = 6
+    """Calls in all; 1 never repeats."""
+    first_delay_s: float = 0.05
+    """The longest pause before the first repeat; it doubles, and each pause is a random part."""
+    max_delay_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        self._at_least(1, "attempts")
+        self._at_least(0, "first_delay_s", "max_delay_s")
+
+
+class ConnectionSettings(_Section, frozen=True, kw_only=True):
+    """How connections to Redis are made and used."""
+
+    connect_timeout_s: float = 5.0
+    reply_timeout_s: float = 5.0
+    """Silence after which a connection is given up; what was sent may still have been done."""
+    max_connections: int = 64
+    """Connections of one event loop; further calls wait for their turn."""
+
+    def __post_init__(self) -> None:
+        self._at_least(0.001, "connect_timeout_s", "reply_timeout_s")
+        self._at_least(1, "max_connections")
+
+
+class HistorySettings(_Section, frozen=True, kw_only=True):
+    """How long a history is kept, and how large it may grow."""
+
+    ttl_s: float = 90 * 86400.0
+    """From the last write to the end of the history; every write begins it anew."""
+    renew_on_read: bool = False
+    """Whether reading begins it anew, too."""
+    max_item_bytes: int = 8 * MIB
+    max_items: int = 100_000
+    max_bytes: int = 256 * MIB
+    """Of all items of one history together."""
+    max_quarantined: int = 1000
+    """Corrupt records kept for inspection; the newest stay."""
+    prefix: str = "capsule"
+    """What every key begins with."""
+    retry: RetrySettings = RetrySettings()
+
+    def __post_init__(self) -> None:
+        self._at_least(0.001, "ttl_s")
+        self._of_type(bool, "renew_on_read")
+        self._at_least(1, "max_item_bytes", "max_items", "max_bytes", "max_quarantined")
+        self._of_type(str, "prefix")
+        self._of_type(RetrySettings, "retry")

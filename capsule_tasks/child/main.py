@@ -59,6 +59,8 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
         hello = _await_hello(control)
     except ConnectionError:
         os._exit(0)  # the parent gave up before the conversation began
+    if os.getsid(0) != os.getpid():  # a forked child; the template took unwanted ones along
+        os.setsid()
     outbox = Outbox(control, bulk, hello.config.max_frame_bytes)
     version = choose_version(hello.versions)
     if version is None:

@@ -35,7 +35,6 @@ _SYSTEM = (
     "/dev/urandom",
     "/dev/random",
     "/dev/zero",
-    "/proc/self",
     "/proc/cpuinfo",
     "/proc/meminfo",
     "/sys/devices/system/cpu",
@@ -51,7 +50,7 @@ def apply(settings: SandboxSettings) -> tuple[str, ...]:
     """
     own = os.getcwd()
     os.environ.update(HOME=own, TMPDIR=own)
-    readable = (*installed_paths(), *_SYSTEM, *settings.readable)
+    readable = (*needed_paths(), "/proc/self", *settings.readable)
     applied: list[str] = []
     if capabilities.drop_all():
         applied.append("capabilities")
@@ -77,11 +76,21 @@ def _promised(settings: SandboxSettings) -> tuple[str, ...]:
 
 
 @functools.cache
-def installed_paths() -> tuple[str, ...]:
-    """The interpreter, its libraries and this package; never a project's own directory.
+def needed_paths() -> tuple[str, ...]:
+    """The system's files that Python needs and its own, each once and none below another.
 
     Finding them takes longer than confining a child: a template does it before it is copied.
     """
+    paths = {os.path.realpath(path) for path in (*_installed_paths(), *_SYSTEM)}
+    outermost: list[str] = []
+    for path in sorted(path for path in paths if os.path.exists(path)):
+        if not outermost or not path.startswith(f"{outermost[-1]}/"):
+            outermost.append(path)
+    return tuple(outermost)
+
+
+def _installed_paths() -> tuple[str, ...]:
+    """The interpreter, its libraries and this package; never a project's own directory."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     executables = (sys.executable, os.path.realpath(sys.executable))

@@ -7,7 +7,9 @@ becomes of the template, the child lives on.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import os
@@ -22,17 +24,19 @@ import msgspec
 
 from capsule_tasks.child import sandbox
 from capsule_tasks.child.main import main as live
+from capsule_tasks.protocol.codec import decoder_of
 from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
+from capsule_tasks.protocol.messages import ToChild
 from capsule_tasks.system.family import MARKER
-from capsule_tasks.system.prctl import die_with_parent
+from capsule_tasks.system.prctl import die_with_parent, libc
 
 _REQUEST_BYTES = 1024 * 1024
 _WIRES = 5
-_RESET_SIGNALS = tuple(
-    signum
-    for signum in signal.valid_signals()
-    if signum not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ)
-)
+_LEFT_ALONE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ)
+_ENV_START = 47
+"""Of the fields of `/proc/self/stat` behind the name of the program."""
+_places: list[int] = []
+"""Where a copy of its caller has made room for the marker."""
 
 
 def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
@@ -40,6 +44,43 @@ def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
     os.set_inheritable(descriptor, False)
     die_with_parent(parent_pid)
     serve(socket.socket(fileno=descriptor), imports)
+
+
+def leave_caller(kept: int) -> None:
+    """Give up what a copy has of its original, but for the standard streams and one descriptor."""
+    _drop_descriptors(kept)
+    _make_room_for_marker()
+
+
+def _drop_descriptors(kept: int) -> None:
+    """Have /dev/null at the number of whatever the original had open.
+
+    The numbers stay taken: its objects live on in the copy, and what they close when they are
+    collected must not be a wire of a session, or a file of its user.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in (kept, null):
+            with contextlib.suppress(OSError):  # the one that the listing used
+                os.fstat(number)
+                os.dup2(null, number, inheritable=False)
+
+
+def _make_room_for_marker() -> None:
+    """Free the start of what `/proc` shows as the environment, as `fresh` templates are given it.
+
+    What the C library finds there moves to the heap first. A block that is too small stays as it
+    is: then descendants are known by their session and their parents alone.
+    """
+    for name, value in os.environ.items():
+        os.putenv(name, value)
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
+    room = f"{MARKER}={'-' * MARKER_ROOM}".encode() + b"\0"
+    if end - start >= len(room):
+        ctypes.memmove(start, room, len(room))
+        _places.append(start + len(MARKER) + 1)
 
 
 def serve(connection: socket.socket, imports: tuple[str, ...]) -> NoReturn:
@@ -60,10 +101,12 @@ def _load(imports: tuple[str, ...]) -> Loaded:
     try:
         for name in imports:
             importlib.import_module(name)
-        sandbox.installed_paths()
+        sandbox.needed_paths()
+        decoder_of(ToChild)
         _settle_threads()
     except BaseException as fault:
         return Loaded(pid=os.getpid(), error=f"{type(fault).__name__}: {fault}")
+    _handled_signals()
     gc.collect()
     gc.freeze()  # what all children share is not copied by their collectors
     return Loaded(pid=os.getpid())
@@ -94,70 +137,110 @@ def _native_threads() -> int:
         return 1
 
 
+class _Spare:
+    """A copy made ahead of time, which waits to be told whose child it is.
+
+    Until then it is in the template's POSIX session, and ends when the template does.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.pid = self._fork_twice(connection, theirs)
+        except BaseException:
+            self._ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    def send(self, data: bytes, descriptors: list[int]) -> None:
+        """Have it become the child that `data` describes; OSError if it is gone."""
+        with self._ours:
+            socket.send_fds(self._ours, [data], descriptors)
+
+    def _fork_twice(self, connection: socket.socket, orders: socket.socket) -> int:
+        """The pid of a process that no longer is ours."""
+        reading, writing = socket.socketpair()
+        with reading, writing:
+            between = os.fork()
+            if between == 0:
+                self._fork_again((connection, self._ours, reading), orders, writing)
+            writing.close()
+            told = reading.recv(32)
+            os.waitpid(between, 0)  # only now has it been adopted
+        if not told:
+            raise OSError("the second fork failed")
+        return int(told)
+
+    def _fork_again(
+        self, not_its: tuple[socket.socket, ...], orders: socket.socket, writing: socket.socket
+    ) -> NoReturn:
+        try:
+            between = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                for sock in (*not_its, writing):
+                    sock.close()
+                _await_orders(orders, between)
+            writing.send(str(pid).encode())
+        finally:
+            os._exit(0)
+
+
 def _serve(connection: socket.socket) -> None:
     decode = msgspec.msgpack.Decoder(Fork).decode
+    spare: _Spare | None = None
     while True:
+        if spare is None:
+            with contextlib.suppress(OSError):  # whoever needs one will hear why there is none
+                spare = _Spare(connection)
         data, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, _WIRES)
         if not data:
             return
         request = decode(data)
         try:
-            pid = _fork_twice(connection, request, descriptors)
+            pid = _hand_over(spare, connection, data, descriptors)
         except OSError as fault:
             answer = Forked(id=request.id, error=str(fault))
         else:
             answer = Forked(id=request.id, pid=pid)
         finally:
+            spare = None
             for descriptor in descriptors:
                 os.close(descriptor)
         connection.send(msgspec.msgpack.encode(answer))
 
 
-def _fork_twice(connection: socket.socket, request: Fork, descriptors: list[int]) -> int:
-    """The pid of a child that no longer is ours."""
-    reading, writing = os.pipe()
-    try:
-        between = os.fork()
-        if between == 0:
-            _between(connection, request, descriptors, reading, writing)
-        os.close(writing)
-        writing = -1
-        told = os.read(reading, 32)
-        os.waitpid(between, 0)  # only now has the child been adopted
-    finally:
-        os.close(reading)
-        if writing >= 0:
-            os.close(writing)
-    if not told:
-        raise OSError("the second fork failed")
-    return int(told)
+def _hand_over(
+    spare: _Spare | None, connection: socket.socket, data: bytes, descriptors: list[int]
+) -> int:
+    """The pid of the copy that becomes the child."""
+    if spare is not None:
+        with contextlib.suppress(OSError):  # it was killed while it waited
+            spare.send(data, descriptors)
+            return spare.pid
+    spare = _Spare(connection)
+    spare.send(data, descriptors)
+    return spare.pid
 
 
-def _between(
-    connection: socket.socket,
-    request: Fork,
-    descriptors: list[int],
-    reading: int,
-    writing: int,
-) -> NoReturn:
+def _await_orders(orders: socket.socket, between: int) -> NoReturn:
     try:
-        between = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            for descriptor in (connection.detach(), reading, writing):
-                os.close(descriptor)
-            _become_child(request, descriptors, between)
-        os.write(writing, str(pid).encode())
+        while os.getppid() == between:
+            os.sched_yield()
+        _reseed()
+        with orders:
+            data, descriptors, _, _ = socket.recv_fds(orders, _REQUEST_BYTES, _WIRES)
+        if data:
+            _become_child(msgspec.msgpack.decode(data, type=Fork), descriptors)
     finally:
         os._exit(0)
 
 
-def _become_child(request: Fork, descriptors: list[int], between: int) -> NoReturn:
+def _become_child(request: Fork, descriptors: list[int]) -> NoReturn:
     try:
-        os.setsid()
-        for signum in _RESET_SIGNALS:
-            if signal.getsignal(signum) is not signal.SIG_DFL:
-                signal.signal(signum, signal.SIG_DFL)
+        for signum in _handled_signals():
+            signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         control, bulk, stacks, out, err = descriptors
@@ -168,8 +251,6 @@ def _become_child(request: Fork, descriptors: list[int], between: int) -> NoRetu
         _take_environment(request)
         if request.cwd is not None:
             os.chdir(request.cwd)
-        while os.getppid() == between:
-            os.sched_yield()
         live(control, bulk, stacks, request.parent_pid)
     except BaseException:
         os.write(2, f"the forked child failed: {traceback.format_exc()}".encode())
@@ -177,15 +258,37 @@ def _become_child(request: Fork, descriptors: list[int], between: int) -> NoRetu
         os._exit(70)
 
 
+@functools.cache
+def _handled_signals() -> tuple[int, ...]:
+    """Those that do not have their default effect: what the imports left, the same for all."""
+    candidates = signal.valid_signals().difference(_LEFT_ALONE)
+    return tuple(n for n in candidates if signal.getsignal(n) is not signal.SIG_DFL)
+
+
+def _reseed() -> None:
+    """NumPy's global generator would draw the same numbers in every copy; Python's own does not."""
+    numbers = sys.modules.get("numpy.random")
+    if numbers is not None:
+        numbers.seed()
+
+
 def _take_environment(request: Fork) -> None:
     """The child's own environment; its marker also where `/proc` shows it."""
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    place = libc.getenv(MARKER.encode())
     marker = request.marker.encode()
-    if place and len(marker) < MARKER_ROOM and len(os.environ.get(MARKER, "")) == MARKER_ROOM:
+    if len(marker) < MARKER_ROOM and (place := _place_of_marker()):
         ctypes.memmove(place, marker.ljust(MARKER_ROOM, b"\0"), MARKER_ROOM)
     if request.env is not None:
         os.environ.clear()
         os.environ.update(request.env)
     os.environ[MARKER] = request.marker
+
+
+def _place_of_marker() -> int | None:
+    if _places:
+        return _places[0]
+    if len(os.environ.get(MARKER, "")) != MARKER_ROOM:
+        return None
+    assert libc is not None
+    libc.getenv.restype = ctypes.c_void_p
+    place: int | None = libc.getenv(MARKER.encode())
+    return place

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -46,6 +47,12 @@ class Unknown(NamedTuple):
     id: str
 
 
+@functools.cache
+def decoder_of(union: Any) -> Callable[[memoryview], Any]:
+    """One for each direction: the first takes most of a millisecond to make."""
+    return msgspec.msgpack.Decoder(union, ext_hook=revive).decode
+
+
 class MessageDecoder(Generic[Incoming]):
     """Bytes of one transport to messages of one direction.
 
@@ -55,7 +62,7 @@ class MessageDecoder(Generic[Incoming]):
 
     def __init__(self, union: Any, ceiling: int) -> None:
         self._known = {member.__struct_config__.tag for member in union.__args__}
-        self._decode = msgspec.msgpack.Decoder(union, ext_hook=revive).decode
+        self._decode = decoder_of(union)
         self._frames = FrameDecoder(ceiling)
 
     @property

@@ -125,13 +125,14 @@ class PoolPlan:
         if breaker.failures >= self.settings.breaker_failures:
             breaker.open_until = now + self.settings.breaker_reset_s
 
-    def released(self, number: int, now: float, *, used: bool = True) -> None:
+    def released(self, number: int, now: float, *, used: bool = True, executions: int = 0) -> None:
+        """Its borrower gave it back; `executions` is how many it has run in all."""
         slot = self.slots[number]
         if slot.stage is not Stage.LEASED:
             return
         slot.stage = Stage.IDLE
         slot.idle_since = now
-        slot.uses += used
+        slot.uses = max(slot.uses + used, executions)
         if used and self.settings.fresh and slot.name is None:
             slot.doomed = "it was used, and each borrower gets a fresh one"
 
@@ -177,8 +178,9 @@ class PoolPlan:
     def next_look(self, now: float) -> float | None:
         """When time alone will make something due; None if only an event can."""
         due: list[float] = []
-        if self.breaker.open_until is not None:
-            due.append(self.breaker.open_until)
+        open_until = self.breaker.open_until
+        if open_until is not None and open_until > now:  # later the next start has an event for it
+            due.append(open_until)
         for slot in self._in(Stage.IDLE):
             if self.settings.max_age_s is not None:
                 due.append(slot.born_at + self.settings.max_age_s)
@@ -202,11 +204,11 @@ class PoolPlan:
         if slot.silent:
             return "its heartbeat is missing"
         if settings.max_uses is not None and slot.uses >= settings.max_uses:
-            return f"it was used {slot.uses} times"
+            return f"it was used {settings.max_uses} times or more"
         if settings.max_age_s is not None and now - slot.born_at >= settings.max_age_s:
             return f"it is older than {settings.max_age_s} s"
         if settings.max_growth_bytes is not None and grown >= settings.max_growth_bytes:
-            return f"its memory has grown by {grown} bytes"
+            return f"its memory has grown by {settings.max_growth_bytes} bytes or more"
         if now - slot.idle_since >= settings.idle_timeout_s and (
             slot.name is not None or self._spare_idle() > 0
         ):

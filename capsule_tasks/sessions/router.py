@@ -44,12 +44,14 @@ from capsule_tasks.protocol.messages import (
     Traced,
     Unsupported,
 )
+from capsule_tasks.sessions.general import GeneralQueue
 from capsule_tasks.sessions.info import Counters
 from capsule_tasks.sessions.stream import ExecutionStream
 
 log = logging.getLogger("capsule_tasks.sessions")
 
 _MAX_PENDING_INPUTS = 10_000
+_MAX_WARNINGS = 10
 _ANSWERS: dict[type[Message], type[Message]] = {
     Cancel: CancelReply,
     Interrupt: InterruptReply,
@@ -68,6 +70,7 @@ class Router:
         self,
         session_id: str,
         general_queue: int,
+        general_bytes: int,
         log_output: bool,
         send_control: Callable[[Any], None],
         see: Callable[[Any], None],
@@ -79,8 +82,8 @@ class Router:
         self.streams: dict[str, ExecutionStream] = {}
         self.inputs: dict[str, str] = {}
         self._answered: set[str] = set()
-        self.general: deque[Any] = deque(maxlen=general_queue)
-        self.general_dropped = 0
+        self.general = GeneralQueue(general_queue, general_bytes)
+        self._unknown = 0
         self._output_level = logging.INFO if log_output else logging.NOTSET
         self._general_waiters: deque[asyncio.Future[None]] = deque()
         self._replies: dict[str, tuple[type, asyncio.Future[Any]]] = {}
@@ -93,7 +96,7 @@ class Router:
             Ready: on_ready,
             Rejected: on_ready,
             Heartbeat: on_heartbeat,
-            Ack: self._to_stream,
+            Ack: self._on_ack,
             Started: self._on_started,
             Output: self._on_output,
             Progress: self._to_stream,
@@ -147,7 +150,7 @@ class Router:
             finally:
                 if waiter in self._general_waiters:
                     self._general_waiters.remove(waiter)
-        return self.general.popleft()
+        return self.general.pop()
 
     def fail_receivers(self, why: str) -> int:
         """Wake every `receive` with the news; how many there were."""
@@ -184,7 +187,7 @@ class Router:
         stream = self.streams.get(execution_id) if execution_id is not None else None
         if stream is not None:
             stream.push(message)
-        elif not isinstance(message, Ack):
+        else:
             self._to_session(message)
 
     def _on_output(self, message: Output) -> None:
@@ -210,14 +213,26 @@ class Router:
             )
         self._keep(message)
 
+    def _on_ack(self, message: Ack) -> None:
+        stream = self._meant_by(message)
+        if stream is not None:
+            stream.push(message)
+
     def _log(self, text: str, *details: str) -> None:
         if self._output_level:
             log.log(self._output_level, text, *details)
 
     def _on_started(self, message: Started) -> None:
-        stream = self.streams.get(message.execution_id)
+        stream = self._meant_by(message)
         if stream is not None:
             stream.begin()
+
+    def _meant_by(self, message: Ack | Started) -> ExecutionStream | None:
+        """The execution, unless that has ended, on the other channel, and this is its successor."""
+        stream = self.streams.get(message.execution_id)
+        if stream is not None and message.seq in (None, stream.seq):
+            return stream
+        return None
 
     def _on_end(self, message: Terminal) -> None:
         stream = self.streams.get(message.execution_id)
@@ -288,16 +303,21 @@ class Router:
         if reply is not None and not reply.done():
             reply.set_exception(SessionLost(f"the child does not know {message.what!r} messages"))
             return
-        log.warning("session %s: a %r message is unknown", self._session_id, message.what)
+        self._warn_unknown("session %s: a %r message is unknown", message.what)
         self._keep(message)
 
     def _on_unknown(self, message: Unknown) -> None:
-        log.warning("session %s sent an unknown %r message", self._session_id, message.what)
+        self._warn_unknown("session %s sent an unknown %r message", message.what)
         self._send_control(Unsupported(what=message.what, in_reply_to=message.id))
 
+    def _warn_unknown(self, text: str, what: str) -> None:
+        """A few times: a child can send as many of them as it likes."""
+        self._unknown += 1
+        if self._unknown <= _MAX_WARNINGS:
+            log.warning(text, self._session_id, what[:100])
+
     def _keep(self, message: Any) -> None:
-        self.general_dropped += len(self.general) == self.general.maxlen
-        self.general.append(message)
+        self.general.put(message)
         self._wake_receiver()
 
     def _wake_receiver(self) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from capsule_tasks.errors import PoolUnavailable, SessionBusy
 from capsule_tasks.protocol.messages import Heartbeat
+from capsule_tasks.sessions.arguments import check_loop
 from capsule_tasks.sessions.health import Health
 from capsule_tasks.sessions.info import SessionInfo
 from capsule_tasks.sessions.plan import Action, Give, PoolPlan, Refuse, Retire, Stage, Start
@@ -27,6 +28,8 @@ from capsule_tasks.settings import Profile
 
 log = logging.getLogger("capsule_tasks.sessions")
 
+_MOST_REASONS = 100
+_OTHER_REASONS = "other reasons"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -49,7 +52,7 @@ class PoolInfo:
     templates_lost_total: int
     acquires_total: int
     retired: dict[str, int]
-    """Sessions retired so far, by reason."""
+    """Sessions retired so far, by reason; after a hundred reasons by "other reasons"."""
     last_error: str
     sessions: tuple[SessionInfo, ...]
 
@@ -76,18 +79,24 @@ class SubPool:
         self._totals: Counter[str] = Counter()
         self._retired: Counter[str] = Counter()
         self._last_error = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        if self._running or self._plan.stopping:
+        self._check_loop("start()")
+        if self._plan.stopping:
+            raise PoolUnavailable(self._name, "it was stopped; make a new pool")
+        if self._running:
             return
         self._running = True
+        self._loop = asyncio.get_running_loop()
         if self._is_spawner_own:
             await self.spawner.start()
         self._decide()
 
     async def stop(self) -> None:
+        self._check_loop("stop()")
         self._plan.stopping = True
         self._decide()
         while self._tasks:
@@ -102,6 +111,7 @@ class SubPool:
     async def acquire(self, name: str | None) -> Session:
         if not self._running:
             raise PoolUnavailable(self._name, "it has not been started")
+        self._check_loop("acquire()")
         ticket = next(self._tickets)
         self._waiters[ticket] = waiter = asyncio.get_running_loop().create_future()
         self._plan.wait(ticket, name)
@@ -121,13 +131,16 @@ class SubPool:
         return number is not None and self._plan.slots[number].stage is Stage.LEASED
 
     def release(self, session: Session) -> None:
+        self._check_loop("release()")
         running = session.info.running
         if running:
             raise SessionBusy(session.session_id, running)
-        self._plan.released(self._numbers[session], self._now())
+        number, executions = self._numbers[session], session.info.execution_count
+        self._plan.released(number, self._now(), executions=executions)
         self._decide()
 
     def retire(self, session: Session) -> None:
+        self._check_loop("retire()")
         number = self._numbers[session]
         self._plan.lost(number, "its borrower gave it up")
         self._plan.released(number, self._now())
@@ -161,6 +174,9 @@ class SubPool:
             sessions=tuple(session.info for session in self._sessions.values()),
         )
 
+    def _check_loop(self, call: str) -> None:
+        check_loop(call, f"pool {self._name!r}", self._loop)
+
     def _take_back(self, ticket: int, waiter: asyncio.Future[int]) -> None:
         """A waiter was cancelled, perhaps just after it had been served."""
         self._plan.give_up(ticket)
@@ -190,10 +206,15 @@ class SubPool:
             case Start(slot):
                 self._spawn(self._start(slot))
             case Retire(slot, why):
-                self._retired[why] += 1
+                self._retired[self._reason(why)] += 1
                 self._spawn(self._end(slot))
             case Refuse(waiter, why):
                 self._waiters[waiter].set_exception(PoolUnavailable(self._name, why))
+
+    def _reason(self, why: str) -> str:
+        """What it is counted under: sessions may die for any number of different reasons."""
+        is_new = why not in self._retired
+        return _OTHER_REASONS if is_new and len(self._retired) >= _MOST_REASONS else why
 
     async def _start(self, number: int) -> None:
         session = Session(self._config, spawner=self.spawner)
@@ -206,18 +227,22 @@ class SubPool:
         try:
             await session.start()
         except Exception as error:  # noqa: BLE001 - whatever it was, the breaker counts it
-            self._totals["start_failures"] += 1
-            self._last_error = "\n".join((str(error), *getattr(error, "__notes__", ())))
             self._forget(number)
-            slot = self._plan.slots.get(number)
-            if slot is None or slot.stage is Stage.RETIRING:
-                self._plan.gone(number)  # stopped on purpose
-            else:
-                log.warning("a session of pool %r did not start: %s", self._name, self._last_error)
-                self._plan.start_failed(number, str(error), self._now())
+            notes = getattr(error, "__notes__", ())
+            self._on_start_failed(number, "\n".join((str(error), *notes)))
         else:
             self._plan.started(number, _rss_bytes(session.info.pid), self._now())
         self._decide()
+
+    def _on_start_failed(self, number: int, error: str) -> None:
+        slot = self._plan.slots.get(number)
+        if slot is None or slot.stage is Stage.RETIRING:  # stopped on purpose, which is no failure
+            self._plan.gone(number)
+            return
+        self._totals["start_failures"] += 1
+        self._last_error = error
+        log.warning("a session of pool %r did not start: %s", self._name, error)
+        self._plan.start_failed(number, error, self._now())
 
     async def _end(self, number: int) -> None:
         session = self._sessions.get(number)

@@ -28,7 +28,7 @@ from capsule_tasks.errors import TemplateGone
 from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
 from capsule_tasks.sessions.spawn import SOURCE_ROOT, Spawned, Wires
 from capsule_tasks.settings import SessionConfig
-from capsule_tasks.system.family import MARKER
+from capsule_tasks.system.family import MARKER, kill_members
 from capsule_tasks.system.prctl import become_subreaper
 
 log = logging.getLogger("capsule_tasks.sessions")
@@ -38,7 +38,6 @@ _BOOT = (
     "from capsule_tasks.child.template import main; main(int(descriptor), int(parent), *imports)"
 )
 _ANSWER_BYTES = 64 * 1024
-_FIRST_DESCRIPTOR = 3
 
 
 class Template:
@@ -53,6 +52,8 @@ class Template:
         self._ids = itertools.count(1)
         self._loaded: asyncio.Future[None] | None = None
         self._answers: dict[int, asyncio.Future[int]] = {}
+        self._children: set[int] = set()
+        """Those that somebody has heard of and will collect."""
 
     @classmethod
     def fresh(
@@ -158,9 +159,9 @@ class Template:
         try:
             pid = await asyncio.shield(answer)
         except asyncio.CancelledError:
-            answer.add_done_callback(_kill_unwanted)
+            answer.add_done_callback(self._kill_unwanted)
             raise
-        return Spawned(pid, lambda: _collect(pid))
+        return Spawned(pid, lambda: self._collect(pid))
 
     def stop(self) -> None:
         """End the template; its children live on. Safe at any time, any number of times."""
@@ -190,6 +191,8 @@ class Template:
         answer = self._answers.pop(news.id, None)
         if answer is None:
             return
+        if news.pid:
+            self._children.add(news.pid)
         if news.error:
             answer.set_exception(TemplateGone(self.name, news.error))
         else:
@@ -201,16 +204,43 @@ class Template:
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop().remove_reader(self._connection)
         self._connection.close()
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        self._kill()
         for waiting in (self._loaded, *self._answers.values()):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(TemplateGone(self.name, why))
         self._answers.clear()
         if self.gone is not None and not self.gone.done():
             self.gone.set_result(why)
+
+    def _kill(self) -> None:
+        """The template, and the copies of it that never became anybody's child.
+
+        Nobody will hear of one it was making, which holds wires of a session that starts anew.
+        Until it hears Hello a copy is of the template's POSIX session.
+        """
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            kill_members(self.pid, self._children)
+            os.waitpid(self.pid, 0)
+
+    def _collect(self, pid: int) -> int:
+        """The return code of an adopted child, as `subprocess` counts them."""
+        self._children.discard(pid)
+        try:
+            _, status = os.waitpid(pid, 0)
+        except ChildProcessError:  # somebody else's wait took it
+            return -signal.SIGKILL
+        return os.waitstatus_to_exitcode(status)
+
+    def _kill_unwanted(self, answer: asyncio.Future[int]) -> None:
+        """The caller left while the child was being made."""
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        with contextlib.suppress(OSError):
+            os.kill(answer.result(), signal.SIGKILL)
+        self._collect(answer.result())
 
 
 def _be_template(theirs: socket.socket, parent_pid: int, imports: Sequence[str]) -> NoReturn:
@@ -220,27 +250,8 @@ def _be_template(theirs: socket.socket, parent_pid: int, imports: Sequence[str])
         for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
             signal.signal(signum, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        os.dup2(theirs.fileno(), _FIRST_DESCRIPTOR)
-        os.closerange(_FIRST_DESCRIPTOR + 1, os.sysconf("SC_OPEN_MAX"))
         template = importlib.import_module("capsule_tasks.child.template")
-        template.main(_FIRST_DESCRIPTOR, parent_pid, *imports)
+        template.leave_caller(theirs.fileno())
+        template.main(theirs.fileno(), parent_pid, *imports)
     finally:
         os._exit(70)
-
-
-def _collect(pid: int) -> int:
-    """The return code of an adopted child, as `subprocess` counts them."""
-    try:
-        _, status = os.waitpid(pid, 0)
-    except ChildProcessError:  # somebody else's wait took it
-        return -signal.SIGKILL
-    return os.waitstatus_to_exitcode(status)
-
-
-def _kill_unwanted(answer: asyncio.Future[int]) -> None:
-    """The caller left while the child was being made."""
-    if answer.cancelled() or answer.exception() is not None:
-        return
-    with contextlib.suppress(OSError):
-        os.kill(answer.result(), signal.SIGKILL)
-    _collect(answer.result())

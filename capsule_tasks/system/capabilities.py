@@ -5,25 +5,25 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import sys
 
-_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
+from capsule_tasks.system.prctl import forbid_new_privileges, libc
+
+_PR_SET_SECUREBITS = 28
+_NO_ROOT = 0b11_00_11_11  # NOROOT, NO_SETUID_FIXUP, NO_CAP_AMBIENT_RAISE, each of them locked
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _VERSION_3 = 0x20080522
-_MOST = 64
 
 
 def drop_all() -> bool:
-    """Empty all sets, the bounding set too where that is allowed; False if some are left.
+    """Empty all sets; False if some capabilities are left.
 
-    A root process keeps the uid, but not one privilege of it; what it starts gains none back.
+    A root process keeps the uid, but not one privilege of it. What it starts gains none back: not
+    for being root, and not from a file, since new privileges are forbidden too.
     """
-    if sys.platform != "linux":
+    if libc is None:
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    for number in range(_MOST):
-        if libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1:
-            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+    forbid_new_privileges()
+    libc.prctl(_PR_SET_SECUREBITS, _NO_ROOT, 0, 0, 0)  # refused to those who have nothing to give
     libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = struct.pack("=Ii", _VERSION_3, 0)
     if libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(bytes(24))) != 0:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from enum import IntFlag
 
-from capsule_tasks.system.prctl import forbid_new_privileges
+from capsule_tasks.system.prctl import forbid_new_privileges, libc
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
@@ -131,7 +131,6 @@ def _checked(number: int, *arguments: object) -> int:
 
 
 def _syscall(number: int, *arguments: object) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
+    assert libc is not None
     converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return int(libc.syscall(ctypes.c_long(number), *converted))

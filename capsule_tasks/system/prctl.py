@@ -9,14 +9,23 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_GET_CHILD_SUBREAPER = 37
 PR_SET_NO_NEW_PRIVS = 38
 
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+"""Loaded once: a child that was forked finds it ready."""
 
 
 def become_subreaper() -> bool:
     """Make this process the parent of every orphan among its descendants."""
     return _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def is_subreaper() -> bool:
+    answer = ctypes.c_int()
+    return libc is not None and (
+        libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0) == 0 and answer.value == 1
+    )
 
 
 def die_with_parent(parent_pid: int) -> bool:
@@ -26,11 +35,11 @@ def die_with_parent(parent_pid: int) -> bool:
     number, 1, it arms a SIGALRM in one second. No Python runs, so it works while a C call holds
     the GIL; the second is for the control thread, which sees EOF and takes the descendants along.
     """
-    if _libc is None or not _prctl(PR_SET_PDEATHSIG, signal.SIGHUP):
+    if libc is None or not _prctl(PR_SET_PDEATHSIG, signal.SIGHUP):
         return False
-    _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    _libc.signal.restype = ctypes.c_void_p
-    _libc.signal(signal.SIGHUP, ctypes.cast(_libc.alarm, ctypes.c_void_p))
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(signal.SIGHUP, ctypes.cast(libc.alarm, ctypes.c_void_p))
     if os.getppid() != parent_pid:  # it died before the request was in place
         os.kill(os.getpid(), signal.SIGHUP)
     return True
@@ -42,6 +51,6 @@ def forbid_new_privileges() -> bool:
 
 
 def _prctl(option: int, value: int) -> bool:
-    if _libc is None:
+    if libc is None:
         return False
-    return bool(_libc.prctl(option, value, 0, 0, 0) == 0)
+    return bool(libc.prctl(option, value, 0, 0, 0) == 0)

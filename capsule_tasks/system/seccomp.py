@@ -2,17 +2,23 @@
 
 The list names what is refused, so that Python and its libraries keep working with kernels of any
 age; reads, writes and signals are confined by Landlock, this closes the roads around it.
+
+Landlock leaves modes and times of files alone, wherever they are, and a filter sees no path. Every
+file of this user would be open to it, so these calls do nothing, and say that they succeeded:
+`shutil.copy` and the like end with them, and a sandbox can do without their effect.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import struct
 import sys
+from collections.abc import Iterable
 
-from capsule_tasks.system.prctl import forbid_new_privileges
+from capsule_tasks.system.prctl import forbid_new_privileges, libc
 
 _PR_SET_SECCOMP = 22
 _MODE_FILTER = 2
@@ -25,14 +31,18 @@ _LOAD_WORD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _JUMP_EQ = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 _JUMP_GE = 0x35  # BPF_JMP | BPF_JGE | BPF_K
 _JUMP_ANY_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
+_AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
 
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENT = 0, 4, 16
 
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, PID, NET
-_AF_UNIX = 1
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_DATAGRAM_BIT = 2  # SOCK_DGRAM and SOCK_RAW; such a socket can be aimed at any address
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_IOCTL_TYPE = 0xFF00
+_FILE_FLAGS = (ord("f") << 8, ord("X") << 8)  # chattr, fs-verity, encryption: the owner's rights
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
@@ -91,10 +101,71 @@ _ALWAYS: dict[str, tuple[int, int]] = {
     "nfsservctl": (180, 42),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
+    # What belongs to files, wherever they are.
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    # Memory that no limit counts, some of which outlives the session.
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "shmctl": (31, 195),
+    "shmat": (30, 196),
+    "semget": (64, 190),
+    "semctl": (66, 191),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "msgget": (68, 186),
+    "msgctl": (71, 187),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "ioprio_set": (251, 30),
 }
-_ALWAYS_X86: dict[str, int] = {"iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134}
+_ALWAYS_X86: dict[str, int] = {
+    "iopl": 172,
+    "ioperm": 173,
+    "modify_ldt": 154,
+    "uselib": 134,
+    "chown": 92,
+    "lchown": 94,
+    "inotify_init": 253,
+}
+_WITHOUT_EFFECT: dict[str, tuple[int, int]] = {
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "utimensat": (280, 88),
+}
+_WITHOUT_EFFECT_X86: dict[str, int] = {
+    "chmod": 90,
+    "utime": 132,
+    "utimes": 235,
+    "futimesat": 261,
+}
+_FOR_ITSELF: dict[str, tuple[int, int]] = {
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+}
+"""Allowed with 0 as the process, which is the caller: the same user's others are out of reach."""
+_SETPRIORITY = (141, 140)
+_SOCKET = (41, 198)
 _NETWORK: dict[str, tuple[int, int]] = {
-    "socket": (41, 198),
+    "socket": _SOCKET,
     "connect": (42, 203),
     "bind": (49, 200),
     "listen": (50, 201),
@@ -116,13 +187,14 @@ _FORKS: tuple[int, ...] = (57, 58)  # fork, vfork: only x86-64 has them
 def confine(*, network: bool, signals: bool) -> list[str]:
     """Install the filter for this thread and whatever it starts; what it confines.
 
-    `network` leaves sockets alone; `signals` has it refuse all signals but those to this process,
-    where Landlock cannot. Nothing is installed, and the answer is empty, on an architecture whose
-    system calls are not listed here.
+    `network` allows sockets of the internet; `signals` has it refuse all signals but those to this
+    process, where Landlock cannot. Nothing is installed, and the answer is empty, on an
+    architecture whose system calls are not listed here.
     """
     if sys.platform != "linux" or os.uname().machine not in _ARCHITECTURES:
         return []
-    program = _program(os.uname().machine, network=network, signals=signals)
+    only_pid = os.getpid() if signals else None
+    program = _program(os.uname().machine, network, only_pid)
     _install(program)
     applied = ["no_new_privs", "syscalls"]
     if not network:
@@ -149,6 +221,11 @@ class _Assembler:
         """Return `answer` if the comparison holds."""
         self.code += [(jump, 0, 1, value), (_RETURN, 0, 0, answer)]
 
+    def answer(self, numbers: Iterable[int], answer: int) -> None:
+        """Return `answer` to these system calls."""
+        for number in numbers:
+            self.when(_JUMP_EQ, number, answer)
+
     def block(self, number: int, body: list[tuple[int, int, int, int]]) -> None:
         """Run `body`, which must end in a return, for one system call."""
         self.code += [(_JUMP_EQ, 0, len(body), number), *body]
@@ -157,7 +234,8 @@ class _Assembler:
         return b"".join(struct.pack("=HBBI", *instruction) for instruction in self.code)
 
 
-def _program(machine: str, *, network: bool, signals: bool) -> bytes:
+@functools.cache
+def _program(machine: str, network: bool, only_pid: int | None) -> bytes:
     arch, column = _ARCHITECTURES[machine]
     refuse = _ERRNO | errno.EPERM
     program = _Assembler()
@@ -166,21 +244,31 @@ def _program(machine: str, *, network: bool, signals: bool) -> bytes:
     program.load(_OFFSET_NUMBER)
     if machine == "x86_64":
         program.when(_JUMP_GE, _X32, refuse)
-        for number in _ALWAYS_X86.values():
-            program.when(_JUMP_EQ, number, refuse)
+        program.answer(_ALWAYS_X86.values(), refuse)
+        program.answer(_WITHOUT_EFFECT_X86.values(), _ERRNO)
     refused = _ALWAYS | ({} if network else _NETWORK)
-    for numbers in refused.values():
-        program.when(_JUMP_EQ, numbers[column], refuse)
+    program.answer((numbers[column] for numbers in refused.values()), refuse)
+    program.answer((numbers[column] for numbers in _WITHOUT_EFFECT.values()), _ERRNO)
+    for numbers in _FOR_ITSELF.values():
+        program.block(numbers[column], _argument(0, (_JUMP_EQ, 0), _ALLOW, refuse))
+    own_process = _argument(0, (_JUMP_EQ, 0), None, refuse)  # PRIO_PROCESS
+    own_process += _argument(1, (_JUMP_EQ, 0), _ALLOW, refuse)
+    program.block(_SETPRIORITY[column], own_process)
     program.when(_JUMP_EQ, _CLONE3[column], _ERRNO | errno.ENOSYS)  # its flags are out of reach
     program.block(_CLONE[column], _argument(0, (_JUMP_ANY_BIT, _NEW_NAMESPACES), refuse, _ALLOW))
-    for request in (_TIOCSTI, _TIOCLINUX):
-        program.block(_IOCTL[column], _argument(1, (_JUMP_EQ, request), refuse, None))
-        program.load(_OFFSET_NUMBER)
-    if not network:
-        only_unix = _argument(0, (_JUMP_EQ, _AF_UNIX), _ALLOW, refuse)
-        program.block(_SOCKETPAIR[column], only_unix)
-    if signals:
-        own = (_JUMP_EQ, os.getpid())
+    program.block(_IOCTL[column], _ioctls(refuse))
+    only_pairs = _argument(0, (_JUMP_EQ, _AF_UNIX), None, refuse)
+    only_pairs += _argument(1, (_JUMP_ANY_BIT, _DATAGRAM_BIT), refuse, _ALLOW)
+    program.block(_SOCKETPAIR[column], only_pairs)
+    if network:  # of the internet, and what asks for its addresses; not those of this machine
+        internet = [
+            step
+            for family in (_AF_INET, _AF_INET6, _AF_NETLINK)
+            for step in _argument(0, (_JUMP_EQ, family), _ALLOW, None)
+        ]
+        program.block(_SOCKET[column], [*internet, (_RETURN, 0, 0, refuse)])
+    if only_pid is not None:
+        own = (_JUMP_EQ, only_pid)
         for name, numbers in _SIGNALS.items():
             if name == "pidfd_send_signal":
                 program.when(_JUMP_EQ, numbers[column], refuse)
@@ -191,18 +279,27 @@ def _program(machine: str, *, network: bool, signals: bool) -> bytes:
 
 
 def _argument(
-    index: int, comparison: tuple[int, int], holds: int, fails: int | None
+    index: int, comparison: tuple[int, int], holds: int | None, fails: int | None
 ) -> list[tuple[int, int, int, int]]:
-    """Compare the low word of an argument; without `fails` execution goes on behind."""
+    """Compare the low word of an argument; where an answer is None execution goes on behind."""
     jump, value = comparison
-    body = [
-        (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8 * index),
-        (jump, 0, 1, value),
-        (_RETURN, 0, 0, holds),
-    ]
+    body = [(_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8 * index)]
+    if holds is None:
+        assert fails is not None
+        return [*body, (jump, 1, 0, value), (_RETURN, 0, 0, fails)]
+    body += [(jump, 0, 1, value), (_RETURN, 0, 0, holds)]
     if fails is not None:
         body.append((_RETURN, 0, 0, fails))
     return body
+
+
+def _ioctls(refuse: int) -> list[tuple[int, int, int, int]]:
+    """Refuse to type into a terminal, and what changes the flags of a file."""
+    body = _argument(1, (_JUMP_EQ, _TIOCSTI), refuse, None)
+    body += [(_JUMP_EQ, 0, 1, _TIOCLINUX), (_RETURN, 0, 0, refuse), (_AND, 0, 0, _IOCTL_TYPE)]
+    for kind in _FILE_FLAGS:
+        body += [(_JUMP_EQ, 0, 1, kind), (_RETURN, 0, 0, refuse)]
+    return [*body, (_RETURN, 0, 0, _ALLOW)]
 
 
 class _Filter(ctypes.Structure):
@@ -210,7 +307,7 @@ class _Filter(ctypes.Structure):
 
 
 def _install(program: bytes) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc is not None
     unused = ctypes.c_ulong(0)
     forbid_new_privileges()
     filter_ = _Filter(len(program) // 8, program)

@@ -1,5 +1,6 @@
-"""For the tests of applications that use capsule_tasks."""
+"""What users' own tests need: the same contracts, without a server or a worker."""
 
 from capsule_tasks.testing.eager import eager
+from capsule_tasks.testing.memory_store import MemoryStore
 
-__all__ = ["eager"]
+__all__ = ["MemoryStore", "eager"]

@@ -28,6 +28,7 @@ class Census:
     def __init__(self) -> None:
         self.tag = uuid.uuid4().hex
         self._loop: Any = asyncio.get_running_loop()
+        gc.collect()  # what waited for the collector would hide as much that is left behind
         self._before = self._count()
 
     def environment(self, name: str = "") -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import json
 import os
 import shutil
 import signal
@@ -11,8 +13,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +24,7 @@ import pytest
 from capsule_tasks.errors import ExecutionFailed, ExecutionTimeout, InvalidSetting, Unconfined
 from capsule_tasks.protocol.messages import Error
 from capsule_tasks.sessions import Session, SessionPool
+from capsule_tasks.sessions.confinement import Confinement
 from capsule_tasks.settings import (
     ChildSettings,
     LimitSettings,
@@ -31,7 +36,7 @@ from capsule_tasks.settings import (
 )
 from capsule_tasks.system.prctl import become_subreaper
 from scripts._redis_server import PrivateServer
-from tests.sessions import HANG_S, eventually, until_exited
+from tests.sessions import HANG_S, Watched, eventually, until_exited
 
 MIB = 1024 * 1024
 PACKAGES = tuple(filter(None, os.environ.get("CAPSULE_TEST_PACKAGES", "").split(":")))
@@ -146,6 +151,23 @@ async def test_the_environment_holds_no_secret(monkeypatch: pytest.MonkeyPatch) 
     assert "hunter2" not in shown
 
 
+async def test_a_sandbox_without_an_environment_of_its_own_does_not_get_the_parents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+    bare = SessionConfig(child=config().child)
+    assert bare.env == scrubbed_environment()
+    if PACKAGES:
+        return  # this user's child needs to be told where the packages are
+    source = "import os; dict(os.environ), open('/proc/self/environ').read()"
+    pool = SessionPool({"app": Profile(session=bare)})
+    async with asyncio.timeout(HANG_S), Session(bare) as cold, pool, pool.borrow() as forked:
+        for session in (cold, forked):
+            environment, shown = (await session.run(source)).value
+            assert "DATABASE_PASSWORD" not in environment
+            assert "hunter2" not in shown
+
+
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateServer]:
     with PrivateServer(tmp_path_factory.mktemp("redis")) as server:
@@ -186,6 +208,108 @@ async def test_unix_sockets_cannot_be_reached(sandbox: Session, tmp_path: Path, 
         server.bind(address)
         server.listen()
         await refused(sandbox, f"import socket; socket.socket(socket.AF_UNIX).connect({address!r})")
+
+
+async def test_a_datagram_cannot_leave_through_a_pair_of_its_own(
+    sandbox: Session, tmp_path: Path
+) -> None:
+    address = str(tmp_path / "log")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(address)
+        server.setblocking(False)
+        for kind in ("SOCK_DGRAM", "SOCK_RAW", "SOCK_DGRAM | socket.SOCK_CLOEXEC"):
+            source = (
+                f"socket.socketpair(socket.AF_UNIX, socket.{kind})[0].sendto(b'x', {address!r})"
+            )
+            await refused(sandbox, f"import socket; {source}")
+        stream = f"import socket; socket.socketpair()[0].sendto(b'x', {address!r})"
+        await refused(sandbox, stream, "OSError")
+        with pytest.raises(BlockingIOError):
+            server.recv(1)
+
+
+async def test_an_open_network_does_not_open_the_sockets_of_this_machine(tmp_path: Path) -> None:
+    address = str(tmp_path / "docker.sock")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        async with Session(config(network="open")) as session:
+            connect = f"socket.socket(socket.AF_UNIX).connect({address!r})"
+            await refused(session, f"import socket; {connect}")
+            await refused(session, "import socket; socket.socketpair(type=socket.SOCK_DGRAM)")
+            source = "import socket; socket.getaddrinfo('127.0.0.1', 80)[0][4]"
+            assert (await session.run(source)).value == ("127.0.0.1", 80)
+
+
+async def test_modes_times_and_attributes_of_foreign_files_do_not_change(
+    sandbox: Session, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("x")
+    mine.chmod(0o600)
+    before = mine.stat()
+    readable = json.__file__
+    library = Path(readable).stat()
+    await sandbox.run(
+        f"import os\nos.chmod({str(mine)!r}, 0o666)\nos.utime({str(mine)!r}, (1, 1))\n"
+        f"with open({readable!r}) as file:\n"
+        "    os.fchmod(file.fileno(), 0o666)\n"
+        "    os.utime(file.fileno(), (1, 1))\n"
+    )
+    await refused(sandbox, f"import os; os.setxattr({str(mine)!r}, 'user.x', b'1')")
+    await refused(sandbox, f"import os; os.chown({str(mine)!r}, -1, {os.getgid()})")
+    set_flags = "fcntl.ioctl(file, 0x40086602, bytes(8))"
+    await refused(sandbox, f"import fcntl\nwith open({readable!r}) as file: {set_flags}")
+    for path, was in ((mine, before), (Path(readable), library)):
+        now = path.stat()
+        assert (now.st_mode, now.st_mtime, now.st_ctime) == (
+            was.st_mode,
+            was.st_mtime,
+            was.st_ctime,
+        )
+
+
+async def test_copying_a_file_works_although_its_mode_stays(sandbox: Session) -> None:
+    source = (
+        "import os, shutil, tarfile\n"
+        "open('a', 'w').write('x')\nshutil.copy2('a', 'b')\nos.mkdir('d')\n"
+        "with tarfile.open('t', 'w') as archive: archive.add('a')\n"
+        "with tarfile.open('t') as archive: archive.extractall('d')\n"
+        "shutil.copytree('d', 'e')\n"
+        "open('b').read() + open('e/a').read()"
+    )
+    assert (await sandbox.run(source)).value == "xx"
+
+
+async def test_limits_and_priorities_of_the_parent_cannot_be_changed(sandbox: Session) -> None:
+    pid = os.getpid()
+    for call in (
+        f"import resource as r; r.prlimit({pid}, r.RLIMIT_NOFILE, r.getrlimit(r.RLIMIT_NOFILE))",
+        f"import os; os.setpriority(os.PRIO_PROCESS, {pid}, os.getpriority(os.PRIO_PROCESS, 0))",
+        "import os; os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0))",
+        f"import os; os.sched_setaffinity({pid}, os.sched_getaffinity(0))",
+        f"import os; os.sched_setscheduler({pid}, os.SCHED_OTHER, os.sched_param(0))",
+    ):
+        await refused(sandbox, call)
+    source = "import os, resource as r; r.setrlimit(r.RLIMIT_CORE, (0, 0)); os.nice(1)"
+    assert (await sandbox.run(source)).value == os.getpriority(os.PRIO_PROCESS, 0) + 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "memfd_create(b'x', 0)",
+        "shmget(0, 4096, 0o1600)",
+        "semget(0, 1, 0o1600)",
+        "msgget(0, 0o1600)",
+        "inotify_init1(0)",
+    ],
+)
+async def test_memory_that_nobody_counts_and_news_of_other_files_are_refused(
+    sandbox: Session, call: str
+) -> None:
+    source = f"import ctypes; ctypes.CDLL(None, use_errno=True).{call}, ctypes.get_errno()"
+    assert (await sandbox.run(source)).value == (-1, errno.EPERM)
 
 
 async def test_an_open_network_is_open_when_asked_for() -> None:
@@ -249,6 +373,94 @@ async def test_filling_the_disk_ends_its_execution_with_the_limit_named() -> Non
         source = "import os\nf = open('big', 'wb')\nwhile True: f.write(bytes(100_000))"
         error = await _limit_error(session, source)
         assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nf = open('x', 'wb')\nos.unlink('x')\nwhile True: f.write(bytes(100_000))",
+        "n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1",
+        "import os\nwhile True:\n    os.mkdir('d' * 99)\n    os.chdir('d' * 99)",
+        "import os\nos.mkdir('d', 0o300)\nf = open('d/x', 'wb')\nwhile True: f.write(bytes(9999))",
+    ],
+    ids=["unlinked", "only-names", "nested", "unreadable"],
+)
+async def test_what_hides_from_the_measure_of_the_disk_is_found(source: str) -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        directory = Path((await session.run("import os; os.getcwd()")).value)
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
+    await eventually(lambda: not directory.exists())
+
+
+async def test_many_files_do_not_hold_up_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    measurers: list[int] = []
+    measure = Confinement._measure
+
+    def noted(watch: Confinement, *rest: Any) -> None:
+        measurers.append(threading.get_ident())
+        measure(watch, *rest)
+
+    monkeypatch.setattr(Confinement, "_measure", noted)
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        source = "import os, time\nfor n in range(1000): os.mknod(str(n))\ntime.sleep(3600)"
+        watched = Watched(session, source)
+        await eventually(lambda: len(measurers) >= 3)
+        assert await session.cancel(watched.execution_id) == "interrupted"
+        await watched.ended()
+    assert threading.get_ident() not in measurers
+
+
+async def test_what_an_execution_left_behind_is_still_bounded() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        source = (
+            "import threading, time\n"
+            "def fill():\n"
+            "    with open('big', 'wb') as file:\n"
+            "        time.sleep(0.1)\n"
+            "        while True: file.write(bytes(100_000))\n"
+            "threading.Thread(target=fill, daemon=True).start()"
+        )
+        first = session.info.pid
+        await session.run(source)
+        await eventually(lambda: session.info.restarts == 1 and session.state == "ready")
+        assert session.info.pid != first
+        assert (await session.run("__import__('os').listdir()")).value == []
+
+
+async def test_short_executions_in_a_row_are_watched_too() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        with pytest.raises(ExecutionFailed) as failure:  # noqa: PT012 - any of them may be the last
+            await session.run("f = open('big', 'wb')")
+            while True:
+                await session.run("f.write(bytes(10_000))")
+        assert failure.value.error.kind == "limit"
+
+
+async def test_a_thread_bomb_ends_its_execution_with_the_limit_named() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_threads=64)) as session:
+        source = (
+            "import threading, time\nthreading.stack_size(32768)\nwhile True:\n"
+            "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+        )
+        error = await _limit_error(session, source)
+        assert error.message.startswith("limit of 64 threads: ")
+
+
+async def test_the_memory_of_several_processes_is_counted_together() -> None:
+    limits = LimitSettings(memory_bytes=400 * MIB)
+    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
+        source = (
+            "import os, time\n"
+            "for _ in range(6):\n"
+            "    if os.fork() == 0:\n"
+            "        kept = b'x' * 100_000_000\n"
+            "        time.sleep(60)\n"
+            "time.sleep(60)"
+        )
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"memory limit of {400 * MIB} bytes: ")
+        assert "were used by" in error.message
 
 
 async def test_a_memory_bomb_ends_its_execution_with_the_limit_named() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ import pytest
 from capsule_tasks.errors import TemplateGone
 from capsule_tasks.sessions import Session, SessionPool
 from capsule_tasks.sessions.template import Template
+from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import PoolSettings, Profile, SessionConfig
-from tests.sessions import HANG_S, eventually
+from tests.sessions import HANG_S, eventually, until_exited
 
 
 async def loaded(*imports: str, **options: object) -> Template:
@@ -30,6 +32,18 @@ async def test_a_forked_child_has_the_imports_and_belongs_to_this_process() -> N
         value = (await session.run("import sys, os; ('numpy' in sys.modules, os.getppid())")).value
         assert value == (True, os.getpid())
         assert (await session.run("import numpy; int(numpy.arange(5).sum())")).value == 10
+    template.stop()
+
+
+async def test_copies_do_not_draw_the_same_random_numbers() -> None:
+    template = await loaded("random", "numpy.random")
+    drawn = []
+    for _ in range(2):
+        async with asyncio.timeout(HANG_S), Session(spawner=template) as session:
+            source = "import random, numpy.random as r; random.random(), float(r.rand())"
+            drawn.append((await session.run(source)).value)
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1] != drawn[1][1]
     template.stop()
 
 
@@ -67,6 +81,31 @@ async def test_the_crash_of_a_template_is_survived_by_its_children() -> None:
         assert (await session.run("x")).value == 5
         with pytest.raises(TemplateGone, match="not running"):
             await template.spawn(None, SessionConfig(), "m")  # type: ignore[arg-type]
+
+
+async def test_a_copy_that_is_killed_while_it_waits_costs_nobody_a_child() -> None:
+    template = await loaded()
+    async with asyncio.timeout(HANG_S):
+        await eventually(lambda: _copies_of(template))
+        (copy,) = _copies_of(template)
+        os.kill(copy, signal.SIGKILL)
+        await until_exited(copy)
+        async with Session(spawner=template) as session:
+            assert (await session.run("1")).value == 1
+    template.stop()
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+async def test_no_copy_outlives_its_template(end: str) -> None:
+    before = set(_children())
+    template = await loaded()
+    async with asyncio.timeout(HANG_S):
+        await eventually(lambda: _copies_of(template))
+        if end == "crash":
+            os.kill(template.pid, signal.SIGKILL)
+            await template.ended()
+        template.stop()
+    assert set(_children()) == before
 
 
 async def test_a_pool_starts_cold_while_its_template_is_replaced() -> None:
@@ -109,35 +148,165 @@ async def test_a_spawn_that_is_cancelled_leaves_no_child() -> None:
             starting.cancel()
             await asyncio.wait({starting})
             await session.terminate()
-        await eventually(lambda: set(_children()) - before == {template.pid})
+        known = {template.pid, *before}
+        await eventually(lambda: set(_children()) - known == set(_copies_of(template)))
     template.stop()
     assert not set(_children()) - before
 
 
-def test_a_fork_of_the_caller_has_what_the_caller_had() -> None:
-    script = """
-import asyncio
+async def test_a_template_that_dies_in_the_middle_of_a_fork_leaves_nobody() -> None:
+    """Also no second child at the wires of a session that starts cold instead."""
+    before = set(_children())
+    async with asyncio.timeout(HANG_S):
+        for _ in range(10):
+            profile = Profile(session=SessionConfig(), imports=())
+            spawner = WarmSpawner(profile)
+            await spawner.start()
+            template = spawner.template_pid
+            assert template is not None
+            sessions = [Session(spawner=spawner) for _ in range(4)]
+            starting = [asyncio.create_task(session.start()) for session in sessions]
+            while not _children(template) and not all(start.done() for start in starting):
+                await asyncio.sleep(0)
+            os.kill(template, signal.SIGKILL)
+            await asyncio.gather(*starting)
+            for number, session in enumerate(sessions):
+                assert (await session.run(f"{number}")).value == number
+            await asyncio.gather(*(session.shutdown() for session in sessions))
+            await spawner.stop()
+            assert set(_children()) <= before
+
+
+CALLER = """
+import asyncio, json, os, socket, sys
+from capsule_tasks.sessions import Session
 from capsule_tasks.sessions.template import Template
-import capsule_tasks.sessions.session
-import json
-json.only_here = 'set in code'
+{before}
 template = Template.fork_of_caller()
 async def main():
-    from capsule_tasks.sessions import Session
     await template.load(20)
     async with Session(spawner=template) as session:
-        print((await session.run("import json; json.only_here")).value)
+{body}
     template.stop()
 asyncio.run(main())
 """
+
+
+def of_caller(before: str, body: str) -> str:
+    """What a process prints that copies itself after `before` and then does `body`."""
+    body = textwrap.indent(textwrap.dedent(body), " " * 8)
+    script = CALLER.format(before=textwrap.dedent(before), body=body)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=False
     )
-    assert (done.stdout, done.stderr) == ("set in code\n", "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
 
 
-def _children() -> list[int]:
-    mine = []
-    for thread in Path("/proc/self/task").iterdir():
+def test_a_fork_of_the_caller_has_what_the_caller_had() -> None:
+    body = "print((await session.run('import json; json.only_here')).value)"
+    assert of_caller("json.only_here = 'set in code'", body) == "set in code\n"
+
+
+def test_a_fork_of_the_caller_holds_nothing_open_that_the_caller_had() -> None:
+    """Its reader sees the end of a pipe as soon as the caller closes it, whatever else lives."""
+    before = "reading, writing = os.pipe(); os.set_inheritable(writing, True)"
+    body = """
+    os.close(writing)
+    print(os.read(reading, 1))
+    source = "import os, stat; names = [f'/proc/self/fd/{n}' for n in range(99)]; "
+    source += "[stat.S_IFMT(os.stat(name).st_mode) for name in names if os.path.exists(name)]"
+    kinds = (await session.run(source)).value
+    print(kinds.count(0o140000), kinds.count(0o010000))  # its two sockets and its three pipes
+    """
+    assert of_caller(before, body) == "b''\n2 3\n"
+
+
+def test_what_the_callers_objects_close_in_a_fork_is_none_of_the_sessions() -> None:
+    before = "json.sockets = [socket.socket() for _ in range(20)]"
+    body = """
+    await session.run("import json; kept = open('/dev/zero'); del json.sockets")
+    print((await session.run("kept.read(1) == chr(0)")).value, session.is_alive)
+    """
+    assert of_caller(before, body) == "True True\n"
+
+
+DAEMON = """
+import os, time
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.write(writing, str(os.getpid()).encode())
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+int(os.read(reading, 20))
+"""
+
+
+def test_a_daemon_of_a_forked_child_that_died_by_itself_is_known_by_its_marker() -> None:
+    body = f"""
+    daemon = os.pidfd_open((await session.run({DAEMON!r})).value)
+    async for _ in session.execute("os._exit(3)"): pass
+    exited = asyncio.Event()
+    asyncio.get_running_loop().add_reader(daemon, exited.set)
+    await asyncio.wait_for(exited.wait(), 20)
+    asyncio.get_running_loop().remove_reader(daemon)
+    print("gone")
+    """
+    assert of_caller("import logging; logging.disable()", body) == "gone\n"
+
+
+def test_a_caller_with_threads_is_not_copied() -> None:
+    busy = (
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, name='busy', daemon=True).start()"
+    )
+    with pytest.raises(AssertionError, match=r"one thread can be copied; here run .*'busy'"):
+        of_caller(busy, "pass")
+
+
+async def test_imports_that_leave_a_native_thread_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "native.py").write_text(
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None)\n"
+        "assert not libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with pytest.raises(TemplateGone, match="left 1 native threads that survive a fork"):
+        await loaded("native", env=env)
+
+
+async def test_numpy_whose_threads_end_before_a_fork_computes_in_many_children() -> None:
+    """OpenBLAS has threads in the template whatever this machine has; a child makes its own."""
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}
+    template = await loaded("numpy", env=env)
+    source = "import numpy\na = numpy.ones((300, 300))\nfloat((a @ a).sum())"
+    async with asyncio.timeout(HANG_S):
+        sessions = [Session(spawner=template) for _ in range(3)]
+        await asyncio.gather(*(session.start() for session in sessions))
+        for completed in await asyncio.gather(*(session.run(source) for session in sessions)):
+            assert completed.value == 300.0**3
+        await asyncio.gather(*(session.shutdown() for session in sessions))
+    template.stop()
+
+
+def _children(pid: int | str = "self") -> list[int]:
+    mine: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
         mine += map(int, (thread / "children").read_text().split())
     return mine
+
+
+def _copies_of(template: Template) -> list[int]:
+    """Those that wait to become somebody's child: adopted, but still in the template's session."""
+    return [pid for pid in _children() if pid != template.pid and _session(pid) == template.pid]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0

@@ -73,9 +73,9 @@ def test_a_session_given_back_unused_is_still_fresh() -> None:
 @pytest.mark.parametrize(
     ("changes", "wear", "why"),
     [
-        ({"max_uses": 1}, "use", "it was used 1 times"),
+        ({"max_uses": 1}, "use", "it was used 1 times or more"),
         ({"max_age_s": 5.0}, "age", "it is older than 5.0 s"),
-        ({"max_growth_bytes": 50}, "growth", "its memory has grown by 60 bytes"),
+        ({"max_growth_bytes": 50}, "growth", "its memory has grown by 50 bytes or more"),
         ({}, "silence", "its heartbeat is missing"),
         ({}, "loss", "killed"),
     ],
@@ -178,6 +178,21 @@ def test_the_half_open_breaker_tries_one_start_and_closes_when_it_succeeds() -> 
     (only,) = plan.decide(5.0)
     assert isinstance(only, Start)
     assert len(started(plan, [only], 5.0)) == 2
+
+
+def test_a_breaker_whose_time_is_over_asks_for_no_more_looks() -> None:
+    """Neither while its one attempt runs, nor while nobody wants a session: that was a spin."""
+    for min_idle in (0, 1):
+        plan = make(min_idle=min_idle, max_sessions=1, breaker_failures=1, breaker_reset_s=5.0)
+        plan.wait(1)
+        (start,) = plan.decide(0.0)
+        assert isinstance(start, Start)
+        plan.start_failed(start.slot, "no", 0.0)
+        plan.decide(0.0)
+        assert plan.next_look(0.0) == 5.0
+        assert len(plan.decide(5.0)) == min_idle
+        assert plan.next_look(5.0) is None
+        assert plan.next_look(60.0) is None
 
 
 def test_stopping_refuses_the_waiters_and_retires_everything_once() -> None:
@@ -297,6 +312,11 @@ class PoolMachine(RuleBasedStateMachine):
         assert list(self.plan.waiters) == self.waiting
         leased = [s.number for s in self.plan.slots.values() if s.stage is Stage.LEASED]
         assert sorted(leased) == sorted(self.lent.values())
+
+    @invariant()
+    def what_is_due_now_has_been_done(self) -> None:
+        look = self.plan.next_look(self.now)
+        assert look is None or look > self.now
 
     @invariant()
     def nobody_waits_beside_an_idle_session(self) -> None:

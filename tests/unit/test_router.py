@@ -32,6 +32,7 @@ from capsule_tasks.protocol.messages import (
     Result,
     StackReply,
     StackRequest,
+    Started,
     Terminal,
     ToParent,
     Unsupported,
@@ -42,6 +43,7 @@ from capsule_tasks.settings import OutputSettings
 from tests.unit.strategies import CEILING, message_types, messages_of
 
 GENERAL = 20
+GENERAL_BYTES = 100_000
 
 
 class Parent:
@@ -52,7 +54,15 @@ class Parent:
         self.ends: list[tuple[str, Terminal]] = []
         nothing: Any = lambda _: None  # noqa: E731
         self.router = Router(
-            "s", GENERAL, True, self.sent.append, nothing, nothing, nothing, self.on_terminal
+            "s",
+            GENERAL,
+            GENERAL_BYTES,
+            True,
+            self.sent.append,
+            nothing,
+            nothing,
+            nothing,
+            self.on_terminal,
         )
         for number, name in enumerate(("e", "f"), start=1):
             self.router.streams[name] = ExecutionStream(
@@ -187,6 +197,24 @@ async def test_what_is_said_before_the_ack_comes_after_it() -> None:
     assert (await stream.next()).data == "early"
 
 
+async def test_what_belongs_to_an_ended_execution_of_the_same_name_is_not_taken_for_its_own() -> (
+    None
+):
+    """The end of the first one came on the other channel, and overtook these."""
+    parent = Parent()
+    stream = parent.stream("e")
+    parent.router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0, seq=stream.seq - 1))
+    parent.router.route(Started(execution_id="e", seq=stream.seq - 1))
+    assert not stream.acked
+    assert not stream.is_running
+    parent.router.route(
+        Ack(ack_of="y", execution_id="e", accepted_at=0.0, seq=stream.seq, queued=True)
+    )
+    parent.router.route(Started(execution_id="e", seq=stream.seq))
+    assert stream.acked
+    assert stream.is_running
+
+
 async def test_output_of_the_session_is_credited_at_once() -> None:
     parent = Parent()
     parent.router.route(Output(stream="stdout", data="abc"))
@@ -212,7 +240,29 @@ async def test_messages_of_no_execution_are_kept_up_to_a_number_and_the_loss_is_
     assert [message.data for message in parent.router.general] == [
         str(number) for number in range(5, GENERAL + 5)
     ]
-    assert parent.router.general_dropped == 5
+    assert parent.router.general.dropped == 5
+
+
+async def test_large_messages_of_no_execution_do_not_fill_the_memory() -> None:
+    parent = Parent()
+    for number in range(4):
+        parent.router.route(Output(stream="stdout", data=str(number) * (GENERAL_BYTES // 3)))
+        parent.router.route(Checkpointed(in_reply_to="?", data=b"x" * (GENERAL_BYTES // 3)))
+    assert len(parent.router.general) == 2
+    assert parent.router.general.dropped == 6
+    largest = Output(stream="stdout", data="x" * 2 * GENERAL_BYTES)
+    parent.router.route(largest)
+    assert list(parent.router.general) == [largest]
+
+
+async def test_a_flood_of_unknown_messages_does_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parent = Parent()
+    for _ in range(1000):
+        parent.router.route(Unsupported(what="x" * 1000))
+    assert 0 < len(caplog.records) <= 10
+    assert max(len(record.getMessage()) for record in caplog.records) < 200
 
 
 async def test_an_end_for_an_execution_that_is_over_changes_nothing() -> None:
@@ -287,7 +337,7 @@ async def test_raw_bytes_belong_to_the_only_execution_that_runs() -> None:
     router.route(Result(execution_id="e"))
     assert router.raw_owner() is None
     assert router.on_raw("stderr", "of nobody", 9)
-    assert router.general[-1].data == "of nobody"
+    assert list(router.general)[-1].data == "of nobody"
 
 
 async def test_raw_bytes_ask_for_a_pause_when_a_window_of_them_waits() -> None:

@@ -130,17 +130,14 @@ class _PoolCaller:
 
 
 async def _called(connection: AbstractConnection, call: Call) -> Reply:
-    tail = (len(call.keys), *call.keys, *call.args)
-    await connection.send_packed_command(
-        connection.pack_command("EVALSHA", call.script.sha, *tail), check_health=False
-    )
+    packed = call.packed(b"EVALSHA", call.script.sha)
+    await connection.send_packed_command([packed], check_health=False)
     try:
         return _reply(await connection.read_response(disable_decoding=True))
     except NoScriptError:
         # The server was restarted, flushed or failed over. EVAL makes it remember the script.
-        await connection.send_packed_command(
-            connection.pack_command("EVAL", call.script.source, *tail), check_health=False
-        )
+        packed = call.packed(b"EVAL", call.script.source)
+        await connection.send_packed_command([packed], check_health=False)
         return _reply(await connection.read_response(disable_decoding=True))
 
 

@@ -79,7 +79,7 @@ class HistoryCore:
 
     Every write takes an `operation`: an id under which it is done at most once. Without one it
     makes its own, which covers lost replies; give one to repeat a whole call safely, from another
-    process too, for ten minutes.
+    process too, for ten minutes and 10,000 writes.
     """
 
     def __init__(

@@ -40,6 +40,8 @@ from capsule_tasks.protocol.messages import (
     Restore,
     Restored,
     Result,
+    SoftLimit,
+    TaskCall,
     Terminal,
     new_id,
 )
@@ -74,6 +76,8 @@ _NOT_SENT: dict[type[Exception], ErrorKind] = {
     FrameTooLarge: ErrorKind.TOO_LARGE,
     SessionLost: ErrorKind.LOST,
     UnicodeEncodeError: ErrorKind.RAISED,  # as Python's own compiler does with such a source
+    TypeError: ErrorKind.RAISED,  # a header of a task that MessagePack cannot carry
+    OverflowError: ErrorKind.RAISED,
 }
 _EXIT_S = 5.0
 """How long a killed process may take to leave the process table."""
@@ -147,6 +151,12 @@ class Session:
     def is_alive(self) -> bool:
         """A running child in a state that lets it be used again."""
         return self._state in ALIVE and self._child is not None and not self._child.is_over
+
+    @property
+    def exit_status(self) -> int | None:
+        """How the last child ended, negative for a signal; None while it has not."""
+        exited = self._child.process.exited if self._child is not None else None
+        return int(exited.result()) if exited is not None and exited.done() else None
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -585,11 +595,36 @@ class Session:
         out, err = ("".join(written[name]) for name in ("stdout", "stderr"))
         return Completed(message.value, out, err, message)
 
+    def submit(
+        self,
+        payload: Code | TaskCall,
+        consumer: Callable[[Message], object],
+        *,
+        execution_id: str,
+        on_busy: OnBusy = "wait",
+    ) -> None:
+        """Begin an execution whose messages `consumer` is called with, its terminal one last.
+
+        It is called on the event loop, and may submit the next one. Nothing is awaited: if the
+        session does not take executions right now, SessionStateError is raised.
+        """
+        child, _ = self._taken_on("submit()")
+        if execution_id in child.router.streams:
+            raise ValueError(f"execution {execution_id!r} is running already")
+        stream = self._open(child, execution_id, consumer)
+        execute = Execute(
+            execution_id=execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
+        )
+        self._submit(child, stream, execute)
+
     async def _accepting(self, call: str) -> tuple[Incarnation, Stopper]:
         """The child, if it takes executions; one that is being replaced is waited for."""
         self._check_loop(call)
         if self._restarting is not None and not self._restarting.done():
             await asyncio.wait({self._restarting})
+        return self._taken_on(call)
+
+    def _taken_on(self, call: str) -> tuple[Incarnation, Stopper]:
         child, stopper = self._child, self._stopper
         if self._state not in ACCEPTING or child is None or stopper is None or child.is_over:
             hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
@@ -599,8 +634,13 @@ class Session:
             raise SessionStateError(call, self._state, hint)
         return child, stopper
 
-    def _open(self, child: Incarnation, execution_id: str) -> ExecutionStream:
-        stream = child.open_stream(execution_id)
+    def _open(
+        self,
+        child: Incarnation,
+        execution_id: str,
+        consumer: Callable[[Message], object] | None = None,
+    ) -> ExecutionStream:
+        stream = child.open_stream(execution_id, consumer)
         self._move(SessionState.BUSY)
         self._last_used_at = time.monotonic()
         self._counters.execution_count += 1
@@ -609,7 +649,7 @@ class Session:
     def _submit(self, child: Incarnation, stream: ExecutionStream, execute: Execute) -> None:
         try:
             child.post_bulk(execute)
-        except (FrameTooLarge, SessionLost, UnicodeEncodeError) as error:
+        except tuple(_NOT_SENT) as error:
             child.close_stream(stream)
             terminal = Error(
                 execution_id=stream.execution_id,
@@ -673,6 +713,20 @@ class Session:
             return "not_running"
         interrupt = self._stopper.interrupt(execution_id, force=force_restart)
         return await self._at_home(self._outlive(interrupt))
+
+    def soft_limit(self, execution_id: str) -> bool:
+        """Raise in one execution that its soft time limit has passed; False if there is none."""
+        child = self._child
+        stream = child.router.streams.get(execution_id) if child is not None else None
+        if child is None or stream is None:
+            return False
+        child.send_control(SoftLimit(execution_id=execution_id, seq=stream.seq))
+        return True
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the child alone; nothing happens if there is none."""
+        if self._child is not None:
+            self._child.process.signal(signum)
 
     # --- questions and answers -----------------------------------------------------------------
 

@@ -8,6 +8,9 @@ result_backend = os.environ.get("CAPSULE_RESULT_URL", broker_url)
 # The pool: every task runs in a session.
 worker_pool = "capsule_tasks.taskpool:TaskPool"
 
+# The modules that hold the tasks.
+imports = ("workers.pipeline",)
+
 # A message is acknowledged when its task is over, so that a worker that dies loses nothing; and a
 # child that dies takes its task's message back to the queue only if the task says that it may run
 # twice (`reject_on_worker_lost`).

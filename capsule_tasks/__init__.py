@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from capsule_tasks.child.context import progress
+    from capsule_tasks.client import Capsule, Execution
     from capsule_tasks.errors import ExecutionCancelled
     from capsule_tasks.sessions import Session, SessionConfig, SessionPool
     from capsule_tasks.settings import (
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Capsule",
     "ChildSettings",
+    "Execution",
     "ExecutionCancelled",
     "History",
     "LimitSettings",
@@ -39,6 +42,8 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    "Capsule": "capsule_tasks.client",
+    "Execution": "capsule_tasks.client",
     "ChildSettings": "capsule_tasks.settings",
     "ExecutionCancelled": "capsule_tasks.errors",
     "History": "capsule_tasks.storage",

@@ -4,5 +4,8 @@ from __future__ import annotations
 
 from celery import Celery
 
+from capsule_tasks import Capsule
+
 app = Celery("workers")
+Capsule(app)
 app.config_from_object("celeryconfig")

@@ -168,6 +168,7 @@ def _let_coroutines_run(app: Any, bridge: Callable[[Any], Any]) -> None:
         task.request_stack.__ident_func__ = ident
         for name in ("run", "_orig_run"):
             function = getattr(task, name, None)
+            function = getattr(function, "capsule_coroutine", function)  # once run eagerly
             if function is not None and iscoroutinefunction(function):
                 setattr(task, name, bridge(function))
         if iscoroutinefunction(type(task).__call__):

@@ -36,6 +36,9 @@ from capsule_tasks.protocol.messages import Ack, Execute, Message, TaskCall, Tra
 EXIT_TERMINATED = 128 + signal.SIGTERM
 """What a shell calls the end by SIGTERM."""
 
+_AGAIN_S = 0.005
+"""Until a signal is sent again that came at a bad moment."""
+
 _current: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
     "capsule_execution", default=None
 )
@@ -183,6 +186,10 @@ class BlockingTaskLane(_TaskLane):
         self._terminated = True
         if self._interrupter.is_inside(frame):
             raise SystemExit(EXIT_TERMINATED)
+        # Our own code has the main thread, and may hold a lock: once more, in a moment.
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
+        again.daemon = True
+        again.start()
 
     def _on_soft_limit(self, _signum: int, frame: FrameType | None) -> None:
         """What the signal means to a prefork child, for those who send it themselves."""

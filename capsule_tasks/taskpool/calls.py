@@ -58,4 +58,7 @@ def is_coroutine_task(task: Any) -> bool:
         getattr(task, "run", None),
         type(task).__call__,
     )
-    return any(map(inspect.iscoroutinefunction, functions))
+    return any(
+        inspect.iscoroutinefunction(function) or hasattr(function, "capsule_coroutine")
+        for function in functions
+    )

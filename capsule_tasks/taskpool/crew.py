@@ -328,7 +328,7 @@ class Crew:
 
     def _on_state(self, member: Member, _old: SessionState, new: SessionState) -> None:
         """The child has ended; its jobs have heard so already."""
-        if new not in OVER or member not in self.members[member.kind]:
+        if self._stopped or new not in OVER or member not in self.members[member.kind]:
             return
         self._remove(member)
         self.totals["children_lost"] += not member.worn

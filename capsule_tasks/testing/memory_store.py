@@ -92,7 +92,7 @@ class MemoryStore:
 
     def _append(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         if early := self._recalled(keys, args):
-            return early[0] if early[0][0] else [Code.DONE, int(early[1] or 0)]
+            return early[0]
         items, records = self._list(keys["items"]), args["records"]
         size = _size(items)
         length = len(items) + len(records)
@@ -100,8 +100,8 @@ class MemoryStore:
             return [Code.FULL, len(items), size]
         items.extend(records)
         self._save(keys, args, has_removed=False)
-        self._remember(keys, args, str(length).encode())
-        return [Code.DONE, length]
+        self._remember(keys, args, b"")
+        return [Code.DONE]
 
     def _read(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         items: list[Record] = self._values.get(keys["items"], [])

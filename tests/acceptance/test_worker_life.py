@@ -161,6 +161,21 @@ def test_children_that_are_no_fork_run_the_same_tasks(
         eventually(lambda: f"logged {word}" in worker.log and f"printed {word}" in worker.log)
 
 
+def test_a_restarted_pool_has_new_children_and_loses_nothing(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with Worker(redis_url, tmp_path, concurrency=2) as worker:
+        before = set(worker.ask("stats")["pool"]["processes"])
+        key = unique()
+        result = worker.send("hold", key)
+        old = int(worker.heard(key))
+        assert worker.tell("pool_restart") == {"ok": "reload started"}
+        worker.go(key)
+        assert result.get(timeout=HANG_S) == old
+        eventually(lambda: not any(map(is_running, before)), "the end of the old children")
+        assert worker.get("signalled") not in before
+
+
 def test_stats_show_the_sessions(redis_url: str, tmp_path: Path) -> None:
     with Worker(redis_url, tmp_path, concurrency=2) as worker:
         key = unique()

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
         Profile,
         SandboxSettings,
     )
+    from capsule_tasks.storage import History, SyncHistory
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "ChildSettings",
     "ExecutionCancelled",
+    "History",
     "LimitSettings",
     "PoolSettings",
     "Profile",
@@ -31,6 +33,7 @@ __all__ = [
     "Session",
     "SessionConfig",
     "SessionPool",
+    "SyncHistory",
     "__version__",
     "progress",
 ]
@@ -38,6 +41,7 @@ __all__ = [
 _HOME_OF = {
     "ChildSettings": "capsule_tasks.settings",
     "ExecutionCancelled": "capsule_tasks.errors",
+    "History": "capsule_tasks.storage",
     "LimitSettings": "capsule_tasks.settings",
     "PoolSettings": "capsule_tasks.settings",
     "Profile": "capsule_tasks.settings",
@@ -45,6 +49,7 @@ _HOME_OF = {
     "Session": "capsule_tasks.sessions",
     "SessionConfig": "capsule_tasks.sessions",
     "SessionPool": "capsule_tasks.sessions",
+    "SyncHistory": "capsule_tasks.storage",
     "progress": "capsule_tasks.child.context",
 }
 

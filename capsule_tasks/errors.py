@@ -152,3 +152,116 @@ class ExecutionCancelled(KeyboardInterrupt):
     It derives from KeyboardInterrupt because asyncio swallows any other BaseException raised
     inside a callback, and so that libraries treat it as the Ctrl-C they already know.
     """
+
+
+class InvalidId(CallerError, ValueError):
+    """An id cannot be part of a key."""
+
+    def __init__(self, what: str, value: object, why: str) -> None:
+        super().__init__(f"the {what} {_shortened(value)} {why}")
+        self.value = value
+
+
+class StorageError(CapsuleError):
+    """Redis did not do what was asked, or did not say so.
+
+    `may_have_written` tells whether the write may have happened, or may still happen. `operation`
+    is the id of the write: the same call with the same operation is done at most once.
+    """
+
+    def __init__(
+        self, message: str, *, may_have_written: bool = False, operation: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.may_have_written = may_have_written
+        self.operation = operation
+
+    def __str__(self) -> str:
+        known = "the write may have happened" if self.may_have_written else "nothing was written"
+        return f"{super().__str__()} ({known})"
+
+
+class StorageUnavailable(StorageError, RetryError):
+    """Redis cannot be reached, or the connection was lost or timed out."""
+
+
+class StorageNotReady(StorageError, RetryError):
+    """Redis answers, but does not serve now: it loads, fails over, or is read-only."""
+
+
+class StorageForgotten(StorageError, RetryError):
+    """A write was repeated so late that Redis no longer knows whether it had been done."""
+
+
+class StorageFull(StorageError, OperatorError):
+    """Redis is out of memory, or cannot save what it is told."""
+
+
+class StorageDenied(StorageError, OperatorError):
+    """Redis refuses this user: the password is wrong, or a permission is missing."""
+
+
+class StorageUnusable(StorageError, OperatorError):
+    """What is at the other end is no server for this package, or a key holds something else."""
+
+
+class StorageClosed(CallerError, RuntimeError):
+    """Connections were used after they had been closed."""
+
+    def __init__(self) -> None:
+        super().__init__("these connections to Redis are closed; make new ones")
+
+
+class ItemNotStorable(CallerError, TypeError):
+    """An item of a batch cannot be stored as JSON; nothing of the batch was."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(f"item {index} cannot be stored: {why}")
+        self.index = index
+
+
+class ItemTooLarge(CallerError, ValueError):
+    """An item of a batch is over the limit of one item; nothing of the batch was stored."""
+
+    def __init__(self, index: int, size: int, limit: int) -> None:
+        super().__init__(f"item {index} has {size} bytes, over the limit of {limit}")
+        self.index = index
+        self.size = size
+        self.limit = limit
+
+
+class HistoryFull(CallerError):
+    """A history would grow over its limit; nothing was written. Replace or clear it first."""
+
+    def __init__(
+        self, session_id: str, length: int, size: int, *, max_items: int, max_bytes: int
+    ) -> None:
+        super().__init__(
+            f"history {_shortened(session_id)} holds {length} items of {size} bytes together; what "
+            f"was to be added would take it over its limits of {max_items} items and {max_bytes} "
+            "bytes"
+        )
+        self.session_id = session_id
+        self.length = length
+        self.size = size
+
+
+class HistoryConflict(RetryError):
+    """A history changed between reading and writing it; nothing was written. Read it again."""
+
+    def __init__(self, session_id: str, why: str) -> None:
+        super().__init__(f"history {_shortened(session_id)}: {why}; read it again")
+        self.session_id = session_id
+
+
+class UnknownKey(OperatorError):
+    """A record was encrypted with a key that was not given."""
+
+    def __init__(self, key_id: str, known: tuple[str, ...]) -> None:
+        super().__init__(f"no key has the id {key_id}; given were {', '.join(known)}")
+        self.key_id = key_id
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

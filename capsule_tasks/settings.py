@@ -356,3 +356,56 @@ class Profile(_Section, frozen=True, kw_only=True):
         self._one_of("start", ("fork", "cold"))
         self._tuple_of(str, "imports")
         self._at_least(0.001, "template_timeout_s")
+
+
+class RetrySettings(_Section, frozen=True, kw_only=True):
+    """How often a call to Redis is made again when its reply was lost or it was not served."""
+
+    attempts: int = 6
+    """Calls in all; 1 never repeats."""
+    first_delay_s: float = 0.05
+    """The longest pause before the first repeat; it doubles, and each pause is a random part."""
+    max_delay_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        self._at_least(1, "attempts")
+        self._at_least(0, "first_delay_s", "max_delay_s")
+
+
+class ConnectionSettings(_Section, frozen=True, kw_only=True):
+    """How connections to Redis are made and used."""
+
+    connect_timeout_s: float = 5.0
+    reply_timeout_s: float = 5.0
+    """Silence after which a connection is given up; what was sent may still have been done."""
+    max_connections: int = 64
+    """Connections of one event loop; further calls wait for their turn."""
+
+    def __post_init__(self) -> None:
+        self._at_least(0.001, "connect_timeout_s", "reply_timeout_s")
+        self._at_least(1, "max_connections")
+
+
+class HistorySettings(_Section, frozen=True, kw_only=True):
+    """How long a history is kept, and how large it may grow."""
+
+    ttl_s: float = 90 * 86400.0
+    """From the last write to the end of the history; every write begins it anew."""
+    renew_on_read: bool = False
+    """Whether reading begins it anew, too."""
+    max_item_bytes: int = 8 * MIB
+    max_items: int = 100_000
+    max_bytes: int = 256 * MIB
+    """Of all items of one history together."""
+    max_quarantined: int = 1000
+    """Corrupt records kept for inspection; the newest stay."""
+    prefix: str = "capsule"
+    """What every key begins with."""
+    retry: RetrySettings = RetrySettings()
+
+    def __post_init__(self) -> None:
+        self._at_least(0.001, "ttl_s")
+        self._of_type(bool, "renew_on_read")
+        self._at_least(1, "max_item_bytes", "max_items", "max_bytes", "max_quarantined")
+        self._of_type(str, "prefix")
+        self._of_type(RetrySettings, "retry")

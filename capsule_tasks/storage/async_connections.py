@@ -1,0 +1,287 @@
+"""Connections for callers that await: one set for each event loop, and none shared with a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol
+
+from redis.asyncio import RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import AbstractConnection, ConnectionPool, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.client import NEVER_DECODE
+from redis.exceptions import NoScriptError
+
+from capsule_tasks.errors import StorageClosed, StorageNotReady
+from capsule_tasks.settings import ConnectionSettings
+from capsule_tasks.storage import targets
+from capsule_tasks.storage.faults import FAULTS, told
+from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.scripts import Call
+from capsule_tasks.storage.targets import Target
+
+
+class _Caller(Protocol):
+    async def run(self, call: Call) -> Reply: ...
+    async def close(self) -> None: ...
+
+
+class AsyncConnections:
+    """Connections to one URL, made when needed, for each event loop and process by itself.
+
+    They may be used from several loops and threads, and by both sides of a fork. Those of a loop
+    that `asyncio.run` ends are closed with it; `close` ends those of the loop that it runs in, and
+    all further use. Share one between the histories of a process.
+    """
+
+    def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
+        self._settings = settings or ConnectionSettings()
+        self._target = targets.parsed(url, self._settings)
+        self._is_closed = False
+        self._callers = _PerLoop(self._made)
+
+    async def run(self, call: Call) -> Reply:
+        """The reply of a script; raises StorageError."""
+        if self._is_closed:
+            raise StorageClosed
+        return await (await self._callers.mine()).run(call)
+
+    async def close(self) -> None:
+        """Close this loop's connections; safe before any use, twice, and while calls are made."""
+        self._is_closed = True
+        await self._callers.close_mine()
+
+    def _made(self) -> _Caller:
+        match self._target.kind:
+            case "cluster":
+                return _ClusterCaller(_cluster(self._target, self._settings))
+            case "sentinel":
+                return _PoolCaller(*_sentinel_pool(self._target), self._settings)
+            case "server":
+                return _PoolCaller(_server_pool(self._target), None, self._settings)
+
+
+class InjectedClient:
+    """A client that belongs to the caller: used as it is, never closed."""
+
+    def __init__(self, client: Any) -> None:
+        self._caller = _ClusterCaller(client)
+
+    async def run(self, call: Call) -> Reply:
+        return await self._caller.run(call)
+
+    async def close(self) -> None:
+        """Nothing: what was injected stays open."""
+
+
+class _PoolCaller:
+    """Calls over connections of its own, so that it knows whether a command was sent.
+
+    Taking one and giving it back never awaits: a cancelled call strands none.
+    """
+
+    def __init__(
+        self, pool: ConnectionPool, sentinel: Sentinel | None, settings: ConnectionSettings
+    ) -> None:
+        self._pool = pool
+        self._sentinel = sentinel
+        self._settings = settings
+        self._places = asyncio.Semaphore(settings.max_connections)
+        self._free: list[AbstractConnection] = []
+        self._lent: set[AbstractConnection] = set()
+
+    async def run(self, call: Call) -> Reply:
+        async with self._places:
+            connection = self._free.pop() if self._free else self._pool.make_connection()
+            self._lent.add(connection)
+            was_sent = False
+            is_sound = False
+            try:
+                if not connection.is_connected:
+                    await connection.connect()
+                was_sent = True
+                async with asyncio.timeout(self._settings.reply_timeout_s):
+                    reply = await _called(connection, call)
+                is_sound = True
+                return reply
+            except FAULTS as error:
+                raise told(error, was_sent=was_sent) from error
+            finally:
+                self._lent.discard(connection)
+                # What was answered with an error may be a server that is on its way down.
+                if not is_sound:
+                    await connection.disconnect(nowait=True)
+                self._free.append(connection)
+
+    async def close(self) -> None:
+        connections = [*self._free, *self._lent]
+        self._free.clear()
+        for connection in connections:
+            await connection.disconnect()
+        if self._sentinel is not None:
+            for sentinel in self._sentinel.sentinels:
+                await sentinel.aclose()
+
+
+async def _called(connection: AbstractConnection, call: Call) -> Reply:
+    tail = (len(call.keys), *call.keys, *call.args)
+    await connection.send_packed_command(
+        connection.pack_command("EVALSHA", call.script.sha, *tail), check_health=False
+    )
+    try:
+        return _reply(await connection.read_response(disable_decoding=True))
+    except NoScriptError:
+        # The server was restarted, flushed or failed over. EVAL makes it remember the script.
+        await connection.send_packed_command(
+            connection.pack_command("EVAL", call.script.source, *tail), check_health=False
+        )
+        return _reply(await connection.read_response(disable_decoding=True))
+
+
+class _ClusterCaller:
+    """Calls through a client's own `execute_command`, which finds the node and follows it.
+
+    It may repeat a command by itself, so whether one was sent is not known: it is assumed.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def run(self, call: Call) -> Reply:
+        tail = (len(call.keys), *call.keys, *call.args)
+        execute = self._client.execute_command
+        undecoded = {NEVER_DECODE: True}
+        try:
+            try:
+                return _reply(await execute("EVALSHA", call.script.sha, *tail, **undecoded))
+            except NoScriptError:
+                return _reply(await execute("EVAL", call.script.source, *tail, **undecoded))
+        except FAULTS as error:
+            raise told(error, was_sent=True) from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def _reply(reply: Any) -> Reply:
+    if not isinstance(reply, list):
+        raise StorageNotReady(f"Redis: a script was answered with {reply!r}", may_have_written=True)
+    return reply
+
+
+class _PerLoop:
+    """What each event loop has of its own, made at its first use and ended with the loop."""
+
+    def __init__(self, make: Callable[[], _Caller]) -> None:
+        self._make = make
+        self._reset()
+        _all.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._of_loop: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[_Caller, AsyncGenerator[None]]
+        ] = weakref.WeakKeyDictionary()
+
+    async def mine(self) -> _Caller:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            entry = self._of_loop.get(loop)
+            if entry is not None:
+                return entry[0]
+            for other in [other for other in self._of_loop if other.is_closed()]:
+                del self._of_loop[other]
+            caller = self._make()
+            keeper = self._kept_until_the_loop_ends(loop, caller)
+            self._of_loop[loop] = (caller, keeper)
+        # The first step registers it with the loop, which closes it when it shuts down.
+        await anext(keeper)
+        return caller
+
+    async def close_mine(self) -> None:
+        with self._lock:
+            entry = self._of_loop.get(asyncio.get_running_loop())
+        if entry is not None:
+            await entry[1].aclose()
+
+    async def _kept_until_the_loop_ends(
+        self, loop: asyncio.AbstractEventLoop, caller: _Caller
+    ) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._of_loop.pop(loop, None)
+            await caller.close()
+
+    def leave_to_parent(self) -> list[object]:
+        """Forget everything, in a fork, and return what must live on untouched.
+
+        The sockets are the parent's, too. Closing them here would write into its TLS streams and
+        take them out of the poll set that both processes share.
+        """
+        left: list[object] = list(self._of_loop.items())
+        self._reset()
+        return left
+
+
+_all: weakref.WeakSet[_PerLoop] = weakref.WeakSet()
+_left_to_parent: list[object] = []
+
+
+def _after_fork() -> None:
+    for per_loop in list(_all):
+        _left_to_parent.extend(per_loop.leave_to_parent())
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _no_retry() -> Retry:
+    """Repeating is this package's part: it tells the server that it repeats."""
+    return Retry(NoBackoff(), 0)
+
+
+def _server_pool(target: Target) -> ConnectionPool:
+    options = {"protocol": 2, **target.options, "socket_timeout": None, "retry": _no_retry()}
+    # The URL was read for threads; here the classes of asyncio take its place.
+    if target.is_tls:
+        options["connection_class"] = SSLConnection
+    elif "path" in options:
+        options["connection_class"] = _unix_class()
+    return ConnectionPool(**options)
+
+
+def _unix_class() -> type[AbstractConnection]:
+    from redis.asyncio.connection import UnixDomainSocketConnection  # noqa: PLC0415  rarely needed
+
+    return UnixDomainSocketConnection
+
+
+def _sentinel_pool(target: Target) -> tuple[ConnectionPool, Sentinel]:
+    common = {"protocol": 2, "retry": _no_retry()}
+    timeouts = {k: v for k, v in target.options.items() if k.startswith("socket_")}
+    sentinel = Sentinel(
+        list(target.addresses),
+        sentinel_kwargs={**common, **timeouts, **target.sentinel_options},
+    )
+    options = {**common, **target.options, "socket_timeout": None, "ssl": target.is_tls}
+    pool: ConnectionPool = sentinel.master_for(target.service, **options).connection_pool
+    return pool, sentinel
+
+
+def _cluster(target: Target, settings: ConnectionSettings) -> RedisCluster:
+    options = {name: value for name, value in target.options.items() if name != "db"}
+    return RedisCluster(
+        startup_nodes=[ClusterNode(host, port) for host, port in target.addresses],
+        ssl=target.is_tls,
+        protocol=2,
+        max_connections=settings.max_connections,
+        **options,
+    )

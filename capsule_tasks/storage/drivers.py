@@ -1,0 +1,126 @@
+"""Drivers of operations: one for asyncio, one for threads, and methods made of both.
+
+A class of operations is written once. `awaited` and `blocking` turn each of its generators into
+the method that a user calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from capsule_tasks.errors import StorageError
+from capsule_tasks.storage.operations import Operation, Pause, Reply, Settle
+from capsule_tasks.storage.scripts import Call
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C")
+
+SETTLE_LIMIT_S = 5.0
+
+
+class AsyncStore(Protocol):
+    """Whoever answers calls for a caller that awaits; raises StorageError and nothing else."""
+
+    async def run(self, call: Call) -> Reply: ...
+    async def close(self) -> None: ...
+
+
+class SyncStore(Protocol):
+    """Whoever answers calls for a caller that blocks; raises StorageError and nothing else."""
+
+    def run_blocking(self, call: Call) -> Reply: ...
+    def close_blocking(self) -> None: ...
+
+
+async def drive(operation: Operation[T], store: AsyncStore) -> T:
+    """Do what the operation asks for, awaiting."""
+    step = functools.partial(next, operation)
+    while True:
+        try:
+            wanted = step()
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        try:
+            if type(wanted) is Call:
+                step = functools.partial(operation.send, await store.run(wanted))
+                continue
+            if type(wanted) is Pause:
+                await asyncio.sleep(wanted.seconds)
+            elif type(wanted) is Settle:
+                await _settled(wanted, store)
+            step = functools.partial(operation.send, None)
+        except BaseException as error:  # noqa: BLE001  the operation decides, and raises it
+            step = functools.partial(operation.throw, error)
+
+
+def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
+    """Do what the operation asks for, blocking the thread."""
+    step = functools.partial(next, operation)
+    while True:
+        try:
+            wanted = step()
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        try:
+            reply = None
+            if type(wanted) is Call:
+                reply = store.run_blocking(wanted)
+            elif type(wanted) is Pause:
+                time.sleep(wanted.seconds)
+            elif type(wanted) is Settle:
+                with contextlib.suppress(StorageError):
+                    store.run_blocking(wanted.call)
+            step = functools.partial(operation.send, reply)
+        except BaseException as error:  # noqa: BLE001  the operation decides, and raises it
+            step = functools.partial(operation.throw, error)
+
+
+_settling: set[asyncio.Task[None]] = set()
+
+
+async def _settled(settle: Settle, store: AsyncStore) -> None:
+    """Wait for the settling, also while the caller is cancelled over and over."""
+
+    async def settling() -> None:
+        with contextlib.suppress(StorageError, TimeoutError):
+            async with asyncio.timeout(SETTLE_LIMIT_S):
+                await store.run(settle.call)
+
+    task = asyncio.ensure_future(settling())
+    _settling.add(task)
+    task.add_done_callback(_settling.discard)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+
+
+def awaited(
+    method: Callable[Concatenate[C, P], Operation[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The method of an asynchronous face that runs this operation of its core."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await drive(method(self.core, *args, **kwargs), self.store)
+
+    return call
+
+
+def blocking(
+    method: Callable[Concatenate[C, P], Operation[T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The method of a blocking face that runs this operation of its core."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return drive_blocking(method(self.core, *args, **kwargs), self.store)
+
+    return call

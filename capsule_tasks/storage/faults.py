@@ -1,0 +1,68 @@
+"""What redis-py raises, told as errors of this package: who has to act, what was written."""
+
+from __future__ import annotations
+
+import re
+
+from redis import exceptions as raised
+
+from capsule_tasks.errors import (
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageNotReady,
+    StorageUnavailable,
+    StorageUnusable,
+)
+
+FAULTS = (raised.RedisError, raised.RedisClusterException, OSError, EOFError, TimeoutError)
+"""All that a call may raise for reasons that lie outside this process."""
+
+_KIND_OF_CODE: dict[str, type[StorageError]] = {
+    "OOM": StorageFull,
+    "MISCONF": StorageFull,
+    "READONLY": StorageNotReady,
+    "LOADING": StorageNotReady,
+    "MASTERDOWN": StorageNotReady,
+    "CLUSTERDOWN": StorageNotReady,
+    "TRYAGAIN": StorageNotReady,
+    "NOREPLICAS": StorageNotReady,
+    "BUSY": StorageNotReady,
+    "NOAUTH": StorageDenied,
+    "WRONGPASS": StorageDenied,
+    "NOPERM": StorageDenied,
+    "WRONGTYPE": StorageUnusable,
+}
+_CODE = re.compile(rf"\b({'|'.join(_KIND_OF_CODE)})\b")
+_DENIED = re.compile(r"invalid (username|password)|without any password|can't run this command")
+_KIND_OF_CLASS: tuple[tuple[type[Exception], type[StorageError]], ...] = (
+    (raised.BusyLoadingError, StorageNotReady),
+    (raised.AuthenticationError, StorageDenied),
+    (raised.AuthorizationError, StorageDenied),
+    (raised.NoPermissionError, StorageDenied),
+    (raised.OutOfMemoryError, StorageFull),
+    (raised.ReadOnlyError, StorageNotReady),
+    (raised.TryAgainError, StorageNotReady),
+    (raised.ClusterDownError, StorageNotReady),
+)
+
+
+def told(error: BaseException, *, was_sent: bool) -> StorageError:
+    """The error to raise for this one; `was_sent` if the command may have reached the server.
+
+    A server that answers with an error has done nothing: scripts check everything before they
+    write. Only silence after the command was sent leaves it open.
+    """
+    text = f"Redis: {error}" if str(error) else f"Redis: {type(error).__name__}"
+    for kind, ours in _KIND_OF_CLASS:
+        if isinstance(error, kind):
+            return ours(text)
+    if isinstance(error, raised.ResponseError):
+        return _kind_of_reply(str(error))(text)
+    return StorageUnavailable(text, may_have_written=was_sent)
+
+
+def _kind_of_reply(text: str) -> type[StorageError]:
+    if code := _CODE.search(text):
+        return _KIND_OF_CODE[code[1]]
+    return StorageDenied if _DENIED.search(text) else StorageUnusable

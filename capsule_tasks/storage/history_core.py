@@ -1,0 +1,386 @@
+"""Every operation on a history, once for both of its faces, as generators without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.errors import (
+    HistoryConflict,
+    HistoryFull,
+    InvalidSetting,
+    ItemNotStorable,
+    ItemTooLarge,
+)
+from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage.codec import Codec, Item, Unreadable, canonical
+from capsule_tasks.storage.history_types import HistoryInfo, PoppedSuffix, Snapshot, Version
+from capsule_tasks.storage.keys import SessionKeys, escaped
+from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.scripts import Call, Code, script
+
+PIECE_ITEMS = 2500
+PIECE_BYTES = 4 * 1024 * 1024
+"""The most that one call reads, or puts beside a history, so that Redis is never held up long."""
+STAGE_TTL_MS = 600_000
+RESTARTS = 5
+"""How often reading or staging begins anew when another writer interferes."""
+
+_APPEND = script(
+    "history_append",
+    keys="items history batches",
+    args="operation age_ms ttl_ms max_items max_bytes record...",
+)
+_READ = script(
+    "history_read",
+    keys="items history bad",
+    args="generation before count max_bytes renew_ms",
+)
+_POP = script(
+    "history_pop",
+    keys="items history batches bad",
+    args="operation age_ms ttl_ms corrupt keep_bad",
+)
+_POP_SUFFIX = script(
+    "history_pop_suffix",
+    keys="items history batches",
+    args="operation age_ms ttl_ms record...",
+)
+_STAGE = script("history_stage", keys="stage", args="offset ttl_ms record...")
+_REPLACE = script(
+    "history_replace",
+    keys="items history batches bad stage",
+    args="operation age_ms ttl_ms generation start stop staged max_items max_bytes keep_bad "
+    "corrupt record...",
+)
+_CLEAR = script("history_clear", keys="items history batches bad", args="operation age_ms")
+_INFO = script("history_info", keys="items history bad", args="")
+
+_sizes = msgspec.msgpack.Decoder(list[int]).decode
+
+
+@dataclass(frozen=True)
+class _Piece:
+    generation: str
+    start: int
+    stop: int
+    records: list[bytes]
+
+
+class HistoryCore:
+    """One history's operations. What they promise is said here for both faces.
+
+    Every write takes an `operation`: an id under which it is done at most once. Without one it
+    makes its own, which covers lost replies; give one to repeat a whole call safely, from another
+    process too, for ten minutes.
+    """
+
+    def __init__(
+        self, session_id: str, settings: HistorySettings, session_settings: Any, codec: Codec
+    ) -> None:
+        keys = SessionKeys(session_id, settings.prefix)
+        self.session_id = session_id
+        self.settings = settings
+        self.session_settings = session_settings
+        self.codec = codec
+        self._retry = settings.retry
+        self._ttl_ms = max(1, int(settings.ttl_s * 1000))
+        self._renew_ms = self._ttl_ms if settings.renew_on_read else 0
+        self._keys = keys
+        self._append_keys = (keys.items, keys.history, keys.batches)
+        self._read_keys = (keys.items, keys.history, keys.bad)
+        self._write_keys = (keys.items, keys.history, keys.batches, keys.bad)
+
+    def get_items(self, limit: int | None = None) -> Operation[list[Item]]:
+        """The latest `limit` readable items in the order in which they were added.
+
+        Without a limit `session_settings.limit` holds, and without that there is none.
+        """
+        return (yield from self.read(self._limit(limit))).items
+
+    def read(self, limit: int | None = None) -> Operation[Snapshot]:
+        """The history, or its latest `limit` readable items, with the version to replace it by.
+
+        It is the history of one moment, also when it takes many calls. Corrupt records do not
+        count towards the limit.
+        """
+        _check_limit(limit)
+        for _ in range(RESTARTS):
+            snapshot = yield from self._read_once(limit, PIECE_ITEMS, PIECE_BYTES)
+            if snapshot is not None:
+                return snapshot
+        # Others remove items all the time. One call for everything is one moment, too.
+        snapshot = yield from self._read_once(limit, self.settings.max_items, 2**52)
+        if snapshot is None:
+            raise HistoryConflict(self.session_id, "items were removed again and again")
+        return snapshot
+
+    def add_items(self, items: Iterable[Item], *, operation: str | None = None) -> Operation[None]:
+        """Append one batch, whole and in its order, or nothing of it."""
+        records = self._encoded(items)
+        if not records:
+            return
+        settings = self.settings
+        reply = yield from self._perform(
+            _APPEND,
+            self._append_keys,
+            _named(operation, "add"),
+            self._ttl_ms,
+            settings.max_items,
+            settings.max_bytes,
+            *records,
+        )
+        if reply[0] != Code.DONE:
+            raise self._refusal(reply, "append")
+
+    def pop_item(self) -> Operation[Item | None]:
+        """Remove and return the last readable item; None if there is none.
+
+        Corrupt records behind it go to quarantine on the way.
+        """
+        corrupt = ""
+        while True:
+            name = f"pop:{new_operation()}"
+            keep = self.settings.max_quarantined
+            reply = yield from self._perform(
+                _POP, self._write_keys, name, self._ttl_ms, corrupt, keep
+            )
+            if len(reply) == 1:
+                return None
+            try:
+                return self.codec.decode(reply[1], self.session_id)
+            except Unreadable:
+                corrupt = name
+
+    def pop_suffix(
+        self, expected: Iterable[Item], *, operation: str | None = None
+    ) -> Operation[PoppedSuffix]:
+        """Remove exactly these items from the end, or change nothing and say what is there.
+
+        One script compares and removes. Items are compared as JSON: the order of keys, and how a
+        codec spells an item, make no difference.
+        """
+        items = list(expected)
+        records = self._encoded(items)
+        if not records:
+            return PoppedSuffix(True, [])
+        for _ in range(RESTARTS):
+            name = _named(operation, "pop_suffix")
+            reply = yield from self._perform(
+                _POP_SUFFIX, self._append_keys, name, self._ttl_ms, *records
+            )
+            if reply[0] == Code.DONE:
+                return PoppedSuffix(True, items)
+            found, unreadable = self._decoded(reply[1:])
+            if unreadable or not _are_same(found, self._decoded(records)[0]):
+                return PoppedSuffix(False, found)
+            records = reply[1:]
+        return PoppedSuffix(False, found)
+
+    def replace(
+        self, version: Version, items: Iterable[Item], *, operation: str | None = None
+    ) -> Operation[None]:
+        """Put these items in the place of what was read at `version`, in one step.
+
+        What lies before it and what was appended since stays. Raises HistoryConflict, with nothing
+        changed, if items were removed meanwhile. Corrupt records within go to quarantine.
+        """
+        records = self._encoded(items)
+        name = _named(operation, "replace")
+        stage = self._keys.stage(name)
+        pieces = list(_pieces(records))
+        last = pieces.pop() if pieces else []
+        for _ in range(RESTARTS):
+            staged = yield from self._stage(stage, pieces)
+            if staged is None:
+                continue
+            reply = yield from self._commit(name, stage, version, staged, last)
+            if reply[0] == Code.LOST:
+                continue
+            if reply[0] != Code.DONE:
+                raise self._refusal(reply, "replace")
+            return
+        raise HistoryConflict(self.session_id, "what was staged for it was lost again and again")
+
+    def clear_session(self, *, operation: str | None = None) -> Operation[None]:
+        """Remove the history and its quarantine."""
+        yield from self._perform(_CLEAR, self._write_keys, _named(operation, "clear"))
+
+    def info(self) -> Operation[HistoryInfo]:
+        """Size, times and quarantine of the history."""
+        reply = yield from perform(Call(_INFO, self._read_keys, []), self._retry)
+        _, length, size, created, updated, ttl_ms, bad = (int(part) for part in reply)
+        return HistoryInfo(
+            session_id=self.session_id,
+            items=length,
+            bytes=size,
+            created_at=_time(created),
+            updated_at=_time(updated),
+            expires_in_s=ttl_ms / 1000 if ttl_ms >= 0 else None,
+            quarantined=bad,
+        )
+
+    def _read_once(
+        self, limit: int | None, piece_items: int, piece_bytes: int
+    ) -> Operation[Snapshot | None]:
+        """None if items were removed between two pieces."""
+        generation, before, stop = "", -1, 0
+        pieces: list[tuple[list[Item], list[int]]] = []
+        missing = self.settings.max_items if limit is None else limit
+        while True:
+            count = min(missing, piece_items) if limit is not None else piece_items
+            piece = yield from self._read_piece(generation, before, count, piece_bytes)
+            if piece is None:
+                return None
+            if not generation:
+                generation, stop = piece.generation, piece.stop
+            before = piece.start
+            items, corrupt = self._decoded(piece.records, piece.start)
+            pieces.append((items, corrupt))
+            missing -= len(items)
+            if before == 0 or (limit is not None and missing <= 0):
+                break
+        pieces.reverse()
+        return Snapshot(
+            [item for items, _ in pieces for item in items] if len(pieces) > 1 else pieces[0][0],
+            Version(generation, before, stop, tuple(at for _, places in pieces for at in places)),
+        )
+
+    def _read_piece(
+        self, generation: str, before: int, count: int, piece_bytes: int
+    ) -> Operation[_Piece | None]:
+        call = Call(
+            _READ, self._read_keys, [generation, before, count, piece_bytes, self._renew_ms]
+        )
+        reply = yield from perform(call, self._retry)
+        if reply[0] == Code.CONFLICT:
+            return None
+        _, current, stop, start, sizes, joined = reply
+        records, position = [], 0
+        if joined:
+            for size in _sizes(sizes):
+                records.append(joined[position : position + size])
+                position += size
+        return _Piece(current.decode(), start, stop, records)
+
+    def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[int | None]:
+        """How many records wait beside the history; None if another piece is there."""
+        offset = 0
+        for piece in pieces:
+            call = Call(_STAGE, (stage,), [offset, STAGE_TTL_MS, *piece])
+            reply = yield from perform(call, self._retry)
+            if reply[0] != Code.DONE:
+                return None
+            offset += len(piece)
+        return offset
+
+    def _commit(
+        self, name: str, stage: str, version: Version, staged: int, last: list[bytes]
+    ) -> Operation[Reply]:
+        settings = self.settings
+        return (
+            yield from self._perform(
+                _REPLACE,
+                (*self._write_keys, stage),
+                name,
+                self._ttl_ms,
+                version.generation,
+                version.start,
+                version.stop,
+                staged,
+                settings.max_items,
+                settings.max_bytes,
+                settings.max_quarantined,
+                ",".join(map(str, version.corrupt)),
+                *last,
+            )
+        )
+
+    def _perform(self, of: Any, keys: Sequence[str], name: str, *args: Any) -> Operation[Reply]:
+        return perform(Call(of, keys, [name, 0, *args]), self._retry)
+
+    def _refusal(self, reply: Reply, call: str) -> Exception:
+        settings = self.settings
+        match reply[0]:
+            case Code.CONFLICT:
+                return HistoryConflict(self.session_id, "items were removed since it was read")
+            case Code.FULL:
+                return HistoryFull(
+                    self.session_id,
+                    int(reply[1]),
+                    int(reply[2]),
+                    max_items=settings.max_items,
+                    max_bytes=settings.max_bytes,
+                )
+        return refused(reply, call)
+
+    def _limit(self, limit: int | None) -> int | None:
+        if limit is None and self.session_settings is not None:
+            default: int | None = self.session_settings.limit
+            return default
+        return limit
+
+    def _encoded(self, items: Iterable[Item]) -> list[bytes]:
+        """The records of a batch; refuses all of it for one item that has none."""
+        records = []
+        most = self.settings.max_item_bytes
+        for index, item in enumerate(items):
+            try:
+                record = self.codec.encode(item, self.session_id)
+            except (TypeError, ValueError) as error:
+                raise ItemNotStorable(index, str(error)) from error
+            if len(record) > most:
+                raise ItemTooLarge(index, len(record), most)
+            records.append(record)
+        return records
+
+    def _decoded(self, records: Iterable[bytes], start: int = 0) -> tuple[list[Item], list[int]]:
+        """The readable items, and the places of the others."""
+        decode, session_id = self.codec.decode, self.session_id
+        items: list[Item] = []
+        corrupt: list[int] = []
+        for index, record in enumerate(records, start):
+            try:
+                items.append(decode(record, session_id))
+            except Unreadable:
+                corrupt.append(index)
+        return items, corrupt
+
+
+def _named(operation: str | None, kind: str) -> str:
+    """The operation's name in the memory: one id may name an append and a pop."""
+    if operation is None:
+        return f"{kind}:{new_operation()}"
+    escaped("operation", operation)
+    return f"{kind}:={operation}"
+
+
+def _check_limit(limit: int | None) -> None:
+    is_number = isinstance(limit, int) and not isinstance(limit, bool)
+    if limit is not None and not (is_number and limit >= 0):
+        raise InvalidSetting("limit", limit, "None or a whole number from 0")
+
+
+def _are_same(some: Sequence[Item], others: Sequence[Item]) -> bool:
+    return list(map(canonical, some)) == list(map(canonical, others))
+
+
+def _pieces(records: list[bytes]) -> Iterable[list[bytes]]:
+    piece: list[bytes] = []
+    size = 0
+    for record in records:
+        if piece and (len(piece) >= PIECE_ITEMS or size + len(record) > PIECE_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(record)
+        size += len(record)
+    if piece:
+        yield piece
+
+
+def _time(microseconds: int) -> datetime | None:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC) if microseconds else None

@@ -1,0 +1,67 @@
+"""What a history answers with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from capsule_tasks.storage.codec import Item
+
+
+class Version(NamedTuple):
+    """What was read: replacing it replaces this and nothing else."""
+
+    generation: str
+    """Changes whenever items are removed; appending leaves it."""
+    start: int
+    stop: int
+    corrupt: tuple[int, ...] = ()
+    """Where in between records lie that could not be read."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A history, or its end, at one moment."""
+
+    items: list[Item]
+    version: Version
+
+    @property
+    def corrupt(self) -> int:
+        """How many records among them could not be read, and were skipped."""
+        return len(self.version.corrupt)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing lies before what was read."""
+        return self.version.start == 0
+
+
+@dataclass(frozen=True)
+class PoppedSuffix:
+    """Whether the expected end was removed; if not, nothing was, and `found` is the end."""
+
+    removed: bool
+    found: list[Item]
+    """The readable items at the end, at most as many as were expected."""
+
+    def __bool__(self) -> bool:
+        return self.removed
+
+
+@dataclass(frozen=True)
+class HistoryInfo:
+    """What a history is, without its items; of one that does not exist the times are None."""
+
+    session_id: str
+    items: int
+    bytes: int
+    created_at: datetime | None
+    updated_at: datetime | None
+    expires_in_s: float | None
+    quarantined: int
+
+    @property
+    def exists(self) -> bool:
+        return self.created_at is not None

@@ -1,0 +1,49 @@
+-- Takes the last item off a history, whatever it is; once for one operation.
+--
+-- Whether a record is corrupt only its reader can tell. A reader who found one comes back with
+-- the operation that took it, and it goes to quarantine in the same step as the next is taken.
+--
+-- KEYS
+--   items    list  capsule:{S:<session>}:items
+--   history  hash  capsule:{S:<session>}:history
+--   batches  hash  capsule:{S:<session>}:batches
+--   bad      list  capsule:{S:<session>}:bad
+-- ARGV
+--   operation  id of this write
+--   age_ms     since it was first sent; 0 the first time
+--   ttl_ms     until the history expires
+--   corrupt    operation that took a corrupt record; empty if there is none
+--   keep_bad   records that the quarantine holds at most
+-- RETURNS {DONE, record} or, where there was none, {DONE}
+-- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- USES once, history
+
+local items_key, history_key, batches_key, bad_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local operation, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local corrupt, keep_bad = ARGV[4], tonumber(ARGV[5])
+
+-- A result is remembered as `+` and the record; as nothing once that is in quarantine.
+local function taken(result)
+  return result and result:sub(1, 1) == '+' and result:sub(2) or nil
+end
+
+local now_us = clock_us()
+local memory = recall(batches_key, operation, age_ms, now_us)
+if memory.result then return {DONE, taken(memory.result)} end
+if memory.is_forgotten then return {FORGOTTEN} end
+
+if corrupt ~= '' then
+  local record = taken(redis.call('HGET', batches_key, corrupt))
+  if record then
+    quarantine(bad_key, {record}, keep_bad, ttl_ms)
+    redis.call('HSET', batches_key, corrupt, '')
+  end
+end
+
+local state = load_history(history_key, items_key)
+local record = redis.call('RPOP', items_key)
+if not record then return {DONE} end
+state.bytes = state.bytes - #record
+save_history(history_key, items_key, state, now_us, ttl_ms, true)
+remember(batches_key, operation, '+' .. record, memory)
+return {DONE, record}

@@ -1,0 +1,41 @@
+-- Reads a piece of a history: the latest items before an index, in one string with their sizes.
+--
+-- KEYS
+--   items    list  capsule:{S:<session>}:items
+--   history  hash  capsule:{S:<session>}:history
+--   bad      list  capsule:{S:<session>}:bad
+-- ARGV
+--   generation  that the piece must be of; empty for whichever there is
+--   before      index to read up to; -1 for the end
+--   count       of items at most
+--   max_bytes   to aim at, judged by the average size
+--   renew_ms    new time to live; 0 leaves it as it is
+-- RETURNS {DONE, generation, before, start, sizes in MessagePack, the items' bytes}
+-- REFUSES {CONFLICT, generation} another generation than the one asked for
+-- USES once, history
+
+local items_key, history_key, bad_key = KEYS[1], KEYS[2], KEYS[3]
+local generation, before, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local max_bytes, renew_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
+
+local state = load_history(history_key, items_key)
+local current = whole(state.generation)
+if generation ~= '' and (generation ~= current or before > state.length) then
+  return {CONFLICT, current}
+end
+if before < 0 then before = state.length end
+if state.bytes > 0 then
+  count = math.min(count, math.max(1, math.floor(max_bytes * state.length / state.bytes)))
+end
+local start = math.max(0, before - count)
+
+local items = {}
+if start < before then items = redis.call('LRANGE', items_key, start, before - 1) end
+local sizes = {}
+for index = 1, #items do sizes[index] = #items[index] end
+if renew_ms > 0 then
+  redis.call('PEXPIRE', items_key, renew_ms)
+  redis.call('PEXPIRE', history_key, renew_ms)
+  redis.call('PEXPIRE', bad_key, renew_ms)
+end
+return {DONE, current, before, start, cmsgpack.pack(sizes), table.concat(items)}

@@ -1,0 +1,66 @@
+-- An operation that was done is remembered, so that repeating it changes nothing.
+--
+-- The memory is a hash: operation -> result, `#<n>` -> `<ms>:<operation>` in the order of writing,
+-- `#first` and `#last` (the range of n), `#forgot` (when the newest forgotten one was done). It
+-- keeps what is younger than a minute, up to a cap, and lapses ten minutes after the last write.
+-- A repeat that is older than the memory reaches is answered FORGOTTEN, never done again.
+
+local MEMORY_MS = 600000
+local YOUNG_MS = 60000
+local KEEP_AT_LEAST = 64
+local KEEP_AT_MOST = 10000
+local EVICT_PER_WRITE = 4
+
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+local function clock_us()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- Returns the memory around this operation; `result` is nil if it is not known.
+local function recall(key, operation, age_ms, now_us)
+  local got = redis.call('HMGET', key, operation, '#last', '#first', '#forgot')
+  local memory = {
+    result = got[1] or nil,
+    last = tonumber(got[2] or 0),
+    first = tonumber(got[3] or 1),
+    forgot_ms = tonumber(got[4] or 0),
+    now_ms = math.floor(now_us / 1000),
+  }
+  -- The clocks of client and server tick apart by less than the second that is added here.
+  local begun_ms = memory.now_ms - age_ms - 1000
+  memory.is_forgotten = not memory.result and age_ms > 0
+    and (age_ms >= MEMORY_MS or begun_ms <= memory.forgot_ms)
+  return memory
+end
+
+local function remember(key, operation, result, memory)
+  local last = memory.last + 1
+  local fields = {operation, result, '#last', last, '#' .. last, memory.now_ms .. ':' .. operation}
+  local first, gone, forgot_ms = memory.first, {}, nil
+  for _ = 1, EVICT_PER_WRITE do
+    if last - first < KEEP_AT_LEAST then break end
+    local entry = redis.call('HGET', key, '#' .. first)
+    if entry then
+      local done_ms, known = entry:match('^(%d+):(.*)$')
+      local is_young = memory.now_ms - tonumber(done_ms) < YOUNG_MS
+      if is_young and last - first < KEEP_AT_MOST then break end
+      forgot_ms = done_ms
+      gone[#gone + 1] = known
+      gone[#gone + 1] = '#' .. first
+    end
+    first = first + 1
+  end
+  if #gone > 0 then
+    redis.call('HDEL', key, unpack(gone))
+    fields[#fields + 1] = '#first'
+    fields[#fields + 1] = first
+    fields[#fields + 1] = '#forgot'
+    fields[#fields + 1] = forgot_ms
+  end
+  redis.call('HSET', key, unpack(fields))
+  redis.call('PEXPIRE', key, MEMORY_MS)
+end

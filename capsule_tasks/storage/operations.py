@@ -1,0 +1,111 @@
+"""Operations without I/O: what is to be sent, repeated, and settled, in which order.
+
+An operation is a generator. It yields what it needs done and is sent the outcome; drivers, one for
+asyncio and one for threads, do it. So there is one text of every operation, whoever runs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from capsule_tasks.errors import (
+    CapsuleError,
+    InternalError,
+    StorageError,
+    StorageForgotten,
+    StorageNotReady,
+    StorageUnavailable,
+)
+from capsule_tasks.settings import RetrySettings
+from capsule_tasks.storage.scripts import Call, Code, script
+
+T = TypeVar("T")
+Reply = list[Any]
+
+_SETTLE = script("settle", keys="batches", args="operation age_ms")
+_REPEATABLE = (StorageUnavailable, StorageNotReady)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait before the next attempt."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Make this call although the caller is leaving; whatever comes of it, do not answer."""
+
+    call: Call
+
+
+Operation = Generator[Call | Pause | Settle, Any, T]
+
+
+def new_operation() -> str:
+    """An id that no other write has."""
+    return os.urandom(12).hex()
+
+
+def perform(call: Call, retry: RetrySettings) -> Operation[Reply]:
+    """Have a script called, again where the reply was lost, and return its reply.
+
+    A repeat carries the same operation, so it is done once. When the caller leaves in between
+    (it is cancelled or interrupted), the operation is settled: done already, or never.
+    """
+    begun = time.monotonic()
+    try:
+        reply = yield from _attempts(call, retry, begun)
+    except (CapsuleError, GeneratorExit):
+        raise
+    except BaseException:
+        if call.operation is not None:
+            batches = call.keys[call.script.keys.index("batches")]
+            yield Settle(Call(_SETTLE, (batches,), [call.operation, _age_ms(begun)]))
+        raise
+    if reply[0] == Code.FORGOTTEN:
+        raise StorageForgotten(
+            f"a repeat of operation {call.operation} came too late for Redis to know it",
+            may_have_written=True,
+            operation=call.operation,
+        )
+    return reply
+
+
+def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply]:
+    may_have_written = False
+    for attempt in itertools.count(1):
+        try:
+            reply: Reply = yield call
+            return reply
+        except StorageError as error:
+            may_have_written |= error.may_have_written and call.operation is not None
+            if attempt >= retry.attempts or not isinstance(error, _REPEATABLE):
+                error.may_have_written = may_have_written
+                error.operation = call.operation
+                raise
+        yield Pause(_delay_s(attempt, retry))
+        call = call.repeated(_age_ms(begun))
+    raise AssertionError("unreachable")
+
+
+def refused(reply: Reply, call: str) -> InternalError:
+    return InternalError(f"{call} was answered {reply!r}, which it cannot be")
+
+
+def _age_ms(begun: float) -> int:
+    """At least 1: zero means that a call was never sent before."""
+    return int((time.monotonic() - begun) * 1000) + 1
+
+
+def _delay_s(attempt: int, retry: RetrySettings) -> float:
+    """Full jitter: many callers who lost one server do not come back together."""
+    most = min(retry.max_delay_s, retry.first_delay_s * 2 ** (attempt - 1))
+    return random.uniform(most / 10, most)  # noqa: S311  spreads load, guards nothing

@@ -1,0 +1,134 @@
+"""Lua scripts: read from `lua/`, put together with what they use, and described by their header.
+
+A header is the comment at the top of a file: what the script is for, then KEYS, ARGV, RETURNS,
+REFUSES and USES. Code asks for a script together with the names that it is going to pass; a test
+holds the two against each other, and the header against the first lines of the code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from importlib.resources import files
+
+from capsule_tasks.errors import InternalError
+
+
+class Code(IntEnum):
+    """The first element of every reply."""
+
+    DONE = 0
+    FORGOTTEN = 1
+    CONFLICT = 2
+    FULL = 3
+    LOST = 4
+
+
+@dataclass(frozen=True)
+class Key:
+    name: str
+    type: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Header:
+    purpose: str
+    keys: tuple[Key, ...]
+    args: tuple[str, ...]
+    returns: str
+    refuses: str
+    uses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script with the names of what it is called with."""
+
+    name: str
+    keys: tuple[str, ...]
+    args: tuple[str, ...]
+    source: str
+    sha: str
+
+    @property
+    def is_write(self) -> bool:
+        """Whether a call names its operation, and so can be repeated and settled."""
+        return self.args[:2] == ("operation", "age_ms")
+
+
+Argument = str | bytes | int
+
+
+class Call:
+    """One call of a script: what goes over the wire."""
+
+    __slots__ = ("args", "keys", "script")
+
+    def __init__(self, script: Script, keys: Sequence[str], args: list[Argument]) -> None:
+        self.script = script
+        self.keys = keys
+        self.args = args
+
+    @property
+    def operation(self) -> str | None:
+        return str(self.args[0]) if self.script.is_write else None
+
+    def repeated(self, age_ms: int) -> Call:
+        """The same call, which says that it was sent before."""
+        if not self.script.is_write:
+            return self
+        return Call(self.script, self.keys, [self.args[0], age_ms, *self.args[2:]])
+
+
+def script(name: str, *, keys: str, args: str) -> Script:
+    """The script of that name, for callers who pass these keys and arguments, in this order."""
+    source = _assembled(name)
+    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, tuple(keys.split()), tuple(args.split()), source, sha)
+
+
+@cache
+def text_of(name: str) -> str:
+    """A file of `lua/`, as it is written."""
+    return (files("capsule_tasks.storage") / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+def _assembled(name: str) -> str:
+    text = text_of(name)
+    codes = ", ".join(Code.__members__)
+    values = ", ".join(str(code.value) for code in Code)
+    shared = [text_of(f"lib/{part}") for part in parsed_header(text).uses]
+    return "\n".join([f"local {codes} = {values}", *shared, text])
+
+
+_SECTION = re.compile(r"^(KEYS|ARGV|RETURNS|REFUSES|USES)\b ?(.*)$")
+
+
+def parsed_header(text: str) -> Header:
+    """The description at the top of a script; refuses one that lacks a part."""
+    sections: dict[str, list[str]] = {"": []}
+    current = sections[""]
+    for line in text.splitlines():
+        if not line.startswith("--"):
+            break
+        content = line.removeprefix("--").removeprefix(" ")
+        if section := _SECTION.match(content):
+            current = sections.setdefault(section[1], [])
+            content = section[2]
+        if content.strip():
+            current.append(content.strip())
+    if missing := {"KEYS", "ARGV", "RETURNS", "REFUSES", "USES"} - sections.keys():
+        raise InternalError(f"a script's header lacks {', '.join(sorted(missing))}: {text[:80]!r}")
+    return Header(
+        purpose=" ".join(sections[""]),
+        keys=tuple(Key(*line.split(None, 2)) for line in sections["KEYS"]),
+        args=tuple(line.split()[0] for line in sections["ARGV"]),
+        returns=" ".join(sections["RETURNS"]),
+        refuses=" ".join(sections["REFUSES"]),
+        uses=tuple(part.strip() for part in " ".join(sections["USES"]).split(",")),
+    )

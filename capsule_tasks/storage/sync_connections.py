@@ -1,0 +1,204 @@
+"""Connections for callers that block: shared by the threads of a process, not with a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Protocol
+
+from redis import RedisCluster
+from redis.backoff import NoBackoff
+from redis.client import NEVER_DECODE
+from redis.cluster import ClusterNode
+from redis.connection import ConnectionPool
+from redis.exceptions import NoScriptError
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from capsule_tasks.errors import StorageClosed, StorageNotReady
+from capsule_tasks.settings import ConnectionSettings
+from capsule_tasks.storage import targets
+from capsule_tasks.storage.faults import FAULTS, told
+from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.scripts import Call
+from capsule_tasks.storage.targets import Target
+
+
+class _Caller(Protocol):
+    def run(self, call: Call) -> Reply: ...
+    def close(self) -> None: ...
+
+
+class SyncConnections:
+    """Connections to one URL, made when needed, for each process by itself.
+
+    Threads may share them; a fork makes its own. `close` ends all further use. Share one between
+    the histories of a process.
+    """
+
+    def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
+        self._settings = settings or ConnectionSettings()
+        self._target = targets.parsed(url, self._settings)
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._caller: _Caller | None = None
+        self._pid = os.getpid()
+
+    def run_blocking(self, call: Call) -> Reply:
+        """The reply of a script; raises StorageError."""
+        if self._is_closed:
+            raise StorageClosed
+        return self._mine().run(call)
+
+    def close_blocking(self) -> None:
+        """Close what this process opened; safe before any use and twice."""
+        self._is_closed = True
+        caller, self._caller = self._caller, None
+        if caller is not None and self._pid == os.getpid():
+            caller.close()
+
+    def _mine(self) -> _Caller:
+        if self._pid != os.getpid():
+            # Another thread may have held the lock when this process was forked.
+            self._lock = threading.Lock()
+            self._pid, self._caller = os.getpid(), None
+        with self._lock:
+            if self._caller is None:
+                self._caller = self._made()
+            return self._caller
+
+    def _made(self) -> _Caller:
+        match self._target.kind:
+            case "cluster":
+                return _ClusterCaller(_cluster(self._target))
+            case "sentinel":
+                return _PoolCaller(*_sentinel_pool(self._target))
+            case "server":
+                return _PoolCaller(_server_pool(self._target), None)
+
+
+class InjectedSyncClient:
+    """A client that belongs to the caller: used as it is, never closed."""
+
+    def __init__(self, client: Any) -> None:
+        self._caller = _ClusterCaller(client)
+
+    def run_blocking(self, call: Call) -> Reply:
+        return self._caller.run(call)
+
+    def close_blocking(self) -> None:
+        """Nothing: what was injected stays open."""
+
+
+class _PoolCaller:
+    """Calls over connections of its own, so that it knows whether a command was sent."""
+
+    def __init__(self, pool: ConnectionPool, sentinel: Sentinel | None) -> None:
+        self._pool = pool
+        self._sentinel = sentinel
+        self._free: list[Any] = []
+
+    def run(self, call: Call) -> Reply:
+        try:
+            connection = self._free.pop()
+        except IndexError:
+            connection = self._pool.make_connection()
+        was_sent = False
+        is_sound = False
+        try:
+            connection.connect()
+            was_sent = True
+            reply = _called(connection, call)
+            is_sound = True
+            return reply
+        except FAULTS as error:
+            raise told(error, was_sent=was_sent) from error
+        finally:
+            # Also after an interrupt, whose reply would be read by the next call.
+            if not is_sound:
+                connection.disconnect()
+            self._free.append(connection)
+
+    def close(self) -> None:
+        while self._free:
+            self._free.pop().disconnect()
+        if self._sentinel is not None:
+            for sentinel in self._sentinel.sentinels:
+                sentinel.close()
+
+
+def _called(connection: Any, call: Call) -> Reply:
+    tail = (len(call.keys), *call.keys, *call.args)
+    connection.send_packed_command(
+        connection.pack_command("EVALSHA", call.script.sha, *tail), check_health=False
+    )
+    try:
+        return _reply(connection.read_response(disable_decoding=True))
+    except NoScriptError:
+        # The server was restarted, flushed or failed over. EVAL makes it remember the script.
+        connection.send_packed_command(
+            connection.pack_command("EVAL", call.script.source, *tail), check_health=False
+        )
+        return _reply(connection.read_response(disable_decoding=True))
+
+
+class _ClusterCaller:
+    """Calls through a client's own `execute_command`, which finds the node and follows it.
+
+    It may repeat a command by itself, so whether one was sent is not known: it is assumed.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def run(self, call: Call) -> Reply:
+        tail = (len(call.keys), *call.keys, *call.args)
+        execute = self._client.execute_command
+        undecoded = {NEVER_DECODE: True}
+        try:
+            try:
+                return _reply(execute("EVALSHA", call.script.sha, *tail, **undecoded))
+            except NoScriptError:
+                return _reply(execute("EVAL", call.script.source, *tail, **undecoded))
+        except FAULTS as error:
+            raise told(error, was_sent=True) from error
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _reply(reply: Any) -> Reply:
+    if not isinstance(reply, list):
+        raise StorageNotReady(f"Redis: a script was answered with {reply!r}", may_have_written=True)
+    return reply
+
+
+def _no_retry() -> Retry:
+    """Repeating is this package's part: it tells the server that it repeats."""
+    return Retry(NoBackoff(), 0)
+
+
+def _server_pool(target: Target) -> ConnectionPool:
+    return ConnectionPool(**{"protocol": 2, **target.options, "retry": _no_retry()})
+
+
+def _sentinel_pool(target: Target) -> tuple[ConnectionPool, Sentinel]:
+    common = {"protocol": 2, "retry": _no_retry()}
+    timeouts = {k: v for k, v in target.options.items() if k.startswith("socket_")}
+    sentinel = Sentinel(
+        list(target.addresses),
+        sentinel_kwargs={**common, **timeouts, **target.sentinel_options},
+    )
+    options = {**common, **target.options, "ssl": target.is_tls}
+    pool: ConnectionPool = sentinel.master_for(target.service, **options).connection_pool
+    return pool, sentinel
+
+
+def _cluster(target: Target) -> RedisCluster:
+    options = {name: value for name, value in target.options.items() if name != "db"}
+    return RedisCluster(
+        startup_nodes=[ClusterNode(host, port) for host, port in target.addresses],
+        ssl=target.is_tls,
+        protocol=2,
+        **options,
+    )

@@ -1,0 +1,119 @@
+"""Where Redis is: one server, a primary that Sentinels know, or a cluster, spelled as a URL.
+
+    redis://[user:password@]host:port/db       rediss:// with TLS, unix:///path for a socket
+    redis+sentinel://host:port,host:port/name/db    the primary of that name
+    redis+cluster://host:port,host:port             rediss+… with TLS
+
+Options follow `?` as redis-py knows them (`ssl_ca_certs`, `client_name`, …). For Sentinels,
+`sentinel_username` and `sentinel_password` are theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis.connection import parse_url
+
+from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.settings import ConnectionSettings
+
+Kind = Literal["server", "sentinel", "cluster"]
+Address = tuple[str, int]
+
+_KINDS: dict[str, tuple[Kind, str]] = {
+    "redis": ("server", "redis"),
+    "rediss": ("server", "rediss"),
+    "unix": ("server", "unix"),
+    "redis+sentinel": ("sentinel", "redis"),
+    "rediss+sentinel": ("sentinel", "rediss"),
+    "redis+cluster": ("cluster", "redis"),
+    "rediss+cluster": ("cluster", "rediss"),
+}
+_DEFAULT_PORT: dict[Kind, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parsed URL; its text never holds the password."""
+
+    kind: Kind
+    addresses: tuple[Address, ...]
+    service: str
+    is_tls: bool
+    options: dict[str, Any] = field(repr=False)
+    sentinel_options: dict[str, Any] = field(repr=False)
+
+
+def parsed(url: str, settings: ConnectionSettings) -> Target:
+    """The target of a URL; refuses what is none, without repeating a password."""
+    parts = urlsplit(url)
+    if parts.scheme not in _KINDS:
+        raise InvalidSetting("url", _without_password(url), f"one of {', '.join(_KINDS)}://…")
+    kind, scheme = _KINDS[parts.scheme]
+    sentinel_options, query = _split_query(parts.query)
+    userinfo, at, hosts = parts.netloc.rpartition("@")
+    addresses: tuple[Address, ...] = ()
+    service, path = "", parts.path
+    if kind != "server":
+        addresses = tuple(_address(host, kind, url) for host in hosts.split(","))
+        hosts = f"{_bracketed(addresses[0][0])}:{addresses[0][1]}"
+    if kind == "sentinel":
+        service, _, database = path.strip("/").partition("/")
+        path = f"/{database}"
+        if not service:
+            raise InvalidSetting("url", _without_password(url), "…/name/db for Sentinels")
+    plain = urlunsplit((scheme, f"{userinfo}{at}{hosts}", path, query, ""))
+    options = _options(plain, url)
+    is_tls = scheme == "rediss"
+    if kind != "server":
+        for name in ("host", "port", "connection_class"):
+            options.pop(name, None)
+    options |= {
+        "socket_connect_timeout": settings.connect_timeout_s,
+        "socket_timeout": settings.reply_timeout_s,
+    }
+    return Target(kind, addresses, service, is_tls, options, sentinel_options)
+
+
+def _options(plain: str, url: str) -> dict[str, Any]:
+    try:
+        options = dict(parse_url(plain))
+    except ValueError as error:
+        raise InvalidSetting("url", _without_password(url), f"a URL of Redis: {error}") from None
+    # What is stored is bytes; decoding is this package's part, whatever the URL says.
+    return {name: value for name, value in options.items() if name != "decode_responses"}
+
+
+def _split_query(query: str) -> tuple[dict[str, Any], str]:
+    mine, rest = {}, []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in ("sentinel_username", "sentinel_password"):
+            mine[name.removeprefix("sentinel_")] = value
+        else:
+            rest.append((name, value))
+    return mine, urlencode(rest)
+
+
+def _address(host: str, kind: Kind, url: str) -> Address:
+    split = urlsplit(f"//{host}")
+    try:
+        port = split.port or _DEFAULT_PORT[kind]
+    except ValueError as error:
+        raise InvalidSetting("url", _without_password(url), f"hosts with ports: {error}") from None
+    if not split.hostname:
+        raise InvalidSetting("url", _without_password(url), "host:port,host:port")
+    return split.hostname, port
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    userinfo, at, hosts = parts.netloc.rpartition("@")
+    user = userinfo.partition(":")[0]
+    shown = f"{user}:***@{hosts}" if at else hosts
+    return urlunsplit((parts.scheme, shown, parts.path, "***" if parts.query else "", ""))

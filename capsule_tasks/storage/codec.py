@@ -24,7 +24,14 @@ class Unreadable(Exception):
 
 
 class Codec(Protocol):
-    """Turns the items of one session into records; `session_id` binds a record to it."""
+    """Turns the items of one session into records; `session_id` binds a record to it.
+
+    `guard` keeps records from being taken that this codec may be unable to open: how every sealed
+    record begins, then how those begin that it has a key for. Empty guards nothing.
+    """
+
+    @property
+    def guard(self) -> tuple[bytes, ...]: ...
 
     def encode(self, item: Item, session_id: str) -> bytes:
         """The record of an item; raises TypeError or ValueError with the reason why not."""
@@ -35,6 +42,8 @@ class Codec(Protocol):
 
 class JsonCodec:
     """Records are JSON in UTF-8."""
+
+    guard: tuple[bytes, ...] = ()
 
     def encode(self, item: Item, session_id: str) -> bytes:  # noqa: ARG002  part of the contract
         return encoded(item)

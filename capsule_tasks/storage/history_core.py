@@ -23,7 +23,7 @@ from capsule_tasks.storage.keys import SessionKeys, escaped
 from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
 from capsule_tasks.storage.scripts import Call, Code, script
 
-PIECE_ITEMS = 2500
+PIECE_ITEMS = 5000
 PIECE_BYTES = 4 * 1024 * 1024
 """The most that one call reads, or puts beside a history, so that Redis is never held up long."""
 STAGE_TTL_MS = 600_000
@@ -43,7 +43,7 @@ _READ = script(
 _POP = script(
     "history_pop",
     keys="items history batches bad",
-    args="operation age_ms ttl_ms corrupt keep_bad",
+    args="operation age_ms ttl_ms corrupt keep_bad guard...",
 )
 _POP_SUFFIX = script(
     "history_pop_suffix",
@@ -143,18 +143,27 @@ class HistoryCore:
         Corrupt records behind it go to quarantine on the way.
         """
         corrupt = ""
+        guard = self.codec.guard
         while True:
             name = f"pop:{new_operation()}"
             keep = self.settings.max_quarantined
             reply = yield from self._perform(
-                _POP, self._write_keys, name, self._ttl_ms, corrupt, keep
+                _POP, self._write_keys, name, self._ttl_ms, corrupt, keep, *guard
             )
             if len(reply) == 1:
                 return None
             try:
-                return self.codec.decode(reply[1], self.session_id)
+                item = self.codec.decode(reply[1], self.session_id)
             except Unreadable:
-                corrupt = name
+                if reply[0] == Code.DONE:
+                    corrupt = name
+                else:
+                    # It only begins like a sealed record: this very one may be taken.
+                    guard = (*guard, reply[1])
+                continue
+            if reply[0] != Code.DONE:
+                raise refused(reply, "pop")
+            return item
 
     def pop_suffix(
         self, expected: Iterable[Item], *, operation: str | None = None

@@ -63,7 +63,7 @@ RECORDS = [encoded(entry) for entry in BATCH]
 
 
 def peer_session(name: str, url: str) -> Any:
-    from agents.extensions.memory import RedisSession  # noqa: PLC0415  seconds, for one side only
+    from agents.extensions.memory import RedisSession
 
     return RedisSession.from_url(name, url=url)
 
@@ -111,9 +111,9 @@ def _contended(url: str) -> Figures:
     rates: dict[str, list[float]] = {"raw": [], "ours": []}
     p99: dict[str, list[float]] = {"raw": [], "ours": []}
     for turn in range(3):
-        for side in rates:
+        for side, measured in rates.items():
             rate, late = _writers(url, side, turn)
-            rates[side].append(rate)
+            measured.append(rate)
             p99[side].append(late)
     return {
         "append_contended_over_raw": median(rates["ours"]) / median(rates["raw"]),

@@ -14,17 +14,29 @@
 --   ttl_ms     until the history expires
 --   corrupt    operation that took a corrupt record; empty if there is none
 --   keep_bad   records that the quarantine holds at most
+--   guard...   none; or how all sealed records begin, and then how those do that can be opened
 -- RETURNS {DONE, record} or, where there was none, {DONE}
 -- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+--         {CONFLICT, record} a sealed record that the caller cannot open
 -- USES once, history
 
 local items_key, history_key, batches_key, bad_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local operation, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local corrupt, keep_bad = ARGV[4], tonumber(ARGV[5])
+local FIRST = 6
 
 -- A result is remembered as `+` and the record; as nothing once that is in quarantine.
 local function taken(result)
   return result and result:sub(1, 1) == '+' and result:sub(2) or nil
+end
+
+local function may_take(record)
+  local function begins(prefix) return record:sub(1, #prefix) == prefix end
+  if not ARGV[FIRST] or not begins(ARGV[FIRST]) then return true end
+  for index = FIRST + 1, #ARGV do
+    if begins(ARGV[index]) then return true end
+  end
+  return false
 end
 
 local now_us = clock_us()
@@ -41,8 +53,11 @@ if corrupt ~= '' then
 end
 
 local state = load_history(history_key, items_key)
-local record = redis.call('RPOP', items_key)
+local record = redis.call('LINDEX', items_key, -1)
 if not record then return {DONE} end
+if not may_take(record) then return {CONFLICT, record} end
+
+redis.call('RPOP', items_key)
 state.bytes = state.bytes - #record
 save_history(history_key, items_key, state, now_us, ttl_ms, true)
 remember(batches_key, operation, '+' .. record, memory)

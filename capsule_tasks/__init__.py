@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from capsule_tasks.child.context import progress
-    from capsule_tasks.errors import ExecutionCancelled
+    from capsule_tasks.client.steps import step
+    from capsule_tasks.errors import EffectUncertain, ExecutionCancelled
     from capsule_tasks.sessions import Session, SessionConfig, SessionPool
     from capsule_tasks.settings import (
         ChildSettings,
@@ -24,6 +25,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "ChildSettings",
+    "EffectUncertain",
     "ExecutionCancelled",
     "History",
     "LimitSettings",
@@ -36,10 +38,12 @@ __all__ = [
     "SyncHistory",
     "__version__",
     "progress",
+    "step",
 ]
 
 _HOME_OF = {
     "ChildSettings": "capsule_tasks.settings",
+    "EffectUncertain": "capsule_tasks.errors",
     "ExecutionCancelled": "capsule_tasks.errors",
     "History": "capsule_tasks.storage",
     "LimitSettings": "capsule_tasks.settings",
@@ -51,6 +55,7 @@ _HOME_OF = {
     "SessionPool": "capsule_tasks.sessions",
     "SyncHistory": "capsule_tasks.storage",
     "progress": "capsule_tasks.child.context",
+    "step": "capsule_tasks.client.steps",
 }
 
 

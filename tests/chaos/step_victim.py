@@ -99,26 +99,35 @@ def effects(folder: Path, task_id: str) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
+def lines_of(task: Any, folder: Path) -> int:
+    """Lines of a delivery that nobody kills; waiting for replies makes it a few more or less."""
+    counts = []
+    for number in range(4):
+        told = deliver(task, f"whole-{task.name}-{number}", folder, 0)
+        assert told is not None, "a delivery that nobody killed told nothing"
+        assert "error" not in told, told
+        counts.append(int(told["lines"]))
+    return min(counts)
+
+
 def main(url: str, points: int, seed: int, folder: Path) -> list[dict[str, Any]]:
     app.conf.capsule_redis_url = url
     chance = random.Random(seed)
     tasks = (charge, charge_later)
     deliver(charge, "warm-up", folder, 0)
-    whole = [deliver(task, f"whole-{task.name}", folder, 0) for task in tasks]
+    whole = [lines_of(task, folder) for task in tasks]
     reports = []
     client = redis.Redis.from_url(url)
     for number in range(points):
         task, entire = tasks[number % 2], whole[number % 2]
-        assert entire is not None, "a delivery that nobody killed told nothing"
-        assert "error" not in entire, entire
-        task_id, last_line = f"task-{number}", chance.randint(1, entire["lines"])
+        task_id, last_line = f"task-{number}", chance.randint(1, entire)
         first = deliver(task, task_id, folder, last_line)
         after_kill = effects(folder, task_id)
         recorded = bool(client.hexists(StepKeys(task_id).steps, "out:charge"))
         rest = [deliver(task, task_id, folder, 0) for _ in range(2)]
         reports.append(
             {
-                "line": f"{last_line} of {entire['lines']}",
+                "line": f"{last_line} of {entire}",
                 "was_killed": first is None,
                 "recorded": recorded,
                 "happened": bool(after_kill),

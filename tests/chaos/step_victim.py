@@ -30,6 +30,7 @@ app = Celery("victim", broker="memory://")
 def effect(folder: str, task_id: str) -> str:
     """It happens when the line is in the file; what it gives is only known to who did it."""
     given = os.urandom(8).hex()
+    lines.effect = lines.count
     descriptor = os.open(Path(folder) / task_id, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(descriptor, f"{given}\n".encode())
     os.close(descriptor)
@@ -59,6 +60,7 @@ class Lines:
 
     def __init__(self, last: int) -> None:
         self.count = 0
+        self.effect = 0
         self._last = last
 
     def __call__(self, frame: Any, event: str, arg: Any) -> Any:
@@ -69,11 +71,15 @@ class Lines:
         return self
 
 
+lines = Lines(0)
+
+
 def deliver(task: Any, task_id: str, folder: Path, last_line: int) -> dict[str, Any] | None:
     """What a delivery in a process of its own told; None if it was killed."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        global lines  # noqa: PLW0603  the effect says at which line it happened
         lines = Lines(last_line)
         sys.settrace(lines)
         told: dict[str, Any] = {"uncertain": False, "output": None}
@@ -84,7 +90,9 @@ def deliver(task: Any, task_id: str, folder: Path, last_line: int) -> dict[str, 
         except BaseException as error:  # noqa: BLE001  it is told, and the test fails
             told["error"] = repr(error)
         sys.settrace(None)
-        os.write(writer, json.dumps({**told, "lines": lines.count}).encode())
+        os.write(
+            writer, json.dumps({**told, "lines": lines.count, "effect": lines.effect}).encode()
+        )
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
@@ -99,15 +107,15 @@ def effects(folder: Path, task_id: str) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def lines_of(task: Any, folder: Path) -> int:
-    """Lines of a delivery that nobody kills; waiting for replies makes it a few more or less."""
+def lines_of(task: Any, folder: Path) -> tuple[int, int]:
+    """The line of the effect and the last one; waiting for replies makes it a few more or less."""
     counts = []
     for number in range(4):
         told = deliver(task, f"whole-{task.name}-{number}", folder, 0)
         assert told is not None, "a delivery that nobody killed told nothing"
         assert "error" not in told, told
-        counts.append(int(told["lines"]))
-    return min(counts)
+        counts.append((int(told["effect"]), int(told["lines"])))
+    return min(effect for effect, _ in counts), min(last for _, last in counts)
 
 
 def main(url: str, points: int, seed: int, folder: Path) -> list[dict[str, Any]]:
@@ -119,8 +127,10 @@ def main(url: str, points: int, seed: int, folder: Path) -> list[dict[str, Any]]
     reports = []
     client = redis.Redis.from_url(url)
     for number in range(points):
-        task, entire = tasks[number % 2], whole[number % 2]
-        task_id, last_line = f"task-{number}", chance.randint(1, entire)
+        task, (effect_line, entire) = tasks[number % 2], whole[number % 2]
+        # The window between the effect and its record is short: every second kill is behind it.
+        earliest = effect_line if number % 4 > 1 else 1
+        task_id, last_line = f"task-{number}", chance.randint(earliest, entire)
         first = deliver(task, task_id, folder, last_line)
         after_kill = effects(folder, task_id)
         recorded = bool(client.hexists(StepKeys(task_id).steps, "out:charge"))

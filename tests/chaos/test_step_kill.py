@@ -42,5 +42,5 @@ def test_an_effect_happens_at_most_once_and_a_recorded_output_is_never_lost(
         if not outputs:
             assert all(told["uncertain"] for told in report["told"]), report
     kinds = {(report["happened"], report["recorded"]) for report in reports}
-    assert sum(report["was_killed"] for report in reports) >= POINTS * 0.8
+    assert sum(report["was_killed"] for report in reports) >= POINTS * 0.7
     assert kinds >= {(False, False), (True, False), (True, True)}, "kills came at too few places"

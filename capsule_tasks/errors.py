@@ -52,6 +52,15 @@ class SessionStateError(CallerError, RuntimeError):
         self.state = state
 
 
+class WrongEventLoop(CallerError, RuntimeError):
+    """A session or a pool was used on another event loop than the one it belongs to."""
+
+    def __init__(self, call: str, owner: str, hint: str) -> None:
+        super().__init__(
+            f"{call} was called on another event loop than the one that started {owner}; {hint}"
+        )
+
+
 class NotBorrowed(CallerError, ValueError):
     """A session was given back that is not lent: twice, or to a pool it is not from."""
 
@@ -438,9 +447,6 @@ class StorageUnusable(StorageError, OperatorError):
 class StorageClosed(CallerError, RuntimeError):
     """Connections were used after they had been closed."""
 
-    def __init__(self) -> None:
-        super().__init__("these connections to Redis are closed; make new ones")
-
 
 class ItemNotStorable(CallerError, TypeError):
     """An item of a batch cannot be stored as JSON; nothing of the batch was."""
@@ -464,7 +470,7 @@ class HistoryFull(CallerError):
     """A history would grow over its limit; nothing was written. Replace or clear it first."""
 
     def __init__(
-        self, session_id: str, length: int, size: int, *, max_items: int, max_bytes: int
+        self, session_id: str, length: int, size: int, max_items: int, max_bytes: int
     ) -> None:
         super().__init__(
             f"history {_shortened(session_id)} holds {length} items of {size} bytes together; what "
@@ -488,7 +494,7 @@ class UnknownKey(OperatorError):
     """A record was encrypted with a key that was not given."""
 
     def __init__(self, key_id: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"no key has the id {key_id}; given were {', '.join(known)}")
+        super().__init__(f"no key has the id {key_id}; given were {known!r}")
         self.key_id = key_id
 
 

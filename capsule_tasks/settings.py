@@ -158,14 +158,17 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
     """Paths it may read and execute besides the interpreter and its libraries."""
     max_processes: int = 32
     """Processes below the child; one more ends the execution."""
+    max_threads: int = 512
+    """Threads of the child and of the processes below it together; one more ends the execution."""
     max_disk_bytes: int = 256 * MIB
-    """Bytes in its private directory; one more ends the execution."""
+    """Bytes in its private directory, 4 KiB for each name at least; one more ends the execution."""
 
     def __post_init__(self) -> None:
         self._one_of("network", ("none", "open"))
         self._one_of("isolation", ("required", "best_effort"))
         self._tuple_of(str, "readable")
         self._at_least(0, "max_processes", "max_disk_bytes")
+        self._at_least(16, "max_threads")
 
 
 class ChildSettings(_Section, frozen=True, kw_only=True):
@@ -234,6 +237,8 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
     """The most read from one pipe in one turn of the event loop."""
     general_queue: int = 1000
     """Messages of no execution kept for `receive_message`; beyond it the oldest goes."""
+    general_bytes: int = 64 * MIB
+    """The most bytes in those; beyond it the oldest goes, but never the newest."""
     interceptor_budget_s: float = 0.010
     interceptor_overruns: int = 3
     """After so many calls over budget an interceptor is quarantined."""
@@ -242,7 +247,7 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._at_least(1, "control_weight", "bulk_weight", "general_queue", "quarantine_queue")
-        self._at_least(1, "interceptor_overruns")
+        self._at_least(1, "interceptor_overruns", "general_bytes")
         self._at_least(4 * KIB, "read_bytes")
         self._at_least(0.0001, "interceptor_budget_s")
 
@@ -299,7 +304,8 @@ class PoolSettings(_Section, frozen=True, kw_only=True):
     max_uses: int | None = None
     max_age_s: float | None = None
     max_growth_bytes: int | None = None
-    """A session is replaced after so many borrowers, so long, or so much growth of its memory."""
+    """A session is replaced after so many executions (a borrower that runs none counts as one), so
+    long, or so much growth of its memory."""
     breaker_failures: int = 3
     """After so many failed starts in a row waiters are told, instead of kept."""
     breaker_reset_s: float = 5.0

@@ -149,6 +149,10 @@ class ControlThread:
             poller.register(sock, select.POLLIN)
         while True:
             readable = {fd for fd, _ in poller.poll(self._timeout_ms())}
+            if self._bulk.fileno() in readable:
+                # A call that kept the GIL may have kept this answer back for long: a cancel that
+                # came meanwhile has to be heard before the execution that it is for.
+                readable.update(fd for fd, _ in poller.poll(0))
             for sock, decoder in lanes:  # control first
                 if sock.fileno() in readable:
                     self._read(sock, decoder)
@@ -196,12 +200,14 @@ class ControlThread:
                 queued=execution.queued,
             )
         )
+        if early:  # it ends before the main thread can see it, or that might begin it
+            execution.cancels += early
+            self._endings.refuse(execution, ErrorKind.CANCELLED, ErrorKind.CANCELLED.value)
+            return
         registry.add(execution)
         blocking = registry.blocking  # once more: it may have begun since the first look
         if message.on_busy == "refuse" and blocking not in (None, execution):
             self._endings.refuse(execution, ErrorKind.BUSY, f"{blocking.id} is running")
-        for cancel in early:
-            self._on_cancel(cancel)
         limit = self._config.limits.cpu_time_s
         if limit is not None:
             self._watch_cpu(execution, limit)

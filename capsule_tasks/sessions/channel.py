@@ -41,7 +41,7 @@ class _Writer:
     def write(self, frame: bytearray) -> None:
         if not self._waiting:
             sent = self._send(frame)
-            if sent == len(frame):
+            if sent is None or sent == len(frame):
                 return
             self._loop.add_writer(self._sock, self._flush)
             self._queue(memoryview(frame)[sent:])
@@ -66,18 +66,22 @@ class _Writer:
         self._waiting.append(rest)
         self.buffered += len(rest)
 
-    def _send(self, data: bytearray | memoryview) -> int:
+    def _send(self, data: bytearray | memoryview) -> int | None:
+        """How much was taken; None if nobody is there to take any."""
         try:
             return self._sock.send(data)
         except BlockingIOError:
             return 0
         except OSError:
-            return len(data)  # the reader, or the exit, tells what became of the child
+            return None  # the reader, or the exit, tells what became of the child
 
     def _flush(self) -> None:
         while self._waiting:
             head = self._waiting[0]
             sent = self._send(head)
+            if sent is None:  # all at once: there may be a hundred thousand frames
+                self.close()
+                return
             self.buffered -= sent
             if sent < len(head):
                 self._waiting[0] = head[sent:]

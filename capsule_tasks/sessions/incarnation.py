@@ -91,6 +91,7 @@ class Incarnation:
         self.router = Router(
             session_id,
             config.routing.general_queue,
+            config.routing.general_bytes,
             self.send_control,
             see,
             self._on_ready,

@@ -125,13 +125,14 @@ class PoolPlan:
         if breaker.failures >= self.settings.breaker_failures:
             breaker.open_until = now + self.settings.breaker_reset_s
 
-    def released(self, number: int, now: float, *, used: bool = True) -> None:
+    def released(self, number: int, now: float, *, used: bool = True, executions: int = 0) -> None:
+        """Its borrower gave it back; `executions` is how many it has run in all."""
         slot = self.slots[number]
         if slot.stage is not Stage.LEASED:
             return
         slot.stage = Stage.IDLE
         slot.idle_since = now
-        slot.uses += used
+        slot.uses = max(slot.uses + used, executions)
         if used and self.settings.fresh and slot.name is None:
             slot.doomed = "it was used, and each borrower gets a fresh one"
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from capsule_tasks.errors import NotBorrowed
+from capsule_tasks.sessions.arguments import check_type
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.subpool import PoolInfo, SubPool
 from capsule_tasks.sessions.warm import WarmSpawner
@@ -24,7 +25,14 @@ class SessionPool:
     """
 
     def __init__(self, profiles: Mapping[str, Profile] | None = None) -> None:
-        profiles = profiles or {DEFAULT_PROFILE: Profile()}
+        check_type("profiles", profiles, Mapping, None)
+        if profiles is None:
+            profiles = {DEFAULT_PROFILE: Profile()}
+        elif not profiles:
+            raise ValueError("profiles must hold at least one, or be None for the default")
+        for name, profile in profiles.items():
+            check_type("the name of a profile", name, str)
+            check_type(f"profile {name!r}", profile, Profile)
         self._pools = {name: SubPool(name, profile) for name, profile in profiles.items()}
 
     async def __aenter__(self) -> Self:
@@ -48,8 +56,17 @@ class SessionPool:
             raise
 
     async def stop(self) -> None:
-        """End everything, busy sessions too; waiters are told. Safe at any time, and twice."""
-        await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
+        """End everything, busy sessions too; waiters are told. Safe at any time, and twice.
+
+        Who is cancelled meanwhile leaves only when everything has ended.
+        """
+        pools = self._pools.values()
+        ending = asyncio.ensure_future(asyncio.gather(*(pool.stop() for pool in pools)))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait({ending})
+            raise
 
     async def acquire(self, profile: str = DEFAULT_PROFILE, *, name: str | None = None) -> Session:
         """A session for this caller alone; first come, first served. Give it back with `release`.
@@ -57,6 +74,7 @@ class SessionPool:
         With a `name` it is the session of that name: what its last borrower left in the namespace
         is still there. PoolUnavailable says why there will be none.
         """
+        check_type("name", name, str, None)
         return await self._pool(profile).acquire(name)
 
     def release(self, session: Session) -> None:
@@ -72,6 +90,7 @@ class SessionPool:
         self, profile: str = DEFAULT_PROFILE, *, name: str | None = None
     ) -> AsyncIterator[Session]:
         """`acquire`, then `release`; a session in which code still runs by then is retired."""
+        check_type("name", name, str, None)
         pool = self._pool(profile)
         session = await pool.acquire(name)
         try:
@@ -90,6 +109,7 @@ class SessionPool:
         return self._pool(profile).spawner
 
     def _pool(self, profile: str) -> SubPool:
+        check_type("profile", profile, str)
         pool = self._pools.get(profile)
         if pool is None:
             known = ", ".join(map(repr, self._pools))
@@ -97,6 +117,7 @@ class SessionPool:
         return pool
 
     def _lender(self, session: Session) -> SubPool:
+        check_type("session", session, Session)
         for pool in self._pools.values():
             if pool.lends(session):
                 return pool

@@ -7,10 +7,11 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from capsule_tasks.sessions.spawn import Spawned, Wires
-from capsule_tasks.system.family import kill_family, kill_orphans, reap
+from capsule_tasks.system.family import Orphans, kill_family, kill_late_orphans, kill_orphans, reap
 from capsule_tasks.system.trees import remove_tree
 
 STACK_SIGNAL = signal.SIGWINCH
@@ -18,6 +19,8 @@ STACK_SIGNAL = signal.SIGWINCH
 
 _REAP_PAUSE_S = 0.01
 _REAP_ATTEMPTS = 200
+_LATE_LOOKS_S = (0.02, 0.1, 0.5, 2.0, 5.0)
+"""On a busy machine a process may be in the middle of `exec`, and unknowable, for a while."""
 
 
 class ExitStatus(int):
@@ -111,12 +114,23 @@ class ChildProcess:
 
     def _on_exit(self) -> None:
         # First the orphans: as long as a zombie is not collected, nobody else can have its pid.
-        self._adopted |= kill_orphans(self.pid, self._marker)
+        orphans = kill_orphans(self.pid, self._marker)
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
         self.exited.set_result(ExitStatus(self._collect()))
+        self._see_to(orphans, iter(_LATE_LOOKS_S))
+
+    def _see_to(self, orphans: Orphans, looks: Iterator[float]) -> None:
+        """Reap what was killed; look again as long as one may have hidden behind its `exec`."""
+        self._adopted |= orphans.killed
         self._reap_adopted(_REAP_ATTEMPTS)
+        delay_s = next(looks, None) if orphans.is_unsure else None
+        if delay_s is not None:
+            self._loop.call_later(delay_s, self._look_again, orphans.born_at, looks)
+
+    def _look_again(self, born_at: int, looks: Iterator[float]) -> None:
+        self._see_to(kill_late_orphans(self._marker, born_at), looks)
 
     def _reap_adopted(self, attempts: int) -> None:
         """What was killed comes to this process if it is a subreaper; no zombie may stay."""

@@ -43,12 +43,14 @@ from capsule_tasks.protocol.messages import (
     Terminal,
     Unsupported,
 )
+from capsule_tasks.sessions.general import GeneralQueue
 from capsule_tasks.sessions.info import Counters
 from capsule_tasks.sessions.stream import ExecutionStream
 
 log = logging.getLogger("capsule_tasks.sessions")
 
 _MAX_PENDING_INPUTS = 10_000
+_MAX_WARNINGS = 10
 _ANSWERS: dict[type[Message], type[Message]] = {
     Cancel: CancelReply,
     Interrupt: InterruptReply,
@@ -67,6 +69,7 @@ class Router:
         self,
         session_id: str,
         general_queue: int,
+        general_bytes: int,
         send_control: Callable[[Any], None],
         see: Callable[[Any], None],
         on_ready: Callable[[Ready | Rejected], None],
@@ -77,8 +80,8 @@ class Router:
         self.streams: dict[str, ExecutionStream] = {}
         self.inputs: dict[str, str] = {}
         self._answered: set[str] = set()
-        self.general: deque[Any] = deque(maxlen=general_queue)
-        self.general_dropped = 0
+        self.general = GeneralQueue(general_queue, general_bytes)
+        self._unknown = 0
         self._general_waiters: deque[asyncio.Future[None]] = deque()
         self._replies: dict[str, tuple[type, asyncio.Future[Any]]] = {}
         self._session_id = session_id
@@ -143,7 +146,7 @@ class Router:
             finally:
                 if waiter in self._general_waiters:
                     self._general_waiters.remove(waiter)
-        return self.general.popleft()
+        return self.general.pop()
 
     def fail_receivers(self, why: str) -> int:
         """Wake every `receive` with the news; how many there were."""
@@ -280,16 +283,21 @@ class Router:
         if reply is not None and not reply.done():
             reply.set_exception(SessionLost(f"the child does not know {message.what!r} messages"))
             return
-        log.warning("session %s: a %r message is unknown", self._session_id, message.what)
+        self._warn_unknown("session %s: a %r message is unknown", message.what)
         self._keep(message)
 
     def _on_unknown(self, message: Unknown) -> None:
-        log.warning("session %s sent an unknown %r message", self._session_id, message.what)
+        self._warn_unknown("session %s sent an unknown %r message", message.what)
         self._send_control(Unsupported(what=message.what, in_reply_to=message.id))
 
+    def _warn_unknown(self, text: str, what: str) -> None:
+        """A few times: a child can send as many of them as it likes."""
+        self._unknown += 1
+        if self._unknown <= _MAX_WARNINGS:
+            log.warning(text, self._session_id, what[:100])
+
     def _keep(self, message: Any) -> None:
-        self.general_dropped += len(self.general) == self.general.maxlen
-        self.general.append(message)
+        self.general.put(message)
         self._wake_receiver()
 
     def _wake_receiver(self) -> None:

@@ -43,6 +43,14 @@ from capsule_tasks.protocol.messages import (
     Terminal,
     new_id,
 )
+from capsule_tasks.sessions.arguments import (
+    check_callable,
+    check_loop,
+    check_one_of,
+    check_seconds,
+    check_text,
+    check_type,
+)
 from capsule_tasks.sessions.confinement import Confinement
 from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.incarnation import Doom, Incarnation
@@ -50,7 +58,7 @@ from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
 from capsule_tasks.sessions.spawn import ColdSpawner, Spawner
 from capsule_tasks.sessions.startup import await_ready, start_process, warm_up
-from capsule_tasks.sessions.states import ACCEPTING, ALIVE, SessionState, may_move
+from capsule_tasks.sessions.states import ACCEPTING, ALIVE, OVER, SessionState, may_move
 from capsule_tasks.sessions.stopping import StopOutcome, Stopper
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
 from capsule_tasks.settings import SessionConfig
@@ -95,6 +103,10 @@ class Session:
         session_id: str | None = None,
         spawner: Spawner | None = None,
     ) -> None:
+        check_type("config", config, SessionConfig, None)
+        check_text("session_id", session_id)
+        if spawner is not None:
+            check_callable("spawner.spawn", getattr(spawner, "spawn", None))
         self.config = config or SessionConfig()
         self._spawner = spawner or ColdSpawner()
         self.session_id = session_id or new_id()
@@ -166,7 +178,7 @@ class Session:
                 buffered_messages=sum(stream.buffered_messages for stream in streams),
                 buffered_bytes=sum(stream.buffered_bytes for stream in streams),
                 general=len(child.router.general) if child else 0,
-                general_dropped=child.router.general_dropped if child else 0,
+                general_dropped=child.router.general.dropped if child else 0,
                 control_handled=child.channel.control_handled if child else 0,
                 bulk_handled=child.channel.bulk_handled if child else 0,
                 overtakes=child.channel.overtakes if child else 0,
@@ -178,6 +190,7 @@ class Session:
 
     def add_state_listener(self, listener: StateListener) -> None:
         """Have `listener(old, new)` called on every change of state."""
+        check_callable("listener", listener)
         self._listeners.append(listener)
 
     def remove_state_listener(self, listener: StateListener) -> None:
@@ -185,6 +198,7 @@ class Session:
 
     def add_health_listener(self, listener: HealthListener) -> None:
         """Have `listener(health)` called when the child falls silent and when it responds again."""
+        check_callable("listener", listener)
         self._health_listeners.append(listener)
 
     def remove_health_listener(self, listener: HealthListener) -> None:
@@ -196,6 +210,7 @@ class Session:
         It runs on the event loop and has 10 ms; after three overruns it is called on a thread of
         its own instead, where it delays nobody.
         """
+        check_callable("interceptor", interceptor)
         self._interceptors.add(interceptor)
 
     def remove_message_interceptor(self, interceptor: Interceptor) -> bool:
@@ -309,8 +324,9 @@ class Session:
             self.session_id, child.process, self.config.timeouts, self._on_health
         )
         self._stopper = Stopper(child, self.config.timeouts, self._counters)
-        sandbox = self.config.child.sandbox
-        self._confinement = Confinement(child, sandbox) if sandbox is not None else None
+        sandbox, limits = self.config.child.sandbox, self.config.child.limits
+        if sandbox is not None:
+            self._confinement = Confinement(child, sandbox, limits, self.config.timeouts.stack_s)
         if self._state is not SessionState.WARMING:  # stopped while the process was being made
             raise SessionStartFailed(f"the session was {self._state} before it was ready")
         ready = await await_ready(child, self.config.timeouts)
@@ -332,6 +348,8 @@ class Session:
 
         Executions end with an error of kind `shutdown`; safe at any time, any number of times.
         """
+        check_text("reason", reason)
+        self._check_loop("shutdown()")
         arrival, child = self._arrival, self._child
         is_leaving = self._state is SessionState.SHUTTING_DOWN
         if (
@@ -358,6 +376,7 @@ class Session:
 
     async def terminate(self) -> None:
         """Kill the child and all its descendants; safe at any time, any number of times."""
+        self._check_loop("terminate()")
         arrival = self._arrival
         if arrival is not None:
             arrival.cancel()
@@ -388,6 +407,7 @@ class Session:
 
     async def restart(self) -> None:
         """A new child under the same id. Callers that come while it starts share it."""
+        self._check_loop("restart()")
         restarting = self._restarting
         if restarting is None or restarting.done() or restarting.cancelling():
             restarting = self._begin_restart()
@@ -509,10 +529,10 @@ class Session:
         behind its terminal message, ExecutionTimeout is raised. Leaving the loop early stops the
         code too, and the session stays busy until it has stopped.
         """
-        if not isinstance(source, str):
-            raise TypeError(f"source must be str, not {type(source).__name__}")
-        if not isinstance(execution_id, str | None):
-            raise TypeError(f"execution_id must be str, not {type(execution_id).__name__}")
+        check_type("source", source, str)
+        check_type("execution_id", execution_id, str, None)
+        check_seconds("timeout_s", timeout_s)
+        check_one_of("on_busy", on_busy, ("refuse", "wait"))
         child, stopper = await self._accepting("execute()")
         execution_id = execution_id or new_id()
         if execution_id in child.router.streams:
@@ -567,6 +587,7 @@ class Session:
 
     async def _accepting(self, call: str) -> tuple[Incarnation, Stopper]:
         """The child, if it takes executions; one that is being replaced is waited for."""
+        self._check_loop(call)
         if self._restarting is not None and not self._restarting.done():
             await asyncio.wait({self._restarting})
         child, stopper = self._child, self._stopper
@@ -630,6 +651,9 @@ class Session:
         `interrupted`: it stopped by itself and the namespace is kept. `killed`: the child had to
         be killed and is replaced. `not_running`: there was nothing to stop.
         """
+        check_type("execution_id", execution_id, str)
+        check_seconds("grace_s", grace_s)
+        self._check_reachable("cancel()")
         stopper = self._stopper
         if stopper is None:
             return "not_running"
@@ -643,6 +667,8 @@ class Session:
         With `force_restart` a child in which something still runs after the grace is killed and
         replaced.
         """
+        check_text("execution_id", execution_id)
+        self._check_reachable("interrupt()")
         if self._stopper is None:
             return "not_running"
         interrupt = self._stopper.interrupt(execution_id, force=force_restart)
@@ -654,6 +680,13 @@ class Session:
         self, text: str, *, request_id: str, execution_id: str, eof: bool = False
     ) -> None:
         """Answer an InputRequest, or end its input; UnknownInputRequest if nobody waits for it."""
+        for name, value in (
+            ("text", text),
+            ("request_id", request_id),
+            ("execution_id", execution_id),
+        ):
+            check_type(name, value, str)
+        self._check_reachable("input_response()")
         await self._at_home(self._input_response(text, request_id, execution_id, eof))
 
     async def _input_response(
@@ -665,12 +698,14 @@ class Session:
         answer = InputResponse(execution_id=execution_id, request_id=request_id, text=text, eof=eof)
         try:
             await child.send_bulk(answer)
-        except FrameTooLarge:
+        except (FrameTooLarge, UnicodeEncodeError):
             child.router.return_answer(request_id)
             raise
 
     async def receive_message(self, timeout_s: float | None = None) -> Any:
         """The next message of no execution; TimeoutError, or SessionLost when the child goes."""
+        check_seconds("timeout_s", timeout_s)
+        self._check_loop("receive_message()")
         child = self._child
         if child is None or (child.is_over and not child.router.general):
             raise SessionStateError("receive_message()", self._state, "there is no child to hear")
@@ -679,17 +714,20 @@ class Session:
 
     async def namespace_summary(self, timeout_s: float | None = 5.0) -> NamespaceSummary:
         """Names, types and sizes in the namespace; never values. Works while code runs."""
+        check_seconds("timeout_s", timeout_s)
         child, _ = await self._accepting("namespace_summary()")
         reply: NamespaceSummary = await child.ask(NamespaceRequest(), timeout_s)
         return reply
 
     async def stack(self, execution_id: str | None = None) -> str:
         """The Python stacks of one execution or of the whole child, also while the GIL is held."""
+        check_text("execution_id", execution_id)
         _, stopper = await self._accepting("stack()")
         return await stopper.stack_text(execution_id)
 
     async def checkpoint(self, timeout_s: float | None = 30.0) -> Checkpointed:
         """Save the namespace; names that cannot be saved are reported, with the reason."""
+        check_seconds("timeout_s", timeout_s)
         child, _ = await self._accepting("checkpoint()")
         reply: Checkpointed = await self._ask_slowly(child, Checkpoint(), timeout_s)
         if reply.data is None:
@@ -706,8 +744,8 @@ class Session:
         saved = data.data if isinstance(data, Checkpointed) else data
         if not isinstance(saved, bytes):
             raise TypeError(f"data must be bytes, not {type(saved).__name__}")
-        if mode not in ("merge", "replace"):
-            raise ValueError(f"mode must be 'merge' or 'replace', not {mode!r}")
+        check_one_of("mode", mode, ("merge", "replace"))
+        check_seconds("timeout_s", timeout_s)
         child, _ = await self._accepting("restore()")
         reply: Restored = await self._ask_slowly(child, Restore(data=saved, mode=mode), timeout_s)
         if reply.error:
@@ -723,6 +761,17 @@ class Session:
         except (TimeoutError, asyncio.CancelledError):
             child.send_control(Cancel(execution_id=request.id, seq=0))
             raise
+
+    def _check_loop(self, call: str) -> None:
+        """WrongEventLoop where the session's child would be waited for on another loop."""
+        is_over = self._state in OVER and (self._child is None or self._child.is_over)
+        if not is_over:
+            check_loop(call, f"session {self.session_id!r}", self._loop)
+
+    def _check_reachable(self, call: str) -> None:
+        """WrongEventLoop if nothing can be done for the session any more, on whatever loop."""
+        if self._loop is not None and self._loop.is_closed():
+            self._check_loop(call)
 
     async def _at_home(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work` on the loop that owns the session, wherever the caller runs."""

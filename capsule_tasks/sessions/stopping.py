@@ -130,12 +130,16 @@ class Stopper:
             return "not_running"
         done: StopOutcome = "not_running"
         aimed_at = [stream for stream in targets if stream.is_running]
-        with contextlib.suppress(TimeoutError):
+        try:
             reply: InterruptReply = await self._child.ask(
                 Interrupt(execution_id=execution_id), self._timeouts.grace_s
             )
             done = reply.done
             aimed_at = [stream for stream in targets if stream.execution_id in reply.execution_ids]
+        except TimeoutError:
+            pass  # the child does not answer: nothing was done, unless force does it now
+        except SessionLost:  # another's cancel, or the code itself, was quicker
+            return "killed" if any(map(_was_forced, targets)) else "not_running"
         if force and aimed_at:
             ends = {stream.ended for stream in aimed_at}
             await asyncio.wait(ends, timeout=self._timeouts.grace_s)
@@ -219,3 +223,7 @@ class Stopper:
                         {*neighbours, stream.ended}, return_when=asyncio.FIRST_COMPLETED
                     )
                     neighbours = {ended for ended in neighbours if not ended.done()}
+
+
+def _was_forced(stream: ExecutionStream) -> bool:
+    return isinstance(stream.terminal, Error) and stream.terminal.kind in _FORCED

@@ -17,6 +17,7 @@ import msgspec
 
 from capsule_tasks.errors import PoolUnavailable, SessionBusy
 from capsule_tasks.protocol.messages import Heartbeat
+from capsule_tasks.sessions.arguments import check_loop
 from capsule_tasks.sessions.health import Health
 from capsule_tasks.sessions.info import SessionInfo
 from capsule_tasks.sessions.plan import Action, Give, PoolPlan, Refuse, Retire, Stage, Start
@@ -74,17 +75,23 @@ class SubPool:
         self._totals: Counter[str] = Counter()
         self._retired: Counter[str] = Counter()
         self._last_error = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        if self._running or self._plan.stopping:
+        self._check_loop("start()")
+        if self._plan.stopping:
+            raise PoolUnavailable(self._name, "it was stopped; make a new pool")
+        if self._running:
             return
         self._running = True
+        self._loop = asyncio.get_running_loop()
         await self.spawner.start()
         self._decide()
 
     async def stop(self) -> None:
+        self._check_loop("stop()")
         self._plan.stopping = True
         self._decide()
         while self._tasks:
@@ -98,6 +105,7 @@ class SubPool:
     async def acquire(self, name: str | None) -> Session:
         if not self._running:
             raise PoolUnavailable(self._name, "it has not been started")
+        self._check_loop("acquire()")
         ticket = next(self._tickets)
         self._waiters[ticket] = waiter = asyncio.get_running_loop().create_future()
         self._plan.wait(ticket, name)
@@ -117,13 +125,16 @@ class SubPool:
         return number is not None and self._plan.slots[number].stage is Stage.LEASED
 
     def release(self, session: Session) -> None:
+        self._check_loop("release()")
         running = session.info.running
         if running:
             raise SessionBusy(session.session_id, running)
-        self._plan.released(self._numbers[session], self._now())
+        number, executions = self._numbers[session], session.info.execution_count
+        self._plan.released(number, self._now(), executions=executions)
         self._decide()
 
     def retire(self, session: Session) -> None:
+        self._check_loop("retire()")
         number = self._numbers[session]
         self._plan.lost(number, "its borrower gave it up")
         self._plan.released(number, self._now())
@@ -150,6 +161,9 @@ class SubPool:
             last_error=self._last_error or self.spawner.last_error,
             sessions=tuple(session.info for session in self._sessions.values()),
         )
+
+    def _check_loop(self, call: str) -> None:
+        check_loop(call, f"pool {self._name!r}", self._loop)
 
     def _take_back(self, ticket: int, waiter: asyncio.Future[int]) -> None:
         """A waiter was cancelled, perhaps just after it had been served."""

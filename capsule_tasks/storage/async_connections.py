@@ -49,7 +49,7 @@ class AsyncConnections:
     async def run(self, call: Call) -> Reply:
         """The reply of a script; raises StorageError."""
         if self._is_closed:
-            raise StorageClosed
+            raise StorageClosed("these connections to Redis are closed; make new ones")
         return await (await self._callers.mine()).run(call)
 
     async def close(self) -> None:
@@ -130,17 +130,14 @@ class _PoolCaller:
 
 
 async def _called(connection: AbstractConnection, call: Call) -> Reply:
-    tail = (len(call.keys), *call.keys, *call.args)
-    await connection.send_packed_command(
-        connection.pack_command("EVALSHA", call.script.sha, *tail), check_health=False
-    )
+    packed = call.packed(b"EVALSHA", call.script.sha)
+    await connection.send_packed_command([packed], check_health=False)
     try:
         return _reply(await connection.read_response(disable_decoding=True))
     except NoScriptError:
         # The server was restarted, flushed or failed over. EVAL makes it remember the script.
-        await connection.send_packed_command(
-            connection.pack_command("EVAL", call.script.source, *tail), check_health=False
-        )
+        packed = call.packed(b"EVAL", call.script.source)
+        await connection.send_packed_command([packed], check_health=False)
         return _reply(await connection.read_response(disable_decoding=True))
 
 
@@ -213,12 +210,15 @@ class _PerLoop:
     async def _kept_until_the_loop_ends(
         self, loop: asyncio.AbstractEventLoop, caller: _Caller
     ) -> AsyncGenerator[None]:
+        made_in = os.getpid()
         try:
             yield
         finally:
-            with self._lock:
-                self._of_loop.pop(loop, None)
-            await caller.close()
+            # A fork may run on inside a copy of this loop and shut it down: not its sockets.
+            if made_in == os.getpid():
+                with self._lock:
+                    self._of_loop.pop(loop, None)
+                await caller.close()
 
     def leave_to_parent(self) -> list[object]:
         """Forget everything, in a fork, and return what must live on untouched.

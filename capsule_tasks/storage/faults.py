@@ -34,7 +34,9 @@ _KIND_OF_CODE: dict[str, type[StorageError]] = {
     "WRONGTYPE": StorageUnusable,
 }
 _CODE = re.compile(rf"\b({'|'.join(_KIND_OF_CODE)})\b")
-_DENIED = re.compile(r"invalid (username|password)|without any password|can't run this command")
+_DENIED = re.compile(
+    r"invalid (username|password)|without any password|can't run this command|no permissions"
+)
 _KIND_OF_CLASS: tuple[tuple[type[Exception], type[StorageError]], ...] = (
     (raised.BusyLoadingError, StorageNotReady),
     (raised.AuthenticationError, StorageDenied),

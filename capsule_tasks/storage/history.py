@@ -9,12 +9,13 @@ from redis import Redis as SyncRedis
 from redis import RedisCluster as SyncRedisCluster
 from redis.asyncio import Redis, RedisCluster
 
-from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.errors import HistoryConflict, InvalidSetting
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage.async_connections import AsyncConnections, InjectedClient
-from capsule_tasks.storage.codec import Codec, JsonCodec
+from capsule_tasks.storage.codec import Codec, Item, JsonCodec
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore, awaited, blocking
 from capsule_tasks.storage.history_core import HistoryCore
+from capsule_tasks.storage.history_types import CompactionSnapshot
 from capsule_tasks.storage.sync_connections import InjectedSyncClient, SyncConnections
 
 S = TypeVar("S")
@@ -95,6 +96,27 @@ class History(_Face[AsyncStore]):
     replace = awaited(HistoryCore.replace)
     clear_session = awaited(HistoryCore.clear_session)
     info = awaited(HistoryCore.info)
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: object = None
+    ) -> CompactionSnapshot | None:
+        """What openai-agents' compaction looks for, so that it replaces in one step.
+
+        Without it, or where this gives None, it clears the session and adds the summary.
+        """
+        snapshot = await self.read(limit)
+        if snapshot.corrupt or prune_prefix is not None:
+            return None
+
+        async def replace_suffix(start: int, items: list[Item]) -> bool:
+            version = snapshot.version
+            try:
+                await self.replace(version._replace(start=version.start + start), items)
+            except HistoryConflict:
+                return False
+            return True
+
+        return CompactionSnapshot(snapshot.items, snapshot.is_whole, replace_suffix)
 
     async def close(self) -> None:
         """Close the connections that this history made; safe twice. What was given stays open."""

@@ -268,12 +268,12 @@ class HistoryCore:
         reply = yield from perform(call, self._retry)
         if reply[0] == Code.CONFLICT:
             return None
-        _, current, stop, start, sizes, joined = reply
-        records, position = [], 0
-        if joined:
-            for size in _sizes(sizes):
-                records.append(joined[position : position + size])
-                position += size
+        _, current, stop, start, sizes, *joined = reply
+        whole, position = b"".join(joined), 0
+        records = []
+        for size in _sizes(sizes) if joined else ():
+            records.append(whole[position : position + size])
+            position += size
         return _Piece(current.decode(), start, stop, records)
 
     def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[int | None]:
@@ -322,8 +322,8 @@ class HistoryCore:
                     self.session_id,
                     int(reply[1]),
                     int(reply[2]),
-                    max_items=settings.max_items,
-                    max_bytes=settings.max_bytes,
+                    settings.max_items,
+                    settings.max_bytes,
                 )
         return refused(reply, call)
 

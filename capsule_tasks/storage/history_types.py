@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -65,3 +66,15 @@ class HistoryInfo:
     @property
     def exists(self) -> bool:
         return self.created_at is not None
+
+
+@dataclass(frozen=True)
+class CompactionSnapshot:
+    """The end of a history, and a way to replace it from one of its items on.
+
+    `replace_suffix(start, items)` answers whether it did; what was appended since stays behind.
+    """
+
+    items: list[Item]
+    complete: bool
+    replace_suffix: Callable[[int, list[Item]], Awaitable[bool]]

@@ -47,7 +47,7 @@ class SyncConnections:
     def run_blocking(self, call: Call) -> Reply:
         """The reply of a script; raises StorageError."""
         if self._is_closed:
-            raise StorageClosed
+            raise StorageClosed("these connections to Redis are closed; make new ones")
         return self._mine().run(call)
 
     def close_blocking(self) -> None:
@@ -128,17 +128,14 @@ class _PoolCaller:
 
 
 def _called(connection: Any, call: Call) -> Reply:
-    tail = (len(call.keys), *call.keys, *call.args)
-    connection.send_packed_command(
-        connection.pack_command("EVALSHA", call.script.sha, *tail), check_health=False
-    )
+    packed = call.packed(b"EVALSHA", call.script.sha)
+    connection.send_packed_command([packed], check_health=False)
     try:
         return _reply(connection.read_response(disable_decoding=True))
     except NoScriptError:
         # The server was restarted, flushed or failed over. EVAL makes it remember the script.
-        connection.send_packed_command(
-            connection.pack_command("EVAL", call.script.source, *tail), check_health=False
-        )
+        packed = call.packed(b"EVAL", call.script.source)
+        connection.send_packed_command([packed], check_health=False)
         return _reply(connection.read_response(disable_decoding=True))
 
 

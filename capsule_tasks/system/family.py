@@ -12,11 +12,36 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable
+from enum import Enum, auto
+from typing import NamedTuple
 
 from capsule_tasks.system.prctl import is_subreaper
 
 MARKER = "CAPSULE_SESSION"
 _MAX_PASSES = 20
+
+_STATE, _SESSION, _FLAGS, _BORN_AT = 0, 3, 6, 19
+"""Fields of `/proc/<pid>/stat`, counted from the one behind the name."""
+_KERNEL_THREAD = 0x00200000
+_NOBODY = -1
+
+
+class _Bond(Enum):
+    """What a process has to do with a session."""
+
+    OURS = auto()
+    NONE = auto()
+    UNKNOWN = auto()
+    """It shows no environment at all: it may be in the middle of `exec`."""
+
+
+class Orphans(NamedTuple):
+    """What was found of a dead child's descendants, those included that wait to be reaped."""
+
+    killed: set[int]
+    is_unsure: bool
+    """A process as young as the child was in the middle of `exec`: look once more later."""
+    born_at: int
 
 
 def descendants(pid: int) -> list[int]:
@@ -64,23 +89,37 @@ def kill_family(pid: int) -> set[int]:
     return doomed
 
 
-def kill_orphans(leader: int, marker: str) -> set[int]:
+def kill_orphans(leader: int, marker: str) -> Orphans:
     """Kill what a dead child left: members of its POSIX session and bearers of its marker.
 
-    The answer also holds those members that have exited already and wait to be reaped. Orphans
-    come to a subreaper; any other process has to look for them among all there are.
+    Orphans come to a subreaper; any other process has to look for them among all there are. The
+    leader must not have been collected yet, so that nobody else can have its number.
     """
-    _kill_group(leader)  # it is a zombie still, so no other group can have the number
+    _kill_group(leader)
+    born_at = _born_at(leader)
+    members = {pid for pid in _children(os.getpid()) if pid != leader and _leader(pid) == leader}
+    orphans = _kill_found(leader, marker, born_at)
+    return orphans._replace(killed=orphans.killed | members)
+
+
+def kill_late_orphans(marker: str, born_at: int) -> Orphans:
+    """The same for a child that has been collected: only its marker tells."""
+    return _kill_found(_NOBODY, marker, born_at)
+
+
+def _kill_found(leader: int, marker: str, born_at: int) -> Orphans:
     needle = f"{MARKER}={marker}".encode()
-    killed = {pid for pid in _children(os.getpid()) if pid != leader and _leader(pid) == leader}
+    killed: set[int] = set()
     for _ in range(_MAX_PASSES):
         candidates = _children(os.getpid()) if is_subreaper() else _all_pids()
-        orphans = [pid for pid in candidates if _belongs(pid, leader, needle)]
+        bonds = {pid: _bond(pid, leader, needle, born_at) for pid in candidates}
+        found = [pid for pid, bond in bonds.items() if bond is _Bond.OURS]
+        orphans = [*found, *(below for pid in found for below in descendants(pid))]
         if not orphans:
-            break
+            return Orphans(killed, _Bond.UNKNOWN in bonds.values(), born_at)
         _signal_all(orphans, signal.SIGKILL)
         killed.update(orphans)
-    return killed
+    return Orphans(killed, False, born_at)
 
 
 def kill_members(leader: int, spared: frozenset[int] | set[int]) -> None:
@@ -109,19 +148,36 @@ def reap(pids: Iterable[int]) -> set[int]:
     return dying
 
 
-def _belongs(pid: int, leader: int, needle: bytes) -> bool:
+def _bond(pid: int, leader: int, needle: bytes, born_at: int) -> _Bond:
     if pid == os.getpid():
-        return False
+        return _Bond.NONE
     try:
-        stat = _read(f"/proc/{pid}/stat")
-        state, _, _, session = stat[stat.rindex(b")") + 2 :].split(None, 4)[:4]
-        if state in b"ZX":
-            return False
-        if int(session) == leader:
-            return True
-        return needle in _read(f"/proc/{pid}/environ").split(b"\0")
+        stat = _stat(pid)
+        if stat[_STATE] in b"ZX":
+            return _Bond.NONE
+        if int(stat[_SESSION]) == leader:
+            return _Bond.OURS
+        environment = _read(f"/proc/{pid}/environ")
+        if needle in environment.split(b"\0"):
+            return _Bond.OURS
+        is_program = not int(stat[_FLAGS]) & _KERNEL_THREAD
+        if not environment and is_program and int(stat[_BORN_AT]) >= born_at:
+            return _Bond.UNKNOWN
     except (OSError, ValueError):
-        return False
+        pass
+    return _Bond.NONE
+
+
+def _born_at(pid: int) -> int:
+    try:
+        return int(_stat(pid)[_BORN_AT])
+    except (OSError, ValueError):
+        return 0
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields behind the name of the program, which may hold anything."""
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def kill_own_group() -> None:

@@ -3,40 +3,96 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import shutil
 import stat
+from collections.abc import Iterator
 
-_MAX_ENTRIES = 100_000
+ENTRY_BYTES = 4096
+"""What a name costs at least: an inode, and its place in a directory."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory and all below it, also what was made unreadable. Follows no link."""
-    shutil.rmtree(path, ignore_errors=True)
-    if not os.path.isdir(path):
-        return
-    for directory, names, _ in os.walk(path):
-        for name in names:
-            entry = os.path.join(directory, name)
-            if not os.path.islink(entry):
-                with contextlib.suppress(OSError):
-                    os.chmod(entry, stat.S_IRWXU)
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove a directory and all below it, also what was made unreadable. Follows no link.
 
-
-def size_of_tree(path: str) -> int:
-    """Bytes that the files below a directory take up; what cannot be read counts nothing."""
-    total = entries = 0
-    pending = [path]
-    while pending and entries < _MAX_ENTRIES:
+    Every directory is first moved up to the top: however deep they were nested, no path is too
+    long, and no descriptor is held for each level. What cannot be removed stays.
+    """
+    with contextlib.suppress(OSError):
+        top = os.open(path, _DIRECTORY)
         try:
-            with os.scandir(pending.pop()) as listing:
-                for entry in listing:
-                    entries += 1
-                    with contextlib.suppress(OSError):
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-                        if entry.is_dir(follow_symlinks=False):
-                            pending.append(entry.path)
-        except OSError:
-            continue  # it was removed meanwhile
-    return total
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(path)
+
+
+def _empty(top: int) -> None:
+    numbers = itertools.count()
+    pending = _strip(top, top, numbers)
+    while pending:
+        name = pending.pop()
+        with contextlib.suppress(OSError):
+            directory = os.open(name, _DIRECTORY, dir_fd=top)
+            try:
+                pending += _strip(directory, top, numbers)
+            finally:
+                os.close(directory)
+            os.rmdir(name, dir_fd=top)
+
+
+def _strip(directory: int, top: int, numbers: Iterator[int]) -> list[str]:
+    """Remove a directory's files, move its directories to the top; their names there."""
+    moved: list[str] = []
+    for name in os.listdir(directory):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=directory)
+                continue
+            _open_up(name, directory)
+            place = f"capsule-{next(numbers)}"
+            while os.access(place, os.F_OK, dir_fd=top, follow_symlinks=False):
+                place = f"capsule-{next(numbers)}"
+            os.rename(name, place, src_dir_fd=directory, dst_dir_fd=top)
+            moved.append(place)
+    return moved
+
+
+def _open_up(name: str, directory: int | None = None) -> None:
+    """Have the owner of a directory read and change it; a link in its place is left alone."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", stat.S_IRWXU)
+    finally:
+        os.close(handle)
+
+
+def sizes_in_tree(path: str) -> Iterator[int]:
+    """The bytes that each entry below a directory takes up, at least `ENTRY_BYTES`.
+
+    OSError (ENAMETOOLONG) if directories are nested beyond what a path can say.
+    """
+    pending = [path]
+    while pending:
+        for entry in _entries(pending.pop()):
+            with contextlib.suppress(FileNotFoundError):
+                yield max(ENTRY_BYTES, entry.stat(follow_symlinks=False).st_blocks * 512)
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+
+
+def _entries(path: str) -> list[os.DirEntry[str]]:
+    """What a directory holds; nothing if it was removed meanwhile."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        try:
+            return _listing(path)
+        except PermissionError:  # its owner may write there, and hide it from another look
+            _open_up(path)
+            return _listing(path)
+    return []
+
+
+def _listing(path: str) -> list[os.DirEntry[str]]:
+    with os.scandir(path) as listing:
+        return list(listing)

@@ -97,10 +97,10 @@ class MemoryStore:
 
     def _append(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         if early := self._recalled(keys, args):
-            return early[0] if early[0][0] else [Code.DONE, int(early[1] or 0)]
+            return early[0]
         reply = self._appended(keys, args)
         if reply[0] == Code.DONE:
-            self._remember(keys, args, str(reply[1]).encode())
+            self._remember(keys, args, b"")
         return reply
 
     def _appended(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
@@ -111,7 +111,7 @@ class MemoryStore:
             return [Code.FULL, len(items), size]
         items.extend(records)
         self._save(keys, args, has_removed=False)
-        return [Code.DONE, length]
+        return [Code.DONE]
 
     def _read(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         items: list[Record] = self._values.get(keys["items"], [])

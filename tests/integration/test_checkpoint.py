@@ -153,7 +153,7 @@ async def test_a_restore_that_fails_leaves_the_namespace_as_it_was(
 async def test_wrong_arguments_are_the_callers_error(session: Session) -> None:
     with pytest.raises(TypeError, match="must be bytes, not str"):
         await session.restore("text")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be 'merge' or 'replace', not 'other'"):
+    with pytest.raises(ValueError, match="mode must be one of 'merge', 'replace', not 'other'"):
         await session.restore(b"", "other")  # type: ignore[arg-type]
     assert (await session.run("1")).value == 1
 

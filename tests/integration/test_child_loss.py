@@ -163,6 +163,7 @@ async def test_every_kind_of_wait_ends_when_the_child_is_lost(session: Session) 
     asking = Watched(session, "await asyncio.to_thread(input)")
     await eventually(lambda: session.info.inputs.pending == 1)
     os.kill(session.info.pid or 0, signal.SIGSTOP)  # so that it answers none of these
+    os.waitid(os.P_PID, session.info.pid or 0, os.WSTOPPED)  # noqa: ASYNC222 - all its threads
     waits: dict[str, asyncio.Future[Any]] = {
         "receive": asyncio.ensure_future(session.receive_message()),
         "summary": asyncio.ensure_future(session.namespace_summary(timeout_s=None)),

@@ -71,9 +71,10 @@ def run_page(page: str, name: str) -> None:
 
 @pytest.mark.parametrize("path", PAGES.values(), ids=PAGES.keys())
 def test_the_examples_of_a_page_run(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, valkey_url: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REDIS_URL", valkey_url)
     before = set(descendants(os.getpid()))
     try:
         run_page(path.read_text(), path.name)

@@ -90,6 +90,25 @@ async def test_every_descendant_dies_when_the_child_dies_by_itself(
     await until_exited(pid)
 
 
+async def test_an_orphan_that_was_in_the_middle_of_its_exec_is_found_a_little_later(
+    session: Session, tmp_path: Path
+) -> None:
+    """As there, it shows no environment when the child dies, and its marker afterwards."""
+    os.mkfifo(tmp_path / "go")
+    exec_ = f'read _ < {tmp_path}/go; CAPSULE_SESSION="$0" exec sleep 3600'
+    pid = await born(
+        session,
+        "import os, subprocess\n"
+        f"sh = ['/bin/sh', '-c', {exec_!r}, os.environ['CAPSULE_SESSION']]\n"
+        "pid = subprocess.Popen(sh, env={}, start_new_session=True).pid",
+    )
+    await eventually(lambda: Path(f"/proc/{pid}/environ").read_bytes() == b"")
+    await end_of(session, "os._exit(3)")
+    with (tmp_path / "go").open("w") as go:
+        go.write("now\n")
+    await until_exited(pid)
+
+
 async def test_every_descendant_dies_with_a_child_that_had_to_be_killed(session: Session) -> None:
     pid = await born(session, DESCENDANTS["a daemon"])
     watched = Watched(

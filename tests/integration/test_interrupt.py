@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
@@ -205,3 +207,16 @@ async def test_from_another_thread_and_loop(session: Session) -> None:
     assert outcome == "interrupted"
     assert (await watched.ended()).type == "KeyboardInterrupt"
     assert await asyncio.wait_for(session.interrupt(), HANG_S) == "not_running"
+
+
+async def test_a_kill_that_overtakes_an_interrupt_is_its_answer_not_an_error() -> None:
+    patient = SessionConfig(timeouts=TimeoutSettings(grace_s=HANG_S))
+    async with asyncio.timeout(HANG_S), Session(patient) as session:
+        watched = Watched(session, DEAF)
+        await watched.until_output("deaf")
+        assert session.info.pid is not None
+        os.kill(session.info.pid, signal.SIGSTOP)  # nobody answers the interrupt
+        interrupt = asyncio.create_task(session.interrupt())
+        await asyncio.sleep(0)
+        assert await session.cancel(watched.execution_id, grace_s=0) == "killed"
+        assert await interrupt == "killed"

@@ -10,7 +10,7 @@ import pytest
 
 from capsule_tasks.protocol.messages import Error, ErrorKind
 from capsule_tasks.sessions import Session, SessionState
-from capsule_tasks.settings import KIB, MIB, LimitSettings
+from capsule_tasks.settings import KIB, MIB, LimitSettings, SandboxSettings
 from tests.sessions import Watched, child_config, collect, end_of, eventually, text
 
 
@@ -218,3 +218,37 @@ async def test_limits_hold_in_a_replaced_child_too() -> None:
         await asyncio.wait_for(session.restart(), 30)
         error = await end_of(session, "files = [open('/dev/null') for _ in range(100)]")
         assert "limit of 64 open files" in named_in(error)
+
+
+def confined(**sandbox: int) -> Session:
+    return Session(child_config(sandbox=SandboxSettings(**sandbox)))  # type: ignore[arg-type]
+
+
+async def test_files_without_content_count_too() -> None:
+    """Or any number of them could stand before the one that fills the disk."""
+    async with confined(max_disk_bytes=1 * MIB) as session:
+        error = await end_of(
+            session,
+            "import time\nfor n in range(5_000): open(f'empty-{n}', 'w').close()\ntime.sleep(3600)",
+        )
+        assert f"disk limit of {1 * MIB} bytes" in named_in(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "limits"),
+    [
+        ("open('big', 'wb').write(bytes(1_000_000))", {"max_disk_bytes": 100_000}),
+        ("for _ in range(5): subprocess.Popen(['/bin/sleep', '3600'])", {"max_processes": 3}),
+    ],
+    ids=["disk", "processes"],
+)
+async def test_a_kill_at_a_limit_says_where_the_code_was(code: str, limits: dict[str, int]) -> None:
+    """Also why it was killed: what it had started is gone by then."""
+    async with confined(**limits, readable=("/bin", "/usr/bin")) as session:  # type: ignore[arg-type]
+        source = (
+            f"import subprocess, time\ndef at_work():\n    {code}\n    time.sleep(3600)\nat_work()"
+        )
+        error = await end_of(session, source)
+        assert "limit of" in named_in(error)
+        assert "in at_work" in error.stack
+        assert (await session.run("'replaced'")).value == "replaced"

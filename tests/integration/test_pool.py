@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
 from capsule_tasks.errors import NotBorrowed, PoolUnavailable, SessionBusy
 from capsule_tasks.sessions import Session, SessionPool
-from capsule_tasks.settings import PoolSettings, Profile, SessionConfig
+from capsule_tasks.settings import (
+    ChildSettings,
+    DiagnosticSettings,
+    PoolSettings,
+    Profile,
+    SessionConfig,
+    TimeoutSettings,
+)
 from tests.sessions import HANG_S, Watched, eventually, until_exited
 
 
@@ -148,16 +157,136 @@ async def test_a_session_is_recycled_after_its_uses_and_its_successor_counts_ane
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [2, 2, 2]
 
 
+async def test_executions_count_as_uses_however_few_borrowers_run_them() -> None:
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=0, max_sessions=1, max_uses=5) as pool:
+        pids = []
+        for executions in (3, 2, 1):  # five, and the session is worn
+            async with pool.borrow() as session:
+                source = "import os; os.getpid()"
+                pids += [(await session.run(source)).value for _ in range(executions)]
+        assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [5, 1]
+        assert pool.info().retired == {"it was used 5 times": 1}
+
+
+QUICK = ChildSettings(diagnostics=DiagnosticSettings(heartbeat_interval_s=0.02))
+
+
 async def test_a_session_is_recycled_when_its_memory_has_grown() -> None:
-    pool = pool_of(min_idle=0, max_sessions=1, max_growth_bytes=50 * 1024 * 1024)
-    async with asyncio.timeout(HANG_S), pool:
-        session = await pool.acquire()
-        first = session.info.pid
-        await session.run("hog = bytearray(b'x') * (100 * 1024 * 1024)")
-        await eventually(lambda: session.info.last_heartbeat is not None)
-        pool.release(session)
+    limit = 50 * 1024 * 1024
+    settings = PoolSettings(min_idle=0, max_sessions=1, max_growth_bytes=limit)
+    profile = Profile(session=SessionConfig(child=QUICK), pool=settings, start="cold")
+    async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
+        async with pool.borrow() as session:
+            await session.run("modest = bytearray(b'x') * (5 * 1024 * 1024)")
+            last = session.info.last_heartbeat_at
+            await eventually(lambda: session.info.last_heartbeat_at != last)
+        async with pool.borrow() as again:
+            assert again is session
+            await session.run("hog = bytearray(b'x') * (100 * 1024 * 1024)")
+            await eventually(lambda: (b := session.info.last_heartbeat) and b.rss_bytes > 2 * limit)
         async with pool.borrow() as other:
-            assert other.info.pid != first
+            assert other is not session
+        (why,) = pool.info().retired
+        assert why.startswith("its memory has grown by ")
+
+
+async def test_a_session_is_recycled_when_it_is_too_old_also_while_nobody_wants_it() -> None:
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=1, max_sessions=2, max_age_s=0.2) as pool:
+        await eventually(lambda: pool.info().retired.get("it is older than 0.2 s", 0) >= 2)
+
+
+async def test_idle_sessions_beyond_the_minimum_are_ended_after_the_timeout() -> None:
+    changes = {"min_idle": 1, "max_sessions": 3, "idle_timeout_s": 0.2}
+    async with asyncio.timeout(HANG_S), pool_of(**changes) as pool:
+        sessions = [await pool.acquire() for _ in range(3)]
+        for session in sessions:
+            pool.release(session)
+        await eventually(lambda: pool.info().retired == {"it was idle for 0.2 s": 2})
+        await eventually(lambda: len(pool.info().sessions) == 1)
+        assert pool.info().idle == 1
+
+
+async def test_a_session_whose_heartbeat_is_missing_is_replaced_and_hides_no_other() -> None:
+    profile = Profile(
+        session=SessionConfig(child=QUICK, timeouts=TimeoutSettings(unresponsive_s=1.0)),
+        pool=PoolSettings(min_idle=2, max_sessions=3),
+        start="cold",
+    )
+    async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
+        await eventually(lambda: pool.info().idle == 2)
+        silent, healthy = (info.pid for info in pool.info().sessions)
+        assert silent is not None
+        os.kill(silent, signal.SIGSTOP)
+        await eventually(lambda: pool.info().retired == {"its heartbeat is missing": 1})
+        await eventually(lambda: pool.info().idle == 2)
+        assert healthy in {info.pid for info in pool.info().sessions}
+        await until_exited(silent)
+
+
+async def test_looking_after_the_health_never_takes_an_idle_session_away() -> None:
+    profile = Profile(
+        session=SessionConfig(child=QUICK), pool=PoolSettings(min_idle=1, max_sessions=1)
+    )
+    async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
+        await eventually(lambda: pool.info().idle == 1)
+        (info,) = pool.info().sessions
+        seen = set()
+        for _ in range(200):  # many heartbeats come meanwhile
+            await asyncio.sleep(0.001)
+            assert pool.info().idle == 1
+            seen.add(pool.info().sessions[0].last_heartbeat_at)
+        async with pool.borrow() as session:
+            assert session.info.pid == info.pid
+    assert len(seen) > 2
+
+
+async def test_the_breaker_closes_when_starts_succeed_again(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    broken = Profile(
+        session=SessionConfig(python=str(python)),
+        pool=PoolSettings(min_idle=0, max_sessions=2, breaker_failures=2, breaker_reset_s=0.1),
+        start="cold",
+    )
+    async with asyncio.timeout(HANG_S), SessionPool({"app": broken}) as pool:
+        with pytest.raises(PoolUnavailable, match="2 starts in a row failed"):
+            await pool.acquire()
+        assert pool.info().start_failures_total == 2
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+
+        async def acquired() -> Session:
+            while True:
+                try:
+                    return await pool.acquire()
+                except PoolUnavailable:
+                    await asyncio.sleep(0.01)
+
+        session = await acquired()
+        assert (await session.run("1 + 1")).value == 2
+        assert not pool.info().breaker_open
+        assert pool.info().start_failures_total == 2
+        pool.release(session)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 20])
+async def test_a_stop_that_is_cancelled_ends_everything_all_the_same(steps: int) -> None:
+    profile = Profile(pool=PoolSettings(min_idle=2, max_sessions=2))
+    pool = SessionPool({"app": profile, "other": profile})
+    async with asyncio.timeout(HANG_S):
+        await pool.start()
+        await eventually(lambda: pool.info().idle == 2 and pool.info("other").idle == 2)
+        names = ("app", "other")
+        pids = [info.pid for name in names for info in pool.info(name).sessions]
+        pids += [pool.info(name).template_pid for name in names]
+        stopping = asyncio.create_task(pool.stop())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        for pid in pids:
+            assert pid is not None
+            await until_exited(pid)
 
 
 async def test_failed_starts_open_the_breaker_with_a_clear_error() -> None:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import msgspec
 import pytest
 
 from capsule_tasks.errors import ExecutionFailed, ExecutionTimeout, InvalidSetting, Unconfined
-from capsule_tasks.protocol.messages import Error
+from capsule_tasks.protocol.messages import Error, Output
 from capsule_tasks.sessions import Session, SessionPool
 from capsule_tasks.settings import (
     ChildSettings,
@@ -353,6 +354,97 @@ async def test_filling_the_disk_ends_its_execution_with_the_limit_named() -> Non
         source = "import os\nf = open('big', 'wb')\nwhile True: f.write(bytes(100_000))"
         error = await _limit_error(session, source)
         assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nf = open('x', 'wb')\nos.unlink('x')\nwhile True: f.write(bytes(100_000))",
+        "n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1",
+        "import os\nwhile True:\n    os.mkdir('d' * 99)\n    os.chdir('d' * 99)",
+        "import os\nos.mkdir('d', 0o300)\nf = open('d/x', 'wb')\nwhile True: f.write(bytes(9999))",
+    ],
+    ids=["unlinked", "only-names", "nested", "unreadable"],
+)
+async def test_what_hides_from_the_measure_of_the_disk_is_found(source: str) -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        directory = Path((await session.run("import os; os.getcwd()")).value)
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
+    await eventually(lambda: not directory.exists())
+
+
+async def test_many_files_do_not_hold_up_the_parent() -> None:
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        source = (
+            "import os, time\nfor n in range(3000): os.mknod(str(n))\nprint('made')\ntime.sleep(30)"
+        )
+        async for message in session.execute(source, execution_id="many"):
+            if isinstance(message, Output):
+                await _looks(session, 3)
+                assert await session.cancel("many") == "interrupted"
+
+
+async def _looks(session: Session, count: int) -> None:
+    """Wait until the directory has been measured so often; none of it on this thread."""
+    measures: list[threading.Thread] = []
+    while len(measures) < count:
+        await asyncio.sleep(0.001)
+        for thread in threading.enumerate():
+            if "_measure" in thread.name and thread not in measures:
+                measures.append(thread)
+
+
+async def test_what_an_execution_left_behind_is_still_bounded() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        source = (
+            "import threading, time\n"
+            "def fill():\n"
+            "    with open('big', 'wb') as file:\n"
+            "        time.sleep(0.1)\n"
+            "        while True: file.write(bytes(100_000))\n"
+            "threading.Thread(target=fill, daemon=True).start()"
+        )
+        first = session.info.pid
+        await session.run(source)
+        await eventually(lambda: session.info.restarts == 1 and session.state == "ready")
+        assert session.info.pid != first
+        assert (await session.run("__import__('os').listdir()")).value == []
+
+
+async def test_short_executions_in_a_row_are_watched_too() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        with pytest.raises(ExecutionFailed) as failure:  # noqa: PT012 - any of them may be the last
+            await session.run("f = open('big', 'wb')")
+            while True:
+                await session.run("f.write(bytes(10_000))")
+        assert failure.value.error.kind == "limit"
+
+
+async def test_a_thread_bomb_ends_its_execution_with_the_limit_named() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_threads=64)) as session:
+        source = (
+            "import threading, time\nthreading.stack_size(32768)\nwhile True:\n"
+            "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+        )
+        error = await _limit_error(session, source)
+        assert error.message.startswith("limit of 64 threads: ")
+
+
+async def test_the_memory_of_several_processes_is_counted_together() -> None:
+    limits = LimitSettings(memory_bytes=400 * MIB)
+    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
+        source = (
+            "import os, time\n"
+            "for _ in range(6):\n"
+            "    if os.fork() == 0:\n"
+            "        kept = b'x' * 100_000_000\n"
+            "        time.sleep(60)\n"
+            "time.sleep(60)"
+        )
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"memory limit of {400 * MIB} bytes: ")
+        assert "were used by" in error.message
 
 
 async def test_a_memory_bomb_ends_its_execution_with_the_limit_named() -> None:

@@ -248,7 +248,10 @@ def test_a_daemon_of_a_forked_child_that_died_by_itself_is_known_by_its_marker()
 
 
 def test_a_caller_with_threads_is_not_copied() -> None:
-    busy = "import threading; threading.Thread(target=input, name='busy', daemon=True).start()"
+    busy = (
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, name='busy', daemon=True).start()"
+    )
     with pytest.raises(AssertionError, match=r"one thread can be copied; here run .*'busy'"):
         of_caller(busy, "pass")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,17 @@ from typing import Any
 import pytest
 
 from capsule_tasks.errors import IncompatibleProtocol
-from capsule_tasks.protocol.messages import InputRequest, Message, Output
+from capsule_tasks.protocol.messages import InputRequest, Interrupt, Message, Output
 from capsule_tasks.sessions import Session, SessionConfig
 from capsule_tasks.sessions import channel as channel_module
 from capsule_tasks.sessions.channel import Channel
 from capsule_tasks.sessions.states import SessionState
-from capsule_tasks.settings import ChildSettings, DiagnosticSettings, OutputSettings
+from capsule_tasks.settings import (
+    ChildSettings,
+    DiagnosticSettings,
+    OutputSettings,
+    RoutingSettings,
+)
 from tests.sessions import Watched, collect, eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
@@ -111,3 +118,32 @@ async def test_every_message_travels_on_the_channel_the_page_names(
         await Session(SessionConfig(protocol_versions=(99,))).start()
     assert seen.pop("FromTheFuture") == {"control"}
     assert dict(seen) == DOCUMENTED
+
+
+async def test_what_waits_for_a_child_that_is_gone_is_dropped_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    (ours, theirs), (bulk, their_bulk) = socket.socketpair(), socket.socketpair()
+    for sock in (ours, bulk):
+        sock.setblocking(False)
+    sends: list[int | None] = []
+    send = channel_module._Writer._send
+
+    def counted(writer: Any, data: Any) -> int | None:
+        sends.append(sent := send(writer, data))
+        return sent
+
+    monkeypatch.setattr(channel_module._Writer, "_send", counted)
+    with ours, bulk, their_bulk:
+        channel = Channel(
+            loop, ours, bulk, RoutingSettings(), 2**20, print, lambda _: None, lambda: False
+        )
+        while channel._control_out.buffered < 100_000:
+            channel.send_control(Interrupt())
+        sends.clear()
+        theirs.close()
+        await eventually(lambda: channel._control_out.buffered == 0)
+        assert sends == [None]
+        channel.send_control(Interrupt())
+        channel.close()

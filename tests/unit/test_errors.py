@@ -17,15 +17,18 @@ from capsule_tasks.errors import (
     InternalError,
     OperatorError,
     RetryError,
+    StorageError,
 )
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type)]
 CLASSES = [kind for kind in CLASSES if kind.__module__ == errors.__name__]
 BRANCHES = (CallerError, RetryError, OperatorError, InternalError)
+GROUPS = (StorageError,)
+"""Say what happened, across the branches: their classes say who has to act."""
 LEAVES = [
     kind
     for kind in CLASSES
-    if kind not in (CapsuleError, ExecutionCancelled) and kind not in BRANCHES
+    if kind not in (CapsuleError, ExecutionCancelled) and kind not in BRANCHES + GROUPS
 ]
 each_leaf = pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
 
@@ -47,7 +50,10 @@ def test_every_error_comes_from_the_one_root_but_the_one_user_code_sees() -> Non
 
 
 def test_the_branches_are_the_only_children_of_the_root() -> None:
-    assert {kind for kind in CLASSES if CapsuleError in kind.__bases__} == set(BRANCHES)
+    assert {kind for kind in CLASSES if CapsuleError in kind.__bases__} == {
+        *BRANCHES,
+        *GROUPS,
+    }
 
 
 @each_leaf

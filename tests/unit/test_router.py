@@ -42,6 +42,7 @@ from capsule_tasks.settings import OutputSettings
 from tests.unit.strategies import CEILING, message_types, messages_of
 
 GENERAL = 20
+GENERAL_BYTES = 100_000
 
 
 class Parent:
@@ -52,7 +53,14 @@ class Parent:
         self.ends: list[tuple[str, Terminal]] = []
         nothing: Any = lambda _: None  # noqa: E731
         self.router = Router(
-            "s", GENERAL, self.sent.append, nothing, nothing, nothing, self.on_terminal
+            "s",
+            GENERAL,
+            GENERAL_BYTES,
+            self.sent.append,
+            nothing,
+            nothing,
+            nothing,
+            self.on_terminal,
         )
         for number, name in enumerate(("e", "f"), start=1):
             self.router.streams[name] = ExecutionStream(
@@ -212,7 +220,29 @@ async def test_messages_of_no_execution_are_kept_up_to_a_number_and_the_loss_is_
     assert [message.data for message in parent.router.general] == [
         str(number) for number in range(5, GENERAL + 5)
     ]
-    assert parent.router.general_dropped == 5
+    assert parent.router.general.dropped == 5
+
+
+async def test_large_messages_of_no_execution_do_not_fill_the_memory() -> None:
+    parent = Parent()
+    for number in range(4):
+        parent.router.route(Output(stream="stdout", data=str(number) * (GENERAL_BYTES // 3)))
+        parent.router.route(Checkpointed(in_reply_to="?", data=b"x" * (GENERAL_BYTES // 3)))
+    assert len(parent.router.general) == 2
+    assert parent.router.general.dropped == 6
+    largest = Output(stream="stdout", data="x" * 2 * GENERAL_BYTES)
+    parent.router.route(largest)
+    assert list(parent.router.general) == [largest]
+
+
+async def test_a_flood_of_unknown_messages_does_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parent = Parent()
+    for _ in range(1000):
+        parent.router.route(Unsupported(what="x" * 1000))
+    assert 0 < len(caplog.records) <= 10
+    assert max(len(record.getMessage()) for record in caplog.records) < 200
 
 
 async def test_an_end_for_an_execution_that_is_over_changes_nothing() -> None:
@@ -287,7 +317,7 @@ async def test_raw_bytes_belong_to_the_only_execution_that_runs() -> None:
     router.route(Result(execution_id="e"))
     assert router.raw_owner() is None
     assert router.on_raw("stderr", "of nobody", 9)
-    assert router.general[-1].data == "of nobody"
+    assert list(router.general)[-1].data == "of nobody"
 
 
 async def test_raw_bytes_ask_for_a_pause_when_a_window_of_them_waits() -> None:

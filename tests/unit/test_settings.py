@@ -122,6 +122,7 @@ SMALLEST = {
     "DiagnosticSettings.heartbeat_interval_s": 0.01,
     "DiagnosticSettings.summary_names": 0,
     "SandboxSettings.max_processes": 0,
+    "SandboxSettings.max_threads": 16,
     "SandboxSettings.max_disk_bytes": 0,
     "TimeoutSettings.ready_s": 0.001,
     "TimeoutSettings.warmup_s": 0.001,
@@ -135,6 +136,7 @@ SMALLEST = {
     "RoutingSettings.bulk_weight": 1,
     "RoutingSettings.read_bytes": 4096,
     "RoutingSettings.general_queue": 1,
+    "RoutingSettings.general_bytes": 1,
     "RoutingSettings.interceptor_budget_s": 0.0001,
     "RoutingSettings.interceptor_overruns": 1,
     "RoutingSettings.quarantine_queue": 1,
@@ -146,6 +148,17 @@ SMALLEST = {
     "PoolSettings.breaker_failures": 1,
     "PoolSettings.breaker_reset_s": 0.001,
     "Profile.template_timeout_s": 0.001,
+    "RetrySettings.attempts": 1,
+    "RetrySettings.first_delay_s": 0,
+    "RetrySettings.max_delay_s": 0,
+    "ConnectionSettings.connect_timeout_s": 0.001,
+    "ConnectionSettings.reply_timeout_s": 0.001,
+    "ConnectionSettings.max_connections": 1,
+    "HistorySettings.ttl_s": 0.001,
+    "HistorySettings.max_item_bytes": 1,
+    "HistorySettings.max_items": 1,
+    "HistorySettings.max_bytes": 1,
+    "HistorySettings.max_quarantined": 1,
 }
 SPECIAL = {"ChildSettings.max_frame_bytes", "PoolSettings.min_idle"}
 """Bounded by another knob as well; they have tests of their own."""

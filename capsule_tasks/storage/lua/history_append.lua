@@ -11,7 +11,7 @@
 --   max_items  that the history may hold
 --   max_bytes  that its items may have together
 --   record...  the batch, in order
--- RETURNS {DONE, length}
+-- RETURNS {DONE}
 -- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
 --         {FULL, length, bytes} a batch that does not fit
 -- USES once, history
@@ -23,7 +23,7 @@ local FIRST = 6
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.result then return {DONE, tonumber(memory.result) or 0} end
+if memory.result then return {DONE} end
 if memory.is_forgotten then return {FORGOTTEN} end
 
 local state = load_history(history_key, items_key)
@@ -36,5 +36,5 @@ end
 push(items_key, ARGV, FIRST)
 state.bytes = state.bytes + bytes
 save_history(history_key, items_key, state, now_us, ttl_ms, false)
-remember(batches_key, operation, whole(state.length + count), memory)
-return {DONE, state.length + count}
+remember(batches_key, operation, '', memory)
+return {DONE}

@@ -1,4 +1,4 @@
--- Reads a piece of a history: the latest items before an index, in one string with their sizes.
+-- Reads a piece of a history: the latest items before an index, in long strings with their sizes.
 --
 -- KEYS
 --   items    list  capsule:{S:<session>}:items
@@ -10,13 +10,15 @@
 --   count       of items at most
 --   max_bytes   to aim at, judged by the average size
 --   renew_ms    new time to live; 0 leaves it as it is
--- RETURNS {DONE, generation, before, start, sizes in MessagePack, the items' bytes}
+-- RETURNS {DONE, generation, before, start, sizes in MessagePack, the items' bytes...}
 -- REFUSES {CONFLICT, generation} another generation than the one asked for
 -- USES once, history
 
 local items_key, history_key, bad_key = KEYS[1], KEYS[2], KEYS[3]
 local generation, before, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, renew_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
+
+local JOINED = 50
 
 local state = load_history(history_key, items_key)
 local current = whole(state.generation)
@@ -38,4 +40,10 @@ if renew_ms > 0 then
   redis.call('PEXPIRE', history_key, renew_ms)
   redis.call('PEXPIRE', bad_key, renew_ms)
 end
-return {DONE, current, before, start, cmsgpack.pack(sizes), table.concat(items)}
+
+-- One string of all would be copied again and again as it grows; one each is slow to receive.
+local reply = {DONE, current, before, start, cmsgpack.pack(sizes)}
+for first = 1, #items, JOINED do
+  reply[#reply + 1] = table.concat(items, '', first, math.min(first + JOINED - 1, #items))
+end
+return reply

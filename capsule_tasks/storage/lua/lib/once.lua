@@ -9,7 +9,8 @@ local MEMORY_MS = 600000
 local YOUNG_MS = 60000
 local KEEP_AT_LEAST = 64
 local KEEP_AT_MOST = 10000
-local EVICT_PER_WRITE = 4
+local EVICT_EVERY = 16
+local EVICT_AT_ONCE = 64
 
 local function whole(number)
   return string.format('%.0f', number)
@@ -37,11 +38,10 @@ local function recall(key, operation, age_ms, now_us)
   return memory
 end
 
-local function remember(key, operation, result, memory)
-  local last = memory.last + 1
-  local fields = {operation, result, '#last', last, '#' .. last, memory.now_ms .. ':' .. operation}
+-- Removes what is old, or too much, from the front; returns the fields that say so.
+local function forget(key, memory, last)
   local first, gone, forgot_ms = memory.first, {}, nil
-  for _ = 1, EVICT_PER_WRITE do
+  for _ = 1, EVICT_AT_ONCE do
     if last - first < KEEP_AT_LEAST then break end
     local entry = redis.call('HGET', key, '#' .. first)
     if entry then
@@ -54,13 +54,16 @@ local function remember(key, operation, result, memory)
     end
     first = first + 1
   end
-  if #gone > 0 then
-    redis.call('HDEL', key, unpack(gone))
-    fields[#fields + 1] = '#first'
-    fields[#fields + 1] = first
-    fields[#fields + 1] = '#forgot'
-    fields[#fields + 1] = forgot_ms
-  end
-  redis.call('HSET', key, unpack(fields))
+  if #gone == 0 then return {} end
+  redis.call('HDEL', key, unpack(gone))
+  return {'#first', first, '#forgot', forgot_ms}
+end
+
+local function remember(key, operation, result, memory)
+  local last = memory.last + 1
+  -- Now and then is enough, and spares most writes the look.
+  local forgotten = last % EVICT_EVERY == 0 and forget(key, memory, last) or {}
+  redis.call('HSET', key, operation, result, '#last', last,
+    '#' .. last, memory.now_ms .. ':' .. operation, unpack(forgotten))
   redis.call('PEXPIRE', key, MEMORY_MS)
 end

@@ -1,0 +1,93 @@
+"""Every script: its header, its declaration and its first lines say the same; none is too long."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from capsule_tasks.errors import InternalError
+from capsule_tasks.storage import history_core, operations
+from capsule_tasks.storage.keys import SessionKeys
+from capsule_tasks.storage.scripts import Code, Script, parsed_header, text_of
+
+FOLDER = Path(history_core.__file__).parent / "lua"
+DECLARED = {
+    value.name: value
+    for module in (history_core, operations)
+    for value in vars(module).values()
+    if isinstance(value, Script)
+}
+FILES = sorted(path.stem for path in FOLDER.glob("*.lua"))
+each_script = pytest.mark.parametrize("name", FILES)
+
+
+def code_of(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith("--")).strip()
+
+
+def test_every_file_is_declared_once_and_every_declaration_has_its_file() -> None:
+    assert sorted(DECLARED) == FILES
+    assert len(FILES) > 5
+
+
+@each_script
+def test_the_header_names_what_callers_pass(name: str) -> None:
+    header = parsed_header(text_of(name))
+    script = DECLARED[name]
+    assert tuple(key.name for key in header.keys) == script.keys
+    assert header.args == script.args
+    assert header.purpose
+    assert "DONE" in header.returns
+    assert header.refuses
+
+
+@each_script
+def test_the_header_spells_keys_as_they_are(name: str) -> None:
+    keys = SessionKeys("<session>")
+    for key in parsed_header(text_of(name)).keys:
+        spelled = keys.stage("<operation>") if key.name == "stage" else getattr(keys, key.name)
+        assert spelled.replace("%3C", "<").replace("%3E", ">") == key.shape
+
+
+@each_script
+def test_keys_and_arguments_are_bound_on_the_first_lines(name: str) -> None:
+    header = parsed_header(text_of(name))
+    first_lines = code_of(text_of(name)).partition("\n\n")[0]
+    bound = re.findall(r"local ([\w, ]+?) =", first_lines)
+    names = [one.strip() for group in bound for one in group.split(",")]
+    assert [n.removesuffix("_key") for n in names if n.endswith("_key")] == [
+        key.name for key in header.keys
+    ]
+    fixed = [argument for argument in header.args if not argument.endswith("...")]
+    assert [n for n in names if not n.endswith("_key") and n != "FIRST"] == fixed
+    if len(fixed) < len(header.args):
+        assert f"FIRST = {len(fixed) + 1}" in first_lines
+
+
+@each_script
+def test_every_code_it_answers_is_in_the_header(name: str) -> None:
+    header = parsed_header(text_of(name))
+    answered = set(re.findall(rf"\b({'|'.join(Code.__members__)})\b", code_of(text_of(name))))
+    assert answered == set(re.findall(r"\{(\w+)", header.returns + header.refuses))
+
+
+@each_script
+def test_it_is_short_and_uses_what_exists(name: str) -> None:
+    assert len(text_of(name).splitlines()) <= 120
+    for part in parsed_header(text_of(name)).uses:
+        assert (FOLDER / "lib" / f"{part}.lua").exists()
+
+
+@pytest.mark.parametrize("server", ["valkey_url", "redis62_url"])
+@each_script
+def test_the_server_compiles_it(name: str, server: str, request: pytest.FixtureRequest) -> None:
+    with redis.Redis.from_url(request.getfixturevalue(server)) as client:
+        assert client.script_load(DECLARED[name].source) == DECLARED[name].sha
+
+
+def test_a_header_that_lacks_a_part_is_refused() -> None:
+    with pytest.raises(InternalError, match="ARGV, REFUSES, RETURNS, USES"):
+        parsed_header("-- Purpose\n--\n-- KEYS\n--   a  list  b\nreturn 1")

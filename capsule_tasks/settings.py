@@ -432,7 +432,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     retry: RetrySettings = RetrySettings()
 
     def __post_init__(self) -> None:
-        self._at_least(60, "ttl_s", "ended_ttl_s")
+        self._at_least(1, "ttl_s", "ended_ttl_s")
         self._at_least(1, "max_snapshot_bytes", "max_output_bytes")
         self._of_type(str, "prefix")
         self._of_type(RetrySettings, "retry")

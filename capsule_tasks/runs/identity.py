@@ -30,7 +30,7 @@ class AgentId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     @property
     def text(self) -> str:
         """One spelling for each identity, fit for an index."""
-        return quote(self.name, safe=" ") + (f"#{self.tag}" if self.tag else "")
+        return quote(self.name, safe=" ") + (f"#{quote(self.tag, safe=' ')}" if self.tag else "")
 
 
 class ToolKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -71,7 +71,7 @@ _COMMIT = script(
 )
 _CANCEL = script("run_cancel", keys="run ledger batches", args="operation age_ms ttl_ms by")
 _RELEASE = script("run_release", keys="run ledger batches", args="operation age_ms ttl_ms token")
-_READ = script("run_read", keys="run ledger", args="snapshot")
+_READ = script("run_read", keys="run ledger", args="with_snapshot")
 _START = script(
     "run_start_calls", keys="run ledger batches", args="operation age_ms ttl_ms token calls"
 )

@@ -297,7 +297,7 @@ class RunScripts:
         asks = [ask for ask in asks if not ledger.decision_on(ask)]
         texts = (run.cancel.encode(), run.schema.encode(), run.agent.encode())
         head = (run.status.encode(), run.revision, run.turn, run.owner.encode(), run.token)
-        snapshot = run.snapshot if args["snapshot"] else b""
+        snapshot = run.snapshot if args["with_snapshot"] else b""
         return [Code.DONE, *head, *texts, run.created, run.updated, snapshot, pack(asks)]
 
     def _start_calls(self, keys: Keys, args: Args) -> Reply:

@@ -28,8 +28,8 @@ local asks, indexed_ms, channel = cmsgpack.unpack(ARGV[8]), tonumber(ARGV[9]), A
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-local early = replay(memory)
-if early then return early end
+if is_void(memory) then return {FORGOTTEN} end
+if memory.result then return cmsgpack.unpack(memory.result) end
 
 local known = redis.call('HGET', run_key, 'status')
 if known then return {CONFLICT, known} end

@@ -4,7 +4,7 @@
 --   run     hash  capsule:{S:<session>}:run:<run>
 --   ledger  hash  capsule:{S:<session>}:run:<run>:ledger
 -- ARGV
---   snapshot  1 to have it
+--   with_snapshot  1 to have it
 -- RETURNS {DONE, status, revision, turn, owner, token, cancel, schema, agent, created, updated,
 --         snapshot, asks in MessagePack}
 -- REFUSES {MISSING} a run that does not exist

@@ -20,8 +20,8 @@ local operation, age_ms, ttl_ms, token = ARGV[1], tonumber(ARGV[2]), ARGV[3], to
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-local early = replay(memory)
-if early then return early end
+if is_void(memory) then return {FORGOTTEN} end
+if memory.result then return cmsgpack.unpack(memory.result) end
 local run = load_run(run_key)
 if not run then return {MISSING} end
 if run.status ~= 'running' or run.token ~= token then

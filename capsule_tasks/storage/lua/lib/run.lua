@@ -12,11 +12,9 @@
 local ENDED_STATUS = {completed = true, failed = true, cancelled = true}
 local EXPIRY = 'expiry'
 
--- The reply to a repeat; nil for an operation that is new. One that was settled before it came has
--- an empty result, and must not be done any more.
-local function replay(memory)
-  if memory.result == '' or memory.is_forgotten then return {FORGOTTEN} end
-  return memory.result and cmsgpack.unpack(memory.result) or nil
+-- An operation that was settled before it came has an empty result, and must not be done any more.
+local function is_void(memory)
+  return memory.result == '' or memory.is_forgotten
 end
 
 local function load_run(run_key)

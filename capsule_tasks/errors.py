@@ -333,12 +333,17 @@ class AlreadyDecided(CallerError, RuntimeError):
 
 
 class DecisionExpired(CallerError, TimeoutError):
-    """The time for a decision had passed; what was to happen then has happened."""
+    """The time for a decision had passed; what was to happen then has happened.
 
-    def __init__(self, call_id: str, decision: object) -> None:
+    With `resume` it falls to whoever is told this to send the run on, as after a decision.
+    """
+
+    def __init__(self, call_id: str, decision: object, resume: bool, updated_us: int) -> None:
         super().__init__(f"the time to decide about call {_shortened(call_id)} passed: {decision}")
         self.call_id = call_id
         self.decision = decision
+        self.resume = resume
+        self.updated_us = updated_us
 
 
 class MayNotDecide(CallerError, PermissionError):

@@ -241,7 +241,7 @@ def _refusal(run_id: str, call_id: str, who: tuple[str, ...], reply: Reply) -> E
         case Code.DECIDED:
             return AlreadyDecided(call_id, _decision(reply[1]))
         case Code.EXPIRED:
-            return DecisionExpired(call_id, _decision(reply[1]))
+            return DecisionExpired(call_id, _decision(reply[1]), reply[2] == 1, int(reply[3]))
         case Code.DENIED:
             return MayNotDecide(call_id, who, tuple(unpack(reply[1])))
     return refused(reply, f"a decision about call {call_id!r:.100}")

@@ -47,10 +47,11 @@ class LeaseCore:
 
     def renew(self) -> Operation[None]:
         """Make it last from now on; raises LeaseLost if it has lapsed."""
-        yield from self._extend(int(self._settings.lease_s * 1000))
+        if not (yield from self._extend(int(self._settings.lease_s * 1000))):
+            raise LeaseLost(self.incarnation)
 
     def release(self) -> Operation[None]:
-        """End it, so that others need not wait; raises LeaseLost if it has lapsed already."""
+        """End it, so that others need not wait; nothing is done to one that has lapsed."""
         yield from self._extend(0)
 
     def remaining_s(self) -> Operation[float]:
@@ -58,9 +59,8 @@ class LeaseCore:
         reply = yield from perform(Call(_READ, (self._keys.worker,), []), self._retry)
         return int(reply[1]) / 1000
 
-    def _extend(self, lease_ms: int) -> Operation[None]:
+    def _extend(self, lease_ms: int) -> Operation[bool]:
         args: list[str | bytes | int] = [self.token, lease_ms, self._keep_ms]
         call = Call(_RENEW, (self._keys.worker,), args)
         reply = yield from perform(call, self._retry)
-        if reply[0] != Code.DONE:
-            raise LeaseLost(self.incarnation)
+        return bool(reply[0] == Code.DONE)

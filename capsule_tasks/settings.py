@@ -262,7 +262,7 @@ class SessionConfig(_Section, frozen=True, kw_only=True):
     """The interpreter of the child; it must be able to import capsule_tasks and msgspec."""
     cwd: str | None = None
     env: dict[str, str] | None = None
-    """The child's environment; None hands on the parent's."""
+    """The child's environment; None hands on the parent's, or nothing of it to a sandbox."""
     warmup: str | None = None
     """Code run once after the handshake; its output goes to the log."""
     enable_metrics: bool = True
@@ -283,6 +283,8 @@ class SessionConfig(_Section, frozen=True, kw_only=True):
             self._refuse("env", "a dict of str to str")
         if not self.protocol_versions:
             self._refuse("protocol_versions", "at least one version")
+        if self.child.sandbox is not None and self.env is None:
+            msgspec.structs.force_setattr(self, "env", scrubbed_environment())
 
 
 def scrubbed_environment() -> dict[str, str]:

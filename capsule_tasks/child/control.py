@@ -198,6 +198,7 @@ class ControlThread:
                 execution_id=message.execution_id,
                 accepted_at=time.monotonic(),
                 queued=execution.queued,
+                seq=message.seq,
             )
         )
         if early:  # it ends before the main thread can see it, or that might begin it

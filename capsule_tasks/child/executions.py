@@ -65,6 +65,11 @@ class Execution:
         self.cell: Cell | None = None
         self.task: asyncio.Task[None] | None = None
 
+    @property
+    def seq(self) -> int | None:
+        """Of its `Execute`, if it came by one."""
+        return self.work.seq if isinstance(self.work, Execute) else None
+
 
 class Registry:
     """All executions between acceptance and end. Every change of stage happens under its lock."""

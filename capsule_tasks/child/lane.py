@@ -181,7 +181,7 @@ class MainLane:
         """Make it a running one; False if it was stopped before."""
         started = self._registry.start(execution)
         if started and execution.queued:
-            self._outbox.control(Started(execution_id=execution.id))
+            self._outbox.control(Started(execution_id=execution.id, seq=execution.seq))
         return started
 
     def _run_alone(self, execution: Execution) -> None:

@@ -227,6 +227,7 @@ def _await_orders(orders: socket.socket, between: int) -> NoReturn:
     try:
         while os.getppid() == between:
             os.sched_yield()
+        _reseed()
         with orders:
             data, descriptors, _, _ = socket.recv_fds(orders, _REQUEST_BYTES, _WIRES)
         if data:
@@ -261,6 +262,13 @@ def _handled_signals() -> tuple[int, ...]:
     """Those that do not have their default effect: what the imports left, the same for all."""
     candidates = signal.valid_signals().difference(_LEFT_ALONE)
     return tuple(n for n in candidates if signal.getsignal(n) is not signal.SIG_DFL)
+
+
+def _reseed() -> None:
+    """NumPy's global generator would draw the same numbers in every copy; Python's own does not."""
+    numbers = sys.modules.get("numpy.random")
+    if numbers is not None:
+        numbers.seed()
 
 
 def _take_environment(request: Fork) -> None:

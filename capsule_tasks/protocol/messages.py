@@ -194,12 +194,16 @@ class Ack(Message, kw_only=True, tag="ack"):
     accepted_at: float
     queued: bool = False
     """Other executions are there: `Started` will say when this one begins."""
+    seq: int | None = None
+    """Of the `Execute`: an id may be used again, and the end of the first one comes quicker."""
 
 
 class Started(Message, kw_only=True, tag="started"):
     """An execution that was queued has begun. Not for its consumer: raw output needs an owner."""
 
     execution_id: str
+    seq: int | None = None
+    """Of the `Execute`."""
 
 
 class CancelReply(Message, kw_only=True, tag="cancel_reply"):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from capsule_tasks.protocol.messages import ErrorKind
-from capsule_tasks.sessions import probe
 from capsule_tasks.sessions.incarnation import Doom, Incarnation
 from capsule_tasks.settings import LimitSettings, SandboxSettings
 from capsule_tasks.system.family import descendants, kill_descendants
@@ -43,12 +43,12 @@ class Confinement:
         child: Incarnation,
         settings: SandboxSettings,
         limits: LimitSettings,
-        stack_s: float,
+        stack_text: Callable[[], Awaitable[str]],
     ) -> None:
         self._child = child
         self._settings = settings
         self._limits = limits
-        self._stack_s = stack_s
+        self._stack_text = stack_text
         self._ending: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._every_s = 0.0
@@ -121,10 +121,10 @@ class Confinement:
 
     async def _end(self, excess: str) -> None:
         """What it started goes at once, so that it can be asked where it was."""
-        process = self._child.process
-        kill_descendants(process.pid)
-        stack = await probe.dump(process, self._stack_s)
-        self._child.kill(Doom(excess, ErrorKind.LIMIT, stack=stack, replace=True))
+        doom = Doom(excess, ErrorKind.LIMIT, replace=True)
+        self._child.expect_exit(doom)  # whatever it dies of from now on
+        kill_descendants(self._child.process.pid)
+        self._child.kill(dataclasses.replace(doom, stack=await self._stack_text()))
 
     # --- what is counted -----------------------------------------------------------------------
 

@@ -184,7 +184,7 @@ class Incarnation:
 
     def kill(self, doom: Doom) -> None:
         """Kill the child and its descendants; the first reason stands. `gone` follows."""
-        if self._doom is None:
+        if self._doom is None or self._doom.why == doom.why:  # the same one, with the stack
             self._doom = doom
         self.process.kill_family()
 

@@ -204,11 +204,11 @@ class PoolPlan:
         if slot.silent:
             return "its heartbeat is missing"
         if settings.max_uses is not None and slot.uses >= settings.max_uses:
-            return f"it was used {slot.uses} times"
+            return f"it was used {settings.max_uses} times or more"
         if settings.max_age_s is not None and now - slot.born_at >= settings.max_age_s:
             return f"it is older than {settings.max_age_s} s"
         if settings.max_growth_bytes is not None and grown >= settings.max_growth_bytes:
-            return f"its memory has grown by {grown} bytes"
+            return f"its memory has grown by {settings.max_growth_bytes} bytes or more"
         if now - slot.idle_since >= settings.idle_timeout_s and (
             slot.name is not None or self._spare_idle() > 0
         ):

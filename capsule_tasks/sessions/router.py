@@ -93,7 +93,7 @@ class Router:
             Ready: on_ready,
             Rejected: on_ready,
             Heartbeat: on_heartbeat,
-            Ack: self._to_stream,
+            Ack: self._on_ack,
             Started: self._on_started,
             Output: self._on_output,
             Progress: self._to_stream,
@@ -183,7 +183,7 @@ class Router:
         stream = self.streams.get(execution_id) if execution_id is not None else None
         if stream is not None:
             stream.push(message)
-        elif not isinstance(message, Ack):
+        else:
             self._to_session(message)
 
     def _on_output(self, message: Output) -> None:
@@ -209,10 +209,22 @@ class Router:
             )
         self._keep(message)
 
+    def _on_ack(self, message: Ack) -> None:
+        stream = self._meant_by(message)
+        if stream is not None:
+            stream.push(message)
+
     def _on_started(self, message: Started) -> None:
-        stream = self.streams.get(message.execution_id)
+        stream = self._meant_by(message)
         if stream is not None:
             stream.begin()
+
+    def _meant_by(self, message: Ack | Started) -> ExecutionStream | None:
+        """The execution, unless that has ended, on the other channel, and this is its successor."""
+        stream = self.streams.get(message.execution_id)
+        if stream is not None and message.seq in (None, stream.seq):
+            return stream
+        return None
 
     def _on_end(self, message: Terminal) -> None:
         stream = self.streams.get(message.execution_id)

@@ -326,7 +326,7 @@ class Session:
         self._stopper = Stopper(child, self.config.timeouts, self._counters)
         sandbox, limits = self.config.child.sandbox, self.config.child.limits
         if sandbox is not None:
-            self._confinement = Confinement(child, sandbox, limits, self.config.timeouts.stack_s)
+            self._confinement = Confinement(child, sandbox, limits, self._stopper.all_stacks)
         if self._state is not SessionState.WARMING:  # stopped while the process was being made
             raise SessionStartFailed(f"the session was {self._state} before it was ready")
         ready = await await_ready(child, self.config.timeouts)

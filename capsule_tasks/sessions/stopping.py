@@ -149,6 +149,10 @@ class Stopper:
                 return "killed"
         return done
 
+    async def all_stacks(self) -> str:
+        """The stacks of the whole child."""
+        return await self.stack_text(None)
+
     async def stack_text(self, execution_id: str | None) -> str:
         """The stacks from the control thread, or from `faulthandler` if it cannot answer."""
         timeout_s = self._timeouts.stack_s

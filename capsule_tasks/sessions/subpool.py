@@ -28,6 +28,8 @@ from capsule_tasks.settings import Profile
 
 log = logging.getLogger("capsule_tasks.sessions")
 
+_MOST_REASONS = 100
+_OTHER_REASONS = "other reasons"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -50,7 +52,7 @@ class PoolInfo:
     templates_lost_total: int
     acquires_total: int
     retired: dict[str, int]
-    """Sessions retired so far, by reason."""
+    """Sessions retired so far, by reason; after a hundred reasons by "other reasons"."""
     last_error: str
     sessions: tuple[SessionInfo, ...]
 
@@ -194,10 +196,15 @@ class SubPool:
             case Start(slot):
                 self._spawn(self._start(slot))
             case Retire(slot, why):
-                self._retired[why] += 1
+                self._retired[self._reason(why)] += 1
                 self._spawn(self._end(slot))
             case Refuse(waiter, why):
                 self._waiters[waiter].set_exception(PoolUnavailable(self._name, why))
+
+    def _reason(self, why: str) -> str:
+        """What it is counted under: sessions may die for any number of different reasons."""
+        is_new = why not in self._retired
+        return _OTHER_REASONS if is_new and len(self._retired) >= _MOST_REASONS else why
 
     async def _start(self, number: int) -> None:
         session = Session(self._config, spawner=self.spawner)

@@ -92,8 +92,8 @@ def kill_family(pid: int) -> set[int]:
 def kill_orphans(leader: int, marker: str) -> Orphans:
     """Kill what a dead child left: members of its POSIX session and bearers of its marker.
 
-    Orphans come to a subreaper; any other process has to look for them among all there are. The
-    leader must not have been collected yet, so that nobody else can have its number.
+    The leader must not have been collected yet, so that nobody else can have its number. Orphans
+    come to a subreaper; any other process has to look for them among all there are.
     """
     _kill_group(leader)
     born_at = _born_at(leader)
@@ -113,12 +113,13 @@ def _kill_found(leader: int, marker: str, born_at: int) -> Orphans:
     for _ in range(_MAX_PASSES):
         candidates = _children(os.getpid()) if is_subreaper() else _all_pids()
         bonds = {pid: _bond(pid, leader, needle, born_at) for pid in candidates}
-        found = [pid for pid, bond in bonds.items() if bond is _Bond.OURS]
-        orphans = [*found, *(below for pid in found for below in descendants(pid))]
+        orphans = {pid for pid, bond in bonds.items() if bond is _Bond.OURS} - killed
         if not orphans:
             return Orphans(killed, _Bond.UNKNOWN in bonds.values(), born_at)
+        for orphan in tuple(orphans):  # its own children come to a subreaper only after its end
+            orphans |= kill_descendants(orphan)
         _signal_all(orphans, signal.SIGKILL)
-        killed.update(orphans)
+        killed |= orphans
     return Orphans(killed, False, born_at)
 
 

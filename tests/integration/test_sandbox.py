@@ -16,13 +16,15 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from capsule_tasks.errors import ExecutionFailed, ExecutionTimeout, InvalidSetting, Unconfined
-from capsule_tasks.protocol.messages import Error, Output
+from capsule_tasks.protocol.messages import Error
 from capsule_tasks.sessions import Session, SessionPool
+from capsule_tasks.sessions.confinement import Confinement
 from capsule_tasks.settings import (
     ChildSettings,
     LimitSettings,
@@ -34,7 +36,7 @@ from capsule_tasks.settings import (
 )
 from capsule_tasks.system.prctl import become_subreaper
 from scripts._redis_server import PrivateServer
-from tests.sessions import HANG_S, eventually, until_exited
+from tests.sessions import HANG_S, Watched, eventually, until_exited
 
 MIB = 1024 * 1024
 PACKAGES = tuple(filter(None, os.environ.get("CAPSULE_TEST_PACKAGES", "").split(":")))
@@ -147,6 +149,23 @@ async def test_the_environment_holds_no_secret(monkeypatch: pytest.MonkeyPatch) 
         environment, shown = (await session.run(source)).value
     assert "DATABASE_PASSWORD" not in environment
     assert "hunter2" not in shown
+
+
+async def test_a_sandbox_without_an_environment_of_its_own_does_not_get_the_parents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+    bare = SessionConfig(child=config().child)
+    assert bare.env == scrubbed_environment()
+    if PACKAGES:
+        return  # this user's child needs to be told where the packages are
+    source = "import os; dict(os.environ), open('/proc/self/environ').read()"
+    pool = SessionPool({"app": Profile(session=bare)})
+    async with asyncio.timeout(HANG_S), Session(bare) as cold, pool, pool.borrow() as forked:
+        for session in (cold, forked):
+            environment, shown = (await session.run(source)).value
+            assert "DATABASE_PASSWORD" not in environment
+            assert "hunter2" not in shown
 
 
 @pytest.fixture(scope="module")
@@ -374,25 +393,22 @@ async def test_what_hides_from_the_measure_of_the_disk_is_found(source: str) -> 
     await eventually(lambda: not directory.exists())
 
 
-async def test_many_files_do_not_hold_up_the_parent() -> None:
+async def test_many_files_do_not_hold_up_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    measurers: list[int] = []
+    measure = Confinement._measure
+
+    def noted(watch: Confinement, *rest: Any) -> None:
+        measurers.append(threading.get_ident())
+        measure(watch, *rest)
+
+    monkeypatch.setattr(Confinement, "_measure", noted)
     async with asyncio.timeout(HANG_S), Session(config()) as session:
-        source = (
-            "import os, time\nfor n in range(3000): os.mknod(str(n))\nprint('made')\ntime.sleep(30)"
-        )
-        async for message in session.execute(source, execution_id="many"):
-            if isinstance(message, Output):
-                await _looks(session, 3)
-                assert await session.cancel("many") == "interrupted"
-
-
-async def _looks(session: Session, count: int) -> None:
-    """Wait until the directory has been measured so often; none of it on this thread."""
-    measures: list[threading.Thread] = []
-    while len(measures) < count:
-        await asyncio.sleep(0.001)
-        for thread in threading.enumerate():
-            if "_measure" in thread.name and thread not in measures:
-                measures.append(thread)
+        source = "import os, time\nfor n in range(1000): os.mknod(str(n))\ntime.sleep(3600)"
+        watched = Watched(session, source)
+        await eventually(lambda: len(measurers) >= 3)
+        assert await session.cancel(watched.execution_id) == "interrupted"
+        await watched.ended()
+    assert threading.get_ident() not in measurers
 
 
 async def test_what_an_execution_left_behind_is_still_bounded() -> None:

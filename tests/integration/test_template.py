@@ -35,6 +35,18 @@ async def test_a_forked_child_has_the_imports_and_belongs_to_this_process() -> N
     template.stop()
 
 
+async def test_copies_do_not_draw_the_same_random_numbers() -> None:
+    template = await loaded("random", "numpy.random")
+    drawn = []
+    for _ in range(2):
+        async with asyncio.timeout(HANG_S), Session(spawner=template) as session:
+            source = "import random, numpy.random as r; random.random(), float(r.rand())"
+            drawn.append((await session.run(source)).value)
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1] != drawn[1][1]
+    template.stop()
+
+
 async def test_a_forked_child_keeps_every_promise_of_a_session() -> None:
     template = await loaded()
     async with asyncio.timeout(HANG_S), Session(spawner=template) as session:

@@ -32,6 +32,7 @@ from capsule_tasks.protocol.messages import (
     Result,
     StackReply,
     StackRequest,
+    Started,
     Terminal,
     ToParent,
     Unsupported,
@@ -193,6 +194,24 @@ async def test_what_is_said_before_the_ack_comes_after_it() -> None:
     parent.router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
     assert isinstance(await stream.next(), Ack)
     assert (await stream.next()).data == "early"
+
+
+async def test_what_belongs_to_an_ended_execution_of_the_same_name_is_not_taken_for_its_own() -> (
+    None
+):
+    """The end of the first one came on the other channel, and overtook these."""
+    parent = Parent()
+    stream = parent.stream("e")
+    parent.router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0, seq=stream.seq - 1))
+    parent.router.route(Started(execution_id="e", seq=stream.seq - 1))
+    assert not stream.acked
+    assert not stream.is_running
+    parent.router.route(
+        Ack(ack_of="y", execution_id="e", accepted_at=0.0, seq=stream.seq, queued=True)
+    )
+    parent.router.route(Started(execution_id="e", seq=stream.seq))
+    assert stream.acked
+    assert stream.is_running
 
 
 async def test_output_of_the_session_is_credited_at_once() -> None:

@@ -31,6 +31,9 @@ from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage import approval_index
 from capsule_tasks.storage.approval_index import Index
+from capsule_tasks.storage.codec import Item, JsonCodec
+from capsule_tasks.storage.history import History, SyncHistory
+from capsule_tasks.storage.history_core import HistoryCore
 from capsule_tasks.storage.keys import RunKeys, WorkerKeys, escaped, run_place
 from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
 from capsule_tasks.storage.run_types import (
@@ -191,20 +194,20 @@ class RunCore:
         schema: str | None = None,
         agent: str | None = None,
         asks: Sequence[Ask] = (),
-        records: Sequence[bytes] = (),
-        history: HistorySettings | None = None,
+        items: Sequence[Item] = (),
+        history: History | SyncHistory | None = None,
         operation: str | None = None,
     ) -> Operation[Committed]:
-        """Store a turn: these records at the end of the session's history and this snapshot.
+        """Store a turn: these items at the end of the session's history and this snapshot.
 
         Both or neither, and the same turn twice is once. `asks` are all calls that wait now.
-        `records` are items as the session's history encodes them; its settings say how long it is
-        kept and how large it may be. Raises RunLost for an owner whose claim is over.
+        `history` is the session's own, whose codec, limits and time to live hold for the items;
+        without it they are stored as a history without settings stores them. Raises RunLost for an
+        owner whose claim is over.
         """
         self._check_commit(snapshot, turn, status, asks)
-        limits = history or HistorySettings(prefix=self.settings.prefix)
-        if limits.prefix != self.settings.prefix:
-            raise InvalidSetting("history.prefix", limits.prefix, f"{self.settings.prefix!r}")
+        core = self._history_of(claim, history)
+        records, limits = core._encoded(items), core.settings  # noqa: SLF001  its other writer
         schema, agent = schema or claim.schema, agent or claim.agent
         keys = self._keys(claim.session_id, claim.run_id)
         name = operation or new_operation()
@@ -395,6 +398,17 @@ class RunCore:
         self, of: Script, keys: Sequence[str], name: str, *args: str | bytes | int
     ) -> Operation[Reply]:
         return perform(Call(of, keys, [f"{of.name}:{name}", 0, *args]), self.settings.retry)
+
+    def _history_of(self, claim: Claim, history: History | SyncHistory | None) -> HistoryCore:
+        if history is None:
+            settings = HistorySettings(prefix=self.settings.prefix)
+            return HistoryCore(claim.session_id, settings, None, JsonCodec())
+        if history.session_id != claim.session_id:
+            raise InvalidSetting("history", history.session_id, f"that of {claim.session_id!r}")
+        prefix = history.core.settings.prefix
+        if prefix != self.settings.prefix:
+            raise InvalidSetting("history", prefix, f"under the prefix {self.settings.prefix!r}")
+        return history.core
 
     def _check_snapshot(self, snapshot: bytes) -> None:
         if not isinstance(snapshot, bytes):

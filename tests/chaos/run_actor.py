@@ -125,13 +125,13 @@ class Actor:
             entry["kind"] = "nothing"
             return
         claim = claim or self._claims[-1]
-        records = [b'{"by":"%s","n":%d}' % (self._name.encode(), chance.getrandbits(40))]
+        items = [{"by": self._name, "n": chance.getrandbits(40)}]
         snapshot = b"%s %d" % (self._name.encode(), chance.getrandbits(40))
         entry |= {"token": claim.token, "revision": claim.revision, "turn": claim.turn + 1}
         entry |= {"wanted": status, "asks": [asdict_of(ask) for ask in asks]}
-        entry |= {"records": [each.decode() for each in records], "snapshot": snapshot.decode()}
+        entry |= {"items": items, "snapshot": snapshot.decode()}
         done = self.runs.commit(
-            claim, snapshot, turn=claim.turn + 1, status=status, asks=asks, records=records
+            claim, snapshot, turn=claim.turn + 1, status=status, asks=asks, items=items
         )
         self._claims.append(done.claim)
         entry |= {"updated": done.claim.updated_us, "status": done.status}

@@ -85,7 +85,7 @@ class Model:
             turn=entry["turn"],
             status=entry["wanted"],
             asks=[Ask(**ask) for ask in entry["asks"]],
-            records=[each.encode() for each in entry["records"]],
+            items=entry["items"],
         )
         told = (done.status, done.claim.revision - 1, done.claim.cancelled_by)
         assert told == (entry["status"], entry["revision"], entry["cancelled_by"]), entry

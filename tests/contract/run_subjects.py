@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from capsule_tasks import History
+from capsule_tasks import History, SyncHistory
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.run_types import Ask, Claim
@@ -76,13 +76,16 @@ class Subject:
         claim = await self.claimed(runs, run_id, worker)
         return await runs.commit(claim, b'{"parked": 1}', turn=1, status="interrupted", asks=asks)
 
-    async def items(self) -> list[Any]:
-        settings = HistorySettings(prefix=self.prefix)
-        if self.face == "async":
-            return await History(self.session_id, self.store, settings=settings).get_items()
-        from capsule_tasks import SyncHistory
+    def history(self, session_id: str | None = None, codec: Any = None, **changes: Any) -> Any:
+        """The history of the session, as its own face; not of those that are awaited."""
+        settings = HistorySettings(prefix=self.prefix, **changes)
+        kind: Any = History if self.face == "async" else SyncHistory
+        return kind(session_id or self.session_id, self.store, settings=settings, codec=codec)
 
-        return SyncHistory(self.session_id, self.store, settings=settings).get_items()
+    async def items(self) -> list[Any]:
+        found = self.history().get_items()
+        items: list[Any] = await found if self.face == "async" else found
+        return items
 
 
 def ask(call_id: str = "call-1", tool: str = "bare:pay", **changes: Any) -> Ask:

@@ -16,6 +16,8 @@ from capsule_tasks.errors import (
     HistoryFull,
     InvalidId,
     InvalidSetting,
+    ItemNotStorable,
+    ItemTooLarge,
     LeaseLost,
     MayNotDecide,
     RunConflict,
@@ -29,7 +31,7 @@ from capsule_tasks.errors import (
     UnknownCall,
     UnreadableSchema,
 )
-from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage.encryption import EncryptingCodec
 from capsule_tasks.storage.run_types import PlannedCall
 from tests.contract.run_subjects import PRINT, Subject, ask, opened, until
 
@@ -61,10 +63,10 @@ async def test_a_run_is_made_claimed_committed_and_ended(subject: Subject) -> No
     claim = await runs.claim("run-1", "w1")
     assert (claim.snapshot, claim.revision, claim.turn) == (snapshot, 1, 0)
     assert (claim.schema, claim.agent, claim.cancelled_by) == ("1.2", "a", None)
-    records = [b'{"n":1}', b'{"n":2}']
-    done = await runs.commit(claim, b"second", turn=1, agent="b", records=records)
+    items = [{"n": 1}, {"n": 2}]
+    done = await runs.commit(claim, b"second", turn=1, agent="b", items=items)
     assert (done.status, done.claim.revision) == ("running", 2)
-    done = await runs.commit(done.claim, b"last", turn=2, status="completed", records=[b'{"n":3}'])
+    done = await runs.commit(done.claim, b"last", turn=2, status="completed", items=[{"n": 3}])
     assert done.status == "completed"
     assert await subject.items() == [{"n": 1}, {"n": 2}, {"n": 3}]
     record = await runs.read("run-1")
@@ -110,8 +112,7 @@ async def test_a_repeat_under_one_operation_is_the_same_run(subject: Subject) ->
     claims = [await runs.claim("run-1", "w1", operation="take") for _ in range(2)]
     assert claims[0] == claims[1]
     done = [
-        await runs.commit(claims[0], b"x", turn=1, records=[b"{}"], operation="turn")
-        for _ in range(2)
+        await runs.commit(claims[0], b"x", turn=1, items=[{}], operation="turn") for _ in range(2)
     ]
     assert done[0] == done[1]
     assert await subject.items() == [{}]
@@ -151,7 +152,7 @@ async def test_a_lapsed_lease_gives_the_run_to_another_and_fences_the_first(
     assert second.token > first.token
     assert second.snapshot == b"start"
     for stale in (
-        runs.commit(first, b"late", turn=1, records=[b"{}"]),
+        runs.commit(first, b"late", turn=1, items=[{}]),
         runs.release(first),
         runs.start_calls(first, [PlannedCall("c2", PRINT)]),
     ):
@@ -213,19 +214,19 @@ async def test_a_worker_leaves_alone_what_it_cannot_read(subject: Subject) -> No
 async def test_a_turn_that_does_not_fit_the_history_commits_nothing(subject: Subject) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)
-    small = HistorySettings(prefix=subject.prefix, max_items=1)
+    small = subject.history(max_items=1)
     with pytest.raises(HistoryFull):
-        await runs.commit(claim, b"x", turn=1, records=[b"{}", b"{}"], history=small)
+        await runs.commit(claim, b"x", turn=1, items=[{}, {}], history=small)
     assert await subject.items() == []
     assert (await runs.read("run-1")).revision == 1
-    await runs.commit(claim, b"x", turn=1, records=[b"{}"], history=small)
+    await runs.commit(claim, b"x", turn=1, items=[{}], history=small)
 
 
 async def test_a_turn_committed_twice_is_committed_once(subject: Subject) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)
-    first = await runs.commit(claim, b"one", turn=1, records=[b'{"n":1}'])
-    again = await runs.commit(claim, b"one", turn=1, records=[b'{"n":1}'])
+    first = await runs.commit(claim, b"one", turn=1, items=[{"n": 1}])
+    again = await runs.commit(claim, b"one", turn=1, items=[{"n": 1}])
     assert again == first
     assert await subject.items() == [{"n": 1}]
     with pytest.raises(RunConflict):
@@ -237,7 +238,7 @@ async def test_a_turn_committed_twice_is_committed_once(subject: Subject) -> Non
 async def test_of_two_commits_of_one_revision_one_is_stored(subject: Subject) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)
-    commits = [runs.commit(claim, bytes([n]), turn=1, records=[b"{}"]) for n in range(5)]
+    commits = [runs.commit(claim, bytes([n]), turn=1, items=[{}]) for n in range(5)]
     outcomes = await asyncio.gather(*commits, return_exceptions=True)
     assert sum(isinstance(each, RunConflict) for each in outcomes) == 4
     assert len(await subject.items()) == 1
@@ -268,6 +269,24 @@ async def test_what_is_too_large_or_makes_no_sense_is_refused(subject: Subject) 
     assert (await runs.read("run-1")).revision == 1
 
 
+async def test_items_are_stored_as_the_sessions_history_stores_them(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    with pytest.raises(ItemNotStorable, match="item 1"):
+        await runs.commit(claim, b"x", turn=1, items=[{}, {"bad": object()}])
+    history = subject.history(max_item_bytes=5)
+    with pytest.raises(ItemTooLarge):
+        await runs.commit(claim, b"x", turn=1, items=[{"a": "long"}], history=history)
+    with pytest.raises(InvalidSetting, match="'another'"):
+        await runs.commit(claim, b"x", turn=1, history=subject.history("another"))
+    sealed = subject.history(codec=EncryptingCodec(b"k" * 32))
+    await runs.commit(claim, b"x", turn=1, items=[{"secret": 1}], history=sealed)
+    (record,) = await subject.items()
+    assert record.keys() == {"capsule_key", "sealed"}, "it was stored in the clear"
+    found = sealed.get_items()
+    assert (await found if subject.face == "async" else found) == [{"secret": 1}]
+
+
 # --- cancel --------------------------------------------------------------------------------------
 
 
@@ -296,7 +315,7 @@ async def test_a_cancel_of_a_running_run_is_told_to_its_owner(subject: Subject) 
     assert started.cancelled_by == "ann"
     done = await runs.commit(claim, b"kept", turn=1)
     assert (done.status, done.claim.cancelled_by) == ("running", "ann")
-    done = await runs.commit(done.claim, b"end", turn=1, status="cancelled", records=[b"{}"])
+    done = await runs.commit(done.claim, b"end", turn=1, status="cancelled", items=[{}])
     assert done.status == "cancelled"
     assert await subject.items() == [{}]
 

@@ -1,4 +1,4 @@
-"""What Redis holds: histories, runs, leases, and the keys, scripts, connections and errors under them.
+"""What Redis holds: histories, runs, leases, and the keys, scripts and connections under them.
 
 Redis is the truth. Whoever holds a history object holds no state of it but connections: any number
 of processes may read and write the same one. Every transition is one Lua script, so it happens

@@ -17,7 +17,8 @@ import msgspec
 from capsule_tasks.errors import InternalError
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call, Code
-from capsule_tasks.testing.memory_runs import PlainScripts, RunScripts
+from capsule_tasks.testing.memory_index import PlainScripts
+from capsule_tasks.testing.memory_runs import RunScripts
 
 _MEMORY_MS = 600_000
 

@@ -667,6 +667,18 @@ async def test_what_waits_or_was_rejected_is_not_started(subject: Subject) -> No
     assert (await runs.start_calls(claim, [PlannedCall("c2", PRINT)])).calls[0].state == "go"
 
 
+async def test_a_rejection_holds_also_after_the_run_stopped_asking(subject: Subject) -> None:
+    """It came while the run, under a standing approval, was about to be parked without the call."""
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2"))
+    await runs.approvals.approve("run-1", "c1", always=True)
+    claim = await runs.claim("run-1", "w1")
+    await runs.approvals.reject("run-1", "c2")
+    claim = (await runs.commit(claim, b"x", turn=2)).claim
+    with pytest.raises(CallNotApproved, match="'c2'"):
+        await runs.start_calls(claim, [PlannedCall("c2", PRINT)])
+
+
 async def test_outputs_of_what_was_never_started_are_refused(subject: Subject) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)

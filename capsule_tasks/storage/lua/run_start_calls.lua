@@ -29,6 +29,9 @@ local function refusal(wanted)
     local known = entry_of(ledger_key, kind .. call)
     if known and known.print ~= print then return {CHANGED, call} end
   end
+  -- Also where nothing is asked any more: a rejection may have come as the run was parked again.
+  local exact = entry_of(ledger_key, 'dec:' .. call)
+  if exact and not exact.approved then return {WAITING, call} end
   local ask = entry_of(ledger_key, 'ask:' .. call)
   if not ask then return nil end
   local decision = decision_on(ledger_key, ask)

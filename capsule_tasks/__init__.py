@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from capsule_tasks.child.context import progress
-    from capsule_tasks.client.steps import step
+    from capsule_tasks.client import Capsule, Execution, step
     from capsule_tasks.errors import EffectUncertain, ExecutionCancelled
     from capsule_tasks.sessions import Session, SessionConfig, SessionPool
     from capsule_tasks.settings import (
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Capsule",
     "ChildSettings",
     "EffectUncertain",
+    "Execution",
     "ExecutionCancelled",
     "History",
     "LimitSettings",
@@ -42,6 +44,8 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    "Capsule": "capsule_tasks.client",
+    "Execution": "capsule_tasks.client",
     "ChildSettings": "capsule_tasks.settings",
     "EffectUncertain": "capsule_tasks.errors",
     "ExecutionCancelled": "capsule_tasks.errors",

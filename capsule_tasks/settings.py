@@ -171,6 +171,35 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
         self._at_least(16, "max_threads")
 
 
+class AppLaneSettings(_Section, frozen=True, kw_only=True):
+    """A child that runs the tasks of a Celery app."""
+
+    kind: Literal["blocking", "async"] = "blocking"
+    """One task at a time on the main thread, or `async def` tasks beside each other."""
+    hostname: str = ""
+    """The worker's node name."""
+    app: str = ""
+    """`module:attribute` of the app, for a child that was not forked from the worker."""
+    conf: dict[str, Any] = {}
+    """Settings that were made in the worker's code, for such a child."""
+    tasks: tuple[str, ...] = ()
+    """Tasks that such a child must find registered once it has imported the app."""
+    async_limit: int = 1000
+    """Coroutines of an `async` child at once."""
+    log_file: str | None = None
+    log_level: int = 0
+
+    def __post_init__(self) -> None:
+        self._one_of("kind", ("blocking", "async"))
+        self._of_type(str, "hostname", "app", *self._given("log_file"))
+        self._of_type(dict, "conf")
+        if not all(type(name) is str for name in self.conf):
+            self._refuse("conf", "a dict with names of settings")
+        self._tuple_of(str, "tasks")
+        self._at_least(1, "async_limit")
+        self._at_least(0, "log_level")
+
+
 class ChildSettings(_Section, frozen=True, kw_only=True):
     """Everything the child is told, in `Hello`; it comes back, as applied, in `Ready`."""
 
@@ -181,6 +210,8 @@ class ChildSettings(_Section, frozen=True, kw_only=True):
     diagnostics: DiagnosticSettings = DiagnosticSettings()
     sandbox: SandboxSettings | None = None
     """Confine the child; None trusts it like the process that starts it."""
+    app: AppLaneSettings | None = None
+    """Run the tasks of a Celery app; None runs source code."""
     max_frame_bytes: int = 64 * MIB
     """The ceiling of one frame, checked when writing and when reading."""
 
@@ -191,6 +222,7 @@ class ChildSettings(_Section, frozen=True, kw_only=True):
         self._of_type(LimitSettings, "limits")
         self._of_type(DiagnosticSettings, "diagnostics")
         self._of_type(SandboxSettings, *self._given("sandbox"))
+        self._of_type(AppLaneSettings, *self._given("app"))
         self._at_least(64 * KIB, "max_frame_bytes")
         if self.max_frame_bytes > _MOST_FRAME_BYTES:
             self._refuse("max_frame_bytes", f"<= {_MOST_FRAME_BYTES}")
@@ -242,12 +274,15 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
     interceptor_budget_s: float = 0.010
     interceptor_overruns: int = 3
     """After so many calls over budget an interceptor is quarantined."""
+    log_output: bool = True
+    """Whether output of no execution also goes to the log `capsule_tasks.sessions`."""
     quarantine_queue: int = 1000
     """Messages kept for a quarantined interceptor; beyond it the oldest goes, counted."""
 
     def __post_init__(self) -> None:
         self._at_least(1, "control_weight", "bulk_weight", "general_queue", "quarantine_queue")
         self._at_least(1, "interceptor_overruns", "general_bytes")
+        self._of_type(bool, "log_output")
         self._at_least(4 * KIB, "read_bytes")
         self._at_least(0.0001, "interceptor_budget_s")
 
@@ -334,6 +369,8 @@ class Profile(_Section, frozen=True, kw_only=True):
     imports: tuple[str, ...] = ()
     """Modules that the template imports before it is copied."""
     template_timeout_s: float = 60.0
+    farewell: Literal["kill", "ask"] = "kill"
+    """How an idle session is ended: `ask` lets its exit hooks run, for `shutdown_s` at most."""
 
     @classmethod
     def app(cls, **changes: Any) -> Profile:
@@ -363,6 +400,7 @@ class Profile(_Section, frozen=True, kw_only=True):
         self._of_type(SessionConfig, "session")
         self._of_type(PoolSettings, "pool")
         self._one_of("start", ("fork", "cold"))
+        self._one_of("farewell", ("kill", "ask"))
         self._tuple_of(str, "imports")
         self._at_least(0.001, "template_timeout_s")
 

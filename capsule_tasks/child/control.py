@@ -17,7 +17,7 @@ from capsule_tasks.child.endings import Endings
 from capsule_tasks.child.executions import Execution, Registry, Stage
 from capsule_tasks.child.inputs import InputDesk
 from capsule_tasks.child.interrupts import Interrupter
-from capsule_tasks.child.lane import MainLane
+from capsule_tasks.child.lane import Lane
 from capsule_tasks.child.namespace import summarize, user_names
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.outcomes import plain_error
@@ -40,6 +40,7 @@ from capsule_tasks.protocol.messages import (
     NamespaceSummary,
     Restore,
     Shutdown,
+    SoftLimit,
     StackReply,
     StackRequest,
     ToChild,
@@ -89,7 +90,7 @@ class ControlThread:
         bulk: socket.socket,
         outbox: Outbox,
         registry: Registry,
-        lane: MainLane,
+        lane: Lane,
         interrupter: Interrupter,
         inputs: InputDesk,
         endings: Endings,
@@ -120,6 +121,7 @@ class ControlThread:
             Restore: self._on_job,
             Cancel: self._on_cancel,
             Interrupt: self._on_interrupt,
+            SoftLimit: self._on_soft_limit,
             Credit: self._on_credit,
             InputResponse: self._on_input_response,
             NamespaceRequest: self._on_namespace,
@@ -192,15 +194,16 @@ class ControlThread:
             return
         execution = self._accept(message.execution_id, message)
         execution.queued = bool(registry.all())
-        self._outbox.control(
-            Ack(
-                ack_of=message.id,
-                execution_id=message.execution_id,
-                accepted_at=time.monotonic(),
-                queued=execution.queued,
-                seq=message.seq,
+        if not self._lane.acknowledges:
+            self._outbox.control(
+                Ack(
+                    ack_of=message.id,
+                    execution_id=message.execution_id,
+                    accepted_at=time.monotonic(),
+                    queued=execution.queued,
+                    seq=message.seq,
+                )
             )
-        )
         if early:  # it ends before the main thread can see it, or that might begin it
             execution.cancels += early
             self._endings.refuse(execution, ErrorKind.CANCELLED, ErrorKind.CANCELLED.value)
@@ -347,6 +350,13 @@ class ControlThread:
                 execution_ids=tuple(execution.id for execution in targets),
             )
         )
+
+    def _on_soft_limit(self, message: SoftLimit) -> None:
+        execution = self._registry.get(message.execution_id)
+        if execution is None or execution.stop_kind is not None:
+            return
+        if isinstance(execution.work, Execute) and execution.work.seq == message.seq:
+            self._hit(execution, self._lane.soft_limit)
 
     def _on_shutdown(self, message: Shutdown) -> None:
         self._stopping = True

@@ -112,7 +112,7 @@ class Interrupter:
         request = self._requests.get(execution.id)
         if request is None or request.delivered:
             return
-        if not self._inside(frame):
+        if not self.is_inside(frame):
             landing.pending = True
             return
         if frame is not None and backjumps.is_at_jump(frame):
@@ -129,7 +129,7 @@ class Interrupter:
             request.raised_id = id(error)
             raise error
 
-    def _inside(self, frame: FrameType | None) -> bool:
+    def is_inside(self, frame: FrameType | None) -> bool:
         """Whether the interrupted stack is the execution's own code, not this package's."""
         waiting = frame is not None and frame.f_code is _SAFE_INNERMOST
         if frame is not None and frame.f_code in _unbroken:

@@ -7,7 +7,7 @@ import contextvars
 import os
 from queue import SimpleQueue
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from capsule_tasks.child.capture import Capture
 from capsule_tasks.child.cells import Cell, Compiler, enter_blocking, enter_coroutine
@@ -18,6 +18,7 @@ from capsule_tasks.child.outcomes import enter_result
 from capsule_tasks.protocol.messages import (
     Checkpoint,
     Checkpointed,
+    Code,
     ErrorKind,
     Execute,
     Message,
@@ -30,12 +31,39 @@ if TYPE_CHECKING:
     import asyncio
 
 
+class Lane(Protocol):
+    """What runs executions on the main thread; the control thread tells it what to do."""
+
+    acknowledges: bool
+    """Whether it says itself, in order with output, when an execution begins."""
+
+    def current(self) -> Execution | None:
+        """The execution whose code the main thread is in. For the signal handler."""
+
+    def ring(self) -> None:
+        """Something is waiting. From the control thread."""
+
+    def stop(self) -> None:
+        """Leave `run` as soon as the running code lets go."""
+
+    def cancel_task(self, execution: Execution, hit: Hit) -> bool:
+        """Cancel a coroutine on its loop, if `hit` then still wants it; False if it is not one."""
+
+    def soft_limit(self) -> BaseException:
+        """What a soft time limit raises in this lane."""
+
+    def run(self) -> None:
+        """Serve on the main thread until stopped."""
+
+
 class MainLane:
     """Takes what is waiting, in order, and runs it.
 
     The event loop exists from the first execution that needs one; from then on the thread idles
     inside it, so that tasks a user left running go on. Blocking code always runs outside of it.
     """
+
+    acknowledges = False
 
     def __init__(
         self,
@@ -102,6 +130,9 @@ class MainLane:
                 execution.cancelled_for = error
                 task.cancel()
 
+    def soft_limit(self) -> BaseException:
+        return TimeoutError("the soft time limit has passed")
+
     def run(self) -> None:
         while not self._stopping or self._by_task:  # whose `finally` blocks need the loop
             if self._loop is None:
@@ -166,6 +197,8 @@ class MainLane:
         work = execution.work
         if not isinstance(work, Execute):
             return False
+        if not isinstance(work.payload, Code):
+            raise TypeError("this session runs source code, not Celery tasks")
         if execution.cell is None:
             filename = work.payload.filename or f"<cell {work.seq}>"
             execution.cell = contextvars.copy_context().run(

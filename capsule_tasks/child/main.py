@@ -22,7 +22,7 @@ from capsule_tasks.child.endings import Endings
 from capsule_tasks.child.executions import Registry
 from capsule_tasks.child.inputs import InputDesk
 from capsule_tasks.child.interrupts import Interrupter
-from capsule_tasks.child.lane import MainLane
+from capsule_tasks.child.lane import Lane, MainLane
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.output import Pump, Sink
 from capsule_tasks.errors import BadFrame, Unconfined
@@ -78,7 +78,7 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
         version=version,
         pid=os.getpid(),
         capabilities=common_capabilities(hello.capabilities),
-        config=config,
+        config=_told(config),
         python=sys.version.split()[0],
         isolation=isolation,
     )
@@ -108,7 +108,6 @@ def _live(
     outbox: Outbox,
 ) -> None:
     sys.setswitchinterval(config.executor.switch_interval_s)
-    sys.argv = [""]
     pump = Pump(config.output.flush_interval_s)
     session_sink = Sink(None, outbox, config.output, pump)
     registry = Registry()
@@ -116,15 +115,25 @@ def _live(
     inputs = InputDesk(outbox, capture.owner, config.input.timeout_s)
     interrupter = Interrupter()
     endings = Endings(registry, outbox, interrupter, inputs, effective_limits=config.limits)
-    module = sys.modules["__main__"] = cells.fresh_main()
-    lane = MainLane(registry, outbox, endings, capture, module, config.executor.async_limit)
     capture.install()
-    inputs.install()
-    patches.install(inputs)
     context.connect(capture.owner)
-    interrupter.install(lane.current)
-    _log_to(session_sink, config)
     pump.start()
+    lane: Lane
+    if config.app is None:
+        sys.argv = [""]
+        module = sys.modules["__main__"] = cells.fresh_main()
+        inputs.install()
+        patches.install(inputs)
+        _log_to(session_sink, config)
+        limit = config.executor.async_limit
+        lane = MainLane(registry, outbox, endings, capture, module, limit)
+    else:
+        from capsule_tasks.child import app_lane
+
+        module = sys.modules["__main__"]
+        patches.install(None)
+        lane = app_lane.make_lane(config.app, registry, outbox, endings, capture, interrupter)
+    interrupter.install(lane.current)
     ControlThread(
         control,
         bulk,
@@ -140,13 +149,18 @@ def _live(
         config,
         _end_with_parent,
     ).start()
-    log.info("effective settings: %s", config)
+    log.info("effective settings: %s", _told(config))
     ready.timestamp = time.monotonic()
     outbox.control(ready)
     lane.run()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own way out waits for threads
     session_sink.finish()
+
+
+def _told(config: ChildSettings) -> ChildSettings:
+    """What may be repeated of the settings: those of a Celery app hold passwords."""
+    return msgspec.structs.replace(config, app=None)
 
 
 def _await_hello(control: socket.socket) -> Hello:

@@ -15,13 +15,15 @@ from capsule_tasks.child.interrupts import keep_unbroken
 Patch = Callable[[Any], None]
 
 
-def install(inputs: InputDesk) -> None:
-    """Have `getpass` ask the watcher, and `subprocess` not linger over an interrupt."""
+def install(inputs: InputDesk | None) -> None:
+    """Have `getpass` ask the watcher, if there is one; and `subprocess` heed an interrupt."""
+    patches: dict[str, Patch] = {"subprocess": _patch_subprocess}
+    if inputs is not None:
 
-    def patch_getpass(module: Any) -> None:
-        module.getpass = module.unix_getpass = inputs.getpass
+        def patch_getpass(module: Any) -> None:
+            module.getpass = module.unix_getpass = inputs.getpass
 
-    patches: dict[str, Patch] = {"getpass": patch_getpass, "subprocess": _patch_subprocess}
+        patches["getpass"] = patch_getpass
     for name in list(patches):
         if name in sys.modules:
             patches.pop(name)(sys.modules[name])

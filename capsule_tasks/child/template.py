@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from typing import NoReturn
 
 import msgspec
@@ -251,8 +252,8 @@ def _become_child(request: Fork, descriptors: list[int]) -> NoReturn:
         if request.cwd is not None:
             os.chdir(request.cwd)
         live(control, bulk, stacks, request.parent_pid)
-    except BaseException as fault:
-        os.write(2, f"the forked child failed: {type(fault).__name__}: {fault}\n".encode())
+    except BaseException:
+        os.write(2, f"the forked child failed: {traceback.format_exc()}".encode())
     finally:
         os._exit(70)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from capsule_tasks.protocol.failures import Failure
 from capsule_tasks.settings import ChildSettings
 
 Stream = Literal["stdout", "stderr"]
@@ -100,6 +101,13 @@ class Interrupt(Message, kw_only=True, tag="interrupt"):
     execution_id: str | None = None
 
 
+class SoftLimit(Message, kw_only=True, tag="soft_limit"):
+    """The soft time limit of one execution has passed: raise that in it. It may go on."""
+
+    execution_id: str
+    seq: int
+
+
 class StackRequest(Message, kw_only=True, tag="stack_request"):
     """Ask for the Python stacks of one execution, or of the whole child."""
 
@@ -134,12 +142,27 @@ class Code(msgspec.Struct, tag="code", tag_field="t", kw_only=True, omit_default
     filename: str | None = None
 
 
+class TaskCall(msgspec.Struct, tag="task", tag_field="t", kw_only=True, omit_defaults=True):
+    """A message of a Celery queue, for the app lane. Its body travels as the producer wrote it."""
+
+    name: str
+    task_id: str
+    body: bytes
+    is_text: bool = False
+    """The body came as text, and is here in UTF-8."""
+    request: dict[str, Any] = {}
+    content_type: str | None = None
+    content_encoding: str | None = None
+    protocol: Literal[1, 2] = 2
+    """Celery's task protocol."""
+
+
 class Execute(Message, kw_only=True, tag="execute"):
     """Run something. `seq` counts the executions of a session."""
 
     execution_id: str
     seq: int
-    payload: Code
+    payload: Code | TaskCall
     on_busy: Literal["refuse", "wait"] = "refuse"
 
 
@@ -293,6 +316,8 @@ class Output(Message, kw_only=True, tag="output"):
     execution_id: str | None = None
     late: bool = False
     """Written after the end of that execution: the session's, under the old name."""
+    raw: bool = False
+    """Read by the parent from descriptor 1 or 2 of the child."""
 
 
 class Progress(Message, kw_only=True, tag="progress"):
@@ -346,6 +371,20 @@ class Result(Terminal, kw_only=True, tag="result"):
     type_name: str = "NoneType"
 
 
+class Traced(Terminal, kw_only=True, tag="traced"):
+    """A Celery task was traced to its end; what the tracer stored is in the result backend."""
+
+    text: str | None = None
+    """The value in a few words, for events and logs."""
+    runtime_s: float | None = None
+    failure: Failure | None = None
+    """Also for a retry, an ignore and a reject."""
+    escaped: bool = False
+    """The tracer did not see to the failure (`SystemExit`, say): nothing has been stored."""
+    raw_waits: bool = True
+    """Bytes may wait in the pipes of descriptors 1 and 2: read them before this."""
+
+
 class Error(Terminal, kw_only=True, tag="error"):
     """An execution ended otherwise; `kind` is an ErrorKind."""
 
@@ -380,6 +419,7 @@ ToChild = (
     Hello
     | Cancel
     | Interrupt
+    | SoftLimit
     | StackRequest
     | NamespaceRequest
     | Credit
@@ -407,6 +447,7 @@ ToParent = (
     | InputClosed
     | Gap
     | Result
+    | Traced
     | Error
     | Checkpointed
     | Restored

@@ -144,13 +144,17 @@ class Channel:
         deliver: Deliver,
         lost: Callable[[str], None],
         is_stopped: Callable[[], bool],
+        *,
+        bulk_alone: bool = False,
     ) -> None:
+        """`bulk_alone` says that nothing on bulk has to come after something on control."""
         self._loop = loop
         self._ceiling = ceiling
         self._routing = routing
         self._deliver = deliver
         self._lost = lost
         self._is_stopped = is_stopped
+        self._bulk_alone = bulk_alone
         self._control = _Reader(control, ceiling)
         self._bulk = _Reader(bulk, ceiling)
         self._control_out = _Writer(loop, control)
@@ -211,7 +215,8 @@ class Channel:
 
     def _on_bulk(self) -> None:
         # Control first: the Ack of an execution must not be seen after its output.
-        self._pull(self._control)
+        if not self._bulk_alone:
+            self._pull(self._control)
         self._pull(self._bulk)
         self._dispatch()
 

@@ -31,6 +31,7 @@ from capsule_tasks.protocol.messages import (
     Rejected,
     Shutdown,
     Terminal,
+    Traced,
 )
 from capsule_tasks.protocol.negotiation import CAPABILITIES
 from capsule_tasks.sessions import probe
@@ -92,6 +93,7 @@ class Incarnation:
             session_id,
             config.routing.general_queue,
             config.routing.general_bytes,
+            config.routing.log_output,
             self.send_control,
             see,
             self._on_ready,
@@ -107,6 +109,7 @@ class Incarnation:
             self._deliver,
             self._on_broken,
             lambda: process.vitals()[0] in ("T", "t"),
+            bulk_alone=config.child.app is not None,
         )
         self._raw = (
             RawOutput(self._loop, process.wires.stdout, "stdout", self.router.on_raw),
@@ -148,11 +151,18 @@ class Incarnation:
         finally:
             reply.cancel()
 
-    def open_stream(self, execution_id: str) -> ExecutionStream:
+    def open_stream(
+        self, execution_id: str, consumer: Callable[[Message], object] | None = None
+    ) -> ExecutionStream:
         """Register an execution before it is sent, so that nothing of it can be missed."""
         self._seq += 1
         stream = ExecutionStream(
-            execution_id, self._seq, self._config.child.output, self._grant, self._resume_raw
+            execution_id,
+            self._seq,
+            self._config.child.output,
+            self._grant,
+            self._resume_raw,
+            consumer,
         )
         self.router.streams[execution_id] = stream
         return stream
@@ -287,8 +297,9 @@ class Incarnation:
         self.ready.set_exception(refusal(f"{message.kind}: {message.message}"))
 
     def _on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
-        for raw in self._raw:
-            raw.catch_up()
+        if not isinstance(terminal, Traced) or terminal.raw_waits:
+            for raw in self._raw:
+                raw.catch_up()
         self._end_stream(stream, terminal)
 
     def _end_stream(self, stream: ExecutionStream, terminal: Terminal) -> None:

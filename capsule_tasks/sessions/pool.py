@@ -24,7 +24,10 @@ class SessionPool:
     Borrow with `async with pool.borrow() as session`; or `acquire`, and `release` when done.
     """
 
-    def __init__(self, profiles: Mapping[str, Profile] | None = None) -> None:
+    def __init__(
+        self, profiles: Mapping[str, Profile] | None = None, *, spawner: WarmSpawner | None = None
+    ) -> None:
+        """With a `spawner` all profiles are started by it; starting and stopping it is yours."""
         check_type("profiles", profiles, Mapping, None)
         if profiles is None:
             profiles = {DEFAULT_PROFILE: Profile()}
@@ -33,7 +36,7 @@ class SessionPool:
         for name, profile in profiles.items():
             check_type("the name of a profile", name, str)
             check_type(f"profile {name!r}", profile, Profile)
-        self._pools = {name: SubPool(name, profile) for name, profile in profiles.items()}
+        self._pools = {name: SubPool(name, profile, spawner) for name, profile in profiles.items()}
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -99,6 +102,10 @@ class SessionPool:
             if pool.lends(session):
                 give_back = pool.retire if session.info.running else pool.release
                 give_back(session)
+
+    def resize(self, profile: str, max_sessions: int) -> None:
+        """Allow so many sessions from now on; those beyond it stay until they are given back."""
+        self._pool(profile).resize(max_sessions)
 
     def info(self, profile: str = DEFAULT_PROFILE) -> PoolInfo:
         """What the pool of a profile holds, and what it has done so far."""

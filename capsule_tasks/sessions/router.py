@@ -41,6 +41,7 @@ from capsule_tasks.protocol.messages import (
     Started,
     Stream,
     Terminal,
+    Traced,
     Unsupported,
 )
 from capsule_tasks.sessions.general import GeneralQueue
@@ -70,6 +71,7 @@ class Router:
         session_id: str,
         general_queue: int,
         general_bytes: int,
+        log_output: bool,
         send_control: Callable[[Any], None],
         see: Callable[[Any], None],
         on_ready: Callable[[Ready | Rejected], None],
@@ -82,6 +84,7 @@ class Router:
         self._answered: set[str] = set()
         self.general = GeneralQueue(general_queue, general_bytes)
         self._unknown = 0
+        self._output_level = logging.INFO if log_output else logging.NOTSET
         self._general_waiters: deque[asyncio.Future[None]] = deque()
         self._replies: dict[str, tuple[type, asyncio.Future[Any]]] = {}
         self._session_id = session_id
@@ -101,6 +104,7 @@ class Router:
             InputRequest: self._on_input_request,
             InputClosed: self._on_input_closed,
             Result: self._on_end,
+            Traced: self._on_end,
             Error: self._on_end,
             CancelReply: self._on_reply,
             InterruptReply: self._on_reply,
@@ -167,11 +171,11 @@ class Router:
         """Whether more may be read right now."""
         owner = self.raw_owner()
         execution_id = owner.execution_id if owner is not None else None
-        output = Output(execution_id=execution_id, stream=stream_name, data=text)
+        output = Output(execution_id=execution_id, stream=stream_name, data=text, raw=True)
         self._see(output)
         if owner is None:
             self._keep(output)
-            log.info("session %s %s: %s", self._session_id, stream_name, text.rstrip())
+            self._log("session %s %s: %s", self._session_id, stream_name, text.rstrip())
             return True
         owner.push_raw(output, size)
         return not owner.raw_is_full
@@ -200,7 +204,7 @@ class Router:
         if isinstance(message, Output):
             if message.execution_id is not None:
                 self.counters.late_output_bytes += utf8_size(message.data)
-            log.info(
+            self._log(
                 "session %s %s%s: %s",
                 self._session_id,
                 message.stream,
@@ -213,6 +217,10 @@ class Router:
         stream = self._meant_by(message)
         if stream is not None:
             stream.push(message)
+
+    def _log(self, text: str, *details: str) -> None:
+        if self._output_level:
+            log.log(self._output_level, text, *details)
 
     def _on_started(self, message: Started) -> None:
         stream = self._meant_by(message)

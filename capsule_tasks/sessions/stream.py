@@ -40,6 +40,7 @@ class ExecutionStream:
 
     Output is charged when it arrives and credited to the child when it is read, so the queue
     holds a window of it at most. A child that sends more than it has credit for is at fault.
+    With a `consumer` there is no queue: it is handed each message as it comes.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ExecutionStream:
         settings: OutputSettings,
         grant: Callable[[str, int], None],
         resume_raw: Callable[[], None],
+        consumer: Callable[[Message], object] | None = None,
     ) -> None:
         self.execution_id = execution_id
         self.seq = seq
@@ -66,6 +68,7 @@ class ExecutionStream:
         self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _ALLOWANCE
         self._grant = grant
         self._resume_raw = resume_raw
+        self._consumer = consumer
         self._queue: deque[tuple[Message, int, bool]] = deque()
         self._outstanding = 0
         self._owed = 0
@@ -165,6 +168,11 @@ class ExecutionStream:
     def _put(self, message: Message, cost: int, *, raw: bool = False) -> None:
         if self.abandoned or self.ended.done():
             self._account(cost, raw)
+            return
+        if self._consumer is not None:
+            self._consumer(message)
+            if cost:
+                self._account(cost, raw)
             return
         self._queue.append((message, cost, raw))
         if self._reader is not None and not self._reader.done():

@@ -60,12 +60,14 @@ class PoolInfo:
 class SubPool:
     """Feeds the plan with events and carries out its actions; owns every session it starts."""
 
-    def __init__(self, name: str, profile: Profile) -> None:
+    def __init__(self, name: str, profile: Profile, spawner: WarmSpawner | None = None) -> None:
         self._name = name
+        self._asks = profile.farewell == "ask"
         # The pool replaces sessions itself, so none of them comes back on its own.
         self._config = msgspec.structs.replace(profile.session, replace_killed=False)
         self._plan = PoolPlan(profile.pool)
-        self.spawner = WarmSpawner(profile)
+        self._is_spawner_own = spawner is None
+        self.spawner = spawner or WarmSpawner(profile)
         self._sessions: dict[int, Session] = {}
         self._numbers: dict[Session, int] = {}
         self._waiters: dict[int, asyncio.Future[int]] = {}
@@ -89,7 +91,8 @@ class SubPool:
             return
         self._running = True
         self._loop = asyncio.get_running_loop()
-        await self.spawner.start()
+        if self._is_spawner_own:
+            await self.spawner.start()
         self._decide()
 
     async def stop(self) -> None:
@@ -98,7 +101,8 @@ class SubPool:
         self._decide()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-        await self.spawner.stop()
+        if self._is_spawner_own:
+            await self.spawner.stop()
         if self._look is not None:
             self._look.cancel()
 
@@ -140,6 +144,12 @@ class SubPool:
         number = self._numbers[session]
         self._plan.lost(number, "its borrower gave it up")
         self._plan.released(number, self._now())
+        self._decide()
+
+    def resize(self, max_sessions: int) -> None:
+        self._plan.settings = msgspec.structs.replace(
+            self._plan.settings, max_sessions=max_sessions
+        )
         self._decide()
 
     def info(self) -> PoolInfo:
@@ -218,7 +228,8 @@ class SubPool:
             await session.start()
         except Exception as error:  # noqa: BLE001 - whatever it was, the breaker counts it
             self._forget(number)
-            self._on_start_failed(number, str(error))
+            notes = getattr(error, "__notes__", ())
+            self._on_start_failed(number, "\n".join((str(error), *notes)))
         else:
             self._plan.started(number, _rss_bytes(session.info.pid), self._now())
         self._decide()
@@ -237,7 +248,10 @@ class SubPool:
         session = self._sessions.get(number)
         if session is None:
             return  # its start is failing, and says so itself
-        await session.terminate()
+        if self._asks and not session.info.running:
+            await session.shutdown("retired")
+        else:
+            await session.terminate()
         self._forget(number)
         self._plan.gone(number)
         self._decide()

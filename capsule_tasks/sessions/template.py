@@ -16,8 +16,11 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -84,23 +87,29 @@ class Template:
         return cls(ours, popen.pid, f"fresh({', '.join(imports)})")
 
     @classmethod
-    def fork_of_caller(cls, imports: Sequence[str] = ()) -> Template:
-        """A copy of this process as it is now. It must have no other thread."""
-        if threading.active_count() > 1:
+    def fork_of_caller(
+        cls, imports: Sequence[str] = (), *, despite_threads: bool = False
+    ) -> Template:
+        """A copy of this process as it is now. It should have no other thread.
+
+        `despite_threads` copies it all the same, as `multiprocessing` would: a lock that one of
+        the others holds at this moment stays locked in every child.
+        """
+        if threading.active_count() > 1 and not despite_threads:
             names = [thread.name for thread in threading.enumerate()]
             raise RuntimeError(f"only a process with one thread can be copied; here run {names}")
         become_subreaper()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent_pid = os.getpid()
-        pid = os.fork()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # a stream of the caller's own making
+                stream.flush()  # or every child would write what is buffered here
+        with warnings.catch_warnings():
+            if despite_threads:  # the caller knows
+                warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
-            try:
-                os.setsid()
-                template = importlib.import_module("capsule_tasks.child.template")
-                template.leave_caller(theirs.fileno())
-                template.main(theirs.fileno(), parent_pid, *imports)
-            finally:
-                os._exit(70)
+            _be_template(theirs, parent_pid, imports)
         theirs.close()
         return cls(ours, pid, "fork of the worker")
 
@@ -232,3 +241,17 @@ class Template:
         with contextlib.suppress(OSError):
             os.kill(answer.result(), signal.SIGKILL)
         self._collect(answer.result())
+
+
+def _be_template(theirs: socket.socket, parent_pid: int, imports: Sequence[str]) -> NoReturn:
+    """In the copy: let go of everything that was the caller's."""
+    try:
+        os.setsid()
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+            signal.signal(signum, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        template = importlib.import_module("capsule_tasks.child.template")
+        template.leave_caller(theirs.fileno())
+        template.main(theirs.fileno(), parent_pid, *imports)
+    finally:
+        os._exit(70)

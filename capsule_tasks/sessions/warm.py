@@ -19,8 +19,10 @@ _LAST_RETRY_S = 30.0
 class WarmSpawner:
     """Keeps one template loaded. Its loss costs warmth, never a session."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, template: Template | None = None) -> None:
+        """A `template` that exists already is the first; those after it are fresh."""
         self._profile = profile
+        self._first = template
         self._cold = ColdSpawner()
         self._template: Template | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -60,6 +62,12 @@ class WarmSpawner:
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait({keeper})
+        for template in (self._template, self._first):
+            if template is not None:
+                template.stop()
+
+    async def renew(self) -> None:
+        """Let go of the template; the next one is loaded in its place."""
         if self._template is not None:
             self._template.stop()
 
@@ -84,7 +92,9 @@ class WarmSpawner:
 
     async def _load(self) -> Template:
         session = self._profile.session
-        template = Template.fresh(self._profile.imports, python=session.python, env=session.env)
+        template, self._first = self._first, None
+        if template is None:
+            template = Template.fresh(self._profile.imports, python=session.python, env=session.env)
         try:
             await template.load(self._profile.template_timeout_s)
         except BaseException:

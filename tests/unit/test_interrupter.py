@@ -86,27 +86,27 @@ MUST_NOT = {
 
 @pytest.mark.parametrize("functions", MAY_BE_STOPPED.values(), ids=MAY_BE_STOPPED)
 def test_an_execution_is_stopped_inside(interrupter: Interrupter, functions: Any) -> None:
-    assert interrupter._inside(stack(*functions))
+    assert interrupter.is_inside(stack(*functions))
 
 
 @pytest.mark.parametrize("functions", MUST_NOT.values(), ids=MUST_NOT)
 def test_nothing_is_stopped_inside(interrupter: Interrupter, functions: Any) -> None:
-    assert not interrupter._inside(stack(*functions))
+    assert not interrupter.is_inside(stack(*functions))
 
 
 def test_a_write_may_be_left_but_not_what_it_calls(interrupter: Interrupter) -> None:
     sink: Any = None
     write = CapturedStream("stdout", 1, lambda: sink).write
     write.__module__ = CapturedStream.__module__
-    assert interrupter._inside(stack(LOOP, cells.enter_blocking, USER, write))
-    assert not interrupter._inside(stack(LOOP, cells.enter_blocking, USER, write, Sink.settle))
+    assert interrupter.is_inside(stack(LOOP, cells.enter_blocking, USER, write))
+    assert not interrupter.is_inside(stack(LOOP, cells.enter_blocking, USER, write, Sink.settle))
 
 
 def test_a_module_of_the_user_is_not_taken_for_ours(interrupter: Interrupter) -> None:
     for name in ("capsule_tasks.childish", "capsule_tasks", "enter_here", 5, None):
         user = stack(LOOP, cells.enter_blocking)
         user = SimpleNamespace(f_code=USER, f_globals={"__name__": name}, f_back=user)
-        assert interrupter._inside(user)
+        assert interrupter.is_inside(user)
 
 
 def test_a_function_that_must_not_be_broken_is_left_when_what_it_calls_is_interrupted(
@@ -114,8 +114,8 @@ def test_a_function_that_must_not_be_broken_is_left_when_what_it_calls_is_interr
 ) -> None:
     monkeypatch.setattr(interrupts, "_unbroken", set())
     interrupts.keep_unbroken(checkpoints.enter_restore)
-    assert not interrupter._inside(stack(LOOP, checkpoints.enter_restore))
-    assert interrupter._inside(stack(LOOP, checkpoints.enter_restore, USER))
+    assert not interrupter.is_inside(stack(LOOP, checkpoints.enter_restore))
+    assert interrupter.is_inside(stack(LOOP, checkpoints.enter_restore, USER))
 
 
 # --- requests ----------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class Parent:
             "s",
             GENERAL,
             GENERAL_BYTES,
+            True,
             self.sent.append,
             nothing,
             nothing,

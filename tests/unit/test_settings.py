@@ -129,6 +129,8 @@ SMALLEST = {
     "LimitSettings.open_files": 32,
     "DiagnosticSettings.heartbeat_interval_s": 0.01,
     "DiagnosticSettings.summary_names": 0,
+    "AppLaneSettings.async_limit": 1,
+    "AppLaneSettings.log_level": 0,
     "SandboxSettings.max_processes": 0,
     "SandboxSettings.max_threads": 16,
     "SandboxSettings.max_disk_bytes": 0,

@@ -84,7 +84,7 @@ OTHERS = [
     np.array([1]),
     np.longdouble(1),
     np.datetime64("2024-01-01", "ns"),
-    np.datetime64("NaT"),
+    np.datetime64("NaT", "s"),
     np.timedelta64(1, "ns"),
     np.timedelta64(1, "Y"),
     np.void(b"abc"),

@@ -14,8 +14,17 @@ import msgspec
 from msgspec import inspect as mi
 
 from capsule_tasks.protocol import messages
-from capsule_tasks.protocol.messages import Code, Frame, Message, NamespaceEntry, Stack
+from capsule_tasks.protocol.failures import Failure, Raised
+from capsule_tasks.protocol.messages import (
+    Code,
+    Frame,
+    Message,
+    NamespaceEntry,
+    Stack,
+    TaskCall,
+)
 from capsule_tasks.settings import (
+    AppLaneSettings,
     ChildSettings,
     DiagnosticSettings,
     ExecutorSettings,
@@ -25,7 +34,7 @@ from capsule_tasks.settings import (
     SandboxSettings,
 )
 
-PARTS = (Code, Frame, Stack, NamespaceEntry)
+PARTS = (Code, TaskCall, Frame, Stack, NamespaceEntry, Raised, Failure)
 """Structs inside messages."""
 SECTIONS = (
     ChildSettings,
@@ -35,6 +44,7 @@ SECTIONS = (
     LimitSettings,
     DiagnosticSettings,
     SandboxSettings,
+    AppLaneSettings,
 )
 COMMON = ("id", "timestamp")
 

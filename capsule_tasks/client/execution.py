@@ -1,0 +1,31 @@
+"""What `.delay()` returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.result import AsyncResult, EagerResult
+
+
+class Execution(AsyncResult):
+    """An `AsyncResult` of a task that runs in a session; its id is the execution's."""
+
+    def cancel(self, *, signal: str = "SIGTERM") -> None:
+        """Stop the task wherever it is: waiting, or running, then with this signal.
+
+        It ends as REVOKED. A task that has ended stays as it is.
+        """
+        self.revoke(terminate=True, signal=signal)
+
+
+class EagerExecution(EagerResult):
+    """The same for a task that ran where it was called (`task_always_eager`); needs no Redis."""
+
+    @classmethod
+    def of(cls, result: Any) -> EagerExecution:
+        made = cls.__new__(cls)
+        made.__dict__.update(vars(result))
+        return made
+
+    def cancel(self, *, signal: str = "SIGTERM") -> None:
+        """It has ended already."""

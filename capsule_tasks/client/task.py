@@ -1,0 +1,89 @@
+"""`Task`: what is mixed into an app's own task class."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery.result import EagerResult
+
+from capsule_tasks.client.execution import EagerExecution, Execution
+
+
+class Task:
+    """Mixed in before a task class of Celery, Django's or your own: calls give an `Execution`."""
+
+    name: str
+    app: Any
+    backend: Any
+
+    def AsyncResult(self, task_id: str, **options: Any) -> Execution:  # noqa: N802 - Celery's
+        """The execution of an id."""
+        return Execution(
+            task_id, backend=self.backend, task_name=self.name, app=self.app, **options
+        )
+
+    def apply(self, *args: Any, **options: Any) -> Any:
+        """Run it here and now; coroutines too."""
+        _let_run_eagerly(self)
+        result = super().apply(*args, **options)  # type: ignore[misc]
+        return EagerExecution.of(result) if type(result) is EagerResult else result
+
+
+def mixed(base: type) -> type:
+    """A task class that is `base` with our part before it."""
+    if issubclass(base, Task):
+        return base
+    return type(base.__name__, (Task, base), {"__module__": base.__module__, "abstract": True})
+
+
+def _let_run_eagerly(task: Any) -> None:
+    """Have Celery's tracer, a plain function, get the value of an `async def` task."""
+    for name in ("run", "_orig_run"):
+        function = getattr(task, name, None)
+        if inspect.iscoroutinefunction(function):
+            setattr(task, name, _eagerly(task, function))
+
+
+def _eagerly(task: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        coroutine = function(*args, **kwargs)
+        if not task.request.is_eager:
+            return coroutine
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(coroutine)
+        return _run_beside(task, coroutine)
+
+    run.capsule_coroutine = function  # type: ignore[attr-defined]
+    return run
+
+
+def _run_beside(task: Any, coroutine: Any) -> Any:
+    """The caller is in a loop already, which cannot be entered again: a thread has another."""
+    outcome: list[Any] = []
+    request, context = task.request_stack.top, contextvars.copy_context()
+
+    def live() -> None:
+        task.request_stack.push(request)
+        try:
+            outcome.extend((True, asyncio.run(coroutine)))
+        except BaseException as error:  # noqa: BLE001 - the caller's, whatever it is
+            outcome.extend((False, error))
+        finally:
+            task.request_stack.pop()
+
+    thread = threading.Thread(target=context.run, args=(live,), name="capsule-eager")
+    thread.start()
+    thread.join()
+    is_value, value = outcome
+    if is_value:
+        return value
+    raise value

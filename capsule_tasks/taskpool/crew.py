@@ -1,0 +1,399 @@
+"""The children of a pool, and which job is in which: all of it on the runtime thread.
+
+A *member* is one session on loan from the session pool. Blocking members take one job at a time;
+async members take many, and are beside the others: neither kind ever waits for the other. A member
+whose child ends is given back, and another is hired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from capsule_tasks.errors import CapsuleError, PoolUnavailable
+from capsule_tasks.protocol.messages import (
+    Ack,
+    Gap,
+    Heartbeat,
+    Message,
+    Output,
+    Terminal,
+    Traced,
+)
+from capsule_tasks.sessions import SessionPool
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.states import OVER, SessionState
+from capsule_tasks.taskpool.bridge import Bridge
+from capsule_tasks.taskpool.jobs import Job, Stage, why_lost
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+Kind = Literal["blocking", "async"]
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_RETRY_S = 1.0
+"""After the session pool said that it has none to give."""
+_ACCEPT_DELAY_S = 0.01
+"""So long the news that a task has begun waits for company: the end of a short one, usually."""
+_ASYNC_GRACE_S = 5.0
+"""From the cancel of a coroutine to the kill of its child and so of its neighbours."""
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+    """One child and what it has in hand."""
+
+    session: Session
+    kind: Kind
+    pid: int
+    jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
+    taken: int = 0
+    worn: str = ""
+    """Why it takes nothing new, and is let go when what it has in hand is over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CrewLimits:
+    """When a member is replaced, and how much an async one takes on."""
+
+    max_tasks: int | None = None
+    max_rss_bytes: int | None = None
+    async_limit: int = 1000
+
+
+class Crew:
+    """Gives jobs to members in order of arrival; says on the bridge what becomes of each."""
+
+    def __init__(
+        self,
+        pool: SessionPool,
+        limits: CrewLimits,
+        bridge: Bridge,
+        on_output: Callable[[Job | None, Output | Gap], None],
+        on_over: Callable[[Job], None],
+        on_end: Callable[[Job], None],
+    ) -> None:
+        self.size: dict[Kind, int] = {"blocking": 0, "async": 0}
+        self.members: dict[Kind, list[Member]] = {"blocking": [], "async": []}
+        self.waiting: dict[Kind, deque[Job]] = {"blocking": deque(), "async": deque()}
+        self.totals: Counter[str] = Counter()
+        self.last_error = ""
+        self._free: deque[Member] = deque()
+        self._pool = pool
+        self._limits = limits
+        self._bridge = bridge
+        self._on_output = on_output
+        self._on_over = on_over
+        self._on_end = on_end
+        self._hiring: dict[Kind, set[asyncio.Task[None]]] = {"blocking": set(), "async": set()}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped = False
+        self._is_flush_due = False
+
+    # --- size ----------------------------------------------------------------------------------
+
+    def resize(self, kind: Kind, size: int) -> None:
+        """Have so many members from now on; busy ones that are too many finish first."""
+        self.size[kind] = size
+        self._pool.resize(kind, max(1, size + 1))  # one more: a successor before the other left
+        self._balance(kind)
+
+    def replace_all(self, why: str) -> None:
+        """Let every member go once it has finished what it has in hand."""
+        for kind, members in self.members.items():
+            for member in list(members):
+                member.worn = member.worn or why
+                if member in self._free:
+                    self._free.remove(member)
+                self._let_go_if_done(member)
+            self._balance(kind)
+
+    def free_count(self) -> int:
+        """Blocking members that nothing is running in, those still on their way included."""
+        busy = sum(bool(member.jobs) for member in self.members["blocking"])
+        return self.size["blocking"] - busy - len(self.waiting["blocking"])
+
+    def _balance(self, kind: Kind) -> None:
+        if self._stopped:
+            return
+        members = [member for member in self.members[kind] if not member.worn]
+        missing = self.size[kind] - len(members) - len(self._hiring[kind])
+        for _ in range(missing):
+            task = asyncio.get_running_loop().create_task(self._hire(kind))
+            self._hiring[kind].add(task)
+            task.add_done_callback(self._hiring[kind].discard)
+        for member in sorted(members, key=lambda m: len(m.jobs))[: max(0, -missing)]:
+            member.worn = "the pool has shrunk"
+            self._let_go_if_done(member)
+
+    async def _hire(self, kind: Kind) -> None:
+        """Borrow a session, for as long as it takes to get one."""
+        while True:
+            try:
+                session = await self._pool.acquire(kind)
+                break
+            except PoolUnavailable as news:
+                self.last_error = str(news)
+                log.error("%s", self.last_error)  # noqa: TRY400 - it says all there is
+                await asyncio.sleep(_RETRY_S)
+        self._hiring[kind].discard(asyncio.current_task())
+        if self._stopped or sum(not m.worn for m in self.members[kind]) >= self.size[kind]:
+            self._pool.release(session)
+            return
+        pid = session.info.pid
+        member = Member(session, kind, pid or 0)
+        self.members[kind].append(member)
+        session.add_state_listener(partial(self._on_state, member))
+        session.add_message_interceptor(partial(self._on_message, member))
+        if pid is None:  # it died between the loan and now
+            self._on_state(member, session.state, SessionState.ERROR)
+        elif kind == "blocking":
+            self._free.append(member)
+        self._dispatch(kind)
+
+    def _let_go_if_done(self, member: Member) -> None:
+        if member.worn and not member.jobs and member in self.members[member.kind]:
+            self._remove(member)
+            self._pool.retire(member.session)
+            self._balance(member.kind)
+
+    def _remove(self, member: Member) -> None:
+        self.members[member.kind].remove(member)
+        if member in self._free:
+            self._free.remove(member)
+
+    # --- jobs ----------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        if job.stage is Stage.OVER:
+            return
+        kind: Kind = "async" if job.is_async else "blocking"
+        self.waiting[kind].append(job)
+        self._dispatch(kind)
+
+    def drop_waiting(self) -> None:
+        """The connection is lost: what no child has begun will be delivered again."""
+        for jobs in self.waiting.values():
+            while jobs:
+                self._end(jobs.popleft(), None)
+
+    def terminate(self, job: Job, signum: int) -> None:
+        """End one job, and no other, with a signal or as a coroutine is ended."""
+        if job.stage is Stage.OVER or job.signum is not None:
+            return
+        job.signum = signum
+        member = self._member_of(job)
+        if member is None:
+            for jobs in self.waiting.values():
+                if job in jobs:
+                    jobs.remove(job)
+            self._lose(job, Traced(execution_id=job.execution_id), None)
+        elif member.kind == "async":
+            self._spawn(member.session.cancel(job.execution_id, _ASYNC_GRACE_S))
+        elif signum == signal.SIGKILL:
+            self._kill(member)
+        else:
+            # It cannot hit another task: a child has one at a time, and gets the next one only
+            # when this thread has heard the end of the last.
+            member.worn = member.worn or f"a task was terminated with signal {signum}"
+            member.session.signal(signum)
+
+    def job_of(self, pid: int) -> Job | None:
+        """The only job of a process, for callers that know no better."""
+        for member in self.members["blocking"]:
+            if member.pid == pid:
+                return next(iter(member.jobs.values()), None)
+        return None
+
+    async def stop(self) -> None:
+        """Give every session back; jobs still in hand end with the pool."""
+        self._stopped = True
+        hiring = {task for tasks in self._hiring.values() for task in tasks}
+        for task in (*hiring, *self._tasks):
+            task.cancel()
+        for members in self.members.values():
+            for member in members:
+                for job in list(member.jobs.values()):
+                    self._settle(job)
+        self.drop_waiting()
+
+    def _dispatch(self, kind: Kind) -> None:
+        waiting = self.waiting[kind]
+        while waiting:
+            member = self._next_member(kind)
+            if member is None:
+                return
+            self._send(member, waiting.popleft())
+
+    def _next_member(self, kind: Kind) -> Member | None:
+        if kind == "blocking":
+            return self._free.popleft() if self._free else None
+        able = [m for m in self.members["async"] if not m.worn]
+        member = min(able, key=lambda m: len(m.jobs), default=None)
+        return member if member and len(member.jobs) < self._limits.async_limit else None
+
+    def _send(self, member: Member, job: Job) -> None:
+        while job.execution_id in member.jobs:  # the same message, delivered twice
+            job.execution_id += "~"
+        job.stage = Stage.SENT
+        member.jobs[job.execution_id] = job
+        member.taken += 1
+        most = self._limits.max_tasks
+        if most is not None and member.taken >= most:
+            member.worn = member.worn or f"it has run {member.taken} tasks"
+        try:
+            member.session.submit(
+                job.call, partial(self._on_said, member, job), execution_id=job.execution_id
+            )
+        except CapsuleError as error:
+            # Its child ended, which its state says a moment later; the job has not begun.
+            log.info("a job goes to another session: %s", error)
+            del member.jobs[job.execution_id]
+            job.stage = Stage.WAITING
+            self.submit(job)
+
+    # --- what children say ---------------------------------------------------------------------
+
+    def _on_said(self, member: Member, job: Job, message: Message) -> None:
+        if isinstance(message, Ack):
+            self._accept(member, job, message.accepted_at)
+        elif isinstance(message, (Output, Gap)):
+            self._on_output(job, message)
+        elif isinstance(message, Terminal):
+            self._on_terminal(member, job, message)
+
+    def _accept(self, member: Member, job: Job, accepted_at: float) -> None:
+        if job.stage is not Stage.SENT:
+            return
+        job.stage = Stage.ACCEPTED
+        loop = asyncio.get_running_loop()
+        self._bridge.put_lazily(partial(job.say_accepted, member.pid, accepted_at))
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            loop.call_later(_ACCEPT_DELAY_S, self._flush)
+        if job.soft_limit_s:
+            job.timers.append(loop.call_later(job.soft_limit_s, self._on_soft_limit, member, job))
+        if job.hard_limit_s:
+            job.timers.append(loop.call_later(job.hard_limit_s, self._on_hard_limit, member, job))
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        self._bridge.flush()
+
+    def _on_terminal(self, member: Member, job: Job, end: Terminal) -> None:
+        member.jobs.pop(job.execution_id, None)
+        self._on_end(job)
+        if isinstance(end, Traced) and job.stage is not Stage.OVER:
+            if end.escaped:
+                member.worn = member.worn or "a task tried to end the process"
+            if job.signum is not None and end.escaped:
+                self._lose(job, end, None)
+            else:
+                self._end(job, partial(job.say_traced, end))
+        elif job.stage is not Stage.OVER:
+            self._lose(job, end, member.session.exit_status)
+        self._after_job(member)
+
+    def _after_job(self, member: Member) -> None:
+        self._check_memory(member)
+        if member.worn:
+            self._let_go_if_done(member)
+            return
+        is_there = member.session.is_alive and member in self.members[member.kind]
+        if member.kind == "blocking" and is_there:
+            self._free.append(member)
+        self._dispatch(member.kind)
+
+    def _on_soft_limit(self, member: Member, job: Job) -> None:
+        if job.stage is Stage.ACCEPTED and member.session.soft_limit(job.execution_id):
+            self._bridge.put(job.say_soft_limit)
+
+    def _on_hard_limit(self, member: Member, job: Job) -> None:
+        if job.stage is not Stage.ACCEPTED:
+            return
+        self.totals["hard_limits"] += 1
+        self._end(job, job.say_hard_limit)
+        if member.kind == "async":
+            self._spawn(member.session.cancel(job.execution_id, _ASYNC_GRACE_S))
+        else:
+            self._kill(member)
+
+    def _on_state(self, member: Member, _old: SessionState, new: SessionState) -> None:
+        """The child has ended; its jobs have heard so already."""
+        if self._stopped or new not in OVER or member not in self.members[member.kind]:
+            return
+        self._remove(member)
+        self.totals["children_lost"] += not member.worn
+        self._pool.retire(member.session)
+        self._balance(member.kind)
+
+    def _on_message(self, member: Member, message: object) -> None:
+        if isinstance(message, Heartbeat):
+            self._judge_memory(member, message.rss_bytes)
+        elif isinstance(message, Output) and (message.execution_id is None or message.late):
+            self._on_output(None, message)
+
+    # --- ends ----------------------------------------------------------------------------------
+
+    def _lose(self, job: Job, end: Terminal, status: int | None) -> None:
+        self._end(job, partial(job.say_failed, why_lost(job, end, status)))
+
+    def _end(self, job: Job, news: Callable[[], object] | None) -> None:
+        """The one place where a job is over; `news` is for Celery."""
+        self._settle(job)
+        self._bridge.put(partial(self._finish, job, news))
+
+    def _settle(self, job: Job) -> None:
+        job.stage = Stage.OVER
+        for timer in job.timers:
+            timer.cancel()
+        job.timers.clear()
+
+    def _finish(self, job: Job, news: Callable[[], object] | None) -> None:
+        """On the hub thread: the slot first, so that the next task is on its way."""
+        self._on_over(job)
+        if news is not None:
+            news()
+
+    def _kill(self, member: Member) -> None:
+        """The whole family, at once; the job in hand has been told, or will be."""
+        member.worn = member.worn or "it was killed"
+        self._spawn(member.session.terminate())
+
+    def _member_of(self, job: Job) -> Member | None:
+        for members in self.members.values():
+            for member in members:
+                if member.jobs.get(job.execution_id) is job:
+                    return member
+        return None
+
+    def _check_memory(self, member: Member) -> None:
+        if self._limits.max_rss_bytes is not None and member.session.is_alive:
+            self._judge_memory(member, _rss_bytes(member.pid))
+
+    def _judge_memory(self, member: Member, rss_bytes: int) -> None:
+        most = self._limits.max_rss_bytes
+        if most is not None and rss_bytes > most and not member.worn:
+            member.worn = f"it uses {rss_bytes} bytes of memory, and may use {most}"
+            log.warning("session %s is replaced: %s", member.session.session_id, member.worn)
+            self._let_go_if_done(member)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0

@@ -1,0 +1,91 @@
+"""Failures as Celery wants them: an `ExceptionInfo`, made anew from data that came from a child."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from billiard.einfo import ExceptionInfo, RemoteTraceback
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.serialization import create_exception_cls
+
+from capsule_tasks.protocol.failures import Failure, Raised
+
+_ROOTS = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}
+
+
+def rebuild_info(failure: Failure) -> Any:
+    """What Celery's tracer had: the exception, its type, the text of its traceback."""
+    error = rebuild(failure)
+    if failure.traceback:
+        error.__cause__ = RemoteTraceback(f'\n"""\n{failure.traceback}"""')
+    info = ExceptionInfo.__new__(ExceptionInfo)
+    info.type = type(error)
+    info.exception = error
+    info.tb = None
+    info.traceback = failure.traceback
+    info.internal = failure.internal
+    return info
+
+
+def info_of(error: BaseException) -> Any:
+    """The same for an exception that was made here."""
+    try:
+        _raise(error)  # Celery wants a traceback
+    except BaseException:  # noqa: BLE001 - whatever it is
+        return ExceptionInfo()
+
+
+def rebuild(failure: Raised) -> BaseException:
+    """An exception like the one that was raised: of its own type if this process has that type.
+
+    Nothing is imported for it, and no constructor runs: the module of a task may do anything. An
+    unknown type is replaced by a new one of the same name, whose message says the same.
+    """
+    kind = _type_of(failure)
+    args = failure.args
+    if kind is None or args is None:
+        base = _ROOTS.get(failure.name, Exception) if kind is None else _safe_base(kind)
+        kind = create_exception_cls(failure.name, failure.module, base)
+        args = [failure.message]
+    error: BaseException = kind.__new__(kind, *args)
+    error.args = tuple(args)
+    _restore(error, failure)
+    for note in failure.notes:
+        error.add_note(note)
+    return error
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _type_of(failure: Raised) -> Any:
+    found: Any = sys.modules.get(failure.module)
+    for name in failure.name.split("."):
+        found = getattr(found, name, None)
+    is_exception = isinstance(found, type) and issubclass(found, BaseException)
+    return found if is_exception else None
+
+
+def _safe_base(kind: type[BaseException]) -> type[BaseException]:
+    """What Celery tells apart by `isinstance` must be told apart also if its arguments are lost."""
+    known = (Retry, Reject, Ignore, MemoryError, SystemExit, KeyboardInterrupt)
+    return next((root for root in known if issubclass(kind, root)), Exception)
+
+
+def _restore(error: BaseException, failure: Raised) -> None:
+    """Attributes that the constructors of Celery's own exceptions would have set."""
+    if isinstance(error, Retry):
+        inner = failure.inner if isinstance(failure, Failure) else None
+        error.exc = rebuild(inner) if inner is not None else None
+        error.excs = inner.text if inner is not None else None
+        error.message = failure.args[0] if failure.args else None
+        error.when = failure.state.get("when")
+        error.is_eager = bool(failure.state.get("is_eager"))
+        error.sig = None
+    elif isinstance(error, Reject):
+        error.reason = failure.args[0] if failure.args else None
+        error.requeue = bool(failure.state.get("requeue"))
+    elif isinstance(error, SystemExit):
+        error.code = failure.args[0] if failure.args else None

@@ -1,0 +1,146 @@
+"""A job: one Celery message on its way through the pool.
+
+Where it stands is changed by the runtime thread alone, in one direction:
+
+    waiting ──▶ sent ──▶ accepted ──▶ over
+        └─────────┴──────────────────▶ over
+
+What Celery hears of that is put on the bridge, in the same order, and runs on the hub thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, Self
+
+from billiard.common import human_status
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+
+from capsule_tasks.protocol.messages import Error, Terminal, Traced
+from capsule_tasks.taskpool.einfo import info_of, rebuild_info
+
+_numbers = itertools.count(1)
+
+
+class Stage(Enum):
+    WAITING = auto()
+    SENT = auto()
+    ACCEPTED = auto()
+    OVER = auto()
+
+
+class ExecutionPid(int):
+    """The pid that Celery is told for a task; it knows which execution it is of.
+
+    A process runs many tasks, one after another or at once, so that its number alone does not say
+    which of them somebody wants terminated.
+    """
+
+    job: Callable[[], Job | None]
+
+    def __new__(cls, pid: int, job: Job) -> Self:
+        number = super().__new__(cls, pid)
+        number.job = weakref.ref(job)
+        return number
+
+
+class Job:
+    """Celery keeps a weak reference to it, the pool a strong one until it is over."""
+
+    def __init__(
+        self,
+        *,
+        call: Any,
+        is_async: bool,
+        accept_callback: Callable[..., object] | None,
+        callback: Callable[..., object] | None,
+        error_callback: Callable[..., object] | None,
+        timeout_callback: Callable[..., object] | None,
+        soft_limit_s: float | None,
+        hard_limit_s: float | None,
+        terminate: Callable[[Job, int], object],
+    ) -> None:
+        self.number = next(_numbers)
+        self.call = call
+        self.is_async = is_async
+        self.soft_limit_s = soft_limit_s
+        self.hard_limit_s = hard_limit_s
+        self.stage = Stage.WAITING
+        self.signum: int | None = None
+        """The signal that it is to be terminated with."""
+        self.execution_id: str = call.task_id
+        self.timers: list[Any] = []
+        self.holds_slot = True
+        self.qos: Any = None
+        """The consumer's prefetch counter, while this job is counted beside it."""
+        self._accept_callback = accept_callback
+        self._callback = callback
+        self._error_callback = error_callback
+        self._timeout_callback = timeout_callback
+        self._terminate = terminate
+
+    def __repr__(self) -> str:
+        return f"<Job {self.number} {self.call.name}[{self.call.task_id}] {self.stage.name}>"
+
+    # --- called by Celery ----------------------------------------------------------------------
+
+    def terminate(self, signum: int) -> None:
+        """Part of the pool's contract: a result can be terminated."""
+        self._terminate(self, signum)
+
+    def ready(self) -> bool:
+        return self.stage is Stage.OVER
+
+    # --- said to Celery, on the hub thread -----------------------------------------------------
+
+    def say_accepted(self, pid: int, accepted_at: float) -> None:
+        if self._accept_callback is not None:
+            self._accept_callback(ExecutionPid(pid, self), accepted_at)
+
+    def say_soft_limit(self) -> None:
+        if self._timeout_callback is not None:
+            self._timeout_callback(soft=True, timeout=self.soft_limit_s)
+
+    def say_traced(self, traced: Traced) -> None:
+        """The tracer came to its end; or something escaped it, which is for the pool to report."""
+        failure = traced.failure
+        if failure is None:
+            self._say_value((0, traced.text, traced.runtime_s))
+        elif not traced.escaped:
+            self._say_value((1, rebuild_info(failure), traced.runtime_s))
+        elif failure.name == "MemoryError":
+            # Celery would raise it again in the worker's own process, which is not short of memory.
+            self.say_failed(WorkerLostError(f"The task ran out of memory: {failure.message}"))
+        elif self._error_callback is not None:
+            self._error_callback(rebuild_info(failure))
+
+    def say_failed(self, error: Exception) -> None:
+        """The pool could not bring it to its end."""
+        if self._error_callback is not None:
+            self._error_callback(info_of(error))
+
+    def say_hard_limit(self) -> None:
+        self.say_failed(TimeLimitExceeded(self.hard_limit_s))
+        if self._timeout_callback is not None:
+            self._timeout_callback(soft=False, timeout=self.hard_limit_s)
+
+    def _say_value(self, outcome: tuple[int, Any, float | None]) -> None:
+        if self._callback is not None:
+            self._callback(outcome)
+
+
+def why_lost(job: Job, end: Terminal, status: int | None) -> Exception:
+    """The error of a job whose child did not bring it to its end."""
+    if job.signum is not None:
+        terminated: Exception = Terminated(-job.signum)
+        return terminated
+    if status is not None:
+        why = f"Worker exited prematurely: {human_status(status)} Job: {job.number}."
+    else:
+        said = f"{end.type}: {end.message}" if isinstance(end, Error) else type(end).__name__
+        why = f"The task did not come to its end: {said} Job: {job.number}."
+    lost: Exception = WorkerLostError(why)
+    return lost

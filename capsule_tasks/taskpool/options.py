@@ -1,0 +1,88 @@
+"""The pool's settings, read from the Celery app's configuration and from its worker's options.
+
+Each setting of ours is named `capsule_…` in the app's configuration; the others are Celery's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.settings import (
+    AppLaneSettings,
+    ChildSettings,
+    OutputSettings,
+    PoolSettings,
+    Profile,
+    RoutingSettings,
+    SessionConfig,
+    TimeoutSettings,
+)
+from capsule_tasks.taskpool.crew import CrewLimits
+
+KIB = 1024
+
+DEFAULTS: dict[str, Any] = {
+    "capsule_start": "fork",
+    "capsule_async_children": 1,
+    "capsule_async_limit": 1000,
+    "capsule_ready_s": 60.0,
+    "capsule_shutdown_s": 5.0,
+}
+"""
+- `capsule_start`: `fork` copies the worker; `exec` imports the app in a fresh interpreter that is
+  then copied; `cold` in a fresh interpreter for each child.
+- `capsule_async_children`, `capsule_async_limit`: children for `async def` tasks, and how many
+  such tasks each runs at once. They start with the first such task.
+- `capsule_ready_s`: how long a child may take to become ready, imports included.
+- `capsule_shutdown_s`: how long an idle child may take to leave before it is killed.
+"""
+
+_STARTS = ("fork", "exec", "cold")
+
+
+def setting(app: Any, name: str) -> Any:
+    """One of our settings, checked."""
+    value = app.conf.get(name, DEFAULTS[name])
+    if name == "capsule_start":
+        if value not in _STARTS:
+            raise InvalidSetting(name, value, "one of " + ", ".join(map(repr, _STARTS)))
+        return value
+    least = 1 if name.endswith(("_children", "_limit")) else 0.001
+    is_number = isinstance(value, int if least == 1 else (int, float))
+    if not is_number or isinstance(value, bool) or value < least:
+        raise InvalidSetting(name, value, f"a number from {least}")
+    return value
+
+
+def profile(app: Any, lane: AppLaneSettings, *, size: int) -> Profile:
+    """How children of one kind are started and kept."""
+    start = setting(app, "capsule_start")
+    return Profile.app(
+        session=SessionConfig(
+            child=ChildSettings(app=lane, output=OutputSettings(backpressure="drop_oldest")),
+            timeouts=TimeoutSettings(
+                ready_s=setting(app, "capsule_ready_s"),
+                shutdown_s=setting(app, "capsule_shutdown_s"),
+            ),
+            routing=RoutingSettings(log_output=False),  # the pool sees to it
+            replace_killed=False,
+        ),
+        pool=PoolSettings(min_idle=0, max_sessions=size + 1, idle_timeout_s=10**8),
+        start="cold" if start == "cold" else "fork",
+        imports=(
+            "capsule_tasks.child.app_lane",
+            *([lane.app.partition(":")[0]] if lane.app else []),
+        ),
+        farewell="ask",
+    )
+
+
+def crew_limits(app: Any, options: dict[str, Any]) -> CrewLimits:
+    """When children are replaced."""
+    most_kib = options.get("max_memory_per_child")
+    return CrewLimits(
+        max_tasks=options.get("maxtasksperchild"),
+        max_rss_bytes=most_kib * KIB if most_kib else None,
+        async_limit=setting(app, "capsule_async_limit"),
+    )

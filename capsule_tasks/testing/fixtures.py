@@ -1,0 +1,18 @@
+"""Pytest fixtures: `pytest_plugins = ["capsule_tasks.testing.fixtures"]` in your `conftest.py`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from capsule_tasks.testing.eager import eager
+
+
+@pytest.fixture
+def eager_tasks() -> Iterator[Callable[..., Any]]:
+    """Call it with your Celery app: until the test ends its tasks run where they are called."""
+    with contextlib.ExitStack() as undo:
+        yield lambda app, **options: undo.enter_context(eager(app, **options))

@@ -1,0 +1,30 @@
+"""Fixtures of the acceptance tests: a Redis server, and workers on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from scripts._redis_server import PrivateServer
+from tests.acceptance.workers import Worker
+
+BOTH = ["capsule", pytest.param("prefork", marks=pytest.mark.full)]
+"""What a test shows of this pool it shows of prefork too: that they are the same."""
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server for tests that do not hurt it; each worker has a queue of its own there."""
+    with PrivateServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def worker(
+    request: pytest.FixtureRequest, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Worker]:
+    """A worker for tests that leave it as it was."""
+    directory = tmp_path_factory.mktemp("worker")
+    with Worker(redis_url, directory, pool=request.param) as worker:
+        yield worker

@@ -1,0 +1,110 @@
+"""`async def` tasks: hundreds beside each other in one session, with all that tasks can do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from celery import chain, chord
+from celery.exceptions import TimeLimitExceeded
+
+from tests.acceptance.workers import HANG_S, Worker, eventually, unique
+
+
+@pytest.fixture(scope="module")
+def worker(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One worker of this pool: prefork cannot run coroutines."""
+    with Worker(redis_url, tmp_path_factory.mktemp("worker")) as worker:
+        yield worker
+
+
+def test_hundreds_run_beside_each_other_in_one_process(worker: Worker) -> None:
+    key, size = unique(), 300
+    results = [worker.send("gather", key, size) for _ in range(size)]
+    assert len({result.get(timeout=HANG_S) for result in results}) == 1
+
+
+def test_each_has_its_own_context_and_request(worker: Worker) -> None:
+    results = [worker.send("nap", 0.05) for _ in range(100)]
+    for result in results:
+        told, colour, before, current = result.get(timeout=HANG_S)
+        assert told == colour == current == result.id
+        assert before == "none"
+
+
+def test_a_blocking_task_never_waits_for_coroutines_nor_they_for_it(worker: Worker) -> None:
+    naps, holds = [unique() for _ in range(50)], [unique() for _ in range(2)]
+    sleeping = [worker.send("async_hold", key) for key in naps]
+    for key in naps:
+        worker.heard(key)
+    assert worker.get("add", 1, 1) == 2
+    for key in holds:
+        worker.send("hold", key)
+        worker.heard(key)
+    assert worker.get("nap", 0)[0]
+    for key in holds:
+        worker.go(key)
+    for result in sleeping:
+        worker.app.control.revoke(result.id, terminate=True, destination=[worker.name])
+    for result in sleeping:
+        eventually(result.ready)
+        assert result.state == "REVOKED"
+    for key in naps:
+        worker.heard(f"{key}:finally")
+
+
+@pytest.mark.parametrize("name", ["async_retry", "async_autoretry"])
+def test_retries(worker: Worker, name: str) -> None:
+    assert worker.get(name, 2) == 2
+
+
+def test_a_failure_is_told_with_its_place(worker: Worker) -> None:
+    result = worker.send("async_fail")
+    with pytest.raises(Exception, match="code 4"):
+        result.get(timeout=HANG_S)
+    assert 'raise OwnError(4, hint="awaited")' in result.traceback
+
+
+def test_in_chains_and_chords(worker: Worker) -> None:
+    s = worker.sig
+    assert chain(s("nap", 0), s("request"), app=worker.app)().get(HANG_S)["parent_id"]
+    header = [s("async_retry", n) for n in range(3)]
+    assert chord(header, s("total"), app=worker.app)().get(timeout=HANG_S) == 3
+
+
+def test_a_task_sent_by_a_coroutine_names_its_parent(worker: Worker) -> None:
+    results = [worker.send("async_parent", 0.05) for _ in range(30)]
+    for result in results:
+        own, child = result.get(timeout=HANG_S)
+        told = worker.app.AsyncResult(child).get(timeout=HANG_S)
+        assert (told["parent_id"], own) == (result.id, result.id)
+
+
+def test_a_soft_limit_is_raised_in_the_coroutine(worker: Worker) -> None:
+    key = unique()
+    assert worker.get("async_hold", key, soft_time_limit=0.3) == "tidied"
+    worker.heard(f"{key}:finally")
+
+
+def test_a_hard_limit_ends_one_and_leaves_its_neighbours(worker: Worker) -> None:
+    key, other = unique(), unique()
+    neighbour = worker.send("async_hold", other, soft_time_limit=3)
+    worker.heard(other)
+    with pytest.raises(TimeLimitExceeded):
+        worker.get("async_hold", key, time_limit=0.3)
+    worker.heard(f"{key}:finally")
+    assert neighbour.get(timeout=HANG_S) == "tidied"
+
+
+def test_what_it_prints_reaches_the_log(worker: Worker) -> None:
+    word = unique()
+    worker.get("async_say", word)
+    eventually(lambda: f"awaited {word}" in worker.log)
+
+
+def test_the_prefetch_counter_comes_back_to_where_it_was(worker: Worker) -> None:
+    before = worker.ask("stats")["prefetch_count"]
+    for result in [worker.send("nap", 0.01) for _ in range(40)]:
+        result.get(timeout=HANG_S)
+    eventually(lambda: math.isclose(worker.ask("stats")["prefetch_count"], before))

@@ -1,0 +1,169 @@
+"""`Capsule(app)` beside what applications already have: it joins, and replaces nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from celery import Celery, Task, chain, group
+from celery.contrib.testing.worker import start_worker
+
+from capsule_tasks import Capsule, Execution
+from capsule_tasks.client import EagerExecution
+from capsule_tasks.client import Task as CapsuleTask
+from capsule_tasks.testing import eager
+from tests.acceptance.workers import HANG_S
+
+pytest_plugins = ["capsule_tasks.testing.fixtures"]
+
+
+class Own(Task):
+    """A task class of the application's."""
+
+    shouted = False
+
+    def shout(self) -> str:
+        return self.name.upper()
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        type(self).shouted = True
+
+
+def make_app(**options: Any) -> Celery:
+    app = Celery(
+        "dropin", broker="memory://", backend="cache+memory://", set_as_current=False, **options
+    )
+    app.conf.task_default_queue = "dropin"
+    return app
+
+
+def test_a_task_class_of_ones_own_is_mixed_with() -> None:
+    app = make_app(task_cls=Own)
+    Capsule(app)
+
+    @app.task(shared=False, name="t")
+    def t() -> int:
+        return 1
+
+    assert isinstance(t, Own)
+    assert isinstance(t, CapsuleTask)
+    assert t.shout() == "T"
+
+
+def test_tasks_that_exist_already_and_those_with_a_base_are_mixed_with() -> None:
+    app = make_app()
+
+    @app.task(shared=False, name="early", base=Own)
+    def early() -> int:
+        return 1
+
+    assert early.name == "early"  # evaluated: it is there before the Capsule
+    Capsule(app)
+
+    @app.task(shared=False, name="late", base=Own)
+    def late() -> int:
+        return 1
+
+    app.finalize()
+    for task in (early, late):
+        assert isinstance(task, CapsuleTask)
+        assert isinstance(task, Own)
+    assert type(app.tasks["celery.chord"]).__mro__[1] is not CapsuleTask
+
+
+def test_the_pool_is_a_default_and_a_users_own_stays(caplog: pytest.LogCaptureFixture) -> None:
+    app = make_app()
+    Capsule(app)
+    assert app.conf.worker_pool == "capsule_tasks.taskpool:TaskPool"
+    other = make_app()
+    other.conf.update(worker_pool="threads", accept_content=["json", "pickle"])
+    capsule = Capsule(other)
+    assert other.conf.worker_pool == "threads"
+    assert "'threads'" in capsule.conflicts[0]
+    assert "pickle" in capsule.conflicts[1]
+    assert "'threads'" in caplog.text
+
+
+def test_delay_gives_an_execution(redis_url: str) -> None:
+    app = Celery("dropin", broker=redis_url, backend=redis_url, set_as_current=False)
+    app.conf.task_default_queue = "nobody-listens"
+    Capsule(app)
+
+    @app.task(shared=False, name="t")
+    def t() -> int:
+        return 1
+
+    execution = t.delay()
+    assert isinstance(execution, Execution)
+    assert execution.state == "PENDING"
+    assert isinstance(t.AsyncResult(execution.id), Execution)
+    app.close()
+
+
+def test_eager_tasks_need_no_redis_coroutines_included(eager_tasks: Any) -> None:
+    app = make_app()
+    Capsule(app)
+
+    @app.task(shared=False, name="add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @app.task(shared=False, name="slow_add", bind=True, max_retries=2)
+    async def slow_add(self: Any, x: int, y: int) -> int:
+        await asyncio.sleep(0)
+        if self.request.retries < 1:
+            raise self.retry(countdown=0)
+        return x + y
+
+    eager_tasks(app)
+    result = add.delay(1, 2)
+    assert isinstance(result, EagerExecution)
+    assert result.get() == 3
+    assert slow_add.delay(1, 2).get() == 3
+    assert chain(slow_add.s(1, 1), add.s(2))().get() == 4
+    assert group(add.s(n, n) for n in range(3))().get() == [0, 2, 4]
+
+    async def inside_a_loop() -> int:
+        value: int = slow_add.delay(2, 3).get()
+        return value
+
+    assert asyncio.run(inside_a_loop()) == 5
+
+
+def test_what_eager_changed_is_as_it_was_afterwards() -> None:
+    app = make_app()
+    Capsule(app)
+
+    @app.task(shared=False, name="fail")
+    def fail() -> None:
+        raise ValueError("why")
+
+    with eager(app), pytest.raises(ValueError, match="why"):
+        fail.delay().get()
+    with eager(app, propagates=True), pytest.raises(ValueError, match="why"):
+        fail.delay()
+    assert app.conf.task_always_eager is False
+
+
+@pytest.mark.filterwarnings("ignore")  # the children are copies: warnings would be errors there too
+def test_a_worker_in_a_thread_of_this_process_works(redis_url: str) -> None:
+    app = Celery("threaded", broker=redis_url, backend=redis_url, set_as_current=False)
+    app.conf.update(task_default_queue="threaded", broker_connection_retry_on_startup=True)
+    Capsule(app)
+
+    @app.task(shared=False, name="add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @app.task(shared=False, name="nap")
+    async def nap() -> str:
+        await asyncio.sleep(0.01)
+        return "slept"
+
+    with start_worker(
+        app, pool=app.conf.worker_pool, perform_ping_check=False, shutdown_timeout=HANG_S
+    ):
+        assert add.delay(1, 2).get(timeout=HANG_S) == 3
+        assert nap.delay().get(timeout=HANG_S) == "slept"
+    app.close()

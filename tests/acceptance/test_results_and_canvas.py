@@ -1,0 +1,177 @@
+"""Results, failures, retries and canvas: the same as under prefork."""
+
+from __future__ import annotations
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import WorkerLostError
+
+from tests.acceptance.workers import HANG_S, Worker, unique
+
+
+def test_a_value_comes_back(worker: Worker) -> None:
+    assert worker.get("add", 2, 3) == 5
+    assert worker.get("add", "ä", "\x00\n") == "ä\x00\n"
+    assert worker.get("add", [1], [{"a": None}]) == [1, {"a": None}]
+
+
+def test_a_failure_has_type_arguments_and_traceback(worker: Worker) -> None:
+    result = worker.send("fail", "why")
+    with pytest.raises(ValueError, match="why") as caught:
+        result.get(timeout=HANG_S)
+    assert caught.value.args == ("why", 7)
+    assert result.state == "FAILURE"
+    assert "raise ValueError(text, 7)" in result.traceback
+    assert "capsule_tasks" not in result.traceback
+
+
+def test_an_exception_of_the_apps_own_is_named(worker: Worker) -> None:
+    with pytest.raises(Exception, match="code 3") as caught:
+        worker.get("fail_own")
+    assert "OwnError" in str(caught.value)
+
+
+def test_the_cause_of_an_exception_is_told(worker: Worker) -> None:
+    result = worker.send("fail_chained")
+    with pytest.raises(RuntimeError, match="worse"):
+        result.get(timeout=HANG_S)
+    assert "KeyError: 'absent'" in result.traceback
+    assert "direct cause" in result.traceback
+    assert "a note" in result.traceback
+
+
+def test_an_exception_that_cannot_be_carried_is_told_in_words(worker: Worker) -> None:
+    with pytest.raises(Exception, match="lock"):
+        worker.get("fail_local")
+    assert worker.get("add", 1, 1) == 2
+
+
+@pytest.mark.parametrize("name", ["retry", "autoretry"])
+def test_a_retry_runs_again_and_ends_well(worker: Worker, name: str) -> None:
+    assert worker.get(name, 2) == 2
+
+
+def test_a_retry_too_many_is_a_failure(worker: Worker) -> None:
+    with pytest.raises(ValueError, match="again"):
+        worker.get("retry", 9)
+
+
+def test_an_ignored_task_keeps_the_state_it_set(worker: Worker) -> None:
+    result = worker.send("ignore")
+    worker.heard(f"ignored:{result.id}")
+    worker.get("add", 1, 1)
+    assert result.state == "OWN"
+
+
+def test_a_rejected_message_is_delivered_again(worker: Worker) -> None:
+    assert worker.get("reject", unique()) == "done"
+
+
+def test_a_task_that_exits_is_lost_and_others_go_on(worker: Worker) -> None:
+    with pytest.raises(WorkerLostError, match="exitcode 3"):
+        worker.get("leave", 3)
+    assert worker.get("add", 1, 1) == 2
+
+
+def test_a_state_of_ones_own_is_seen_while_the_task_runs(worker: Worker) -> None:
+    key = unique()
+    result = worker.send("own_state", key)
+    worker.heard(key)
+    assert (result.state, result.info) == ("HALF", {"done": 1})
+    worker.go(key)
+    assert result.get(timeout=HANG_S) == "done"
+
+
+def test_chains_groups_and_chords(worker: Worker) -> None:
+    s = worker.sig
+    assert chain(s("add", 1, 2), s("add", 3), s("add", 4), app=worker.app)().get(HANG_S) == 10
+    several = group([s("add", n, n) for n in range(10)], app=worker.app)()
+    assert several.get(timeout=HANG_S) == [2 * n for n in range(10)]
+    summed = chord([s("add", n, n) for n in range(10)], s("total"), app=worker.app)()
+    assert summed.get(timeout=HANG_S) == 90
+
+
+def test_nested_canvas(worker: Worker) -> None:
+    s = worker.sig
+    inner = chord([s("add", n, 1) for n in range(4)], s("total"), app=worker.app)
+    assert chain(s("add", 0, 0), inner.clone(), app=worker.app) is not None
+    outer = chord(
+        [inner.clone(), chain(s("add", 1, 1), s("add", 2), app=worker.app)],
+        s("total"),
+        app=worker.app,
+    )
+    assert outer().get(timeout=HANG_S) == 14
+
+
+def test_a_chord_whose_header_fails_fails(worker: Worker) -> None:
+    s = worker.sig
+    broken = chord([s("add", 1, 1), s("fail", "header")], s("total"), app=worker.app)()
+    with pytest.raises(Exception, match="header"):
+        broken.get(timeout=HANG_S)
+
+
+def test_links_and_errbacks_are_called(worker: Worker) -> None:
+    key = unique()
+    worker.send("add", 1, 1, link=worker.sig("own_state", key).set(immutable=True))
+    worker.heard(key)
+    worker.go(key)
+    other = unique()
+    worker.send("fail", "x", link_error=worker.sig("own_state", other).set(immutable=True))
+    worker.heard(other)
+    worker.go(other)
+
+
+def test_a_task_may_replace_itself(worker: Worker) -> None:
+    assert worker.get("replace", 5) == 16
+
+
+def test_the_request_is_what_it_was(worker: Worker) -> None:
+    result = worker.sig("request", 1, kwargs={"b": 2}).apply_async()
+    told = result.get(timeout=HANG_S)
+    assert told["id"] == told["correlation_id"] == told["root_id"] == result.id
+    assert (told["args"], told["kwargs"]) == ([1], {"b": 2})
+    assert (told["queue"], told["hostname"]) == (worker.queue, worker.name)
+    assert told["is_eager"] is False
+
+
+def test_the_first_task_protocol(worker: Worker) -> None:
+    worker.app.conf.task_protocol = 1
+    try:
+        worker.app.__dict__.pop("amqp", None)
+        assert worker.get("add", 20, 2) == 22
+        told = worker.send("request", 1, kwargs=None).get(timeout=HANG_S)
+        assert told["args"] == [1]
+    finally:
+        worker.app.conf.task_protocol = 2
+        worker.app.__dict__.pop("amqp", None)
+
+
+def test_countdown_and_expiry(worker: Worker) -> None:
+    assert worker.get("add", 1, 2, countdown=0.2) == 3
+    with pytest.raises(Exception, match="expired"):
+        worker.get("add", 1, 2, expires=-1)
+
+
+def test_signals_are_sent_where_the_task_runs(worker: Worker) -> None:
+    result = worker.send("signalled")
+    pid = result.get(timeout=HANG_S)
+    assert worker.heard(f"prerun:{result.id}") == str(pid)
+    assert worker.heard(f"postrun:{result.id}") == "SUCCESS"
+
+
+def test_processes_threads_and_loops_of_a_task_work(worker: Worker) -> None:
+    if worker.is_prefork:
+        pytest.skip("children of prefork are daemons and may not have children")
+    assert worker.get("start_things") == [9, 4, 5]
+
+
+def test_what_is_printed_and_logged_is_in_the_workers_log(worker: Worker) -> None:
+    word = unique()
+    worker.get("speak", word)
+    worker.get("add", 1, 1)
+    for said in ("printed", "from a process", "logged", "to stderr"):
+        assert f"{said} {word}" in worker.log
+
+
+def test_settings_made_in_code_reach_the_child(worker: Worker) -> None:
+    assert worker.get("conf") == "by the worker"

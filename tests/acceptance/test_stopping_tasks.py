@@ -1,0 +1,113 @@
+"""Time limits, terminate, lost children: each hits the task that is meant, and no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from billiard.exceptions import Terminated
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
+
+from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
+
+
+def test_a_soft_limit_is_raised_in_the_task(worker: Worker) -> None:
+    key = unique()
+    assert worker.get("tidy", key, soft_time_limit=0.5) == "tidied"
+    worker.heard(f"{key}:finally")
+
+
+def test_a_hard_limit_ends_the_task_and_what_it_started(worker: Worker) -> None:
+    if worker.is_prefork:
+        pytest.skip("prefork leaves what the task started")
+    key = unique()
+    result = worker.send("stubborn", key, soft_time_limit=0.5, time_limit=1.5)
+    pids = [int(pid) for pid in worker.heard(key).split()]
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=HANG_S)
+    for pid in pids:
+        eventually(lambda pid=pid: not is_running(pid), f"the end of {pid}")
+    assert worker.get("add", 1, 1) == 2
+
+
+def test_limits_set_by_remote_control_hold(worker: Worker) -> None:
+    if worker.is_prefork:
+        pytest.skip("prefork answers ok and does nothing")
+    worker.tell("time_limit", "tidy", soft=0.5, hard=30)
+    try:
+        assert worker.get("tidy", unique()) == "tidied"
+    finally:
+        worker.tell("time_limit", "tidy", soft=None, hard=None)
+
+
+def test_a_revoked_task_does_not_run(worker: Worker) -> None:
+    holds = [unique() for _ in range(2)]
+    for key in holds:
+        worker.send("hold", key)
+        worker.heard(key)
+    result = worker.send("add", 1, 1)
+    worker.tell("revoke", result.id)
+    for key in holds:
+        worker.go(key)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=HANG_S)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_terminate_ends_the_task_that_is_meant(worker: Worker, name: str) -> None:
+    key, other = unique(), unique()
+    result = worker.send("tidy", key)
+    neighbour = worker.send("hold", other)
+    worker.heard(key)
+    worker.heard(other)
+    worker.tell("revoke", result.id, terminate=True, signal=name)
+    with pytest.raises((TaskRevokedError, Terminated)):
+        result.get(timeout=HANG_S)
+    if name == "SIGTERM":
+        worker.heard(f"{key}:finally")
+    worker.go(other)
+    assert neighbour.get(timeout=HANG_S) > 0
+    assert result.state == "REVOKED"
+    assert worker.get("add", 1, 1) == 2
+
+
+def test_terminate_among_thousands_of_short_tasks_hits_no_other(worker: Worker) -> None:
+    """Each terminate comes as late as it can, so that its child often has moved on."""
+    if worker.is_prefork:
+        pytest.skip("a known danger under prefork")
+    results = [worker.send("add", n, 1) for n in range(2000)]
+    terminated = set(range(0, 2000, 40))
+    for n in sorted(terminated):
+        worker.app.control.revoke(
+            results[n].id, terminate=True, signal="SIGTERM", destination=[worker.name]
+        )
+    for n, result in enumerate(results):
+        if n not in terminated:
+            assert result.get(timeout=HANG_S) == n + 1
+        else:
+            eventually(result.ready)
+            assert result.state in ("SUCCESS", "REVOKED")
+
+
+@pytest.mark.parametrize("how", ["kill", "segfault", "exit"])
+def test_a_lost_child_is_reported_for_its_task_alone(worker: Worker, how: str) -> None:
+    key = unique()
+    neighbour = worker.send("hold", key)
+    worker.heard(key)
+    with pytest.raises(WorkerLostError):
+        worker.get("die", how)
+    worker.go(key)
+    assert neighbour.get(timeout=HANG_S) > 0
+    assert worker.get("add", 1, 1) == 2
+
+
+def test_a_late_acknowledged_task_whose_child_was_killed_runs_again(worker: Worker) -> None:
+    key = unique()
+    result = worker.send("hold_late", key)
+    first = int(worker.heard(key))
+    os.kill(first, signal.SIGKILL)
+    second = int(worker.heard(key))
+    assert second != first
+    worker.go(key)
+    assert result.get(timeout=HANG_S) == second

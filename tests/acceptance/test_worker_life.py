@@ -1,0 +1,191 @@
+"""Starting, stopping, growing; a worker that is killed, a Redis that goes away."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from scripts._redis_server import PrivateServer
+from tests.acceptance.conftest import BOTH
+from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
+
+
+@pytest.fixture(params=BOTH)
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def family(worker: Worker) -> list[int]:
+    """The processes of a worker, itself left out."""
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+    ]
+
+
+def test_a_warm_shutdown_finishes_and_acknowledges(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
+    key = unique()
+    with Worker(redis_url, tmp_path, pool=pool) as worker:
+        result = worker.send("hold_late", key)
+        worker.heard(key)
+        pids = family(worker)
+        assert worker.process is not None
+        worker.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "Warm shutdown" in worker.log, "the shutdown")
+        worker.go(key)
+        assert worker.process.wait(HANG_S) == 0
+        assert result.get(timeout=HANG_S) > 0
+        assert worker.app.backend.client.llen(worker.queue) == 0
+        unacked = worker.app.backend.client.hvals("unacked")
+        assert not [message for message in unacked if result.id.encode() in message]
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def test_a_cold_shutdown_gives_the_message_back(redis_url: str, tmp_path: Path, pool: str) -> None:
+    key = unique()
+    with Worker(redis_url, tmp_path, pool=pool) as worker:
+        worker.send("hold_late", key)
+        child = int(worker.heard(key))
+        worker.stop(signal.SIGQUIT)
+        eventually(lambda: not is_running(child), "the end of the child")
+        eventually(
+            lambda: worker.app.backend.client.llen(worker.queue), f"the message: {worker.log}"
+        )
+
+
+def test_a_killed_worker_leaves_no_process_and_loses_no_task(
+    redis_url: str, tmp_path: Path
+) -> None:
+    key, counted = unique(), unique()
+    with Worker(redis_url, tmp_path, TEST_VISIBILITY="2") as worker:
+        result = worker.send("hold_late", key)
+        child = int(worker.heard(key))
+        for n in range(20):
+            worker.send("count", counted, n)
+        pids = family(worker)
+        worker.kill()
+        for pid in (*pids, child):
+            eventually(lambda pid=pid: not is_running(pid), f"the end of {pid}")
+        with Worker(redis_url, tmp_path, queue=worker.queue, TEST_VISIBILITY="2") as second:
+            second.heard(key)
+            for _ in range(10):  # a short visibility may deliver it to the second one again
+                second.go(key)
+            assert result.get(timeout=HANG_S) > 0
+            eventually(lambda: second.app.backend.client.scard(counted) == 20, "every task")
+
+
+def test_redis_restarted_under_load_loses_nothing(tmp_path: Path) -> None:
+    counted = unique()
+    with PrivateServer(tmp_path / "redis", aof=True) as server:
+        port = server.port
+        with Worker(server.url, tmp_path, TEST_VISIBILITY="3") as worker:
+            for n in range(300):
+                worker.send("count", counted, n)
+            eventually(lambda: worker.app.backend.client.scard(counted) > 20)
+            server.stop()
+            again = PrivateServer(tmp_path / "redis", port=port, aof=True)
+            with again:
+                eventually(lambda: worker.app.backend.client.scard(counted) == 300, "every task")
+                assert worker.get("add", 1, 1) == 2
+
+
+def test_the_pool_grows_and_shrinks(redis_url: str, tmp_path: Path, pool: str) -> None:
+    with Worker(redis_url, tmp_path, pool=pool, concurrency=1) as worker:
+        assert worker.tell("pool_grow", 2) == {"ok": "pool will grow"}
+        keys = [unique() for _ in range(3)]
+        results = [worker.send("hold", key) for key in keys]
+        pids = {int(worker.heard(key)) for key in keys}
+        assert len(pids) == 3
+        assert "busy" in str(worker.tell("pool_shrink", 2))
+        for key in keys:
+            worker.go(key)
+        for result in results:
+            result.get(timeout=HANG_S)
+        eventually(lambda: "ok" in worker.tell("pool_shrink", 2), "idle children")
+        eventually(lambda: sum(map(is_running, pids)) == 1, "the shrinking")
+        assert worker.get("add", 1, 1) == 2
+
+
+def test_children_are_replaced_after_so_many_tasks(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
+    with Worker(
+        redis_url,
+        tmp_path,
+        "--max-tasks-per-child=3",
+        pool=pool,
+        concurrency=1,
+        TEST_MARK_PROCESSES="1",
+    ) as worker:
+        pids = [worker.get("signalled") for _ in range(7)]
+        assert len(set(pids)) == 3
+        assert pids[0] == pids[2] != pids[3]
+        if pool == "capsule":
+            assert worker.heard("process_shutdown") == str(pids[0])
+
+
+def test_a_child_that_has_grown_is_replaced(redis_url: str, tmp_path: Path, pool: str) -> None:
+    with Worker(
+        redis_url, tmp_path, "--max-memory-per-child=150000", pool=pool, concurrency=1
+    ) as worker:
+        first = worker.get("eat", 200)
+        eventually(lambda: worker.get("signalled") != first, "another child")
+
+
+def test_autoscale_follows_the_load(redis_url: str, tmp_path: Path) -> None:
+    with Worker(redis_url, tmp_path, "--autoscale=3,1") as worker:
+        keys = [unique() for _ in range(3)]
+        results = [worker.send("hold", key) for key in keys]
+        assert len({worker.heard(key) for key in keys}) == 3
+        for key in keys:
+            worker.go(key)
+        for result in results:
+            result.get(timeout=HANG_S)
+
+
+@pytest.mark.parametrize("start", ["exec", "cold"])
+def test_children_that_are_no_fork_run_the_same_tasks(
+    redis_url: str, tmp_path: Path, start: str
+) -> None:
+    with Worker(redis_url, tmp_path, concurrency=1, TEST_START=start) as worker:
+        assert worker.get("add", 1, 1) == 2
+        assert worker.get("conf") == "by the worker"
+        word = unique()
+        worker.get("speak", word)
+        assert worker.get("nap", 0)[0]
+        eventually(lambda: f"logged {word}" in worker.log and f"printed {word}" in worker.log)
+
+
+def test_stats_show_the_sessions(redis_url: str, tmp_path: Path) -> None:
+    with Worker(redis_url, tmp_path, concurrency=2) as worker:
+        key = unique()
+        result = worker.send("hold", key)
+        pid = int(worker.heard(key))
+        pool = worker.ask("stats")["pool"]
+        assert pid in pool["processes"]
+        (session,) = [s for s in pool["sessions"] if s["pid"] == pid]
+        assert session["running"] == [result.id]
+        (active,) = eventually(lambda: worker.ask("active"), "the news that it runs")
+        assert (active["id"], active["worker_pid"]) == (result.id, pid)
+        worker.go(key)
+        result.get(timeout=HANG_S)
+
+
+def test_an_idle_worker_sleeps(redis_url: str, tmp_path: Path) -> None:
+    """Neither the hub nor the runtime wakes more often than Celery's own timers make it."""
+    with Worker(redis_url, tmp_path, concurrency=1) as worker:
+        assert worker.get("add", 1, 1) == 2
+        tick = os.sysconf("SC_CLK_TCK")
+
+        def used_s() -> float:
+            fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / tick
+
+        before = used_s()
+        worker.get("sleep", 2)
+        assert used_s() - before < 1.0

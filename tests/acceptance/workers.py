@@ -1,0 +1,171 @@
+"""A real `celery worker` process, and a producer that shares nothing with it but Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Self
+
+from celery import Celery
+from celery.result import AsyncResult
+
+ROOT = Path(__file__).parent.parent.parent
+HANG_S = 60.0
+"""Nothing takes this long unless it hangs."""
+POOLS = {"capsule": "capsule_tasks.taskpool:TaskPool", "prefork": "prefork"}
+
+
+class Worker:
+    """Started when it is entered, and ready then; killed, if it has not ended, when it is left."""
+
+    def __init__(
+        self,
+        url: str,
+        directory: Path,
+        *options: str,
+        pool: str = "capsule",
+        concurrency: int = 2,
+        queue: str | None = None,
+        app: str = "tests.acceptance.app",
+        **environment: str,
+    ) -> None:
+        self.queue = queue or f"q-{uuid.uuid4().hex[:8]}"
+        self.is_prefork = pool == "prefork"
+        self.name = f"w-{uuid.uuid4().hex[:8]}@test"
+        self.log_file = directory / f"{self.name}.log"
+        self.app = producer(url, self.queue)
+        self._options = ("-c", str(concurrency), *options)
+        self._module = app
+        self._environment = {
+            **os.environ,
+            "REDIS_URL": url,
+            "TEST_QUEUE": self.queue,
+            "TEST_POOL": POOLS[pool],
+            "PYTHONUNBUFFERED": "1",
+            **environment,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        reading, writing = os.pipe()
+        command = [sys.executable, "-m", "celery", "-A", self._module, "worker", "-n", self.name]
+        command += ["-l", "INFO", "-Q", self.queue, "--without-mingle", "--without-gossip"]
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *self._options],
+                cwd=ROOT,
+                env=self._environment | {"TEST_READY_FD": str(writing)},
+                pass_fds=(writing,),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        os.close(writing)
+        try:
+            ready, _, _ = select.select([reading], [], [], HANG_S)
+            assert ready, f"the worker did not become ready:\n{self.log}"
+            assert os.read(reading, 64), f"the worker ended:\n{self.log}"
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            os.close(reading)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.app.close()
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            with contextlib.suppress(OSError):
+                self.process.kill()
+            self.process.wait()
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        """Ask it to leave; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(signum)
+        return self.process.wait(HANG_S)
+
+    def send(self, name: str, *args: Any, **options: Any) -> AsyncResult[Any]:
+        """Call a task by its name."""
+        return self.sig(name, *args).apply_async(**options)
+
+    def sig(self, name: str, *args: Any, **options: Any) -> Any:
+        return self.app.signature(name, args=args, queue=self.queue, **options)
+
+    def get(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call a task and wait for its value."""
+        return self.send(name, *args, **options).get(timeout=HANG_S)
+
+    def heard(self, mark: str) -> str:
+        """Wait until a task has said this; what it said with it."""
+        found = self.app.backend.client.blpop(f"mark:{mark}", HANG_S)
+        assert found is not None, f"nobody said {mark!r}:\n{self.log[-5000:]}"
+        return str(found[1].decode())
+
+    def go(self, key: str) -> None:
+        """Let a task that holds go on."""
+        self.app.backend.client.rpush(f"go:{key}", "")
+
+    def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What this worker answers to a remote command."""
+        for _ in range(5):
+            inspect = self.app.control.inspect([self.name], timeout=10, limit=1)
+            answers = getattr(inspect, method)(*args, **kwargs)
+            if answers:
+                return answers[self.name]
+        raise AssertionError(f"no answer to {method}:\n{self.log[-5000:]}")
+
+    def tell(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Tell this worker to do something; its answer."""
+        options = {"destination": [self.name], "reply": True, "timeout": 10, **kwargs}
+        (answer,) = getattr(self.app.control, method)(*args, **options)
+        return answer[self.name]
+
+
+def producer(url: str, queue: str) -> Celery:
+    """An app that knows no task, only where to send calls."""
+    app = Celery("producer", broker=url, backend=url, set_as_current=False)
+    app.conf.update(task_default_queue=queue, task_create_missing_queues=True)
+    return app
+
+
+def unique(prefix: str = "k") -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def eventually(condition: Any, what: str = "it") -> Any:
+    """Wait for what nobody announces; the first true value of `condition`."""
+    deadline = time.monotonic() + HANG_S
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come about")
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,5 @@
+"""What a deployment starts: `celery -A workers worker`."""
+
+from workers.app import app
+
+__all__ = ["app"]

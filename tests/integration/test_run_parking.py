@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -164,6 +165,30 @@ async def test_listening_without_awaiting(store: RunStore, valkey_url: str, pref
         await store.approvals.approve("r", "c1", by="ann")
         heard = [await asyncio.to_thread(next, signals) for _ in range(2)]
     assert heard == [Signal("requested", "r", "c1"), Signal("decided", "r", "c1", "ann")]
+
+
+@pytest.mark.parametrize("face", ["async", "sync"])
+async def test_a_cluster_tells_of_runs_on_all_of_its_nodes(
+    cluster_url: str, prefix: str, face: str
+) -> None:
+    state = runs.RunState(run_id="r", start_agent=ALICE, agent=ALICE)
+    parts = parked(state.with_calls([call("c1", ToolKey("pay"))]))
+    settings = RunSettings(prefix=prefix)
+    names = [f"run-{number}" for number in range(6)]
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(RunStore(cluster_url, settings=settings))
+        if face == "async":
+            signals = await stack.enter_async_context(listening(cluster_url, prefix=prefix))
+        else:
+            blocking = stack.enter_context(listening_blocking(cluster_url, prefix=prefix))
+        for name in names:
+            await store.create(name, f"session-{name}", parts.snapshot, **parts.header)
+        async with asyncio.timeout(LIMIT_S):
+            if face == "async":
+                heard = [await anext(signals) for _ in names]
+            else:
+                heard = [await asyncio.to_thread(next, blocking) for _ in names]
+    assert {each.run for each in heard} == set(names)
 
 
 # --- openai-agents -------------------------------------------------------------------------------

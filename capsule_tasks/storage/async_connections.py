@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
 from redis.asyncio import RedisCluster
@@ -60,7 +61,8 @@ class AsyncConnections:
     def _made(self) -> _Caller:
         match self._target.kind:
             case "cluster":
-                return _ClusterCaller(_cluster(self._target, self._settings))
+                places = asyncio.Semaphore(self._settings.max_connections)
+                return _ClusterCaller(_cluster(self._target, self._settings), places)
             case "sentinel":
                 return _PoolCaller(*_sentinel_pool(self._target), self._settings)
             case "server":
@@ -71,7 +73,7 @@ class InjectedClient:
     """A client that belongs to the caller: used as it is, never closed."""
 
     def __init__(self, client: Any) -> None:
-        self._caller = _ClusterCaller(client)
+        self._caller = _ClusterCaller(client, nullcontext())
 
     async def run(self, call: Call) -> Reply:
         return await self._caller.run(call)
@@ -147,10 +149,15 @@ class _ClusterCaller:
     It may repeat a command by itself, so whether one was sent is not known: it is assumed.
     """
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, places: AbstractAsyncContextManager[None]) -> None:
         self._client = client
+        self._places = places
 
     async def run(self, call: Call) -> Reply:
+        async with self._places:
+            return await self._executed(call)
+
+    async def _executed(self, call: Call) -> Reply:
         tail = (len(call.keys), *call.keys, *call.args)
         execute = self._client.execute_command
         undecoded = {NEVER_DECODE: True}

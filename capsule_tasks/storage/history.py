@@ -45,6 +45,11 @@ class _Face(Generic[S]):
     def session_id(self) -> str:
         return self.core.session_id
 
+    @session_id.setter
+    def session_id(self, value: str) -> None:
+        core = self.core
+        self.core = HistoryCore(value, core.settings, core.session_settings, core.codec)
+
     @property
     def session_settings(self) -> Any:
         """Any object with a `limit`, which `get_items` takes when it is given none."""

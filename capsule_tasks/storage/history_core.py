@@ -74,9 +74,12 @@ class _Piece:
 class HistoryCore:
     """One history's operations. What they promise is said here for both faces.
 
+    Items are dicts; they are typed as Any where users meet them, so that a type checker takes a
+    History for the `Session` of openai-agents, whose items are typed dicts.
+
     Every write takes an `operation`: an id under which it is done at most once. Without one it
     makes its own, which covers lost replies; give one to repeat a whole call safely, from another
-    process too, for ten minutes.
+    process too, for ten minutes and 10,000 writes.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class HistoryCore:
         self._read_keys = (keys.items, keys.history, keys.bad)
         self._write_keys = (keys.items, keys.history, keys.batches, keys.bad)
 
-    def get_items(self, limit: int | None = None) -> Operation[list[Item]]:
+    def get_items(self, limit: int | None = None) -> Operation[list[Any]]:
         """The latest `limit` readable items in the order in which they were added.
 
         Without a limit `session_settings.limit` holds, and without that there is none.
@@ -119,7 +122,7 @@ class HistoryCore:
             raise HistoryConflict(self.session_id, "items were removed again and again")
         return snapshot
 
-    def add_items(self, items: Iterable[Item], *, operation: str | None = None) -> Operation[None]:
+    def add_items(self, items: Iterable[Any], *, operation: str | None = None) -> Operation[None]:
         """Append one batch, whole and in its order, or nothing of it."""
         records = self._encoded(items)
         if not records:
@@ -137,7 +140,7 @@ class HistoryCore:
         if reply[0] != Code.DONE:
             raise self._refusal(reply, "append")
 
-    def pop_item(self) -> Operation[Item | None]:
+    def pop_item(self) -> Operation[Any]:
         """Remove and return the last readable item; None if there is none.
 
         Corrupt records behind it go to quarantine on the way.
@@ -166,7 +169,7 @@ class HistoryCore:
             return item
 
     def pop_suffix(
-        self, expected: Iterable[Item], *, operation: str | None = None
+        self, expected: Iterable[Any], *, operation: str | None = None
     ) -> Operation[PoppedSuffix]:
         """Remove exactly these items from the end, or change nothing and say what is there.
 
@@ -191,7 +194,7 @@ class HistoryCore:
         return PoppedSuffix(False, found)
 
     def replace(
-        self, version: Version, items: Iterable[Item], *, operation: str | None = None
+        self, version: Version, items: Iterable[Any], *, operation: str | None = None
     ) -> Operation[None]:
         """Put these items in the place of what was read at `version`, in one step.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from capsule_tasks.storage.codec import Item
 
@@ -25,7 +25,7 @@ class Version(NamedTuple):
 class Snapshot:
     """A history, or its end, at one moment."""
 
-    items: list[Item]
+    items: list[Any]
     version: Version
 
     @property
@@ -44,7 +44,7 @@ class PoppedSuffix:
     """Whether the expected end was removed; if not, nothing was, and `found` is the end."""
 
     removed: bool
-    found: list[Item]
+    found: list[Any]
     """The readable items at the end, at most as many as were expected."""
 
     def __bool__(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,6 +63,23 @@ def fails() -> str:
 
 def test_it_is_a_session(valkey_url: str) -> None:
     assert isinstance(History("s", valkey_url), Session)
+
+
+@pytest.mark.full
+def test_a_type_checker_takes_it_for_a_session(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(
+        "from agents import Session\n"
+        "from capsule_tasks import History, SyncHistory\n"
+        "session: Session = History('s', 'redis://localhost')\n"
+        "count: int = len(SyncHistory('s', 'redis://localhost').get_items(limit=3))\n"
+        "SyncHistory('s', 'redis://localhost').get_items(limit='3')\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), "user.py"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "user.py:5" in ended.stdout
+    assert "Found 1 error" in ended.stdout, ended.stdout
 
 
 def test_the_example_of_the_guide(

@@ -108,7 +108,7 @@ def test_a_repeat_as_old_as_something_forgotten_is_refused(bench: Bench) -> None
 
 
 def test_the_memory_forgets_the_old_and_keeps_the_young(bench: Bench) -> None:
-    old_ms = int(bench.client.time()[0]) * 1000 - 120_000
+    old_ms = int(bench.client.time()[0]) * 1000 - 700_000
     fields = {f"#{number}": f"{old_ms}:old{number}" for number in range(1, 101)}
     fields |= {f"old{number}": "0" for number in range(1, 101)}
     bench.client.hset(bench.keys.batches, mapping=fields | {"#last": 100})
@@ -123,6 +123,20 @@ def test_the_memory_forgets_the_old_and_keeps_the_young(bench: Bench) -> None:
         f"old{number}".encode() for number in range(first, 101)
     }
     assert all(f"new{number}".encode() in memory for number in range(20))
+
+
+def test_the_memory_is_bounded_though_all_of_it_is_young(bench: Bench) -> None:
+    young_ms = int(bench.client.time()[0]) * 1000
+    fields = {f"#{number}": f"{young_ms}:old{number}" for number in range(1, 10_016)}
+    fields |= {f"old{number}": "" for number in range(1, 10_016)}
+    bench.client.hset(bench.keys.batches, mapping=fields | {"#last": 10_015})
+    bench.append("new", b"{}")
+    first, last = map(int, bench.client.hmget(bench.keys.batches, "#first", "#last"))
+    assert (first, last) == (17, 10_016)
+    assert bench.client.hlen(bench.keys.batches) == 2 * 10_000 + 3
+    assert bench.append("old1", b"{}", age_ms=10_000) == [Code.FORGOTTEN]
+    assert bench.append("old17", b"{}", age_ms=10_000) == [Code.DONE]
+    assert bench.items() == [b"{}"]
 
 
 def test_read_gives_a_piece_and_refuses_another_generation(bench: Bench) -> None:

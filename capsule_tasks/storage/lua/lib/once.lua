@@ -2,11 +2,10 @@
 --
 -- The memory is a hash: operation -> result, `#<n>` -> `<ms>:<operation>` in the order of writing,
 -- `#first` and `#last` (the range of n), `#forgot` (when the newest forgotten one was done). It
--- keeps what is younger than a minute, up to a cap, and lapses ten minutes after the last write.
--- A repeat that is older than the memory reaches is answered FORGOTTEN, never done again.
+-- keeps ten minutes, up to a cap, and lapses ten minutes after the last write. A repeat that says
+-- it is older than the memory reaches is answered FORGOTTEN, never done again.
 
 local MEMORY_MS = 600000
-local YOUNG_MS = 60000
 local KEEP_AT_LEAST = 64
 local KEEP_AT_MOST = 10000
 local EVICT_EVERY = 16
@@ -46,7 +45,7 @@ local function forget(key, memory, last)
     local entry = redis.call('HGET', key, '#' .. first)
     if entry then
       local done_ms, known = entry:match('^(%d+):(.*)$')
-      local is_young = memory.now_ms - tonumber(done_ms) < YOUNG_MS
+      local is_young = memory.now_ms - tonumber(done_ms) < MEMORY_MS
       if is_young and last - first < KEEP_AT_MOST then break end
       forgot_ms = done_ms
       gone[#gone + 1] = known

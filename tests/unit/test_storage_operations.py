@@ -1,0 +1,129 @@
+"""What is repeated, how often, and what is settled: decided without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from capsule_tasks.errors import (
+    StorageDenied,
+    StorageForgotten,
+    StorageFull,
+    StorageNotReady,
+    StorageUnavailable,
+)
+from capsule_tasks.settings import RetrySettings
+from capsule_tasks.storage.operations import Pause, Settle, perform
+from capsule_tasks.storage.scripts import Call, Code, Script
+
+RETRY = RetrySettings(attempts=4, first_delay_s=0.1, max_delay_s=0.3)
+WRITE = Script("w", ("items", "batches"), ("operation", "age_ms", "value"), "return", "sha")
+READ = Script("r", ("items",), ("count",), "return", "sha")
+
+
+def write() -> Call:
+    return Call(WRITE, ("i", "b"), ["op", 0, b"x"])
+
+
+def lost(*, was_sent: bool = True) -> StorageUnavailable:
+    return StorageUnavailable("lost", may_have_written=was_sent)
+
+
+def test_a_reply_is_handed_on() -> None:
+    operation = perform(write(), RETRY)
+    assert next(operation).args == ["op", 0, b"x"]  # type: ignore[union-attr]
+    with pytest.raises(StopIteration) as done:
+        operation.send([Code.DONE, 7])
+    assert done.value.value == [Code.DONE, 7]
+
+
+@pytest.mark.parametrize("error", [lost(), StorageNotReady("loading")], ids=repr)
+def test_a_repeat_is_the_same_operation_and_says_that_it_is_one(error: Exception) -> None:
+    operation = perform(write(), RETRY)
+    next(operation)
+    pause = operation.throw(error)
+    assert isinstance(pause, Pause)
+    repeat = next(operation)
+    assert isinstance(repeat, Call)
+    name, age_ms, value = repeat.args
+    assert (name, value) == ("op", b"x")
+    assert isinstance(age_ms, int)
+    assert age_ms > 0
+
+
+def test_pauses_grow_to_a_bound_and_are_random() -> None:
+    seen: list[set[float]] = [set(), set(), set()]
+    for _ in range(50):
+        operation = perform(write(), RETRY)
+        next(operation)
+        for pauses in seen:
+            pause = operation.throw(lost())
+            assert isinstance(pause, Pause)
+            pauses.add(pause.seconds)
+            next(operation)
+    for pauses, most in zip(seen, (0.1, 0.2, 0.3), strict=True):
+        assert 0 < min(pauses) < max(pauses) <= most
+
+
+@pytest.mark.parametrize("sent_at", [None, 0, 2])
+def test_it_gives_up_and_tells_whether_any_attempt_may_have_written(sent_at: int | None) -> None:
+    operation = perform(write(), RETRY)
+    next(operation)
+    for attempt in range(RETRY.attempts - 1):
+        assert isinstance(operation.throw(lost(was_sent=attempt == sent_at)), Pause)
+        next(operation)
+    with pytest.raises(StorageUnavailable) as failure:
+        operation.throw(lost(was_sent=False))
+    assert failure.value.may_have_written == (sent_at is not None)
+    assert failure.value.operation == "op"
+
+
+def test_a_lost_read_wrote_nothing() -> None:
+    operation = perform(Call(READ, ("i",), [1]), RetrySettings(attempts=1))
+    next(operation)
+    with pytest.raises(StorageUnavailable) as failure:
+        operation.throw(lost())
+    assert not failure.value.may_have_written
+    assert failure.value.operation is None
+
+
+@pytest.mark.parametrize("error", [StorageDenied("no"), StorageFull("no")], ids=repr)
+def test_what_an_operator_has_to_change_is_not_repeated(error: Exception) -> None:
+    operation = perform(write(), RETRY)
+    next(operation)
+    with pytest.raises(type(error)):
+        operation.throw(error)
+
+
+def test_a_forgotten_operation_may_have_written() -> None:
+    operation = perform(write(), RETRY)
+    next(operation)
+    with pytest.raises(StorageForgotten) as failure:
+        operation.send([Code.FORGOTTEN])
+    assert failure.value.may_have_written
+
+
+@pytest.mark.parametrize("leaving", [asyncio.CancelledError, KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("in_pause", [False, True])
+def test_a_caller_who_leaves_has_its_write_settled(
+    leaving: type[BaseException], in_pause: bool
+) -> None:
+    operation = perform(write(), RETRY)
+    next(operation)
+    if in_pause:
+        operation.throw(lost())
+    settle = operation.throw(leaving())
+    assert isinstance(settle, Settle)
+    assert settle.call.keys == ("b",)
+    assert settle.call.operation == "op"
+    with pytest.raises(leaving):
+        next(operation)
+
+
+def test_a_read_needs_no_settling() -> None:
+    operation: Any = perform(Call(READ, ("i",), [1]), RETRY)
+    next(operation)
+    with pytest.raises(asyncio.CancelledError):
+        operation.throw(asyncio.CancelledError())

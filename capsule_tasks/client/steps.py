@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -218,15 +217,13 @@ def _refuse_awaitable(name: str, value: Any) -> None:
     raise StepMisused(name, "it returned an awaitable; give the coroutine function itself")
 
 
-_lock = threading.Lock()
-_connections: dict[tuple[type, str], Any] = {}
+_connections: dict[tuple[Any, str], Any] = {}
 
 
 def _shared(kind: Callable[[str], T], url: str) -> T:
-    """One set of connections for each Redis and process; they see to forks and loops themselves."""
-    with _lock:
-        key = (kind, url)
-        if key not in _connections:
-            _connections[key] = kind(url)  # type: ignore[index]
-        found: T = _connections[key]  # type: ignore[index]
-        return found
+    """One set of connections for each Redis and process; they see to forks and loops themselves.
+
+    Without a lock, which a fork could find held: two threads may make one each, and keep the first.
+    """
+    found: T = _connections.get((kind, url)) or _connections.setdefault((kind, url), kind(url))
+    return found

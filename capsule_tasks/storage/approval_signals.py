@@ -13,7 +13,10 @@ from typing import Any
 import msgspec
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.retry import Retry as SyncRetry
 from redis.sentinel import Sentinel as SyncSentinel
 
 from capsule_tasks.settings import ConnectionSettings
@@ -82,31 +85,38 @@ def _heard_blocking(pubsub: Any) -> Iterator[Signal]:
             yield _decode(message["data"])
 
 
+# Nobody retries here: a connection that comes back by itself would hide what it has missed.
+
+
 def _client(url: str) -> Redis:
     target = targets.parsed(url, ConnectionSettings())
     match target.kind:
         case "server":
-            return Redis.from_url(url, socket_timeout=None)
+            return Redis.from_url(url, socket_timeout=None, retry=Retry(NoBackoff(), 0))
         case "sentinel":
             sentinel = Sentinel(list(target.addresses), sentinel_kwargs=target.sentinel_options)
-            primary: Redis = sentinel.master_for(target.service, **_options(target))
+            retry = Retry(NoBackoff(), 0)
+            primary: Redis = sentinel.master_for(target.service, retry=retry, **_options(target))
             return primary
     host, port = target.addresses[0]
     # A cluster passes what is published to all of its nodes.
-    return Redis(host=host, port=port, **_options(target))
+    return Redis(host=host, port=port, retry=Retry(NoBackoff(), 0), **_options(target))
 
 
 def _sync_client(url: str) -> SyncRedis:
     target = targets.parsed(url, ConnectionSettings())
     match target.kind:
         case "server":
-            return SyncRedis.from_url(url, socket_timeout=None)
+            return SyncRedis.from_url(url, socket_timeout=None, retry=SyncRetry(NoBackoff(), 0))
         case "sentinel":
             sentinel = SyncSentinel(list(target.addresses), sentinel_kwargs=target.sentinel_options)
-            primary: SyncRedis = sentinel.master_for(target.service, **_options(target))
+            retry = SyncRetry(NoBackoff(), 0)
+            primary: SyncRedis = sentinel.master_for(
+                target.service, retry=retry, **_options(target)
+            )
             return primary
     host, port = target.addresses[0]
-    return SyncRedis(host=host, port=port, **_options(target))
+    return SyncRedis(host=host, port=port, retry=SyncRetry(NoBackoff(), 0), **_options(target))
 
 
 def _options(target: targets.Target) -> dict[str, Any]:

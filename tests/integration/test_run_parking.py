@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+import redis
 from agents import (
     Agent,
     Model,
@@ -28,7 +29,7 @@ from openai.types.responses import (
 )
 
 from capsule_tasks import runs
-from capsule_tasks.errors import InvalidRunState, UnreadableSchema
+from capsule_tasks.errors import InvalidRunState, StorageUnavailable, UnreadableSchema
 from capsule_tasks.runs import AgentId, PendingCall, ToolKey
 from capsule_tasks.runs.parking import (
     OPENAI_SCHEMA,
@@ -189,6 +190,20 @@ async def test_a_cluster_tells_of_runs_on_all_of_its_nodes(
             else:
                 heard = [await asyncio.to_thread(next, blocking) for _ in names]
     assert {each.run for each in heard} == set(names)
+
+
+async def test_a_lost_connection_is_told_and_not_mended_in_silence(
+    valkey_url: str, prefix: str
+) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+        async with asyncio.timeout(LIMIT_S), listening(valkey_url, prefix=prefix) as signals:
+            assert client.client_kill_filter(_type="pubsub") == 1
+            with pytest.raises(StorageUnavailable):
+                await anext(signals)
+        with listening_blocking(valkey_url, prefix=prefix) as blocking:
+            assert client.client_kill_filter(_type="pubsub") == 1
+            with pytest.raises(StorageUnavailable):
+                await asyncio.to_thread(next, blocking)
 
 
 # --- openai-agents -------------------------------------------------------------------------------

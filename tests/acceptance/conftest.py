@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +18,6 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server for tests that do not hurt it; each worker has a queue of its own there."""
     with PrivateServer(tmp_path_factory.mktemp("redis")) as server:
         yield server.url
-        gc.collect()  # results that nobody waited for say good-bye to the server when they go
 
 
 @pytest.fixture(scope="module", params=BOTH)

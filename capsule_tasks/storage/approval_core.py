@@ -21,8 +21,15 @@ from capsule_tasks.errors import (
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.approval_index import IDLE_MS, Entry
-from capsule_tasks.storage.keys import RunKeys
+from capsule_tasks.storage.keys import RunKeys, escaped
 from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.run_checks import (
+    check_count,
+    check_flag,
+    check_names,
+    check_string,
+    check_text,
+)
 from capsule_tasks.storage.run_core import RunCore, pack, unpack
 from capsule_tasks.storage.run_types import (
     Expired,
@@ -101,8 +108,11 @@ class ApprovalCore:
         cursor: str | None = None,
     ) -> Operation[WaitingPage]:
         """Calls that wait in any run, oldest first: of an agent, of a tool, of both, or all."""
-        if type(limit) is not int or not 1 <= limit <= 10_000:
-            raise InvalidSetting("limit", limit, "a whole number from 1 to 10000")
+        check_count("limit", limit, 1, 10_000)
+        for name, value in (("agent", agent), ("tool", tool)):
+            if value is not None:
+                check_text(name, value)
+        check_string("cursor", cursor)
         if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
             raise InvalidSetting("cursor", cursor, "the cursor of the page before")
         after, calls = cursor or "0", list[Waiting]()
@@ -125,6 +135,7 @@ class ApprovalCore:
         Any process may call it, several at once too: each call is decided about once, and one of
         them is told to resume its run.
         """
+        check_count("limit", limit, 1, 10_000)
         entries, next_in_s = yield from self._index.due(limit)
         expired: list[Expired] = []
         for run_id in dict.fromkeys(entry.run for entry in entries):
@@ -175,10 +186,13 @@ class ApprovalCore:
         roles: Sequence[str],
         operation: str | None,
     ) -> Operation[Resolved]:
-        if isinstance(roles, str):
-            raise InvalidSetting("roles", roles, "several names, not one text")
+        escaped("call id", call_id)
+        check_string("by", by)
+        check_string("message", message)
+        check_names("roles", roles)
+        check_flag("always", always)
         session_id, keys = yield from self._runs.keys_of(run_id)
-        who = tuple(filter(None, (by, *roles)))
+        who = tuple(sendable(each) for each in (by, *roles) if each)
         decision: dict[str, bool | str] = {"approved": approved}
         if message is not None:
             decision["message"] = sendable(message)

@@ -13,10 +13,9 @@ from typing import Any
 
 import msgspec
 
-from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.keys import ApprovalKeys, escaped
+from capsule_tasks.storage.keys import ApprovalKeys
 from capsule_tasks.storage.operations import Operation, perform
 from capsule_tasks.storage.run_types import Ask, Waiting
 from capsule_tasks.storage.scripts import Call, script
@@ -68,7 +67,6 @@ class Index:
         """Put calls in, before they wait; the time of the index's clock, in ms (0 for none)."""
         groups: defaultdict[tuple[str, str], list[Ask]] = defaultdict(list)
         for ask in asks:
-            check(ask)
             groups[ask.agent, ask.tool].append(ask)
         added_ms: list[int] = []
         for (agent, tool), members in groups.items():
@@ -109,28 +107,19 @@ class Index:
         """Entries behind a place, oldest first."""
         keys = (self._keys.order(agent, tool), self._keys.entries)
         reply = yield from perform(Call(_LIST, keys, [after, count]), self._settings.retry)
-        rows = zip(reply[2::3], reply[3::3], strict=True)
-        return [Found(_decode(details), score.decode()) for score, details in rows if details]
+        rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
+        return [
+            Found(_entry(member, details, agent, tool), score.decode())
+            for member, score, details in rows
+        ]
 
     def due(self, count: int) -> Operation[tuple[list[Entry], float | None]]:
         """Entries whose time has passed, and the seconds until the next one's will."""
         keys = (self._keys.due, self._keys.entries)
         reply = yield from perform(Call(_DUE, keys, [count]), self._settings.retry)
         next_in_s = int(reply[1]) / 1000 if int(reply[1]) >= 0 else None
-        return [_decode(details) for details in reply[3::2] if details], next_in_s
-
-
-def check(ask: Ask) -> None:
-    """Refuse what could not be stored, or would wait for nobody."""
-    escaped("call id", ask.call_id)
-    if not ask.tool or not ask.agent or not ask.fingerprint:
-        raise InvalidSetting("ask", ask, "for a tool of an agent, with a fingerprint")
-    if ask.on_expiry not in ("reject", "approve", "cancel"):
-        raise InvalidSetting("on_expiry", ask.on_expiry, "'reject', 'approve' or 'cancel'")
-    if ask.expires_in_s is not None and not 0 < ask.expires_in_s < 10**9:
-        raise InvalidSetting("expires_in", ask.expires_in_s, "a number of seconds over 0")
-    if ask.may_decide is not None and not ask.may_decide:
-        raise InvalidSetting("may_decide", ask.may_decide, "None, or at least one name")
+        rows = zip(reply[2::2], reply[3::2], strict=True)
+        return [_entry(member, details) for member, details in rows], next_in_s
 
 
 def packed(ask: Ask) -> dict[str, Any]:
@@ -156,3 +145,13 @@ def expires_in_ms(ask: Ask) -> int | None:
 
 def _member(entry: Entry) -> bytes:
     return _encode([entry.run, entry.call])
+
+
+def _entry(
+    member: bytes, details: bytes, agent: str | None = None, tool: str | None = None
+) -> Entry:
+    """An entry whose details are lost is made of its name: its run may still wait."""
+    if details:
+        return _decode(details)
+    run, call = msgspec.json.decode(member, type=tuple[str, str])
+    return Entry(run, call, agent or "", tool or "", "")

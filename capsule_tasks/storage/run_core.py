@@ -36,6 +36,16 @@ from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_core import HistoryCore
 from capsule_tasks.storage.keys import RunKeys, WorkerKeys, escaped, run_place
 from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.run_checks import (
+    LARGEST,
+    check_asks,
+    check_calls,
+    check_count,
+    check_names,
+    check_output,
+    check_string,
+    check_text,
+)
 from capsule_tasks.storage.run_types import (
     Ask,
     CallStart,
@@ -115,6 +125,9 @@ class RunCore:
         Raises RunExists for an id that is taken, without touching what is there.
         """
         self._check_snapshot(snapshot)
+        check_text("schema", schema)
+        check_text("agent", agent)
+        check_asks(asks)
         keys = self._keys(session_id, run_id)
         place = Call(
             _PLACE, (run_place(run_id, self.settings.prefix),), [session_id, self._place_ms]
@@ -162,6 +175,7 @@ class RunCore:
         RunEnded.
         """
         escaped("incarnation", incarnation)
+        check_names("readable", readable)
         session_id, keys = yield from self._found(run_id)
         name = operation or new_operation()
         steal = 0
@@ -209,6 +223,8 @@ class RunCore:
         core = self._history_of(claim, history)
         records, limits = core._encoded(items), core.settings  # noqa: SLF001  its other writer
         schema, agent = schema or claim.schema, agent or claim.agent
+        check_text("schema", schema)
+        check_text("agent", agent)
         keys = self._keys(claim.session_id, claim.run_id)
         name = operation or new_operation()
         for _ in range(INDEX_ATTEMPTS):
@@ -282,13 +298,14 @@ class RunCore:
 
         Cancelling twice is cancelling once; raises RunEnded for a run that is over.
         """
+        check_string("by", by)
         _, keys = yield from self._found(run_id)
         reply = yield from self._perform(
             _CANCEL,
             (keys.run, keys.ledger, keys.batches),
             operation or new_operation(),
             self._ttl_ms,
-            sendable(by) or "somebody",
+            sendable(by or "") or "somebody",
         )
         if reply[0] != Code.DONE:
             raise self._refusal(run_id, reply)
@@ -327,8 +344,7 @@ class RunCore:
         unless it says `retry`. If one is refused (CallChanged, CallNotApproved), none is started.
         """
         keys = self._keys(claim.session_id, claim.run_id)
-        for call in calls:
-            escaped("call id", call.call_id)
+        check_calls(calls)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
         reply = yield from self._perform(
             _START,
@@ -350,6 +366,7 @@ class RunCore:
         keys = self._keys(claim.session_id, claim.run_id)
         parts: list[str | bytes] = []
         for call_id, output in outputs.items():
+            check_output(call_id, output)
             if len(output) > self.settings.max_output_bytes:
                 what = f"the output of call {call_id!r:.100}"
                 raise RunTooLarge(what, len(output), self.settings.max_output_bytes)
@@ -422,8 +439,8 @@ class RunCore:
         self._check_snapshot(snapshot)
         if status not in get_args(Status):
             raise InvalidSetting("status", status, f"one of {', '.join(get_args(Status))}")
-        if type(turn) is not int or turn < 0:
-            raise InvalidSetting("turn", turn, "a whole number from 0")
+        check_count("turn", turn, 0, LARGEST)
+        check_asks(asks)
         if status == "interrupted" and not asks:
             raise InvalidSetting("asks", asks, "what an interrupted run waits for")
 

@@ -342,7 +342,7 @@ class RunScripts:
 
     def _finish_calls(self, keys: Keys, args: Args) -> Reply:
         if early := self._memory.recalled(keys, args):
-            return early[0]
+            return early[0] if early[1] else [Code.FORGOTTEN]
         ledger, parts = self._ledger(keys), args["parts"]
         pairs = list(zip(parts[::2], parts[1::2], strict=True))
         for call, output in pairs:
@@ -353,7 +353,7 @@ class RunScripts:
             if call not in ledger.outputs and ledger.started[call]["by"] != args["token"]:
                 return [Code.STALE, call.encode()]
         ledger.outputs.update(pairs)
-        self._memory.remember(keys, args, "")
+        self._memory.remember(keys, args, "finished")
         return [Code.DONE]
 
     def _replay(self, keys: Keys, args: Args) -> Reply | None:

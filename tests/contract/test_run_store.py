@@ -28,11 +28,15 @@ from capsule_tasks.errors import (
     RunNotFound,
     RunTooLarge,
     RunWaits,
+    StorageForgotten,
     UnknownCall,
     UnreadableSchema,
 )
 from capsule_tasks.storage.encryption import EncryptingCodec
+from capsule_tasks.storage.keys import ApprovalKeys, RunKeys
 from capsule_tasks.storage.run_types import PlannedCall
+from capsule_tasks.storage.scripts import Call, script
+from capsule_tasks.testing import MemoryStore
 from tests.contract.run_subjects import PRINT, Subject, ask, opened, until
 
 STORES = {
@@ -701,3 +705,162 @@ async def test_a_call_under_a_standing_approval_that_was_made_cannot_be_decided_
     await runs.start_calls(claim, [PlannedCall("c2", PRINT)])
     with pytest.raises(UnknownCall, match="it was made"):
         await runs.approvals.reject("run-1", "c2")
+
+
+# --- what no caller should hand over -------------------------------------------------------------
+
+WRONG_DECISIONS: list[dict[str, Any]] = [
+    {"call_id": 5},
+    {"call_id": ["call-1"]},
+    {"by": 5},
+    {"roles": "ops"},
+    {"roles": 5},
+    {"roles": [5]},
+    {"always": "no"},
+]
+
+
+async def test_a_decision_of_a_wrong_type_is_refused_and_none_is_taken(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("5"), ask("call-1"))
+    for wrong in WRONG_DECISIONS:
+        about = {"run_id": "run-1", "call_id": "call-1", **wrong}
+        with pytest.raises((InvalidId, InvalidSetting)):
+            await runs.approvals.approve(**about)
+    with pytest.raises(InvalidSetting, match="message"):
+        await runs.approvals.reject("run-1", "call-1", message=5)
+    assert len((await runs.read("run-1")).waiting) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tool": 5},
+        {"tool": "\ud800"},
+        {"agent": None},
+        {"fingerprint": 5},
+        {"arguments": {}},
+        {"may_decide": "ops"},
+        {"may_decide": (5,)},
+        {"expires_in_s": "1"},
+    ],
+)
+async def test_an_ask_that_cannot_be_kept_binds_the_runs_id_to_no_session(
+    subject: Subject, wrong: dict[str, Any]
+) -> None:
+    runs = subject.runs()
+    with pytest.raises(InvalidSetting):
+        await runs.create("run-1", "here", b"{}", schema="1", agent="a", asks=[ask(**wrong)])
+    assert await runs.create("run-1", "there", b"{}", schema="1", agent="a") == "queued"
+
+
+async def test_a_header_of_a_wrong_type_is_refused(subject: Subject) -> None:
+    runs = subject.runs()
+    for header in ({"schema": 5}, {"agent": None}, {"schema": "\ud800"}):
+        with pytest.raises(InvalidSetting):
+            await runs.create("new", "s", b"{}", **{"schema": "1", "agent": "a", **header})
+    with pytest.raises(RunNotFound):
+        await runs.read("new")
+    claim = await subject.claimed(runs)
+    for changes in ({"schema": 5}, {"agent": 5}, {"turn": 2**60}):
+        with pytest.raises(InvalidSetting):
+            await runs.commit(claim, b"{}", **{"turn": 1, **changes})
+    with pytest.raises(InvalidSetting, match="by"):
+        await runs.cancel("run-1", by=5)
+    assert (await runs.read("run-1")).revision == claim.revision
+    await runs.release(claim)
+    for readable in ("1.2", [1.2], 5):
+        with pytest.raises(InvalidSetting, match="readable"):
+            await runs.claim("run-1", "w1", readable=readable)
+
+
+async def test_one_call_twice_in_one_start_is_told_go_not_even_once(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    for other in (PRINT, "fedcba"):
+        with pytest.raises(InvalidSetting, match="there twice"):
+            await runs.start_calls(claim, [PlannedCall("c", PRINT), PlannedCall("c", other)])
+    with pytest.raises(InvalidSetting, match="retry"):
+        await runs.start_calls(claim, [PlannedCall("c", PRINT, retry="no")])  # type: ignore[arg-type]
+    starts = await runs.start_calls(claim, [PlannedCall("c", PRINT)])
+    assert [each.state for each in starts.calls] == ["go"]
+    for outputs in ({"c": "text"}, {"c": 5}, {5: b""}):
+        with pytest.raises((InvalidId, InvalidSetting)):
+            await runs.finish_calls(claim, outputs)
+    starts = await runs.start_calls(claim, [PlannedCall("c", PRINT)])
+    assert [each.state for each in starts.calls] == ["uncertain"]
+
+
+async def test_one_call_asked_for_twice_is_refused(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    twice = [ask(), ask(fingerprint="other")]
+    with pytest.raises(InvalidSetting, match="there twice"):
+        await runs.commit(claim, b"{}", turn=1, status="interrupted", asks=twice)
+    assert (await runs.read("run-1")).status == "running"
+
+
+async def test_an_output_whose_saying_was_given_up_is_not_taken_for_said(subject: Subject) -> None:
+    """The caller was cancelled before the command was sent; a repeat must not be told `done`."""
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    await runs.start_calls(claim, [PlannedCall("c", PRINT)])
+    keys = RunKeys(subject.session_id, "run-1", subject.prefix)
+    settle = Call(
+        script("settle", keys="batches", args="operation age_ms"),
+        (keys.batches,),
+        ["run_finish_calls:mine", 1],
+    )
+    if subject.face == "async":
+        await subject.store.run(settle)
+    else:
+        subject.store.run_blocking(settle)
+    with pytest.raises(StorageForgotten):
+        await runs.finish_calls(claim, {"c": b"out"}, operation="mine")
+    await runs.finish_calls(claim, {"c": b"out"}, operation="again")
+    await runs.finish_calls(claim, {"c": b"out"}, operation="again")
+    starts = await runs.start_calls(claim, [PlannedCall("c", PRINT)])
+    assert starts.calls[0].output == b"out"
+
+
+async def test_a_sweep_without_a_limit_is_refused(subject: Subject) -> None:
+    runs = subject.runs()
+    for limit in (0, -1, "all", True):
+        with pytest.raises(InvalidSetting, match="limit"):
+            await runs.approvals.expire_due(limit=limit)
+    with pytest.raises(InvalidSetting, match="agent"):
+        await runs.approvals.waiting(agent=5)
+    with pytest.raises(InvalidSetting, match="cursor"):
+        await runs.approvals.waiting(cursor=5)
+
+
+async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
+    subject: Subject,
+) -> None:
+    if isinstance(subject.store, MemoryStore):
+        pytest.skip("its memory loses nothing")
+    runs = subject.runs()
+    await subject.parked(runs, ask("old"), ask("due", expires_in_s=0.001), run_id="run-1")
+    with_server = subject.store
+    lost = Call(
+        script("approvals_drop", keys="all due entries agent tool both", args="member idle_ms"),
+        tuple(
+            ApprovalKeys(subject.prefix).entries if at == 2 else f"{key}:other"
+            for at, key in enumerate(ApprovalKeys(subject.prefix).of_call("triage", "bare:pay"))
+        ),
+        [b'["run-1","old"]', 0],
+    )
+    if subject.face == "async":
+        await with_server.run(lost)
+    else:
+        with_server.run_blocking(lost)
+    await subject.parked(runs, ask("new"), run_id="run-2", worker="w2")
+    await until(lambda: _swept(runs))
+    for query in ({}, {"agent": "triage"}, {"tool": "bare:pay"}):
+        page = await runs.approvals.waiting(**query)
+        assert [call.call_id for call in page.calls] == ["old", "new"]
+
+
+async def _swept(runs: Any) -> bool:
+    sweep = await runs.approvals.expire_due()
+    return any(one.calls == ("due",) for one in sweep.expired)

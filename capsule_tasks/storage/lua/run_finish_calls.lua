@@ -21,8 +21,8 @@ local operation, age_ms, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local FIRST = 4
 
 local memory = recall(batches_key, operation, age_ms, clock_us())
+if is_void(memory) then return {FORGOTTEN} end
 if memory.result then return {DONE} end
-if memory.is_forgotten then return {FORGOTTEN} end
 for index = FIRST, #ARGV, 2 do
   local known = entry_of(ledger_key, 'call:' .. ARGV[index])
   if not known then return {UNKNOWN, ARGV[index]} end
@@ -34,5 +34,5 @@ end
 for index = FIRST, #ARGV, 2 do
   redis.call('HSET', ledger_key, 'out:' .. ARGV[index], ARGV[index + 1])
 end
-remember(batches_key, operation, '', memory)
+remember(batches_key, operation, 'finished', memory)
 return {DONE}

@@ -89,23 +89,25 @@ class RunState(_Part, frozen=True):
     conversation: ServerConversation | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The snapshot, as JSON values, in the current schema version."""
-        if found := _flaw_in(self):
+        """The snapshot, as JSON values, in the current schema version.
+
+        Raises InvalidRunState for a state that could not be read back.
+        """
+        try:
+            fields = _with_lists(msgspec.to_builtins(self))
+            found = _flaw_in(self)
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            why = f"it holds what no state has ({type(error).__name__})"
+            raise InvalidRunState("$", why) from None
+        if found:
             raise InvalidRunState("$", f"{found}, which is not JSON")
-        return {VERSION_FIELD: CURRENT_VERSION, **_with_lists(msgspec.to_builtins(self))}
+        _converted(fields)
+        return {VERSION_FIELD: CURRENT_VERSION, **fields}
 
     @classmethod
     def from_json(cls, data: Any) -> RunState:
         """The state in a snapshot of any readable version; errors do not repeat its values."""
-        fields = migrated(data)
-        try:
-            state = msgspec.convert(fields, cls, strict=True)
-        except InvalidRunState:
-            raise
-        except (msgspec.ValidationError, ValueError, RecursionError) as error:
-            raise InvalidRunState(_place_in(str(error)), "it has not the right type") from None
-        _check(state)
-        return state
+        return _converted(migrated(data))
 
     def to_string(self) -> str:
         """The snapshot as text."""
@@ -116,7 +118,7 @@ class RunState(_Part, frozen=True):
         """The state in a snapshot's text."""
         try:
             data = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
+        except (TypeError, ValueError, RecursionError):
             raise InvalidRunState("$", "it is not JSON") from None
         return cls.from_json(data)
 
@@ -276,6 +278,17 @@ def _with_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_lists(each) for key, each in value.items()}
     return [_with_lists(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _converted(fields: dict[str, Any]) -> RunState:
+    try:
+        state = msgspec.convert(fields, RunState, strict=True)
+    except InvalidRunState:
+        raise
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise InvalidRunState(_place_in(str(error)), "it has not the right type") from None
+    _check(state)
+    return state
 
 
 def _check(state: RunState) -> None:

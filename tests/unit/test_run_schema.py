@@ -6,12 +6,20 @@ import copy
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import InvalidRunState, UnreadableSchema
-from capsule_tasks.runs import CURRENT_VERSION, READABLE_VERSIONS, SUMMARIES, RunState, schema
+from capsule_tasks.runs import (
+    CURRENT_VERSION,
+    READABLE_VERSIONS,
+    SUMMARIES,
+    AgentId,
+    RunState,
+    schema,
+)
 from tests.unit.run_states import FIXTURES, fixture_of, states
 
 every_version = pytest.mark.parametrize("version", READABLE_VERSIONS)
@@ -136,8 +144,8 @@ def test_what_is_no_object_is_refused(data: object) -> None:
         RunState.from_json(data)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1,", '{"a": NaN}', b"\xff", "[" * 100_000])
-def test_what_is_no_json_is_refused(text: str | bytes) -> None:
+@pytest.mark.parametrize("text", ["", "{", "[1,", '{"a": NaN}', b"\xff", "[" * 100_000, 5, None])
+def test_what_is_no_json_is_refused(text: Any) -> None:
     with pytest.raises(InvalidRunState):
         RunState.from_string(text)
 
@@ -199,3 +207,31 @@ def test_a_state_with_what_is_no_json_is_not_written(value: Any) -> None:
     )
     with pytest.raises(InvalidRunState, match="not JSON"):
         held.to_json()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run_id": 5},
+        {"turn": -1},
+        {"turn": "1"},
+        {"agent": "triage"},
+        {"calls": [5]},
+        {"nested": {"c": 5}},
+        {"context": 5},
+        {"approvals": None},
+        {"trace": 5},
+        {"input": {1}},
+    ],
+)
+def test_a_state_that_could_not_be_read_back_is_not_written(wrong: dict[str, Any]) -> None:
+    triage = AgentId("triage")
+    parts: dict[str, Any] = {"run_id": "r", "start_agent": triage, "agent": triage, **wrong}
+    with pytest.raises(InvalidRunState):
+        RunState(**parts).to_string()
+
+
+def test_a_run_inside_of_no_call_is_not_written() -> None:
+    state = RunState.from_json(fixture_of(CURRENT_VERSION))
+    with pytest.raises(InvalidRunState, match="no waiting call"):
+        msgspec.structs.replace(state, nested={"gone": state}).to_string()

@@ -93,13 +93,15 @@ class RunState(_Part, frozen=True):
 
         Raises InvalidRunState for a state that could not be read back.
         """
+        fields: dict[str, Any] = {}
         try:
-            fields = _with_lists(msgspec.to_builtins(self))
             found = _flaw_in(self)
+            if found is None:
+                fields = _with_lists(msgspec.to_builtins(self))
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             why = f"it holds what no state has ({type(error).__name__})"
             raise InvalidRunState("$", why) from None
-        if found:
+        if found is not None:
             raise InvalidRunState("$", f"{found}, which is not JSON")
         _converted(fields)
         return {VERSION_FIELD: CURRENT_VERSION, **fields}

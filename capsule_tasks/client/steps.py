@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
 from capsule_tasks.client.where import current_execution_id, redis_url
-from capsule_tasks.errors import StepMisused, StorageError
+from capsule_tasks.errors import CapsuleError, StepMisused, StorageError
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore, drive, drive_blocking
@@ -151,8 +151,10 @@ def _made(
         raise
     try:
         return drive_blocking(core.finish(begun, value), store)
-    except KeyboardInterrupt:
-        # A cancel is one, too. It came too late for the step, so what it gave is kept first.
+    except CapsuleError:
+        raise
+    except BaseException:
+        # A cancel or a soft time limit came too late for the step, so what it gave is kept first.
         drive_blocking(core.finish(begun, value), store)
         raise
 

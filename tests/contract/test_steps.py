@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
 
 import capsule_tasks
 from capsule_tasks.client import Steps
@@ -21,6 +22,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
+from capsule_tasks.storage.scripts import Call
 from capsule_tasks.testing import MemoryStore
 from tests.servers import fresh_prefix
 
@@ -256,3 +258,28 @@ async def test_a_cancel_before_the_step_leaves_it_to_be_made(valkey_url: str) ->
             assert await steps.step("charge", charge) == "charged"
         assert len(card.charges) == 1
     await store.close()
+
+
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded, KeyboardInterrupt])
+def test_a_time_limit_while_the_output_is_recorded_does_not_lose_it(
+    valkey_url: str, error: type[BaseException]
+) -> None:
+    card = Card()
+    interrupted: list[str] = []
+
+    class Interrupted(SyncConnections):
+        """As a signal does to a blocking call: once, before the end of the step is sent."""
+
+        def run_blocking(self, call: Call) -> Any:
+            if call.script.name == "step_end" and not interrupted:
+                interrupted.append(call.script.name)
+                raise error
+            return super().run_blocking(call)
+
+    store = Interrupted(valkey_url)
+    steps = Steps(store, execution_id="t", settings=StepSettings(prefix=fresh_prefix()))
+    with pytest.raises(error):
+        steps.step("charge", card.charge)
+    assert steps.step("charge", card.charge) == "charged"
+    assert len(card.charges) == 1
+    store.close_blocking()

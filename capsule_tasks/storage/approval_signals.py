@@ -28,6 +28,14 @@ from capsule_tasks.storage.run_types import Signal
 _decode = msgspec.msgpack.Decoder(Signal).decode
 
 
+def _signal(data: bytes) -> Signal | None:
+    """None for what this release does not know: a newer one may tell more, in the same channel."""
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 @asynccontextmanager
 async def listening(url: str, *, prefix: str = "capsule") -> AsyncIterator[AsyncIterator[Signal]]:
     """Signals from now on: what happens after the block was entered is heard.
@@ -71,8 +79,8 @@ async def _heard(pubsub: Any) -> AsyncIterator[Signal]:
             message = await pubsub.get_message(timeout=None)
         except FAULTS as error:
             raise told(error, was_sent=False) from error
-        if message is not None:
-            yield _decode(message["data"])
+        if message is not None and (signal := _signal(message["data"])) is not None:
+            yield signal
 
 
 def _heard_blocking(pubsub: Any) -> Iterator[Signal]:
@@ -81,8 +89,8 @@ def _heard_blocking(pubsub: Any) -> Iterator[Signal]:
             message = pubsub.get_message(timeout=None)
         except FAULTS as error:
             raise told(error, was_sent=False) from error
-        if message is not None:
-            yield _decode(message["data"])
+        if message is not None and (signal := _signal(message["data"])) is not None:
+            yield signal
 
 
 # Nobody retries here: a connection that comes back by itself would hide what it has missed.

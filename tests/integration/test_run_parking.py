@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from agents import (
@@ -41,7 +42,7 @@ from capsule_tasks.runs.parking import (
 )
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.approval_signals import listening, listening_blocking
-from capsule_tasks.storage.run_types import PlannedCall, Signal
+from capsule_tasks.storage.run_types import Ask, PlannedCall, Signal
 from capsule_tasks.storage.runs import Lease, RunStore
 from tests.servers import fresh_prefix
 
@@ -139,6 +140,20 @@ def test_states_need_neither_redis_nor_asyncio() -> None:
 
 
 # --- signals -------------------------------------------------------------------------------------
+
+
+async def test_a_signal_that_only_a_newer_release_knows_ends_no_listening(
+    store: RunStore, valkey_url: str, prefix: str
+) -> None:
+    newer = msgspec.msgpack.encode({"event": "withdrawn", "run": "r", "call": "c1"})
+    async with asyncio.timeout(LIMIT_S), listening(valkey_url, prefix=prefix) as signals:
+        with redis.Redis.from_url(valkey_url) as client:
+            for odd in (newer, b"\xc1", b"text"):
+                assert client.publish(f"{prefix}:approvals", odd) == 1
+        await store.create("r", "s", b"{}", schema="1", agent="a", asks=[
+            Ask(call_id="c2", tool="t", agent="a", fingerprint="f")
+        ])  # fmt: skip
+        assert await anext(signals) == Signal("requested", "r", "c2")
 
 
 async def test_who_listens_hears_of_what_is_asked_and_decided(

@@ -100,6 +100,7 @@ class Steps:
         check_name(name)
         if not callable(function):
             raise StepMisused(name, f"it is given a function and its arguments, not {function!r}")
+        _check_policy(name, retry, no_effect)
         # Found here and not where it is awaited: another task may be the current one by then.
         core = StepCore(self._found_execution(name), self._settings)
         call = functools.partial(function, *args, **kwargs)
@@ -121,6 +122,15 @@ class Steps:
     def _sync_store(self) -> SyncStore:
         store: SyncStore = self._store or _shared(SyncConnections, redis_url())
         return store
+
+
+def _check_policy(name: str, retry: object, no_effect: object) -> None:
+    """Before anything is made: afterwards, nobody could tell what such a policy means."""
+    if not isinstance(retry, bool):
+        raise StepMisused(name, f"retry is True or False, not {retry!r:.100}")
+    errors = no_effect if isinstance(no_effect, tuple) else (None,)
+    if not all(isinstance(each, type) and issubclass(each, BaseException) for each in errors):
+        raise StepMisused(name, f"no_effect is a tuple of errors' types, not {no_effect!r:.100}")
 
 
 def _made(

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import unquote
 
 import msgspec
 
-from capsule_tasks.errors import InvalidRunState
+from capsule_tasks.errors import InvalidRunState, InvalidSetting
 from capsule_tasks.runs.approvals import ApprovalBook, Decision, fingerprint
-from capsule_tasks.runs.identity import AgentId, ToolKey
+from capsule_tasks.runs.identity import AgentId, ToolKey, ToolKind
 from capsule_tasks.runs.schema import CURRENT_VERSION, READABLE_VERSIONS
 from capsule_tasks.runs.state import RunState
 from capsule_tasks.storage.run_types import Ask, Claim, OnExpiry, StoredDecision
@@ -52,7 +52,12 @@ class Parked:
 def parked(
     state: RunState, *, limits: Limits | None = None, of_tool: Mapping[str, Limits] | None = None
 ) -> Parked:
-    """A state as it is stored; `of_tool` are limits by the tool's key as text, before `limits`."""
+    """A state as it is stored; `of_tool` are limits by the tool's key as text, before `limits`.
+
+    That is `ToolKey.text`, as in `bare:refund`; a name alone is refused, as it would limit nothing.
+    """
+    for text in of_tool or {}:
+        _check_tool(text)
     asks = []
     for call in state.unresolved():
         own = (of_tool or {}).get(call.tool.text) or limits or Limits()
@@ -73,6 +78,13 @@ def parked(
         raise InvalidRunState("$.calls", why)
     snapshot = state.to_string().encode()
     return Parked(snapshot, CURRENT_VERSION, state.agent.text, tuple(asks))
+
+
+def _check_tool(text: object) -> None:
+    kind, colon, _ = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if not colon or kind not in get_args(ToolKind):
+        must = "tools' keys as text, as ToolKey('refund').text is: 'bare:refund'"
+        raise InvalidSetting("of_tool", text, must)
 
 
 def readable_versions() -> tuple[str, ...]:

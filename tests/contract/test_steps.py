@@ -194,6 +194,26 @@ def test_without_a_task_the_execution_has_to_be_said() -> None:
         capsule_tasks.step("charge", print)
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"retry": "no"},
+        {"retry": 1},
+        {"no_effect": [ValueError]},
+        {"no_effect": ValueError},
+        {"no_effect": ("ValueError",)},
+    ],
+)
+def test_a_policy_that_means_nothing_is_refused_before_anything_is_made(
+    policy: dict[str, Any],
+) -> None:
+    steps, card = Steps(MemoryStore(), execution_id="t"), Card()
+    with pytest.raises(StepMisused, match=next(iter(policy))):
+        steps.step("charge", card.charge, **policy)
+    assert not card.charges
+    assert steps.step("charge", card.charge) == "charged"
+
+
 def test_a_function_that_returns_an_awaitable_is_refused_before_it_runs() -> None:
     card = Card()
     steps = Steps(MemoryStore(), execution_id="t")

@@ -30,7 +30,12 @@ from openai.types.responses import (
 )
 
 from capsule_tasks import runs
-from capsule_tasks.errors import InvalidRunState, StorageUnavailable, UnreadableSchema
+from capsule_tasks.errors import (
+    InvalidRunState,
+    InvalidSetting,
+    StorageUnavailable,
+    UnreadableSchema,
+)
 from capsule_tasks.runs import AgentId, PendingCall, ToolKey
 from capsule_tasks.runs.parking import (
     OPENAI_SCHEMA,
@@ -128,6 +133,16 @@ def test_two_waiting_calls_of_one_id_cannot_be_parked() -> None:
     data["nested"]["c4"]["calls"][0]["call_id"] = "c1"
     with pytest.raises(InvalidRunState, match="have one id"):
         parked(runs.RunState.from_json(data))
+
+
+@pytest.mark.parametrize("name", ["refund", "tool:refund", ToolKey("refund")])
+def test_limits_of_a_tool_that_would_limit_nothing_are_refused(name: Any) -> None:
+    state = runs.RunState(run_id="r", start_agent=ALICE, agent=ALICE)
+    state = state.with_calls([call("c1", ToolKey("refund"))])
+    ops = Limits(may_decide=("ops",))
+    with pytest.raises(InvalidSetting, match="bare:refund"):
+        parked(state, of_tool={name: ops})
+    assert parked(state, of_tool={"bare:refund": ops}).asks[0].may_decide == ("ops",)
 
 
 def test_states_need_neither_redis_nor_asyncio() -> None:

@@ -6,7 +6,7 @@ another id, or an effect that is made twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from capsule_tasks.errors import InvalidSetting
@@ -30,7 +30,7 @@ def check_string(name: str, value: Any) -> None:
 
 
 def check_names(name: str, values: Any) -> None:
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Collection):
         raise InvalidSetting(name, values, "several names, not one text")
     check_text(name, *values)
 
@@ -47,6 +47,7 @@ def check_count(name: str, value: Any, least: int, most: int) -> None:
 
 def check_asks(asks: Sequence[Ask]) -> None:
     """Refuse what could not be stored, would wait for nobody, or is there twice."""
+    _check_sequence("asks", asks)
     for ask in asks:
         if not isinstance(ask, Ask):
             raise InvalidSetting("asks", ask, "several of Ask")
@@ -56,6 +57,7 @@ def check_asks(asks: Sequence[Ask]) -> None:
 
 def check_calls(calls: Sequence[PlannedCall]) -> None:
     """Refuse a call that is there twice: each would be told to go ahead."""
+    _check_sequence("calls", calls)
     for call in calls:
         if not isinstance(call, PlannedCall):
             raise InvalidSetting("calls", call, "several of PlannedCall")
@@ -70,6 +72,12 @@ def check_output(call_id: Any, output: Any) -> None:
     if not isinstance(output, bytes):
         kind = type(output).__name__
         raise InvalidSetting(f"the output of call {call_id!r:.100}", kind, "bytes")
+
+
+def _check_sequence(name: str, values: Any) -> None:
+    """They are looked at more than once; what a generator gives would be gone by then."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise InvalidSetting(name, type(values).__name__, "a list or a tuple")
 
 
 def _check_ask(ask: Ask) -> None:

@@ -769,7 +769,7 @@ async def test_a_header_of_a_wrong_type_is_refused(subject: Subject) -> None:
         await runs.cancel("run-1", by=5)
     assert (await runs.read("run-1")).revision == claim.revision
     await runs.release(claim)
-    for readable in ("1.2", [1.2], 5):
+    for readable in ("1.2", [1.2], 5, iter(["1.2"])):
         with pytest.raises(InvalidSetting, match="readable"):
             await runs.claim("run-1", "w1", readable=readable)
 
@@ -821,6 +821,20 @@ async def test_an_output_whose_saying_was_given_up_is_not_taken_for_said(subject
     await runs.finish_calls(claim, {"c": b"out"}, operation="again")
     starts = await runs.start_calls(claim, [PlannedCall("c", PRINT)])
     assert starts.calls[0].output == b"out"
+
+
+async def test_what_can_be_looked_at_only_once_is_refused(subject: Subject) -> None:
+    """Calls of a generator were put into the index, and the run then waited for nothing."""
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    with pytest.raises(InvalidSetting, match="a list or a tuple"):
+        await runs.create("new", "s", b"{}", schema="1", agent="a", asks=iter([ask()]))
+    with pytest.raises(InvalidSetting, match="a list or a tuple"):
+        await runs.commit(claim, b"{}", turn=1, asks=iter([ask()]))
+    with pytest.raises(InvalidSetting, match="a list or a tuple"):
+        await runs.start_calls(claim, iter([PlannedCall("c", PRINT)]))
+    assert (await runs.approvals.waiting()).calls == []
+    assert (await runs.read("run-1")).revision == claim.revision
 
 
 async def test_a_sweep_without_a_limit_is_refused(subject: Subject) -> None:

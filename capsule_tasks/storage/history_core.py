@@ -15,6 +15,7 @@ from capsule_tasks.errors import (
     InvalidSetting,
     ItemNotStorable,
     ItemTooLarge,
+    StorageError,
 )
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage.codec import Codec, Item, Unreadable, canonical
@@ -140,15 +141,18 @@ class HistoryCore:
         if reply[0] != Code.DONE:
             raise self._refusal(reply, "append")
 
-    def pop_item(self) -> Operation[Any]:
+    def pop_item(self, *, operation: str | None = None) -> Operation[Any]:
         """Remove and return the last readable item; None if there is none.
 
         Corrupt records behind it go to quarantine on the way.
         """
+        operation = operation if operation is not None else new_operation()
         corrupt = ""
         guard = self.codec.guard
+        step = 0
         while True:
-            name = f"pop:{new_operation()}"
+            # A repeat of the whole call walks the same steps under the same names.
+            name = _named(operation, f"pop.{step}" if step else "pop")
             keep = self.settings.max_quarantined
             reply = yield from self._perform(
                 _POP, self._write_keys, name, self._ttl_ms, corrupt, keep, *guard
@@ -160,6 +164,7 @@ class HistoryCore:
             except Unreadable:
                 if reply[0] == Code.DONE:
                     corrupt = name
+                    step += 1
                 else:
                     # It only begins like a sealed record: this very one may be taken.
                     guard = (*guard, reply[1])
@@ -313,7 +318,11 @@ class HistoryCore:
         )
 
     def _perform(self, of: Any, keys: Sequence[str], name: str, *args: Any) -> Operation[Reply]:
-        return perform(Call(of, keys, [name, 0, *args]), self._retry)
+        try:
+            return (yield from perform(Call(of, keys, [name, 0, *args]), self._retry))
+        except StorageError as error:
+            error.operation = name.partition(":")[2]  # as the method takes it
+            raise
 
     def _refusal(self, reply: Reply, call: str) -> Exception:
         settings = self.settings
@@ -368,7 +377,7 @@ def _named(operation: str | None, kind: str) -> str:
     if operation is None:
         return f"{kind}:{new_operation()}"
     escaped("operation", operation)
-    return f"{kind}:={operation}"
+    return f"{kind}:{operation}"
 
 
 def _check_limit(limit: int | None) -> None:

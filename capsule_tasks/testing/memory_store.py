@@ -123,13 +123,13 @@ class MemoryStore:
 
     def _pop(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         if early := self._recalled(keys, args):
-            taken = early[1][1:] if early[1].startswith(b"+") else None
-            return early[0] if early[0][0] or taken is None else [Code.DONE, taken]
+            taken = early[1].startswith((b"+", b"-"))
+            return [Code.DONE, early[1][1:]] if taken else early[0]
         memory = self._memory(keys)
         _, known = memory.get(args["corrupt"], (0.0, b""))
         if known.startswith(b"+"):
             self._quarantine(keys, args, [known[1:]])
-            memory[args["corrupt"]] = (self._now_ms(), b"")
+            memory[args["corrupt"]] = (self._now_ms(), b"-")
         items = self._list(keys["items"])
         if not items:
             return [Code.DONE]

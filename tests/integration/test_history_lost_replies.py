@@ -109,6 +109,42 @@ def test_when_it_gives_up_the_error_says_whether_it_may_have_written(proxy: Cutt
         assert not failure.value.may_have_written
 
 
+REPEATABLE = {
+    "add_items": lambda history, **named: history.add_items([{"n": 3}], **named),
+    "pop_item": lambda history, **named: history.pop_item(**named),
+    "pop_suffix": lambda history, **named: history.pop_suffix([{"n": 2}], **named),
+    "clear_session": lambda history, **named: history.clear_session(**named),
+}
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_the_operation_that_an_error_tells_repeats_that_very_write(
+    proxy: CuttingProxy, name: str
+) -> None:
+    with SyncHistory("user-42", proxy.url, settings=own_settings()) as history:
+        history.add_items([{"n": 1}, {"n": 2}, {"n": 2}])
+        proxy.plan(["after"] * RETRY.attempts)
+        with pytest.raises(StorageUnavailable) as failure:
+            REPEATABLE[name](history)
+        assert failure.value.may_have_written
+        done = history.get_items()
+        assert numbers(done) != [1, 2, 2]
+        REPEATABLE[name](history, operation=failure.value.operation)
+        assert history.get_items() == done
+
+
+def test_the_operation_of_a_lost_replacement_repeats_it(proxy: CuttingProxy) -> None:
+    with SyncHistory("user-42", proxy.url, settings=own_settings()) as history:
+        history.add_items([{"n": 1}])
+        version = history.read().version
+        proxy.plan(["after"] * RETRY.attempts)
+        with pytest.raises(StorageUnavailable) as failure:
+            history.replace(version, [{"n": 2}])
+        history.add_items([{"n": 3}])
+        history.replace(version, [{"n": 2}], operation=failure.value.operation)
+        assert numbers(history.get_items()) == [2, 3]
+
+
 # --- random interleavings ------------------------------------------------------------------------
 
 cuts_of_a_step = st.lists(st.sampled_from(["pass", "before", "after"]), max_size=4)

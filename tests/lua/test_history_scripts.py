@@ -184,6 +184,7 @@ def test_pop_quarantines_what_its_reader_found_corrupt_once(bench: Bench) -> Non
     assert bench.call("history_pop", "two", 0, TTL_MS, "one", 5) == [Code.DONE, b"{}"]
     assert bench.call("history_pop", "two", 9, TTL_MS, "one", 5) == [Code.DONE, b"{}"]
     assert bench.call("history_pop", "three", 0, TTL_MS, "one", 5) == [Code.DONE]
+    assert bench.call("history_pop", "one", 9, TTL_MS, "", 5) == [Code.DONE, b""]
     assert bench.client.lrange(bench.keys.bad, 0, -1) == [b"bad"]
 
 

@@ -154,7 +154,7 @@ class HistoryCore:
             # A repeat of the whole call walks the same steps under the same names.
             name = _named(operation, f"pop.{step}" if step else "pop")
             keep = self.settings.max_quarantined
-            reply = yield from self._perform(
+            name, reply = yield from self._performed(
                 _POP, self._write_keys, name, self._ttl_ms, corrupt, keep, *guard
             )
             if len(reply) == 1:
@@ -318,11 +318,24 @@ class HistoryCore:
         )
 
     def _perform(self, of: Any, keys: Sequence[str], name: str, *args: Any) -> Operation[Reply]:
-        try:
-            return (yield from perform(Call(of, keys, [name, 0, *args]), self._retry))
-        except StorageError as error:
-            error.operation = name.partition(":")[2]  # as the method takes it
-            raise
+        return (yield from self._performed(of, keys, name, *args))[1]
+
+    def _performed(
+        self, of: Any, keys: Sequence[str], name: str, *args: Any
+    ) -> Operation[tuple[str, Reply]]:
+        """The reply, and the name under which it was done at last."""
+        while True:
+            try:
+                reply = yield from perform(Call(of, keys, [name, 0, *args]), self._retry)
+            except StorageError as error:
+                error.operation = name.partition(":")[2]  # as the method takes it
+                raise
+            if reply[0] != Code.GIVEN_UP:
+                return name, reply
+            # Somebody began this operation and was cancelled. What he sent may still wait in a
+            # socket, so his name stays barred; all who repeat it go on under the same next one.
+            kind, _, operation = name.partition(":")
+            name = f"{kind}~:{operation}"
 
     def _refusal(self, reply: Reply, call: str) -> Exception:
         settings = self.settings

@@ -19,6 +19,7 @@ from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call, Code
 
 _MEMORY_MS = 600_000
+_GIVEN_UP = b"!"
 
 Record = bytes
 
@@ -210,8 +211,10 @@ class MemoryStore:
 
     def _settle(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         if early := self._recalled(keys, args):
-            return early[0] if early[0][0] else [Code.DONE, 1]
-        self._remember(keys, args, b"")
+            if early[0][0] == Code.FORGOTTEN:
+                return early[0]
+            return [Code.DONE, int(early[0][0] == Code.DONE)]
+        self._remember(keys, args, _GIVEN_UP)
         return [Code.DONE, 0]
 
     # --- what they share -------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class MemoryStore:
         """What is to be answered at once, and the result that is remembered."""
         known = self._memory(keys).get(args["operation"])
         if known is not None:
-            return [Code.DONE], known[1]
+            return [Code.GIVEN_UP if known[1] == _GIVEN_UP else Code.DONE], known[1]
         if args["age_ms"] >= _MEMORY_MS:
             return [Code.FORGOTTEN], b""
         return None

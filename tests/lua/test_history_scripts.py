@@ -291,8 +291,15 @@ def test_info_tells_without_a_change(bench: Bench) -> None:
 
 def test_a_settled_operation_is_never_done_later(bench: Bench) -> None:
     assert bench.call("settle", "gone", 5) == [Code.DONE, 0]
-    assert bench.append("gone", b"{}") == [Code.DONE]
-    assert bench.items() == []
+    before = bench.everything()
+    assert bench.append("gone", b"{}") == [Code.GIVEN_UP]
+    assert bench.call("history_pop", "gone", 0, TTL_MS, "", 5) == [Code.GIVEN_UP]
+    assert bench.call("history_pop_suffix", "gone", 0, TTL_MS, b"{}") == [Code.GIVEN_UP]
+    assert bench.call("history_clear", "gone", 0) == [Code.GIVEN_UP]
+    assert bench.call("settle", "gone", 9) == [Code.DONE, 0]
+    bench.call("history_stage", 0, TTL_MS, b"staged")
+    assert replace(bench, b"{}", operation="gone", staged=1) == [Code.GIVEN_UP]
+    assert bench.everything() == before
     bench.append("done", b"{}")
     assert bench.call("settle", "done", 5) == [Code.DONE, 1]
     assert bench.call("settle", "old", 600_000) == [Code.FORGOTTEN]

@@ -18,6 +18,7 @@
 -- RETURNS {DONE, record} or, where there was none, {DONE}; an empty record stands for one that is in
 --         quarantine by now
 -- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+--         {GIVEN_UP} an operation that was settled before it was done
 --         {CONFLICT, record} a sealed record that the caller cannot open
 -- USES once, history
 
@@ -42,6 +43,7 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
+if memory.is_given_up then return {GIVEN_UP} end
 if memory.result == '-' then return {DONE, ''} end
 if memory.result then return {DONE, taken(memory.result)} end
 if memory.is_forgotten then return {FORGOTTEN} end

@@ -24,6 +24,7 @@
 --   record...   the rest of the replacement, behind the stage
 -- RETURNS {DONE, generation}
 -- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+--         {GIVEN_UP} an operation that was settled before it was done
 --         {CONFLICT, generation} items were removed since they were read
 --         {LOST, length} a stage that is not what was staged
 --         {FULL, length, bytes} a replacement that does not fit
@@ -44,6 +45,7 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
+if memory.is_given_up then return without_stage({GIVEN_UP}) end
 if memory.result then return without_stage({DONE, memory.result}) end
 if memory.is_forgotten then return without_stage({FORGOTTEN}) end
 

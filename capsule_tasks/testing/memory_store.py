@@ -177,7 +177,9 @@ class MemoryStore:
             return early[0] if early[0][0] else [Code.DONE, early[1]]
         items, meta = self._list(keys["items"]), self._meta(keys)
         start, stop = args["start"], args["stop"]
-        if args["generation"] != str(meta.generation) or stop > len(items):
+        is_of_nothing = args["generation"] == "0" and stop == 0
+        is_same = is_of_nothing or args["generation"] == str(meta.generation)
+        if not is_same or stop > len(items):
             return [Code.CONFLICT, str(meta.generation).encode()]
         stage: list[Record] = self._values.get(keys["stage"], [])
         if len(stage) != args["staged"]:

@@ -289,6 +289,17 @@ async def test_a_replacement_by_nothing_and_of_nothing(subject: Subject) -> None
     assert await history.get_items() == items(2)
 
 
+async def test_what_is_appended_to_a_new_history_survives_a_replacement_of_nothing(
+    subject: Subject,
+) -> None:
+    history = subject.history()
+    version = (await history.read()).version
+    await subject.history().add_items(items(2, 3))
+    await history.replace(version, items(1), operation="import")
+    await history.replace(version, items(1), operation="import")
+    assert await history.get_items() == items(1, 2, 3)
+
+
 async def test_a_replacement_in_pieces_is_one_step(subject: Subject) -> None:
     history = subject.history()
     await history.add_items([{"number": number} for number in range(11_000)])

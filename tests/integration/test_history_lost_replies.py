@@ -163,7 +163,8 @@ plans = st.lists(st.tuples(st.integers(0, 1), step, cuts_of_a_step), min_size=1,
 class Model:
     """What a history is, without a network: a list, and what each writer has read of it.
 
-    Its generation changes when items are removed, and is 0 while there is no history.
+    Its generation changes when items are removed, and is 0 while there is no history; nothing of
+    that one can be removed, so replacing it is always possible.
     """
 
     def __init__(self) -> None:
@@ -190,7 +191,7 @@ class Model:
                 self.seen[writer] = (self.generation, len(self.numbers))
                 return list(self.numbers)
             case "replace":
-                if writer not in self.seen or self.seen[writer][0] != self.generation:
+                if writer not in self.seen or self.seen[writer][0] not in (0, self.generation):
                     return "conflict"
                 self.numbers[: self.seen[writer][1]] = batch
                 self.generation = self.new_generation()

@@ -50,7 +50,9 @@ if memory.result then return without_stage({DONE, memory.result}) end
 if memory.is_forgotten then return without_stage({FORGOTTEN}) end
 
 local state = load_history(history_key, items_key)
-if generation ~= whole(state.generation) or stop > state.length then
+-- Generation 0 with nothing read is a history that did not exist: nothing of it can have gone.
+local is_of_nothing = generation == '0' and stop == 0
+if not is_of_nothing and generation ~= whole(state.generation) or stop > state.length then
   return without_stage({CONFLICT, whole(state.generation)})
 end
 local stage_length = redis.call('LLEN', stage_key)

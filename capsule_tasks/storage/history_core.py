@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -18,7 +19,14 @@ from capsule_tasks.errors import (
     StorageError,
 )
 from capsule_tasks.settings import HistorySettings
-from capsule_tasks.storage.codec import Codec, Item, Unreadable, canonical
+from capsule_tasks.storage.codec import (
+    Codec,
+    Item,
+    JsonCodec,
+    Unreadable,
+    all_decoded,
+    canonical,
+)
 from capsule_tasks.storage.history_types import HistoryInfo, PoppedSuffix, Snapshot, Version
 from capsule_tasks.storage.keys import SessionKeys, escaped
 from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
@@ -277,12 +285,9 @@ class HistoryCore:
         if reply[0] == Code.CONFLICT:
             return None
         _, current, stop, start, sizes, *joined = reply
-        whole, position = b"".join(joined), 0
-        records = []
-        for size in _sizes(sizes) if joined else ():
-            records.append(whole[position : position + size])
-            position += size
-        return _Piece(current.decode(), start, stop, records)
+        ends = list(accumulate(_sizes(sizes))) if joined else []
+        records = map(b"".join(joined).__getitem__, map(slice, [0, *ends], ends))
+        return _Piece(current.decode(), start, stop, list(records))
 
     def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[int | None]:
         """How many records wait beside the history; None if another piece is there."""
@@ -372,8 +377,10 @@ class HistoryCore:
             records.append(record)
         return records
 
-    def _decoded(self, records: Iterable[bytes], start: int = 0) -> tuple[list[Item], list[int]]:
+    def _decoded(self, records: list[bytes], start: int = 0) -> tuple[list[Item], list[int]]:
         """The readable items, and the places of the others."""
+        if type(self.codec) is JsonCodec and (plain := all_decoded(records)) is not None:
+            return plain, []
         decode, session_id = self.codec.decode, self.session_id
         items: list[Item] = []
         corrupt: list[int] = []

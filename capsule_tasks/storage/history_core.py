@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import accumulate
 from typing import Any
-
-import msgspec
 
 from capsule_tasks.errors import (
     HistoryConflict,
@@ -26,6 +23,7 @@ from capsule_tasks.storage.codec import (
     Unreadable,
     all_decoded,
     canonical,
+    unpacked,
 )
 from capsule_tasks.storage.history_types import HistoryInfo, PoppedSuffix, Snapshot, Version
 from capsule_tasks.storage.keys import SessionKeys, escaped
@@ -69,15 +67,13 @@ _REPLACE = script(
 _CLEAR = script("history_clear", keys="items history batches bad", args="operation age_ms")
 _INFO = script("history_info", keys="items history bad", args="")
 
-_sizes = msgspec.msgpack.Decoder(list[int]).decode
-
 
 @dataclass(frozen=True)
 class _Piece:
     generation: str
     start: int
     stop: int
-    records: list[bytes]
+    packed: list[bytes]
 
 
 class HistoryCore:
@@ -264,7 +260,7 @@ class HistoryCore:
             if not generation:
                 generation, stop = piece.generation, piece.stop
             before = piece.start
-            items, corrupt = self._decoded(piece.records, piece.start)
+            items, corrupt = self._decoded_piece(piece)
             pieces.append((items, corrupt))
             missing -= len(items)
             if before == 0 or (limit is not None and missing <= 0):
@@ -284,10 +280,8 @@ class HistoryCore:
         reply = yield from perform(call, self._retry)
         if reply[0] == Code.CONFLICT:
             return None
-        _, current, stop, start, sizes, *joined = reply
-        ends = list(accumulate(_sizes(sizes))) if joined else []
-        records = map(b"".join(joined).__getitem__, map(slice, [0, *ends], ends))
-        return _Piece(current.decode(), start, stop, list(records))
+        _, current, stop, start, *packed = reply
+        return _Piece(current.decode(), start, stop, packed)
 
     def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[int | None]:
         """How many records wait beside the history; None if another piece is there."""
@@ -377,10 +371,13 @@ class HistoryCore:
             records.append(record)
         return records
 
-    def _decoded(self, records: list[bytes], start: int = 0) -> tuple[list[Item], list[int]]:
+    def _decoded_piece(self, piece: _Piece) -> tuple[list[Item], list[int]]:
         """The readable items, and the places of the others."""
-        if type(self.codec) is JsonCodec and (plain := all_decoded(records)) is not None:
-            return plain, []
+        if type(self.codec) is JsonCodec and (items := all_decoded(piece.packed)) is not None:
+            return items, []
+        return self._decoded(unpacked(piece.packed), piece.start)
+
+    def _decoded(self, records: Iterable[bytes], start: int = 0) -> tuple[list[Item], list[int]]:
         decode, session_id = self.codec.decode, self.session_id
         items: list[Item] = []
         corrupt: list[int] = []

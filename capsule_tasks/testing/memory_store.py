@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from capsule_tasks.errors import InternalError
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call, Code
@@ -119,8 +117,9 @@ class MemoryStore:
         if args["renew_ms"]:
             for key in keys.values():
                 self._live(key, args["renew_ms"])
-        sizes = msgspec.msgpack.encode([len(record) for record in piece])
-        return [Code.DONE, current.encode(), before, start, sizes, b"".join(piece)]
+        packed = [_packed_text(record) for record in piece]
+        array = b"\xdd" + len(packed).to_bytes(4, "big") + b"".join(packed)
+        return [Code.DONE, current.encode(), before, start, array]
 
     def _pop(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         if early := self._recalled(keys, args):
@@ -279,6 +278,11 @@ class MemoryStore:
     def _remember(self, keys: dict[str, str], args: dict[str, Any], result: bytes) -> None:
         self._memory(keys)[args["operation"]] = (self._now_ms(), result)
         self._live(keys["batches"], _MEMORY_MS)
+
+
+def _packed_text(record: Record) -> bytes:
+    """A text of MessagePack, whose bytes may be anything, as Redis packs them."""
+    return b"\xdb" + len(record).to_bytes(4, "big") + record
 
 
 def _size(records: list[Record]) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 import redis
 
 from capsule_tasks.storage import history_core, operations
+from capsule_tasks.storage.codec import unpacked
 from capsule_tasks.storage.keys import SessionKeys
 from capsule_tasks.storage.scripts import Call, Code, Script
 from tests.servers import fresh_prefix
@@ -144,12 +144,20 @@ def test_read_gives_a_piece_and_refuses_another_generation(bench: Bench) -> None
     generation = bench.history()[b"generation"]
     reply = bench.call("history_read", "", -1, 2, 1000, 0)
     assert reply[:4] == [Code.DONE, generation, 3, 1]
-    assert msgspec.msgpack.decode(reply[4]) == [7, 1]
-    assert reply[5:] == [b'{"a":1}\xff']
+    assert len(reply) == 5
+    assert unpacked(reply[4:]) == [b'{"a":1}', b"\xff"]
     assert bench.call("history_read", generation, 1, 9, 1000, 0)[2:4] == [1, 0]
     assert bench.call("history_read", "1", 1, 9, 1000, 0) == [Code.CONFLICT, generation]
     assert bench.call("history_read", generation, 4, 9, 1000, 0) == [Code.CONFLICT, generation]
     assert bench.call("history_read", "", -1, 9, 4, 0)[3] == 2  # about one item of four bytes
+
+
+def test_read_packs_records_of_any_size_and_bytes(bench: Bench) -> None:
+    records = [bytes([size % 256]) * size for size in (0, 31, 32, 255, 256, 65_535, 65_536)] * 40
+    bench.call("history_append", "op", 0, TTL_MS, 1000, 10**8, *records)
+    reply = bench.call("history_read", "", -1, 1000, 10**8, 0)
+    assert len(reply) == 4 + 3
+    assert unpacked(reply[4:]) == records
 
 
 def test_read_renews_only_when_asked(bench: Bench) -> None:

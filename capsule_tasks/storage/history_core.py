@@ -61,8 +61,8 @@ _STAGE = script("history_stage", keys="stage", args="offset ttl_ms record...")
 _REPLACE = script(
     "history_replace",
     keys="items history batches bad stage",
-    args="operation age_ms ttl_ms generation start stop staged max_items max_bytes keep_bad "
-    "corrupt record...",
+    args="operation age_ms ttl_ms generation start stop staged staged_bytes max_items max_bytes "
+    "keep_bad corrupt record...",
 )
 _CLEAR = script("history_clear", keys="items history batches bad", args="operation age_ms")
 _INFO = script("history_info", keys="items history bad", args="")
@@ -215,9 +215,9 @@ class HistoryCore:
         stage = self._keys.stage(name)
         pieces = list(_pieces(records))
         last = pieces.pop() if pieces else []
+        staged = [record for piece in pieces for record in piece]
         for _ in range(RESTARTS):
-            staged = yield from self._stage(stage, pieces)
-            if staged is None:
+            if not (yield from self._stage(stage, pieces)):
                 continue
             reply = yield from self._commit(name, stage, version, staged, last)
             if reply[0] == Code.LOST:
@@ -283,19 +283,19 @@ class HistoryCore:
         _, current, stop, start, *packed = reply
         return _Piece(current.decode(), start, stop, packed)
 
-    def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[int | None]:
-        """How many records wait beside the history; None if another piece is there."""
+    def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[bool]:
+        """Whether the pieces wait beside the history now; not if there was another one."""
         offset = 0
         for piece in pieces:
             call = Call(_STAGE, (stage,), [offset, STAGE_TTL_MS, *piece])
             reply = yield from perform(call, self._retry)
             if reply[0] != Code.DONE:
-                return None
+                return False
             offset += len(piece)
-        return offset
+        return True
 
     def _commit(
-        self, name: str, stage: str, version: Version, staged: int, last: list[bytes]
+        self, name: str, stage: str, version: Version, staged: list[bytes], last: list[bytes]
     ) -> Operation[Reply]:
         settings = self.settings
         return (
@@ -307,7 +307,8 @@ class HistoryCore:
                 version.generation,
                 version.start,
                 version.stop,
-                staged,
+                len(staged),
+                sum(map(len, staged)),
                 settings.max_items,
                 settings.max_bytes,
                 settings.max_quarantined,

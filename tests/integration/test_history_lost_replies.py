@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
+import redis.asyncio.retry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from capsule_tasks import History, SyncHistory
 from capsule_tasks.errors import HistoryConflict, StorageUnavailable
@@ -30,8 +34,8 @@ def proxy(valkey_url: str) -> Iterator[CuttingProxy]:
         yield proxy
 
 
-def own_settings(**changes: Any) -> HistorySettings:
-    return HistorySettings(prefix=fresh_prefix(), retry=RETRY, **changes)
+def own_settings(retry: RetrySettings = RETRY) -> HistorySettings:
+    return HistorySettings(prefix=fresh_prefix(), retry=retry)
 
 
 CUTS = {
@@ -143,6 +147,31 @@ def test_the_operation_of_a_lost_replacement_repeats_it(proxy: CuttingProxy) -> 
         history.add_items([{"n": 3}])
         history.replace(version, [{"n": 2}], operation=failure.value.operation)
         assert numbers(history.get_items()) == [2, 3]
+
+
+async def test_a_repeat_by_redis_py_itself_takes_one_item(proxy: CuttingProxy) -> None:
+    """An injected client repeats a command that lost its reply, and nobody hears of it."""
+    own = own_settings(RetrySettings(attempts=1))
+    awaited = redis.asyncio.Redis.from_url(
+        proxy.url, protocol=2, retry=redis.asyncio.retry.Retry(NoBackoff(), 3)
+    )
+    blocking = redis.Redis.from_url(proxy.url, protocol=2, retry=Retry(NoBackoff(), 3))
+    async with History("user-42", awaited, settings=own) as history:
+        await history.add_items([{"n": 1}, {"n": 2}, {"n": 3}])
+        proxy.plan(["after", "after"])
+        assert await history.pop_item() == {"n": 3}
+        proxy.plan(["after"])
+        await history.add_items([{"n": 4}])
+        with SyncHistory("user-42", blocking, settings=own) as same:
+            proxy.plan(["pass"])
+            same.get_items()
+            seen = proxy.cuts
+            proxy.plan(["after", "after"])
+            assert same.pop_item() == {"n": 4}
+            assert proxy.cuts - seen == 2
+        assert numbers(await history.get_items()) == [1, 2]
+    await awaited.aclose()
+    blocking.close()
 
 
 # --- random interleavings ------------------------------------------------------------------------

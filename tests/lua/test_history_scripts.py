@@ -242,7 +242,8 @@ def replace(bench: Bench, *records: bytes, **changes: Any) -> list[Any]:
     values = {
         "operation": "r", "age_ms": 0, "ttl_ms": TTL_MS,
         "generation": bench.history().get(b"generation", b"0"), "start": 0, "stop": 3,
-        "staged": 0, "max_items": 10, "max_bytes": 100, "keep_bad": 5, "corrupt": "",
+        "staged": 0, "staged_bytes": 0, "max_items": 10, "max_bytes": 100, "keep_bad": 5,
+        "corrupt": "",
     } | changes  # fmt: skip
     return bench.call("history_replace", *values.values(), *records)
 
@@ -251,7 +252,7 @@ def test_replace_keeps_what_is_before_and_behind(bench: Bench) -> None:
     bench.append("op", b"1", b"2", b"3", b"4", b"5")
     bench.call("history_stage", 0, TTL_MS, b"a", b"b")
     before = bench.history()
-    reply = replace(bench, b"c", start=1, stop=4, staged=2, corrupt="1,2")
+    reply = replace(bench, b"c", start=1, stop=4, staged=2, staged_bytes=2, corrupt="1,2")
     assert reply == [Code.DONE, bench.history()[b"generation"]]
     assert bench.items() == [b"1", b"a", b"b", b"c", b"5"]
     state = bench.everything()
@@ -262,6 +263,27 @@ def test_replace_keeps_what_is_before_and_behind(bench: Bench) -> None:
     assert int(state["history"][b"updated"]) > int(before[b"updated"])
     assert replace(bench, b"x", age_ms=3) == reply
     assert bench.everything() == state
+
+
+def test_replace_of_all_renames_the_stage(bench: Bench) -> None:
+    bench.append("op", b"1", b"22", b"333", b"4444")
+    bench.call("history_stage", 0, TTL_MS, b"a", b"bb")
+    assert replace(bench, b"ccc", stop=3, staged=2, staged_bytes=3)[0] == Code.DONE
+    state = bench.everything()
+    assert sorted(state) == ["batches", "history", "items"]
+    assert state["items"] == [b"a", b"bb", b"ccc", b"4444"]
+    assert state["history"][b"bytes"] == b"10"
+
+
+@pytest.mark.parametrize("changes", [{"generation": "5"}, {"max_items": 1}, {"age_ms": 600_000}])
+def test_a_refused_replacement_takes_its_stage_with_it(
+    bench: Bench, changes: dict[str, Any]
+) -> None:
+    bench.append("op", b"1", b"2", b"3")
+    before = bench.everything()
+    bench.call("history_stage", 0, TTL_MS, b"a", b"b")
+    assert replace(bench, staged=2, staged_bytes=2, **changes)[0] != Code.DONE
+    assert bench.everything() == before
 
 
 def test_replace_refuses_without_a_change(bench: Bench) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from capsule_tasks.child.context import progress
-    from capsule_tasks.client import Capsule, Execution
-    from capsule_tasks.errors import ExecutionCancelled
+    from capsule_tasks.client import Capsule, Execution, step
+    from capsule_tasks.errors import EffectUncertain, ExecutionCancelled
     from capsule_tasks.sessions import Session, SessionConfig, SessionPool
     from capsule_tasks.settings import (
         ChildSettings,
@@ -26,6 +26,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Capsule",
     "ChildSettings",
+    "EffectUncertain",
     "Execution",
     "ExecutionCancelled",
     "History",
@@ -39,12 +40,14 @@ __all__ = [
     "SyncHistory",
     "__version__",
     "progress",
+    "step",
 ]
 
 _HOME_OF = {
     "Capsule": "capsule_tasks.client",
     "Execution": "capsule_tasks.client",
     "ChildSettings": "capsule_tasks.settings",
+    "EffectUncertain": "capsule_tasks.errors",
     "ExecutionCancelled": "capsule_tasks.errors",
     "History": "capsule_tasks.storage",
     "LimitSettings": "capsule_tasks.settings",
@@ -56,6 +59,7 @@ _HOME_OF = {
     "SessionPool": "capsule_tasks.sessions",
     "SyncHistory": "capsule_tasks.storage",
     "progress": "capsule_tasks.child.context",
+    "step": "capsule_tasks.client.steps",
 }
 
 

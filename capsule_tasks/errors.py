@@ -163,6 +163,241 @@ class ExecutionCancelled(KeyboardInterrupt):
     """
 
 
+class InvalidRunState(CallerError, ValueError):
+    """A snapshot of a run is not what its schema version says; its values are not repeated here."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"the snapshot of a run is unusable at {where}: {why}")
+        self.where = where
+        self.why = why
+
+
+class UnreadableSchema(OperatorError):
+    """A snapshot of a run was written by a release whose schema this one does not read."""
+
+    def __init__(self, version: str, readable: tuple[str, ...]) -> None:
+        super().__init__(
+            f"schema version {_shortened(version)} is not readable here; readable are "
+            f"{', '.join(readable)}. Leave the run to a newer release"
+        )
+        self.version = version
+        self.readable = readable
+
+
+class UnknownAgent(CallerError, LookupError):
+    """A snapshot names an agent that the graph does not have."""
+
+    def __init__(self, name: str, tag: str | None, known: tuple[str, ...]) -> None:
+        which = f"{_shortened(name)} with tag {tag}" if tag else _shortened(name)
+        super().__init__(f"no agent of the graph is {which}; it has {', '.join(known)}")
+        self.name = name
+        self.tag = tag
+        self.known = known
+
+
+class AmbiguousAgent(CallerError, LookupError):
+    """Several agents of one name cannot be told apart; give each a key of its own."""
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(
+            f"{count} agents are named {_shortened(name)} and cannot be told apart; "
+            "give each a key of its own"
+        )
+        self.name = name
+        self.count = count
+
+
+class UnknownCall(CallerError, LookupError):
+    """No tool call under this id waits for a decision."""
+
+    def __init__(self, call_id: str, why: str) -> None:
+        super().__init__(f"call {_shortened(call_id)} waits for no decision: {why}")
+        self.call_id = call_id
+        self.why = why
+
+
+class CallChanged(CallerError, ValueError):
+    """An id that was used before came back with another tool or other arguments; nothing ran."""
+
+    def __init__(self, call_id: str, why: str) -> None:
+        super().__init__(f"call {_shortened(call_id)} was used before: {why}")
+        self.call_id = call_id
+        self.why = why
+
+
+class ContextNotStorable(CallerError, TypeError):
+    """The context of a run cannot be stored so that it comes back as it was."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(f"the context of type {kind} cannot be stored: {why}")
+        self.kind = kind
+        self.why = why
+
+
+class ContextNotRestorable(CallerError, TypeError):
+    """The context of a run was stored in a form that only its owner can read."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(f"the context of type {kind} cannot be restored: {why}")
+        self.kind = kind
+        self.why = why
+
+
+class RunNotFound(CallerError, LookupError):
+    """There is no run of this id: it never was, or it was over long ago."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"there is no run {_shortened(run_id)}, or it was over long ago")
+        self.run_id = run_id
+
+
+class RunExists(CallerError, ValueError):
+    """A run of this id was started before; the one that is there stays as it is."""
+
+    def __init__(self, run_id: str, status: str) -> None:
+        super().__init__(f"run {_shortened(run_id)} is there already, and is {status}")
+        self.run_id = run_id
+        self.status = status
+
+
+class RunHeld(RetryError):
+    """Another owner holds the run, and its lease has not lapsed."""
+
+    def __init__(self, run_id: str, owner: str) -> None:
+        super().__init__(f"run {_shortened(run_id)} is held by {_shortened(owner)}")
+        self.run_id = run_id
+        self.owner = owner
+
+
+class RunEnded(CallerError, RuntimeError):
+    """The run is over; nothing about it can be changed any more."""
+
+    def __init__(self, run_id: str, status: str) -> None:
+        super().__init__(f"run {_shortened(run_id)} is over: {status}")
+        self.run_id = run_id
+        self.status = status
+
+
+class RunWaits(CallerError, RuntimeError):
+    """The run waits for decisions and cannot go on before one is taken."""
+
+    def __init__(self, run_id: str, calls: int) -> None:
+        super().__init__(f"run {_shortened(run_id)} waits for decisions on {calls} calls")
+        self.run_id = run_id
+        self.calls = calls
+
+
+class RunLost(RetryError):
+    """This owner's claim on the run is over: stop, and write nothing more. Claim it anew."""
+
+    def __init__(self, run_id: str, status: str) -> None:
+        super().__init__(f"the claim on run {_shortened(run_id)} is over; it is {status} now")
+        self.run_id = run_id
+        self.status = status
+
+
+class RunConflict(RetryError):
+    """The run is at another revision than its owner believes; nothing was written."""
+
+    def __init__(self, run_id: str, revision: int) -> None:
+        super().__init__(f"run {_shortened(run_id)} is at revision {revision}; claim it anew")
+        self.run_id = run_id
+        self.revision = revision
+
+
+class RunTooLarge(CallerError, ValueError):
+    """A snapshot or an output is over its limit; nothing was written."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} has {size} bytes, over the limit of {limit}")
+        self.what = what
+        self.size = size
+        self.limit = limit
+
+
+class LeaseLost(RetryError):
+    """This worker's lease has lapsed: what it held belongs to others. Begin a new incarnation."""
+
+    def __init__(self, incarnation: str) -> None:
+        super().__init__(f"the lease of {_shortened(incarnation)} has lapsed, and stays so")
+        self.incarnation = incarnation
+
+
+class AlreadyDecided(CallerError, RuntimeError):
+    """Somebody else was first; the decision that counts is in `decision`."""
+
+    def __init__(self, call_id: str, decision: object) -> None:
+        super().__init__(f"call {_shortened(call_id)} was decided about before: {decision}")
+        self.call_id = call_id
+        self.decision = decision
+
+
+class DecisionExpired(CallerError, TimeoutError):
+    """The time for a decision had passed; what was to happen then has happened.
+
+    With `resume` it falls to whoever is told this to send the run on, as after a decision.
+    """
+
+    def __init__(self, call_id: str, decision: object, resume: bool, updated_us: int) -> None:
+        super().__init__(f"the time to decide about call {_shortened(call_id)} passed: {decision}")
+        self.call_id = call_id
+        self.decision = decision
+        self.resume = resume
+        self.updated_us = updated_us
+
+
+class MayNotDecide(CallerError, PermissionError):
+    """The decision is for others to take."""
+
+    def __init__(self, call_id: str, who: tuple[str, ...], may: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{', '.join(who) or 'an unnamed person'} may not decide about call "
+            f"{_shortened(call_id)}; who may: {', '.join(may) or 'nobody'}"
+        )
+        self.call_id = call_id
+        self.who = who
+        self.may = may
+
+
+class CallNotApproved(CallerError, RuntimeError):
+    """A tool call was to be made though its approval is missing, or was refused; nothing ran."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__(f"call {_shortened(call_id)} is not approved")
+        self.call_id = call_id
+
+
+class EffectUncertain(OperatorError):
+    """A step was begun and nobody knows whether it was made; it is not made again by itself."""
+
+    def __init__(self, name: str, began_at: str, why: str) -> None:
+        super().__init__(
+            f"{_shortened(name)} was begun at {began_at} and did not end ({why}). Find out "
+            "whether it happened; with retry=True it is made again"
+        )
+        self.name = name
+        self.began_at = began_at
+        self.why = why
+
+
+class OutputNotStorable(CallerError, TypeError):
+    """A step was made, but what it gave cannot be stored; it will not be made again."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{_shortened(name)} was made, but its output cannot be stored: {why}")
+        self.name = name
+        self.why = why
+
+
+class StepMisused(CallerError, TypeError):
+    """A step was asked for in a way in which it cannot be kept."""
+
+    def __init__(self, name: object, why: str) -> None:
+        super().__init__(f"step {_shortened(name)}: {why}")
+        self.name = name
+        self.why = why
+
+
 class InvalidId(CallerError, ValueError):
     """An id cannot be part of a key."""
 

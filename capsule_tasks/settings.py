@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Literal, NoReturn
 
@@ -455,3 +456,55 @@ class HistorySettings(_Section, frozen=True, kw_only=True):
         self._at_least(1, "max_item_bytes", "max_items", "max_bytes", "max_quarantined")
         self._of_type(str, "prefix")
         self._of_type(RetrySettings, "retry")
+
+
+class RunSettings(_Section, frozen=True, kw_only=True):
+    """How long runs are kept, and how large what they store may be."""
+
+    ttl_s: float = 30 * 86400.0
+    """From the last change of a run that is not over: it may wait for a person so long."""
+    ended_ttl_s: float = 7 * 86400.0
+    """How long a run that is over can be looked at."""
+    max_snapshot_bytes: int = 16 * MIB
+    max_output_bytes: int = 8 * MIB
+    """Of one tool call."""
+    prefix: str = "capsule"
+    retry: RetrySettings = RetrySettings()
+
+    def __post_init__(self) -> None:
+        self._at_least(1, "ttl_s", "ended_ttl_s")
+        self._at_least(1, "max_snapshot_bytes", "max_output_bytes")
+        self._of_type(str, "prefix")
+        self._of_type(RetrySettings, "retry")
+
+
+class LeaseSettings(_Section, frozen=True, kw_only=True):
+    """How long a worker is believed to live after it last said so."""
+
+    lease_s: float = 15.0
+    keep_s: float = 86400.0
+    """How long it is known that a lease has lapsed."""
+
+    def __post_init__(self) -> None:
+        self._at_least(0.05, "lease_s")
+        self._at_least(1, "keep_s")
+
+
+class StepSettings(_Section, frozen=True, kw_only=True):
+    """How steps of tasks are remembered."""
+
+    ttl_s: float = 7 * 86400.0
+    """How long after its last step a task may be delivered again without repeating one."""
+    max_output_bytes: int = 8 * MIB
+    prefix: str = "capsule"
+    retry: RetrySettings = RetrySettings()
+
+    def __post_init__(self) -> None:
+        self._at_least(1, "ttl_s", "max_output_bytes")
+        self._of_type(str, "prefix")
+        self._of_type(RetrySettings, "retry")
+
+
+def redis_url_of_environment() -> str | None:
+    """The Redis that the environment names for what this package stores."""
+    return os.environ.get("CAPSULE_REDIS_URL") or None

@@ -68,7 +68,9 @@ def run_pipeline(log: Path) -> None:
     pages = group(fetch.s(page) for page in range(PAGES))().get(timeout=WAIT_S)
     print(f"group   {PAGES} pages awaited beside each other in {time.monotonic() - started:.1f} s")
     started = time.monotonic()
-    pipeline = chain(chord([square.s(page) for page in pages], total.s()), report.s("sum of squares"))
+    pipeline = chain(
+        chord([square.s(page) for page in pages], total.s()), report.s("sum of squares")
+    )
     told = pipeline.delay().get(timeout=WAIT_S)
     expected = sum(number * number for page in pages for number in page)
     assert told == f"sum of squares: {expected}", told

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from types import MethodType
 
 from capsule_tasks.child.landing import leavable
 from capsule_tasks.child.output import (
@@ -63,7 +64,8 @@ def _inherit_context_in_threads() -> None:
     @leavable
     def start_in_context(thread: threading.Thread) -> None:
         context, run = contextvars.copy_context(), thread.run
-        thread.run = lambda: context.run(run)  # type: ignore[method-assign]
+        # A method, for whoever wraps it once more (Sentry does) and calls its function.
+        thread.run = MethodType(lambda _: context.run(run), thread)  # type: ignore[method-assign]
         start(thread)
 
     threading.Thread.start = start_in_context  # type: ignore[assignment,method-assign]

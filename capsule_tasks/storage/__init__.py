@@ -1,4 +1,4 @@
-"""What Redis holds: histories, and the keys, scripts, connections and errors under them.
+"""What Redis holds: histories, runs, leases, and the keys, scripts and connections under them.
 
 Redis is the truth. Whoever holds a history object holds no state of it but connections: any number
 of processes may read and write the same one. Every transition is one Lua script, so it happens
@@ -9,15 +9,27 @@ reply is lost. What a script cannot know, whether a record can be read, its read
 from capsule_tasks.storage.async_connections import AsyncConnections
 from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_types import HistoryInfo, PoppedSuffix, Snapshot, Version
+from capsule_tasks.storage.run_types import Ask, Claim, Committed, PlannedCall, RunRecord, Waiting
+from capsule_tasks.storage.runs import Lease, RunStore, SyncLease, SyncRunStore
 from capsule_tasks.storage.sync_connections import SyncConnections
 
 __all__ = [
+    "Ask",
     "AsyncConnections",
+    "Claim",
+    "Committed",
     "History",
     "HistoryInfo",
+    "Lease",
+    "PlannedCall",
     "PoppedSuffix",
+    "RunRecord",
+    "RunStore",
     "Snapshot",
     "SyncConnections",
     "SyncHistory",
+    "SyncLease",
+    "SyncRunStore",
     "Version",
+    "Waiting",
 ]

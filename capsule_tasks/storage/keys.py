@@ -52,3 +52,73 @@ class SessionKeys:
 
     def stage(self, operation: str) -> str:
         return f"{self._root}:stage:{escaped('operation', operation)}"
+
+
+class RunKeys:
+    """The keys of one run, in the slot of its session, so that both change in one step."""
+
+    __slots__ = ("batches", "history", "items", "ledger", "run")
+
+    def __init__(self, session_id: str, run_id: str, prefix: str = "capsule") -> None:
+        session = SessionKeys(session_id, prefix)
+        root = f"{checked_prefix(prefix)}:{{S:{escaped('session id', session_id)}}}"
+        self.run = f"{root}:run:{escaped('run id', run_id)}"
+        self.ledger = f"{self.run}:ledger"
+        self.items = session.items
+        self.history = session.history
+        self.batches = session.batches
+
+
+def run_place(run_id: str, prefix: str = "capsule") -> str:
+    """The key that says in which session a run lives."""
+    return f"{checked_prefix(prefix)}:{{R:{escaped('run id', run_id)}}}"
+
+
+class ApprovalKeys:
+    """The index of calls that wait for a decision, all in one slot."""
+
+    __slots__ = ("_root", "all", "channel", "due", "entries")
+
+    def __init__(self, prefix: str = "capsule") -> None:
+        self._root = f"{checked_prefix(prefix)}:{{approvals}}"
+        self.all = f"{self._root}:all"
+        self.due = f"{self._root}:due"
+        self.entries = f"{self._root}:entries"
+        self.channel = f"{prefix}:approvals"
+
+    def order(self, agent: str | None, tool: str | None) -> str:
+        """The order that holds the calls of this agent, or this tool, or both, or all."""
+        match agent, tool:
+            case None, None:
+                return self.all
+            case None, str():
+                return f"{self._root}:tool:{quote(tool, safe='')}"
+            case str(), None:
+                return f"{self._root}:agent:{quote(agent, safe='')}"
+        return f"{self._root}:both:{quote(agent or '', safe='')}:{quote(tool or '', safe='')}"
+
+    def of_call(self, agent: str, tool: str) -> tuple[str, ...]:
+        """All that holds a call of this tool by this agent."""
+        orders = (self.order(agent, None), self.order(None, tool), self.order(agent, tool))
+        return (self.all, self.due, self.entries, *orders)
+
+
+class WorkerKeys:
+    """The lease of one incarnation of a worker."""
+
+    __slots__ = ("batches", "worker")
+
+    def __init__(self, incarnation: str, prefix: str = "capsule") -> None:
+        self.worker = f"{checked_prefix(prefix)}:{{W:{escaped('incarnation', incarnation)}}}"
+        self.batches = f"{self.worker}:batches"
+
+
+class StepKeys:
+    """What an execution has done, step by step."""
+
+    __slots__ = ("batches", "steps")
+
+    def __init__(self, execution_id: str, prefix: str = "capsule") -> None:
+        root = f"{checked_prefix(prefix)}:{{E:{escaped('execution id', execution_id)}}}"
+        self.steps = f"{root}:steps"
+        self.batches = f"{root}:batches"

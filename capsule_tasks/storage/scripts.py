@@ -27,6 +27,21 @@ class Code(IntEnum):
     CONFLICT = 2
     FULL = 3
     LOST = 4
+    MISSING = 5
+    HELD = 6
+    ENDED = 7
+    WAITING = 8
+    STALE = 9
+    UNREADABLE = 10
+    CHANGED = 11
+    UNCERTAIN = 12
+    DECIDED = 13
+    DENIED = 14
+    LATE = 15
+    UNKNOWN = 16
+    STARTED = 17
+    EXPIRED = 18
+    FINISHED = 19
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ _KINDS: dict[str, tuple[Kind, str]] = {
     "redis+cluster": ("cluster", "redis"),
     "rediss+cluster": ("cluster", "rediss"),
 }
+SCHEMES = tuple(_KINDS)
 _DEFAULT_PORT: dict[Kind, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 
 

@@ -41,8 +41,6 @@ Kind = Literal["blocking", "async"]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RETRY_S = 1.0
 """After the session pool said that it has none to give."""
-_ACCEPT_DELAY_S = 0.01
-"""So long the news that a task has begun waits for company: the end of a short one, usually."""
 _ASYNC_GRACE_S = 5.0
 """From the cancel of a coroutine to the kill of its child and so of its neighbours."""
 
@@ -278,7 +276,7 @@ class Crew:
         self._bridge.put_lazily(partial(job.say_accepted, member.pid, accepted_at))
         if not self._is_flush_due:
             self._is_flush_due = True
-            loop.call_later(_ACCEPT_DELAY_S, self._flush)
+            loop.call_soon(self._flush)  # the end of a short task may be in the same read
         if job.soft_limit_s:
             job.timers.append(loop.call_later(job.soft_limit_s, self._on_soft_limit, member, job))
         if job.hard_limit_s:

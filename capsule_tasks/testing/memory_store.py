@@ -1,4 +1,4 @@
-"""Redis for histories, in memory: the same answers to the same scripts, for tests without a server.
+"""Redis in memory: the same answers to the same scripts, for tests without a server.
 
 `History("user-42", MemoryStore())` is a History in everything but where its items are. What the
 scripts do in Lua is done here in Python; one suite of tests holds both to one contract.
@@ -15,6 +15,8 @@ from typing import Any
 from capsule_tasks.errors import InternalError
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call, Code
+from capsule_tasks.testing.memory_index import PlainScripts
+from capsule_tasks.testing.memory_runs import RunScripts
 
 _MEMORY_MS = 600_000
 _GIVEN_UP = b"!"
@@ -51,6 +53,8 @@ class MemoryStore:
             "history_info": self._info,
             "settle": self._settle,
         }
+        lent = _Lent(self)
+        self._scripts |= RunScripts(lent).table() | PlainScripts(lent).table()
 
     async def run(self, call: Call) -> Reply:
         return self.run_blocking(call)
@@ -72,6 +76,8 @@ class MemoryStore:
             args["records"] = list(call.args[call.script.args.index("record...") :])
         if "guard..." in call.script.args:
             args["guard"] = tuple(call.args[call.script.args.index("guard...") :])
+        if "part..." in call.script.args:
+            args["parts"] = list(call.args[call.script.args.index("part...") :])
         with self._lock:
             self._expire()
             return implementation(keys, args)
@@ -92,6 +98,12 @@ class MemoryStore:
     def _append(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         if early := self._recalled(keys, args):
             return early[0]
+        reply = self._appended(keys, args)
+        if reply[0] == Code.DONE:
+            self._remember(keys, args, b"")
+        return reply
+
+    def _appended(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         items, records = self._list(keys["items"]), args["records"]
         size = _size(items)
         length = len(items) + len(records)
@@ -99,7 +111,6 @@ class MemoryStore:
             return [Code.FULL, len(items), size]
         items.extend(records)
         self._save(keys, args, has_removed=False)
-        self._remember(keys, args, b"")
         return [Code.DONE]
 
     def _read(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
@@ -262,20 +273,20 @@ class MemoryStore:
             del bad[: -args["keep_bad"]]
             self._live(keys["bad"], args["ttl_ms"])
 
-    def _memory(self, keys: dict[str, str]) -> dict[str, tuple[float, bytes]]:
-        memory: dict[str, tuple[float, bytes]] = self._values.setdefault(keys["batches"], {})
+    def _memory(self, keys: dict[str, str]) -> dict[str, tuple[float, Any]]:
+        memory: dict[str, tuple[float, Any]] = self._values.setdefault(keys["batches"], {})
         return memory
 
-    def _recalled(self, keys: dict[str, str], args: dict[str, Any]) -> tuple[Reply, bytes] | None:
+    def _recalled(self, keys: dict[str, str], args: dict[str, Any]) -> tuple[Reply, Any] | None:
         """What is to be answered at once, and the result that is remembered."""
         known = self._memory(keys).get(args["operation"])
         if known is not None:
-            return [Code.GIVEN_UP if known[1] == _GIVEN_UP else Code.DONE], known[1]
+            return ([Code.GIVEN_UP], b"") if known[1] == _GIVEN_UP else ([Code.DONE], known[1])
         if args["age_ms"] >= _MEMORY_MS:
             return [Code.FORGOTTEN], b""
         return None
 
-    def _remember(self, keys: dict[str, str], args: dict[str, Any], result: bytes) -> None:
+    def _remember(self, keys: dict[str, str], args: dict[str, Any], result: Any) -> None:
         self._memory(keys)[args["operation"]] = (self._now_ms(), result)
         self._live(keys["batches"], _MEMORY_MS)
 
@@ -283,6 +294,29 @@ class MemoryStore:
 def _packed_text(record: Record) -> bytes:
     """A text of MessagePack, whose bytes may be anything, as Redis packs them."""
     return b"\xdb" + len(record).to_bytes(4, "big") + record
+
+
+class _Lent:
+    """A store as its scripts of runs see it."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.values = store._values  # noqa: SLF001  it is a part of the store
+
+    def now_us(self) -> int:
+        return int(self._store._clock() * 1e6)  # noqa: SLF001  as above
+
+    def live(self, key: str, ttl_ms: int) -> None:
+        self._store._live(key, ttl_ms)  # noqa: SLF001  as above
+
+    def recalled(self, keys: dict[str, str], args: dict[str, Any]) -> tuple[Reply, Any] | None:
+        return self._store._recalled(keys, args)  # noqa: SLF001  as above
+
+    def remember(self, keys: dict[str, str], args: dict[str, Any], result: Any) -> None:
+        self._store._remember(keys, args, result)  # noqa: SLF001  as above
+
+    def appended(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
+        return self._store._appended(keys, args)  # noqa: SLF001  as above
 
 
 def _size(records: list[Record]) -> int:

@@ -31,6 +31,7 @@ app.conf.update(
         "unacked_restore_interval": 0.2,  # kombu looks at every tenth of these
     },
     capsule_start=os.environ.get("TEST_START", "fork"),
+    worker_pool_restarts=True,
     made_in_code="by the worker",
 )
 log = logging.getLogger("tests.acceptance.app")

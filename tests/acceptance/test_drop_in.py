@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +18,7 @@ from capsule_tasks import Capsule, Execution
 from capsule_tasks.client import EagerExecution
 from capsule_tasks.client import Task as CapsuleTask
 from capsule_tasks.testing import eager
-from tests.acceptance.workers import HANG_S
+from tests.acceptance.workers import HANG_S, ROOT, Worker, unique
 
 pytest_plugins = ["capsule_tasks.testing.fixtures"]
 
@@ -167,3 +172,60 @@ def test_a_worker_in_a_thread_of_this_process_works(redis_url: str) -> None:
         assert add.delay(1, 2).get(timeout=HANG_S) == 3
         assert nap.delay().get(timeout=HANG_S) == "slept"
     app.close()
+
+
+def test_a_django_project_with_its_results_and_its_beat(redis_url: str, tmp_path: Path) -> None:
+    """`delay_on_commit`, django-celery-results, django-celery-beat; the ORM in a task."""
+    pytest.importorskip("django_celery_beat")
+    environment = {
+        "TEST_DATABASE": str(tmp_path / "db.sqlite3"),
+        "DJANGO_SETTINGS_MODULE": "tests.acceptance.others.django_settings",
+    }
+    module = "tests.acceptance.others.django_use"
+    worker = Worker(
+        redis_url,
+        tmp_path,
+        "-B",
+        "-s",
+        str(tmp_path / "beat"),
+        app="tests.acceptance.others.django_app",
+        **environment,
+    )
+    command = [sys.executable, "-m", module]
+    environment = {**os.environ, "REDIS_URL": redis_url, "TEST_QUEUE": worker.queue} | environment
+    subprocess.run([*command, "migrate"], cwd=ROOT, env=environment, check=True, timeout=HANG_S)
+    with worker:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            timeout=3 * HANG_S,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stderr}\n{worker.log}"
+        worker.stop()  # in order: Celery's embedded beat outlives a worker that is killed
+
+
+def test_sentry_and_opentelemetry_hear_of_tasks(redis_url: str, tmp_path: Path) -> None:
+    pytest.importorskip("sentry_sdk")
+    pytest.importorskip("opentelemetry.instrumentation.celery")
+    with Worker(redis_url, tmp_path, app="tests.acceptance.others.observed_app") as worker:
+        for name in ("fail", "afail"):
+            word = unique()
+            with pytest.raises(ValueError, match=word):
+                worker.get(name, word)
+            assert worker.heard("sentry") == word
+        assert worker.get("fine") == 1
+        assert int(worker.heard("span:run/fine"), 16)
+
+
+def test_the_guides_examples_run() -> None:
+    page = (ROOT / "docs" / "celery.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/celery.md", "exec"), names)
+    assert names["app"].conf.worker_pool == "capsule_tasks.taskpool:TaskPool"

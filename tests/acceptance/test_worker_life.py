@@ -61,21 +61,24 @@ def test_a_cold_shutdown_gives_the_message_back(redis_url: str, tmp_path: Path, 
 def test_a_killed_worker_leaves_no_process_and_loses_no_task(
     redis_url: str, tmp_path: Path
 ) -> None:
-    key, counted = unique(), unique()
+    keys, counted = [unique(), unique()], unique()
     with Worker(redis_url, tmp_path, TEST_VISIBILITY="2") as worker:
-        result = worker.send("hold_late", key)
-        child = int(worker.heard(key))
+        results = [worker.send("hold_late", key) for key in keys]
+        children = [int(worker.heard(key)) for key in keys]
         for n in range(20):
             worker.send("count", counted, n)
+        # Both children are busy, and six more messages wait in the worker: kombu takes none off
+        # the queue now, which it does in two steps, between which a kill would lose one.
+        eventually(lambda: worker.app.backend.client.llen(worker.queue) == 14, "a full worker")
         pids = family(worker)
         worker.kill()
-        for pid in (*pids, child):
+        for pid in (*pids, *children):
             eventually(lambda pid=pid: not is_running(pid), f"the end of {pid}")
         with Worker(redis_url, tmp_path, queue=worker.queue, TEST_VISIBILITY="2") as second:
-            second.heard(key)
-            for _ in range(10):  # a short visibility may deliver it to the second one again
-                second.go(key)
-            assert result.get(timeout=HANG_S) > 0
+            for key, result in zip(keys, results, strict=True):
+                for _ in range(10):  # a short visibility may deliver it to the second one again
+                    second.go(key)
+                assert result.get(timeout=HANG_S) > 0
             eventually(lambda: second.app.backend.client.scard(counted) == 20, "every task")
 
 
@@ -84,13 +87,17 @@ def test_redis_restarted_under_load_loses_nothing(tmp_path: Path) -> None:
     with PrivateServer(tmp_path / "redis", aof=True) as server:
         port = server.port
         with Worker(server.url, tmp_path, TEST_VISIBILITY="3") as worker:
+            client = worker.app.backend.client
+            for _ in range(2):
+                worker.send("sleep", 3)
             for n in range(300):
                 worker.send("count", counted, n)
-            eventually(lambda: worker.app.backend.client.scard(counted) > 20)
+            # Both children are busy and eight messages wait in the worker: kombu takes none off
+            # the queue now, which it does in two steps, between which one would be lost.
+            eventually(lambda: client.llen(worker.queue) == 292, "a full worker")
             server.stop()
-            again = PrivateServer(tmp_path / "redis", port=port, aof=True)
-            with again:
-                eventually(lambda: worker.app.backend.client.scard(counted) == 300, "every task")
+            with PrivateServer(tmp_path / "redis", port=port, aof=True):
+                eventually(lambda: client.scard(counted) == 300, f"every task {worker.log[-3000:]}")
                 assert worker.get("add", 1, 1) == 2
 
 
@@ -159,6 +166,21 @@ def test_children_that_are_no_fork_run_the_same_tasks(
         worker.get("speak", word)
         assert worker.get("nap", 0)[0]
         eventually(lambda: f"logged {word}" in worker.log and f"printed {word}" in worker.log)
+
+
+def test_a_restarted_pool_has_new_children_and_loses_nothing(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with Worker(redis_url, tmp_path, concurrency=2) as worker:
+        before = set(worker.ask("stats")["pool"]["processes"])
+        key = unique()
+        result = worker.send("hold", key)
+        old = int(worker.heard(key))
+        assert worker.tell("pool_restart") == {"ok": "reload started"}
+        worker.go(key)
+        assert result.get(timeout=HANG_S) == old
+        eventually(lambda: not any(map(is_running, before)), "the end of the old children")
+        assert worker.get("signalled") not in before
 
 
 def test_stats_show_the_sessions(redis_url: str, tmp_path: Path) -> None:

@@ -146,6 +146,15 @@ def producer(url: str, queue: str) -> Celery:
     """An app that knows no task, only where to send calls."""
     app = Celery("producer", broker=url, backend=url, set_as_current=False)
     app.conf.update(task_default_queue=queue, task_create_missing_queues=True)
+    say_good_bye = app.backend.remove_pending_result
+
+    def quietly(result: Any) -> Any:
+        """A result that nobody waited for may go after the server has gone."""
+        with contextlib.suppress(Exception):
+            say_good_bye(result)
+        return result
+
+    app.backend.remove_pending_result = quietly
     return app
 
 

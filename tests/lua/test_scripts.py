@@ -9,14 +9,38 @@ import pytest
 import redis
 
 from capsule_tasks.errors import InternalError
-from capsule_tasks.storage import history_core, operations
-from capsule_tasks.storage.keys import SessionKeys
+from capsule_tasks.storage import (
+    approval_core,
+    approval_index,
+    history_core,
+    lease_core,
+    operations,
+    run_core,
+    step_core,
+)
+from capsule_tasks.storage.keys import (
+    ApprovalKeys,
+    RunKeys,
+    SessionKeys,
+    StepKeys,
+    WorkerKeys,
+    run_place,
+)
 from capsule_tasks.storage.scripts import Code, Script, parsed_header, text_of
 
 FOLDER = Path(history_core.__file__).parent / "lua"
+MODULES = (
+    approval_core,
+    approval_index,
+    history_core,
+    lease_core,
+    operations,
+    run_core,
+    step_core,
+)
 DECLARED = {
     value.name: value
-    for module in (history_core, operations)
+    for module in MODULES
     for value in vars(module).values()
     if isinstance(value, Script)
 }
@@ -44,12 +68,31 @@ def test_the_header_names_what_callers_pass(name: str) -> None:
     assert header.refuses
 
 
+def spelled(script_name: str, key_name: str) -> str:
+    """A key of a script as the package spells it."""
+    approvals = ApprovalKeys()
+    orders = approvals.of_call("<agent>", "<tool>")
+    if script_name.startswith("approvals_"):
+        names = ("all", "due", "entries", "agent", "tool", "both")
+        return approvals.all if key_name == "order" else orders[names.index(key_name)]
+    if key_name == "place":
+        return run_place("<run>")
+    if script_name.startswith("lease_"):
+        return str(getattr(WorkerKeys("<incarnation>"), key_name))
+    if script_name.startswith("step_"):
+        return str(getattr(StepKeys("<execution>"), key_name))
+    if key_name == "stage":
+        return SessionKeys("<session>").stage("<operation>")
+    is_run = script_name.startswith("run_")
+    return str(
+        getattr(RunKeys("<session>", "<run>") if is_run else SessionKeys("<session>"), key_name)
+    )
+
+
 @each_script
 def test_the_header_spells_keys_as_they_are(name: str) -> None:
-    keys = SessionKeys("<session>")
     for key in parsed_header(text_of(name)).keys:
-        spelled = keys.stage("<operation>") if key.name == "stage" else getattr(keys, key.name)
-        assert spelled.replace("%3C", "<").replace("%3E", ">") == key.shape
+        assert spelled(name, key.name).replace("%3C", "<").replace("%3E", ">") == key.shape
 
 
 @each_script

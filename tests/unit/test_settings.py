@@ -106,6 +106,14 @@ def test_a_time_is_a_number_of_seconds_whole_or_not(
 
 
 SMALLEST = {
+    "RunSettings.ttl_s": 1,
+    "RunSettings.ended_ttl_s": 1,
+    "RunSettings.max_snapshot_bytes": 1,
+    "RunSettings.max_output_bytes": 1,
+    "LeaseSettings.lease_s": 0.05,
+    "LeaseSettings.keep_s": 1,
+    "StepSettings.ttl_s": 1,
+    "StepSettings.max_output_bytes": 1,
     "ExecutorSettings.max_waiting": 0,
     "ExecutorSettings.async_limit": 1,
     "ExecutorSettings.switch_interval_s": 1e-6,

@@ -1,0 +1,37 @@
+"""What is JSON, exactly: a value that is the same after a trip through text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MAX_DEPTH = 100
+
+
+def flaw(value: Any, at: str = "$", depth: int = 0) -> str | None:
+    """Where and why a value is not JSON, without the value itself; None if it is.
+
+    A tuple is refused, too: it would come back as a list.
+    """
+    kind = type(value)
+    if value is None or kind in (str, bool, int):
+        return None
+    if kind is float:
+        return None if math.isfinite(value) else f"{at} is not a finite number"
+    if depth >= MAX_DEPTH:
+        return f"{at} is nested more than {MAX_DEPTH} deep"
+    if kind is list:
+        found = (flaw(each, f"{at}[{index}]", depth + 1) for index, each in enumerate(value))
+        return next(filter(None, found), None)
+    if kind is dict:
+        return _flaw_of_dict(value, at, depth)
+    return f"{at} is of type {kind.__qualname__}"
+
+
+def _flaw_of_dict(value: dict[Any, Any], at: str, depth: int) -> str | None:
+    for key, each in value.items():
+        if type(key) is not str:
+            return f"{at} has a key of type {type(key).__qualname__}"
+        if found := flaw(each, f"{at}.{key}", depth + 1):
+            return found
+    return None

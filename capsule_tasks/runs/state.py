@@ -1,0 +1,306 @@
+"""RunState: all that is needed to go on with a run, as plain data.
+
+Items that the history has are counted here, not repeated. Methods return a new state; a state is
+never changed, so whoever committed one knows what was committed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
+from capsule_tasks.runs.approvals import ApprovalBook, Decision, PendingCall
+from capsule_tasks.runs.contexts import SavedContext
+from capsule_tasks.runs.identity import AgentGraph, AgentId, AgentNode, ToolKey
+from capsule_tasks.runs.jsonable import flaw
+from capsule_tasks.runs.schema import CURRENT_VERSION, VERSION_FIELD, migrated
+
+Item = dict[str, Any]
+
+
+class _Part(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A part of a snapshot: what equals its default is not written."""
+
+
+class ToolUse(_Part, frozen=True):
+    """Which tools an agent has used in this run, so that its tool choice is reset as before."""
+
+    agent: AgentId
+    tools: tuple[str, ...] = ()
+
+
+class Usage(_Part, frozen=True):
+    """What an agent has spent in this run."""
+
+    agent: AgentId
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class TraceState(_Part, frozen=True):
+    """Which trace the run belongs to; the key that it is exported with is never part of it."""
+
+    trace_id: str
+    workflow: str | None = None
+    group_id: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class ServerConversation(_Part, frozen=True):
+    """What a server that keeps the conversation has acknowledged, so that nothing is replayed."""
+
+    conversation_id: str | None = None
+    previous_response_id: str | None = None
+    acknowledged_items: int = 0
+
+
+class RunState(_Part, frozen=True):
+    """One run between two turns."""
+
+    run_id: str
+    start_agent: AgentId
+    agent: AgentId
+    """Who speaks next."""
+    turn: int = 0
+    """Turns that are complete."""
+    max_turns: int | None = None
+    input: str | list[Item] = ""
+    """What the run was started with, unless the history has it."""
+    stored_items: int = 0
+    """Items of this run that the history has."""
+    held_items: list[Item] = []
+    """Items that wait for a guardrail before the history may have them."""
+    calls: tuple[PendingCall, ...] = ()
+    approvals: ApprovalBook = ApprovalBook()
+    tool_use: tuple[ToolUse, ...] = ()
+    usage: tuple[Usage, ...] = ()
+    context: SavedContext = SavedContext()
+    trace: TraceState | None = None
+    nested: dict[str, RunState] = {}
+    """Runs of agents that are used as tools, by the id of the call that they are."""
+    conversation: ServerConversation | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The snapshot, as JSON values, in the current schema version."""
+        if found := _flaw_in(self):
+            raise InvalidRunState("$", f"{found}, which is not JSON")
+        return {VERSION_FIELD: CURRENT_VERSION, **_with_lists(msgspec.to_builtins(self))}
+
+    @classmethod
+    def from_json(cls, data: Any) -> RunState:
+        """The state in a snapshot of any readable version; errors do not repeat its values."""
+        fields = migrated(data)
+        try:
+            state = msgspec.convert(fields, cls, strict=True)
+        except InvalidRunState:
+            raise
+        except (msgspec.ValidationError, ValueError, RecursionError) as error:
+            raise InvalidRunState(_place_in(str(error)), "it has not the right type") from None
+        _check(state)
+        return state
+
+    def to_string(self) -> str:
+        """The snapshot as text."""
+        return json.dumps(self.to_json(), allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_string(cls, text: str | bytes) -> RunState:
+        """The state in a snapshot's text."""
+        try:
+            data = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError):
+            raise InvalidRunState("$", "it is not JSON") from None
+        return cls.from_json(data)
+
+    def bound_to(self, graph: AgentGraph) -> AgentNode:
+        """The agent that speaks next; raises if the graph lacks any agent of this state.
+
+        An agent used as a tool has a graph of its own, so nested runs are left to their parents.
+        """
+        for identity in self._identities():
+            graph.resolve(identity)
+        return graph.resolve(self.agent)
+
+    def unresolved(self) -> list[PendingCall]:
+        """Calls that still wait for a decision, those of nested runs included."""
+        return [call for state, call in _awaited(self) if not state.approvals.decision_for(call)]
+
+    def decision_for(self, call: PendingCall) -> Decision | None:
+        """The decision that counts for a call of this run."""
+        return self.approvals.decision_for(call)
+
+    def approve(
+        self,
+        call_id: str,
+        *,
+        tool: ToolKey | None = None,
+        agent: AgentId | None = None,
+        always: bool = False,
+        by: str | None = None,
+        at_ms: int = 0,
+    ) -> RunState:
+        """Approve a waiting call; `always` also every later one of its tool by its agent."""
+        found = self._waiting(call_id, tool, agent)
+        return self._decided(found, approved=True, always=always, by=by, at_ms=at_ms)
+
+    def reject(
+        self,
+        call_id: str,
+        *,
+        tool: ToolKey | None = None,
+        agent: AgentId | None = None,
+        message: str | None = None,
+        always: bool = False,
+        by: str | None = None,
+        at_ms: int = 0,
+    ) -> RunState:
+        """Reject a waiting call; the message is for the model."""
+        found = self._waiting(call_id, tool, agent)
+        return self._decided(
+            found, approved=False, always=always, message=message, by=by, at_ms=at_ms
+        )
+
+    def with_calls(self, calls: Iterable[PendingCall]) -> RunState:
+        """The state with more waiting calls; one under a known id has to be the same call."""
+        known = {call.call_id: call for call in self.calls}
+        for call in calls:
+            other = known.setdefault(call.call_id, call)
+            if (other.fingerprint, other.agent) != (call.fingerprint, call.agent):
+                raise CallChanged(call.call_id, "it waits with another tool, agent or arguments")
+        return msgspec.structs.replace(self, calls=tuple(known.values()))
+
+    def without_calls(self, call_ids: Iterable[str]) -> RunState:
+        """The state after these calls were made; exact decisions on them go, too."""
+        over = frozenset(call_ids)
+        return msgspec.structs.replace(
+            self,
+            calls=tuple(call for call in self.calls if call.call_id not in over),
+            approvals=self.approvals.without_calls(over),
+            nested={each: state for each, state in self.nested.items() if each not in over},
+        )
+
+    def with_tool_use(self, agent: AgentId, tools: Iterable[str]) -> RunState:
+        """The state in which this agent has used these tools, and no others."""
+        kept = [use for use in self.tool_use if use.agent != agent]
+        use = ToolUse(agent=agent, tools=tuple(tools))
+        return msgspec.structs.replace(self, tool_use=(*kept, use))
+
+    def with_usage(
+        self, agent: AgentId, *, requests: int = 1, input_tokens: int = 0, output_tokens: int = 0
+    ) -> RunState:
+        """The state in which this agent has spent that much more."""
+        spent = next((each for each in self.usage if each.agent == agent), Usage(agent=agent))
+        more = Usage(
+            agent=agent,
+            requests=spent.requests + requests,
+            input_tokens=spent.input_tokens + input_tokens,
+            output_tokens=spent.output_tokens + output_tokens,
+        )
+        kept = [each for each in self.usage if each.agent != agent]
+        return msgspec.structs.replace(self, usage=(*kept, more))
+
+    def tools_used_by(self, agent: AgentId) -> tuple[str, ...]:
+        return next((use.tools for use in self.tool_use if use.agent == agent), ())
+
+    def _waiting(
+        self, call_id: str, tool: ToolKey | None, agent: AgentId | None
+    ) -> tuple[RunState, PendingCall]:
+        found = [
+            (state, call)
+            for state, call in _awaited(self)
+            if call.call_id == call_id and tool in (None, call.tool) and agent in (None, call.agent)
+        ]
+        if not found:
+            raise UnknownCall(call_id, "no call of the run that is fits it")
+        if len(found) > 1:
+            raise UnknownCall(call_id, f"{len(found)} calls have that id; say the tool and agent")
+        return found[0]
+
+    def _decided(self, found: tuple[RunState, PendingCall], **decision: Any) -> RunState:
+        owner, call = found
+
+        def changed(state: RunState) -> RunState:
+            return msgspec.structs.replace(
+                state, approvals=state.approvals.with_decision(call, **decision)
+            )
+
+        return _with_changed(self, owner, changed)
+
+    def _identities(self) -> set[AgentId]:
+        book = self.approvals
+        parts: list[PendingCall | Decision | ToolUse | Usage] = [*self.calls, *book.exact]
+        parts += [*book.standing, *self.tool_use, *self.usage]
+        return {self.start_agent, self.agent, *(part.agent for part in parts)}
+
+
+def _awaited(state: RunState) -> Iterator[tuple[RunState, PendingCall]]:
+    """Calls that need an approval, each with the run, perhaps a nested one, that it is of."""
+    for call in state.calls:
+        if call.needs_approval:
+            yield state, call
+    for nested in state.nested.values():
+        yield from _awaited(nested)
+
+
+def _with_changed(
+    state: RunState, owner: RunState, changed: Callable[[RunState], RunState]
+) -> RunState:
+    if state is owner:
+        return changed(state)
+    nested = {each: _with_changed(inner, owner, changed) for each, inner in state.nested.items()}
+    return msgspec.structs.replace(state, nested=nested)
+
+
+def _flaw_in(state: RunState) -> str | None:
+    """The first value of the caller's that is not JSON; all else here is, by its type."""
+    parts = {
+        "input": state.input,
+        "held_items": state.held_items,
+        "context": state.context.value,
+        "metadata": state.trace and state.trace.metadata,
+    }
+    found = flaw(parts)
+    inner = (_flaw_in(nested) for nested in state.nested.values())
+    return found or next(filter(None, inner), None)
+
+
+def _with_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_lists(each) for key, each in value.items()}
+    return [_with_lists(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _check(state: RunState) -> None:
+    """What types alone cannot say."""
+    numbers = (state.turn, state.stored_items, state.max_turns or 0)
+    if min(numbers) < 0:
+        raise InvalidRunState("$", "turns and items are counted from 0")
+    ids = [call.call_id for call in state.calls]
+    if len(set(ids)) != len(ids):
+        raise InvalidRunState("$.calls", "two calls have one id")
+    if any(decision.call_id is None for decision in state.approvals.exact):
+        raise InvalidRunState("$.approvals.exact", "a decision says which call it is about")
+    if any(decision.call_id is not None for decision in state.approvals.standing):
+        raise InvalidRunState("$.approvals.standing", "a standing decision is about no one call")
+    if strange := state.nested.keys() - set(ids):
+        raise InvalidRunState("$.nested", f"{len(strange)} of them belong to no waiting call")
+    for nested in state.nested.values():
+        _check(nested)
+
+
+def _place_in(message: str) -> str:
+    """Where msgspec found something; the rest of its message may hold a value."""
+    found = re.search(r" - at (?:key in )?`(\$[^`]*)`$", message)
+    return found[1] if found else "$"
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,251 @@
+"""Decisions about calls that wait, as generators without I/O."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from capsule_tasks.errors import (
+    AlreadyDecided,
+    DecisionExpired,
+    InvalidSetting,
+    MayNotDecide,
+    RunEnded,
+    RunNotFound,
+    StorageError,
+    UnknownCall,
+)
+from capsule_tasks.protocol.values import sendable
+from capsule_tasks.settings import RunSettings
+from capsule_tasks.storage.approval_index import IDLE_MS, Entry
+from capsule_tasks.storage.keys import RunKeys
+from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.run_core import RunCore, pack, unpack
+from capsule_tasks.storage.run_types import (
+    Expired,
+    Resolved,
+    RunRecord,
+    Status,
+    StoredDecision,
+    Sweep,
+    Waiting,
+    WaitingPage,
+)
+from capsule_tasks.storage.scripts import Call, Code, Script, script
+
+PAGE = 100
+LOOK_AGAIN_S = 1.0
+"""Until a call in the index whose time has passed, but which does not wait yet, is looked at."""
+
+_DECIDE = script(
+    "run_decide",
+    keys="run ledger batches",
+    args="operation age_ms ttl_ms run_id call decision always roles channel",
+)
+_EXPIRE = script(
+    "run_expire", keys="run ledger batches", args="operation age_ms ttl_ms run_id channel"
+)
+_decision = msgspec.msgpack.Decoder(StoredDecision).decode
+
+
+class ApprovalCore:
+    """Decisions in one Redis. What they promise is said here for every face."""
+
+    def __init__(self, settings: RunSettings, runs: RunCore) -> None:
+        self._settings = settings
+        self._runs = runs
+        self._index = runs.index
+        self._ttl_ms = int(settings.ttl_s * 1000)
+
+    def approve(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        always: bool = False,
+        by: str | None = None,
+        roles: Sequence[str] = (),
+        operation: str | None = None,
+    ) -> Operation[Resolved]:
+        """Approve a call that waits; `always` also every later one of its tool by its agent.
+
+        The first decision counts: AlreadyDecided tells everybody else what it was. Where the call
+        says who may decide, `by` or one of `roles` has to be among them. DecisionExpired comes
+        after its time, MayNotDecide to others, UnknownCall for a call that does not wait.
+        """
+        return self._decide(run_id, call_id, True, None, always, by, roles, operation)
+
+    def reject(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        message: str | None = None,
+        always: bool = False,
+        by: str | None = None,
+        roles: Sequence[str] = (),
+        operation: str | None = None,
+    ) -> Operation[Resolved]:
+        """Reject a call that waits, with a message for the model; otherwise as `approve`."""
+        return self._decide(run_id, call_id, False, message, always, by, roles, operation)
+
+    def waiting(
+        self,
+        *,
+        agent: str | None = None,
+        tool: str | None = None,
+        limit: int = PAGE,
+        cursor: str | None = None,
+    ) -> Operation[WaitingPage]:
+        """Calls that wait in any run, oldest first: of an agent, of a tool, of both, or all."""
+        if type(limit) is not int or not 1 <= limit <= 10_000:
+            raise InvalidSetting("limit", limit, "a whole number from 1 to 10000")
+        if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
+            raise InvalidSetting("cursor", cursor, "the cursor of the page before")
+        after, calls = cursor or "0", list[Waiting]()
+        known: dict[str, RunRecord | None] = {}
+        while len(calls) < limit:
+            count = min(PAGE, limit - len(calls))
+            page = yield from self._index.page(agent, tool, after, count)
+            for found in page:
+                after = found.score
+                call = yield from self._verified(found.entry, known)
+                if call is not None:
+                    calls.append(call)
+            if len(page) < count:
+                return WaitingPage(calls, None)
+        return WaitingPage(calls, after)
+
+    def expire_due(self, *, limit: int = PAGE) -> Operation[Sweep]:
+        """Decide what was asked for with a time that has passed, and tell when to come again.
+
+        Any process may call it, several at once too: each call is decided about once, and one of
+        them is told to resume its run.
+        """
+        entries, next_in_s = yield from self._index.due(limit)
+        expired: list[Expired] = []
+        for run_id in dict.fromkeys(entry.run for entry in entries):
+            with contextlib.suppress(RunNotFound):
+                one = yield from self.expire(run_id)
+                if one.calls:
+                    expired.append(one)
+        known: dict[str, RunRecord | None] = {}
+        for entry in entries:
+            is_done = any(entry.run == one.run_id and entry.call in one.calls for one in expired)
+            if is_done:
+                yield from self._index.drop(entry, idle_ms=0)
+                continue
+            waits = (yield from self._verified(entry, known)) is not None
+            if waits or not (yield from self._index.drop(entry, idle_ms=IDLE_MS)):
+                next_in_s = min(next_in_s or LOOK_AGAIN_S, LOOK_AGAIN_S)
+        if len(entries) == limit:
+            next_in_s = 0.0
+        return Sweep(expired, next_in_s)
+
+    def expire(self, run_id: str, *, operation: str | None = None) -> Operation[Expired]:
+        """Decide what is overdue in one run."""
+        _, keys = yield from self._runs.keys_of(run_id)
+        args = [run_id, self._index.channel]
+        reply = yield from self._perform(_EXPIRE, keys, operation, *args)
+        if reply[0] == Code.MISSING:
+            raise RunNotFound(run_id)
+        if reply[0] != Code.DONE:
+            raise refused(reply, "expire")
+        calls = tuple(call.decode() for call in reply[4:])
+        return Expired(run_id, calls, _status(reply[2]), reply[1] == 1, int(reply[3]))
+
+    def reindex(self, run_id: str) -> Operation[int]:
+        """Put all that a run waits for into the index again; how many calls that are."""
+        record = yield from self._runs.read(run_id, with_snapshot=False)
+        for call in record.waiting:
+            yield from self._index.restore(call, time.time_ns() // 1_000_000)
+        return len(record.waiting)
+
+    def _decide(
+        self,
+        run_id: str,
+        call_id: str,
+        approved: bool,
+        message: str | None,
+        always: bool,
+        by: str | None,
+        roles: Sequence[str],
+        operation: str | None,
+    ) -> Operation[Resolved]:
+        if isinstance(roles, str):
+            raise InvalidSetting("roles", roles, "several names, not one text")
+        session_id, keys = yield from self._runs.keys_of(run_id)
+        who = tuple(filter(None, (by, *roles)))
+        decision: dict[str, bool | str] = {"approved": approved}
+        if message is not None:
+            decision["message"] = sendable(message)
+        if by is not None:
+            decision["by"] = sendable(by)
+        reply = yield from self._perform(
+            _DECIDE,
+            keys,
+            operation,
+            run_id,
+            call_id,
+            pack(decision),
+            int(always),
+            pack(list(who)),
+            self._index.channel,
+        )
+        if reply[0] != Code.DONE:
+            raise _refusal(run_id, call_id, who, reply)
+        entry = Entry(run_id, call_id, reply[4].decode(), reply[3].decode(), session_id)
+        # The decision stands; an entry that stays is found out by the next who lists.
+        with contextlib.suppress(StorageError):
+            yield from self._index.drop(entry, idle_ms=0)
+        return Resolved(run_id, call_id, _status(reply[2]), reply[1] == 1, int(reply[5]))
+
+    def _perform(
+        self, of: Script, keys: RunKeys, operation: str | None, *args: str | bytes | int
+    ) -> Operation[Reply]:
+        name = f"{of.name}:{operation or new_operation()}"
+        call = Call(of, (keys.run, keys.ledger, keys.batches), [name, 0, self._ttl_ms, *args])
+        return perform(call, self._settings.retry)
+
+    def _verified(
+        self, entry: Entry, known: dict[str, RunRecord | None]
+    ) -> Operation[Waiting | None]:
+        """The call of an entry, as its run has it; an entry that is none any more is dropped."""
+        if entry.run not in known:
+            try:
+                record = yield from self._runs.read(entry.run, with_snapshot=False)
+            except RunNotFound:
+                record = None
+            known[entry.run] = record
+        record = known[entry.run]
+        for call in record.waiting if record else ():
+            if call.call_id == entry.call:
+                return call
+        yield from self._index.drop(entry, idle_ms=IDLE_MS)
+        return None
+
+
+def _refusal(run_id: str, call_id: str, who: tuple[str, ...], reply: Reply) -> Exception:
+    match reply[0]:
+        case Code.MISSING:
+            return RunNotFound(run_id)
+        case Code.ENDED:
+            return RunEnded(run_id, reply[1].decode())
+        case Code.UNKNOWN:
+            return UnknownCall(call_id, f"run {run_id!r:.100} has not asked for it")
+        case Code.STARTED:
+            return UnknownCall(call_id, "a standing approval covered it, and it was made")
+        case Code.DECIDED:
+            return AlreadyDecided(call_id, _decision(reply[1]))
+        case Code.EXPIRED:
+            return DecisionExpired(call_id, _decision(reply[1]), reply[2] == 1, int(reply[3]))
+        case Code.DENIED:
+            return MayNotDecide(call_id, who, tuple(unpack(reply[1])))
+    return refused(reply, f"a decision about call {call_id!r:.100}")
+
+
+def _status(value: bytes) -> Status:
+    return value.decode()  # type: ignore[return-value]  # the scripts write no other

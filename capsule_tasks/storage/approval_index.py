@@ -1,0 +1,158 @@
+"""The index of calls that wait for a decision: by age, agent and tool.
+
+It is derived: a call is put in before it waits, and taken out after it was decided about. So it may
+hold too much for a while, and whoever reads it asks the run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.protocol.values import sendable
+from capsule_tasks.settings import RunSettings
+from capsule_tasks.storage.keys import ApprovalKeys, escaped
+from capsule_tasks.storage.operations import Operation, perform
+from capsule_tasks.storage.run_types import Ask, Waiting
+from capsule_tasks.storage.scripts import Call, script
+
+IDLE_MS = 120_000
+"""An entry whose run knows nothing of it is dropped after so long. A script refuses to let a call
+wait whose entry is older than 30 s, so none that is about to wait is lost."""
+
+_ADD = script("approvals_add", keys="all due entries agent tool both", args="ttl_ms part...")
+_DROP = script("approvals_drop", keys="all due entries agent tool both", args="member idle_ms")
+_LIST = script("approvals_list", keys="order entries", args="after count")
+_DUE = script("approvals_due", keys="due entries", args="count")
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What the index says of a call; the run knows better."""
+
+    run: str
+    call: str
+    agent: str
+    tool: str
+    session: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """An entry with its place in the order."""
+
+    entry: Entry
+    score: str
+
+
+_decode = msgspec.json.Decoder(Entry).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Index:
+    """Operations on the index of one Redis."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self._keys = ApprovalKeys(settings.prefix)
+
+    @property
+    def channel(self) -> str:
+        return self._keys.channel
+
+    def add(self, run_id: str, session_id: str, asks: Sequence[Ask]) -> Operation[int]:
+        """Put calls in, before they wait; the time of the index's clock, in ms (0 for none)."""
+        groups: defaultdict[tuple[str, str], list[Ask]] = defaultdict(list)
+        for ask in asks:
+            check(ask)
+            groups[ask.agent, ask.tool].append(ask)
+        added_ms: list[int] = []
+        for (agent, tool), members in groups.items():
+            parts: list[str | bytes | int] = []
+            for ask in members:
+                entry = Entry(run_id, ask.call_id, agent, tool, session_id)
+                parts += [_member(entry), _encode(entry), expires_in_ms(ask) or 0]
+            ttl_ms = int(self._settings.ttl_s * 1000)
+            call = Call(_ADD, self._keys.of_call(agent, tool), [ttl_ms, *parts])
+            reply = yield from perform(call, self._settings.retry)
+            added_ms.append(int(reply[1]))
+        return min(added_ms, default=0)
+
+    def restore(self, waiting: Waiting, now_ms: int) -> Operation[None]:
+        """Put a call in that waits; for an index that has lost it."""
+        left: float | None = None
+        if waiting.expires_at is not None:
+            left = max(0.001, waiting.expires_at.timestamp() - now_ms / 1000)
+        ask = Ask(
+            call_id=waiting.call_id,
+            tool=waiting.tool,
+            agent=waiting.agent,
+            fingerprint=waiting.fingerprint,
+            expires_in_s=left,
+        )
+        yield from self.add(waiting.run_id, waiting.session_id, [ask])
+
+    def drop(self, entry: Entry, *, idle_ms: int) -> Operation[bool]:
+        """Take a call out, unless it was put in more lately than that."""
+        keys = self._keys.of_call(entry.agent, entry.tool)
+        call = Call(_DROP, keys, [_member(entry), idle_ms])
+        reply = yield from perform(call, self._settings.retry)
+        return int(reply[1]) == 1
+
+    def page(
+        self, agent: str | None, tool: str | None, after: str, count: int
+    ) -> Operation[list[Found]]:
+        """Entries behind a place, oldest first."""
+        keys = (self._keys.order(agent, tool), self._keys.entries)
+        reply = yield from perform(Call(_LIST, keys, [after, count]), self._settings.retry)
+        rows = zip(reply[2::3], reply[3::3], strict=True)
+        return [Found(_decode(details), score.decode()) for score, details in rows if details]
+
+    def due(self, count: int) -> Operation[tuple[list[Entry], float | None]]:
+        """Entries whose time has passed, and the seconds until the next one's will."""
+        keys = (self._keys.due, self._keys.entries)
+        reply = yield from perform(Call(_DUE, keys, [count]), self._settings.retry)
+        next_in_s = int(reply[1]) / 1000 if int(reply[1]) >= 0 else None
+        return [_decode(details) for details in reply[3::2] if details], next_in_s
+
+
+def check(ask: Ask) -> None:
+    """Refuse what could not be stored, or would wait for nobody."""
+    escaped("call id", ask.call_id)
+    if not ask.tool or not ask.agent or not ask.fingerprint:
+        raise InvalidSetting("ask", ask, "for a tool of an agent, with a fingerprint")
+    if ask.on_expiry not in ("reject", "approve", "cancel"):
+        raise InvalidSetting("on_expiry", ask.on_expiry, "'reject', 'approve' or 'cancel'")
+    if ask.expires_in_s is not None and not 0 < ask.expires_in_s < 10**9:
+        raise InvalidSetting("expires_in", ask.expires_in_s, "a number of seconds over 0")
+    if ask.may_decide is not None and not ask.may_decide:
+        raise InvalidSetting("may_decide", ask.may_decide, "None, or at least one name")
+
+
+def packed(ask: Ask) -> dict[str, Any]:
+    """A call as scripts take it."""
+    parts: dict[str, Any] = {
+        "call": ask.call_id,
+        "tool": ask.tool,
+        "agent": ask.agent,
+        "print": ask.fingerprint,
+        "args": sendable(ask.arguments),
+        "on_expiry": ask.on_expiry,
+    }
+    if ask.may_decide is not None:
+        parts["may"] = list(ask.may_decide)
+    if (milliseconds := expires_in_ms(ask)) is not None:
+        parts["expires_in"] = milliseconds
+    return parts
+
+
+def expires_in_ms(ask: Ask) -> int | None:
+    return None if ask.expires_in_s is None else max(1, int(ask.expires_in_s * 1000))
+
+
+def _member(entry: Entry) -> bytes:
+    return _encode([entry.run, entry.call])

@@ -1,0 +1,66 @@
+"""Leases of workers: who holds runs, sessions and executions, and until when."""
+
+from __future__ import annotations
+
+from capsule_tasks.errors import LeaseLost
+from capsule_tasks.settings import LeaseSettings, RetrySettings
+from capsule_tasks.storage.keys import WorkerKeys
+from capsule_tasks.storage.operations import Operation, new_operation, perform
+from capsule_tasks.storage.scripts import Call, Code, script
+
+_ACQUIRE = script("lease_acquire", keys="worker batches", args="operation age_ms lease_ms keep_ms")
+_RENEW = script("lease_renew", keys="worker", args="token lease_ms keep_ms")
+_READ = script("lease_read", keys="worker", args="")
+
+
+class LeaseCore:
+    """The one lease of one incarnation of a worker.
+
+    Once it has lapsed it stays lapsed, whoever looks: what it held may be taken, and the worker
+    needs a new incarnation. So a thief who saw it lapsed cannot be wrong a moment later.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        settings: LeaseSettings,
+        prefix: str = "capsule",
+        retry: RetrySettings | None = None,
+    ) -> None:
+        self.incarnation = incarnation
+        self.token = ""
+        self._settings = settings
+        self._retry = retry or RetrySettings()
+        self._keys = WorkerKeys(incarnation, prefix)
+        self._keep_ms = int(settings.keep_s * 1000)
+
+    def acquire(self, *, operation: str | None = None) -> Operation[None]:
+        """Begin the lease; raises LeaseLost for an incarnation that had its own."""
+        lease_ms = int(self._settings.lease_s * 1000)
+        name = f"lease_acquire:{operation or new_operation()}"
+        keys = (self._keys.worker, self._keys.batches)
+        call = Call(_ACQUIRE, keys, [name, 0, lease_ms, self._keep_ms])
+        reply = yield from perform(call, self._retry)
+        if reply[0] != Code.DONE:
+            raise LeaseLost(self.incarnation)
+        self.token = reply[1].decode()
+
+    def renew(self) -> Operation[None]:
+        """Make it last from now on; raises LeaseLost if it has lapsed."""
+        if not (yield from self._extend(int(self._settings.lease_s * 1000))):
+            raise LeaseLost(self.incarnation)
+
+    def release(self) -> Operation[None]:
+        """End it, so that others need not wait; nothing is done to one that has lapsed."""
+        yield from self._extend(0)
+
+    def remaining_s(self) -> Operation[float]:
+        """How long it lasts; 0 once it has lapsed."""
+        reply = yield from perform(Call(_READ, (self._keys.worker,), []), self._retry)
+        return int(reply[1]) / 1000
+
+    def _extend(self, lease_ms: int) -> Operation[bool]:
+        args: list[str | bytes | int] = [self.token, lease_ms, self._keep_ms]
+        call = Call(_RENEW, (self._keys.worker,), args)
+        reply = yield from perform(call, self._retry)
+        return bool(reply[0] == Code.DONE)

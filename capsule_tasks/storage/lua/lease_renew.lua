@@ -1,0 +1,21 @@
+-- Makes a lease last longer, or ends it. One that has lapsed stays lapsed.
+--
+-- KEYS
+--   worker  hash  capsule:{W:<incarnation>}
+-- ARGV
+--   token     of the lease
+--   lease_ms  from now on; 0 ends it
+--   keep_ms   until it is forgotten after that
+-- RETURNS {DONE}
+-- REFUSES {LOST} a lease that has lapsed, or never was
+-- USES once
+
+local worker_key = KEYS[1]
+local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local now_us = clock_us()
+local got = redis.call('HMGET', worker_key, 'token', 'until')
+if got[1] ~= token or tonumber(got[2]) <= now_us then return {LOST} end
+redis.call('HSET', worker_key, 'until', whole(now_us + lease_ms * 1000))
+redis.call('PEXPIRE', worker_key, lease_ms + keep_ms)
+return {DONE}

@@ -1,0 +1,93 @@
+-- What every script of a run does alike: load its record, save it, and read its ledger.
+--
+-- The record is a hash: `status`, `revision`, `turn`, `schema`, `agent`, `snapshot`, `owner` (an
+-- incarnation, while it runs), `token` (of the latest claim), `cancel` (who asked for it),
+-- `pending` (MessagePack: ids of calls that wait), `created` and `updated` (microseconds of
+-- Redis's clock; no two changes have the same).
+--
+-- The ledger is a hash, values in MessagePack but for outputs: `ask:<call>` (what waits for a
+-- decision), `dec:<call>` (the decision), `standing` (those for all calls of a tool), `call:<call>`
+-- (a call that was started), `out:<call>` (what it gave).
+
+local ENDED_STATUS = {completed = true, failed = true, cancelled = true}
+local EXPIRY = 'expiry'
+
+-- An operation that was settled before it came has an empty result, and must not be done any more.
+local function is_void(memory)
+  return memory.result == '' or memory.is_forgotten
+end
+
+local function load_run(run_key)
+  local got = redis.call('HMGET', run_key, 'status', 'revision', 'turn', 'owner', 'token',
+    'cancel', 'pending', 'updated', 'schema', 'agent')
+  if not got[1] then return nil end
+  return {
+    status = got[1], revision = tonumber(got[2]), turn = tonumber(got[3]), owner = got[4],
+    token = tonumber(got[5]), cancel = got[6], pending = cmsgpack.unpack(got[7]),
+    updated = tonumber(got[8]), schema = got[9], agent = got[10],
+  }
+end
+
+local function save_run(run_key, ledger_key, run, now_us, ttl_ms)
+  run.updated = math.max(run.updated + 1, now_us)
+  if run.status ~= 'running' then run.owner = '' end
+  if ENDED_STATUS[run.status] then run.pending = {} end
+  redis.call('HSET', run_key,
+    'status', run.status, 'revision', whole(run.revision), 'turn', whole(run.turn),
+    'owner', run.owner, 'token', whole(run.token), 'cancel', run.cancel,
+    'pending', cmsgpack.pack(run.pending), 'updated', whole(run.updated),
+    'schema', run.schema, 'agent', run.agent)
+  redis.call('PEXPIRE', run_key, ttl_ms)
+  redis.call('PEXPIRE', ledger_key, ttl_ms)
+end
+
+local function entry_of(ledger_key, field)
+  local packed = redis.call('HGET', ledger_key, field)
+  return packed and cmsgpack.unpack(packed) or nil
+end
+
+-- The decision that counts for what was asked: an exact one beats a standing one.
+local function decision_on(ledger_key, ask)
+  local exact = entry_of(ledger_key, 'dec:' .. ask.call)
+  if exact then return exact end
+  for _, standing in ipairs(entry_of(ledger_key, 'standing') or {}) do
+    if standing.tool == ask.tool and standing.agent == ask.agent then return standing end
+  end
+  return nil
+end
+
+local function decide(ledger_key, ask, decision, always, now_us)
+  decision.tool, decision.agent, decision.print = ask.tool, ask.agent, ask.print
+  decision.call, decision.at = ask.call, math.floor(now_us / 1000)
+  redis.call('HSET', ledger_key, 'dec:' .. ask.call, cmsgpack.pack(decision))
+  if not always then return end
+  local kept = {}
+  for _, other in ipairs(entry_of(ledger_key, 'standing') or {}) do
+    if other.tool ~= ask.tool or other.agent ~= ask.agent then kept[#kept + 1] = other end
+  end
+  kept[#kept + 1] = decision
+  redis.call('HSET', ledger_key, 'standing', cmsgpack.pack(kept))
+end
+
+-- A decision wakes a parked run; whoever made it has to send it on.
+local function wake(run)
+  if run.status ~= 'interrupted' then return 0 end
+  run.status = 'queued'
+  return 1
+end
+
+-- What was asked for with a time limit that has passed is decided as it said.
+local function expire(ledger_key, run, ask, now_us)
+  if ask.on_expiry == 'cancel' then
+    if run.cancel == '' then run.cancel = EXPIRY end
+    decide(ledger_key, ask, {approved = false, by = EXPIRY}, false, now_us)
+    if run.status ~= 'running' then run.status = 'cancelled' end
+    return 0
+  end
+  decide(ledger_key, ask, {approved = ask.on_expiry == 'approve', by = EXPIRY}, false, now_us)
+  return wake(run)
+end
+
+local function announce(channel, what, run_id, call, by)
+  redis.call('PUBLISH', channel, cmsgpack.pack({event = what, run = run_id, call = call, by = by}))
+end

@@ -1,0 +1,496 @@
+"""Every operation on stored runs, once for all faces, as generators without I/O.
+
+A run's record and ledger are the truth; the index of what waits is derived. It is written first and
+may hold too much, never too little: whoever lists checks each entry against its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+
+from capsule_tasks.errors import (
+    CallChanged,
+    CallNotApproved,
+    HistoryFull,
+    InvalidSetting,
+    RunConflict,
+    RunEnded,
+    RunExists,
+    RunHeld,
+    RunLost,
+    RunNotFound,
+    RunTooLarge,
+    RunWaits,
+    UnknownCall,
+    UnreadableSchema,
+)
+from capsule_tasks.protocol.values import sendable
+from capsule_tasks.settings import HistorySettings, RunSettings
+from capsule_tasks.storage import approval_index
+from capsule_tasks.storage.approval_index import Index
+from capsule_tasks.storage.codec import Item, JsonCodec
+from capsule_tasks.storage.history import History, SyncHistory
+from capsule_tasks.storage.history_core import HistoryCore
+from capsule_tasks.storage.keys import RunKeys, WorkerKeys, escaped, run_place
+from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.run_types import (
+    Ask,
+    CallStart,
+    CallStarts,
+    Cancelled,
+    Claim,
+    Committed,
+    Decisions,
+    PlannedCall,
+    RunRecord,
+    Status,
+    time_of,
+    waiting_of,
+)
+from capsule_tasks.storage.scripts import Call, Code, Script, script
+
+INDEX_ATTEMPTS = 5
+
+_PLACE = script("run_place", keys="place", args="session ttl_ms")
+_FIND = script("run_find", keys="place", args="")
+_CREATE = script(
+    "run_create",
+    keys="run ledger batches",
+    args="operation age_ms ttl_ms run_id schema agent snapshot asks indexed_ms channel",
+)
+_CLAIM = script(
+    "run_claim",
+    keys="run ledger batches",
+    args="operation age_ms ttl_ms incarnation steal readable",
+)
+_COMMIT = script(
+    "run_commit",
+    keys="run ledger items history batches",
+    args="operation age_ms ttl_ms run_id token revision turn status schema agent snapshot asks "
+    "indexed_ms channel history_ttl_ms max_items max_bytes record...",
+)
+_CANCEL = script("run_cancel", keys="run ledger batches", args="operation age_ms ttl_ms by")
+_RELEASE = script("run_release", keys="run ledger batches", args="operation age_ms ttl_ms token")
+_READ = script("run_read", keys="run ledger", args="with_snapshot")
+_START = script(
+    "run_start_calls", keys="run ledger batches", args="operation age_ms ttl_ms token calls"
+)
+_FINISH = script("run_finish_calls", keys="ledger batches", args="operation age_ms token part...")
+_LEASE = script("lease_read", keys="worker", args="")
+
+pack = msgspec.msgpack.Encoder().encode
+unpack = msgspec.msgpack.Decoder().decode
+_decisions = msgspec.msgpack.Decoder(Decisions).decode
+
+
+class RunCore:
+    """Runs of one Redis. What they promise is said here for every face.
+
+    Each change takes an `operation`, as a history's do: repeated under one id it is done once.
+    """
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self.index = Index(settings)
+        self._ttl_ms = int(settings.ttl_s * 1000)
+        self._ended_ms = int(settings.ended_ttl_s * 1000)
+        self._sessions: dict[str, str] = {}
+
+    def create(
+        self,
+        run_id: str,
+        session_id: str,
+        snapshot: bytes,
+        *,
+        schema: str,
+        agent: str,
+        asks: Sequence[Ask] = (),
+        operation: str | None = None,
+    ) -> Operation[Status]:
+        """Store a new run: queued, or parked if it comes with calls that wait.
+
+        Raises RunExists for an id that is taken, without touching what is there.
+        """
+        self._check_snapshot(snapshot)
+        keys = self._keys(session_id, run_id)
+        place = Call(
+            _PLACE, (run_place(run_id, self.settings.prefix),), [session_id, self._place_ms]
+        )
+        reply = yield from perform(place, self.settings.retry)
+        if reply[0] == Code.CONFLICT:
+            raise RunExists(run_id, f"in session {reply[1].decode()!r:.100}")
+        self._remember_session(run_id, session_id)
+        name = operation or new_operation()
+        for _ in range(INDEX_ATTEMPTS):
+            indexed_ms = yield from self.index.add(run_id, session_id, asks)
+            reply = yield from self._perform(
+                _CREATE,
+                (keys.run, keys.ledger, keys.batches),
+                name,
+                self._ttl_ms,
+                run_id,
+                schema,
+                agent,
+                snapshot,
+                _packed_asks(asks),
+                indexed_ms,
+                self.index.channel,
+            )
+            if reply[0] != Code.LATE:
+                break
+        if reply[0] == Code.CONFLICT:
+            raise RunExists(run_id, reply[1].decode())
+        if reply[0] != Code.DONE:
+            raise refused(reply, "create")
+        return _status(reply[2])
+
+    def claim(
+        self,
+        run_id: str,
+        incarnation: str,
+        *,
+        readable: Sequence[str] = (),
+        operation: str | None = None,
+    ) -> Operation[Claim]:
+        """Take a run that is queued, or whose owner's lease has lapsed; exactly one owner gets it.
+
+        `readable` are the schema versions that the caller reads (none: all). A run of another one
+        is left as it is, and UnreadableSchema says what is readable. Raises RunHeld, RunWaits,
+        RunEnded.
+        """
+        escaped("incarnation", incarnation)
+        session_id, keys = yield from self._found(run_id)
+        name = operation or new_operation()
+        steal = 0
+        while True:
+            reply = yield from self._perform(
+                _CLAIM,
+                (keys.run, keys.ledger, keys.batches),
+                f"{name}:{steal}",
+                self._ttl_ms,
+                incarnation,
+                steal,
+                pack(list(readable)),
+            )
+            if reply[0] == Code.DONE:
+                return _claim(run_id, session_id, reply)
+            if reply[0] != Code.HELD or steal == int(reply[2]):
+                raise self._refusal(run_id, reply, tuple(readable))
+            owner, token = reply[1].decode(), int(reply[2])
+            if not owner or not (yield from self._has_lapsed(owner)):
+                raise RunHeld(run_id, owner)
+            steal = token
+
+    def commit(
+        self,
+        claim: Claim,
+        snapshot: bytes,
+        *,
+        turn: int,
+        status: Status = "running",
+        schema: str | None = None,
+        agent: str | None = None,
+        asks: Sequence[Ask] = (),
+        items: Sequence[Item] = (),
+        history: History | SyncHistory | None = None,
+        operation: str | None = None,
+    ) -> Operation[Committed]:
+        """Store a turn: these items at the end of the session's history and this snapshot.
+
+        Both or neither, and the same turn twice is once. `asks` are all calls that wait now.
+        `history` is the session's own, whose codec, limits and time to live hold for the items;
+        without it they are stored as a history without settings stores them. Raises RunLost for an
+        owner whose claim is over.
+        """
+        self._check_commit(snapshot, turn, status, asks)
+        core = self._history_of(claim, history)
+        records, limits = core._encoded(items), core.settings  # noqa: SLF001  its other writer
+        schema, agent = schema or claim.schema, agent or claim.agent
+        keys = self._keys(claim.session_id, claim.run_id)
+        name = operation or new_operation()
+        for _ in range(INDEX_ATTEMPTS):
+            indexed_ms = yield from self.index.add(claim.run_id, claim.session_id, asks)
+            reply = yield from self._perform(
+                _COMMIT,
+                (keys.run, keys.ledger, keys.items, keys.history, keys.batches),
+                name,
+                self._ended_ms if status in ("completed", "failed", "cancelled") else self._ttl_ms,
+                claim.run_id,
+                claim.token,
+                claim.revision,
+                turn,
+                status,
+                schema,
+                agent,
+                snapshot,
+                _packed_asks(asks),
+                indexed_ms,
+                self.index.channel,
+                max(1, int(limits.ttl_s * 1000)),
+                limits.max_items,
+                limits.max_bytes,
+                *records,
+            )
+            if reply[0] != Code.LATE:
+                break
+        if reply[0] == Code.FULL:
+            raise HistoryFull(
+                claim.session_id,
+                int(reply[1]),
+                int(reply[2]),
+                max_items=limits.max_items,
+                max_bytes=limits.max_bytes,
+            )
+        if reply[0] != Code.DONE:
+            raise self._refusal(claim.run_id, reply)
+        after = Claim(
+            run_id=claim.run_id,
+            session_id=claim.session_id,
+            token=claim.token,
+            revision=int(reply[1]),
+            turn=turn,
+            schema=schema,
+            agent=agent,
+            snapshot=snapshot,
+            decisions=claim.decisions,
+            cancelled_by=_text(reply[3]),
+            updated_us=int(reply[4]),
+        )
+        return Committed(after, _status(reply[2]))
+
+    def release(self, claim: Claim, *, operation: str | None = None) -> Operation[Status]:
+        """Hand a run back as it was last committed; raises RunLost if it is not the owner's."""
+        keys = self._keys(claim.session_id, claim.run_id)
+        reply = yield from self._perform(
+            _RELEASE,
+            (keys.run, keys.ledger, keys.batches),
+            operation or new_operation(),
+            self._ttl_ms,
+            claim.token,
+        )
+        if reply[0] != Code.DONE:
+            raise self._refusal(claim.run_id, reply)
+        return _status(reply[1])
+
+    def cancel(
+        self, run_id: str, *, by: str = "somebody", operation: str | None = None
+    ) -> Operation[Cancelled]:
+        """End a run: at once if nobody holds it, else by its owner's next commit.
+
+        Cancelling twice is cancelling once; raises RunEnded for a run that is over.
+        """
+        _, keys = yield from self._found(run_id)
+        reply = yield from self._perform(
+            _CANCEL,
+            (keys.run, keys.ledger, keys.batches),
+            operation or new_operation(),
+            self._ttl_ms,
+            sendable(by) or "somebody",
+        )
+        if reply[0] != Code.DONE:
+            raise self._refusal(run_id, reply)
+        return Cancelled(run_id, _status(reply[1]), _text(reply[2]), int(reply[3]))
+
+    def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
+        """The run as it is stored now."""
+        session_id, keys = yield from self._found(run_id)
+        call = Call(_READ, (keys.run, keys.ledger), [int(with_snapshot)])
+        reply = yield from perform(call, self.settings.retry)
+        if reply[0] != Code.DONE:
+            raise self._refusal(run_id, reply)
+        return RunRecord(
+            run_id=run_id,
+            session_id=session_id,
+            status=_status(reply[1]),
+            revision=int(reply[2]),
+            turn=int(reply[3]),
+            owner=_text(reply[4]),
+            token=int(reply[5]),
+            cancelled_by=_text(reply[6]),
+            schema=reply[7].decode(),
+            agent=reply[8].decode(),
+            created_at=time_of(int(reply[9]) // 1000),
+            updated_us=int(reply[10]),
+            snapshot=reply[11],
+            waiting=tuple(waiting_of(run_id, session_id, ask) for ask in unpack(reply[12])),
+        )
+
+    def start_calls(
+        self, claim: Claim, calls: Sequence[PlannedCall], *, operation: str | None = None
+    ) -> Operation[CallStarts]:
+        """Say that tool calls are about to be made, and hear which of them may be.
+
+        A call that was made has its output; one that was started and not finished is `uncertain`
+        unless it says `retry`. If one is refused (CallChanged, CallNotApproved), none is started.
+        """
+        keys = self._keys(claim.session_id, claim.run_id)
+        for call in calls:
+            escaped("call id", call.call_id)
+        packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
+        reply = yield from self._perform(
+            _START,
+            (keys.run, keys.ledger, keys.batches),
+            operation or new_operation(),
+            self._ttl_ms,
+            claim.token,
+            packed,
+        )
+        if reply[0] != Code.DONE:
+            raise self._refusal(claim.run_id, reply)
+        pairs = zip(calls, reply[2:], strict=True)
+        return CallStarts([_call_start(call, each) for call, each in pairs], _text(reply[1]))
+
+    def finish_calls(
+        self, claim: Claim, outputs: Mapping[str, bytes], *, operation: str | None = None
+    ) -> Operation[None]:
+        """Say what tool calls gave. Whoever started a call may, also after losing the run."""
+        keys = self._keys(claim.session_id, claim.run_id)
+        parts: list[str | bytes] = []
+        for call_id, output in outputs.items():
+            if len(output) > self.settings.max_output_bytes:
+                what = f"the output of call {call_id!r:.100}"
+                raise RunTooLarge(what, len(output), self.settings.max_output_bytes)
+            parts += [call_id, output]
+        reply = yield from self._perform(
+            _FINISH, (keys.ledger, keys.batches), operation or new_operation(), claim.token, *parts
+        )
+        if reply[0] != Code.DONE:
+            raise self._refusal(claim.run_id, reply)
+
+    def keys_of(self, run_id: str) -> Operation[tuple[str, RunKeys]]:
+        """The session of a run, and its keys."""
+        return (yield from self._found(run_id))
+
+    def _found(self, run_id: str) -> Operation[tuple[str, RunKeys]]:
+        session_id = self._sessions.get(run_id)
+        if session_id is None:
+            call = Call(_FIND, (run_place(run_id, self.settings.prefix),), [])
+            reply = yield from perform(call, self.settings.retry)
+            if reply[0] != Code.DONE:
+                raise RunNotFound(run_id)
+            session_id = reply[1].decode()
+            self._remember_session(run_id, session_id)
+        return session_id, self._keys(session_id, run_id)
+
+    def _remember_session(self, run_id: str, session_id: str) -> None:
+        """A run never changes its session; the newest are kept in mind."""
+        self._sessions[run_id] = session_id
+        if len(self._sessions) > 10_000:
+            self._sessions.pop(next(iter(self._sessions)), None)
+
+    def _has_lapsed(self, incarnation: str) -> Operation[bool]:
+        worker = WorkerKeys(incarnation, self.settings.prefix).worker
+        reply = yield from perform(Call(_LEASE, (worker,), []), self.settings.retry)
+        return int(reply[1]) == 0
+
+    @property
+    def _place_ms(self) -> int:
+        """Every change of a run begins its time anew; its place has to outlast them all."""
+        return max(10 * self._ttl_ms, 366 * 86_400_000)
+
+    def _keys(self, session_id: str, run_id: str) -> RunKeys:
+        return RunKeys(session_id, run_id, self.settings.prefix)
+
+    def _perform(
+        self, of: Script, keys: Sequence[str], name: str, *args: str | bytes | int
+    ) -> Operation[Reply]:
+        return perform(Call(of, keys, [f"{of.name}:{name}", 0, *args]), self.settings.retry)
+
+    def _history_of(self, claim: Claim, history: History | SyncHistory | None) -> HistoryCore:
+        if history is None:
+            settings = HistorySettings(prefix=self.settings.prefix)
+            return HistoryCore(claim.session_id, settings, None, JsonCodec())
+        if history.session_id != claim.session_id:
+            raise InvalidSetting("history", history.session_id, f"that of {claim.session_id!r}")
+        prefix = history.core.settings.prefix
+        if prefix != self.settings.prefix:
+            raise InvalidSetting("history", prefix, f"under the prefix {self.settings.prefix!r}")
+        return history.core
+
+    def _check_snapshot(self, snapshot: bytes) -> None:
+        if not isinstance(snapshot, bytes):
+            raise InvalidSetting("snapshot", type(snapshot).__name__, "bytes")
+        if len(snapshot) > self.settings.max_snapshot_bytes:
+            raise RunTooLarge("the snapshot", len(snapshot), self.settings.max_snapshot_bytes)
+
+    def _check_commit(
+        self, snapshot: bytes, turn: int, status: Status, asks: Sequence[Ask]
+    ) -> None:
+        self._check_snapshot(snapshot)
+        if status not in get_args(Status):
+            raise InvalidSetting("status", status, f"one of {', '.join(get_args(Status))}")
+        if type(turn) is not int or turn < 0:
+            raise InvalidSetting("turn", turn, "a whole number from 0")
+        if status == "interrupted" and not asks:
+            raise InvalidSetting("asks", asks, "what an interrupted run waits for")
+
+    def _refusal(self, run_id: str, reply: Reply, readable: tuple[str, ...] = ()) -> Exception:
+        detail = reply[1].decode() if len(reply) > 1 and isinstance(reply[1], bytes) else ""
+        match reply[0]:
+            case Code.MISSING:
+                return RunNotFound(run_id)
+            case Code.WAITING if not detail:
+                return RunWaits(run_id, int(reply[1]))
+            case Code.UNREADABLE:
+                return UnreadableSchema(detail, readable)
+            case Code.CONFLICT:
+                return RunConflict(run_id, int(reply[1]))
+        about_run, about_call = _ABOUT_RUN.get(reply[0]), _ABOUT_CALL.get(reply[0])
+        if about_run is not None:
+            return about_run(run_id, detail)
+        return about_call(detail) if about_call else refused(reply, f"run {run_id!r:.100}")
+
+
+_ABOUT_RUN: dict[int, Callable[[str, str], Exception]] = {
+    Code.ENDED: RunEnded,
+    Code.HELD: RunHeld,
+    Code.STALE: RunLost,
+}
+_ABOUT_CALL: dict[int, Callable[[str], Exception]] = {
+    Code.WAITING: CallNotApproved,
+    Code.CHANGED: lambda call: CallChanged(call, "it had another tool or other arguments"),
+    Code.FINISHED: lambda call: CallChanged(call, "it gave another output"),
+    Code.UNKNOWN: lambda call: UnknownCall(call, "it was never started"),
+}
+
+
+def _packed_asks(asks: Sequence[Ask]) -> bytes:
+    return pack([approval_index.packed(ask) for ask in asks])
+
+
+def _claim(run_id: str, session_id: str, reply: Reply) -> Claim:
+    _, token, revision, turn, cancel, schema, agent, snapshot, decisions, updated = reply
+    return Claim(
+        run_id=run_id,
+        session_id=session_id,
+        token=int(token),
+        revision=int(revision),
+        turn=int(turn),
+        schema=schema.decode(),
+        agent=agent.decode(),
+        snapshot=snapshot,
+        decisions=_decisions(decisions),
+        cancelled_by=_text(cancel),
+        updated_us=int(updated),
+    )
+
+
+def _call_start(call: PlannedCall, reply: Reply) -> CallStart:
+    match reply[0]:
+        case Code.FINISHED:
+            return CallStart(call.call_id, "finished", output=reply[1])
+        case Code.UNCERTAIN:
+            return CallStart(call.call_id, "uncertain", started_at=time_of(int(reply[1])))
+    return CallStart(call.call_id, "go")
+
+
+def _status(value: bytes) -> Status:
+    status: Any = value.decode()
+    return status  # type: ignore[no-any-return]  # the scripts write no other
+
+
+def _text(value: bytes) -> str | None:
+    return value.decode() or None

@@ -1,0 +1,207 @@
+"""Four processes work on one run at random, over connections that are cut; the order of what they
+were told, played again one by one on the model, gives the same answers and the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule_tasks import SyncHistory
+from capsule_tasks.errors import CapsuleError, DecisionExpired, RunLost
+from capsule_tasks.settings import HistorySettings, RunSettings
+from capsule_tasks.storage.run_types import Ask, Claim, RunRecord
+from capsule_tasks.storage.runs import SyncRunStore
+from capsule_tasks.testing import MemoryStore
+from tests.cutting_proxy import CuttingProxy
+from tests.servers import fresh_prefix
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = max(40, int(1000 * float(os.environ.get("CAPSULE_TEST_SCALE", "0.1"))))
+SEED = os.environ.get("CAPSULE_CHAOS_SEED") or str(random.SystemRandom().randrange(2**32))
+ACTORS = ("ann", "bob", "cid", "dot")
+SESSION = "user-42"
+
+pytestmark = pytest.mark.chaos
+
+Entry = dict[str, Any]
+
+
+class Clock:
+    """The time of the server, as the logs tell it."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Model:
+    """The same changes one after the other, in memory."""
+
+    def __init__(self, created_us: int) -> None:
+        self._clock = Clock()
+        self._clock.seconds = created_us / 1e6
+        self._store = MemoryStore(self._clock)
+        # Nobody has a lease here: whoever claims gets the run. Whether the real claim was right
+        # to take it is looked at beside this.
+        self.runs = SyncRunStore(self._store)
+        self.runs.create("r", SESSION, b"new", schema="1", agent="a")
+        self._claims: dict[int, Claim] = {}
+
+    def play(self, entry: Entry) -> None:
+        """Do what was done, and compare what is told."""
+        self._clock.seconds = entry["updated"] / 1e6
+        kind = entry["kind"]
+        if kind == "claim":
+            claim = self.runs.claim("r", entry["owner"])
+            assert claim.revision == entry["revision"], entry
+            assert {each.call for each in claim.decisions.exact} <= set(entry["decided"]), entry
+            self._claims[entry["token"]] = claim
+        elif "wanted" in entry:
+            self._commit(entry)
+        elif kind == "decide":
+            self._decide(entry)
+        elif kind == "expire":
+            expired = self.runs.approvals.expire("r")
+            told = (list(expired.calls), expired.resume, expired.status)
+            assert told == (entry["calls"], entry["resume"], entry["status"]), entry
+        elif kind == "cancel":
+            assert self.runs.cancel("r", by=entry["actor"]).status == entry["status"], entry
+
+    def _commit(self, entry: Entry) -> None:
+        done = self.runs.commit(
+            self._claims[entry["token"]],
+            entry["snapshot"].encode(),
+            turn=entry["turn"],
+            status=entry["wanted"],
+            asks=[Ask(**ask) for ask in entry["asks"]],
+            items=entry["items"],
+        )
+        told = (done.status, done.claim.revision - 1, done.claim.cancelled_by)
+        assert told == (entry["status"], entry["revision"], entry["cancelled_by"]), entry
+        self._claims[entry["token"]] = done.claim
+
+    def _decide(self, entry: Entry) -> None:
+        approvals = self.runs.approvals
+        decide: Any = approvals.approve if entry["approved"] else approvals.reject
+        about = {"always": entry["always"], "by": entry["actor"]}
+        if entry["told"] == "expired":
+            with pytest.raises(DecisionExpired) as late:
+                decide("r", entry["call"], **about)
+            assert late.value.resume == entry["resume"], entry
+            return
+        resolved = decide("r", entry["call"], **about)
+        assert (resolved.status, resolved.resume) == (entry["status"], entry["resume"]), entry
+
+    def items(self) -> list[Any]:
+        return SyncHistory(SESSION, self._store).get_items()
+
+
+@contextmanager
+def actors(url: str, prefix: str) -> Iterator[list[subprocess.Popen[str]]]:
+    with ExitStack() as stack:
+        started = []
+        for name in ACTORS:
+            command = [sys.executable, "-m", "tests.chaos.run_actor", url, prefix, name]
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            stack.callback(ended, process)
+            started.append(process)
+        yield started
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    with process:
+        process.kill()
+
+
+def played(processes: list[subprocess.Popen[str]], run_id: str, seed: str) -> list[Entry]:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([run_id, seed]) + "\n")
+        process.stdin.flush()
+    log: list[Entry] = []
+    for process in processes:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, "an actor died"
+        log.extend(json.loads(line))
+    return log
+
+
+def seen(record: RunRecord) -> tuple[Any, ...]:
+    """All of a run but what differs between two servers: times, tokens."""
+    waiting = [(each.call_id, each.on_expiry, each.expires_at is None) for each in record.waiting]
+    head = (record.status, record.revision, record.turn, record.owner, record.cancelled_by)
+    return (*head, record.snapshot, record.agent, waiting)
+
+
+def check(real: SyncRunStore, run_id: str, items: list[Any], log: list[Entry]) -> None:
+    record = real.read(run_id)
+    changes = sorted((each for each in log if each.get("updated")), key=lambda e: e["updated"])
+    assert len({each["updated"] for each in changes}) == len(changes), changes
+    created_us = int(record.created_at.timestamp() * 1e6)
+    model = Model(created_us)
+    deaths = {each["died"]: each["began_at"] for each in log if "died" in each}
+    owner: str | None = None
+    for entry in changes:
+        if entry["kind"] == "claim":
+            if model.runs.read("r").status == "running":
+                assert owner in deaths, f"the run was taken from {owner}, who lived: {entry}"
+                assert deaths[owner] <= entry["ended_at"]
+            owner = entry["owner"]
+        model.play(entry)
+    assert seen(model.runs.read("r")) == seen(record)
+    assert model.items() == items
+    assert not changes or record.updated_us == changes[-1]["updated"], "a change nobody was told"
+
+
+def test_any_interleaving_ends_as_one_after_the_other_would(valkey_url: str) -> None:
+    print(f"CAPSULE_CHAOS_SEED={SEED}")  # noqa: T201  shown when the test fails
+    chance = random.Random(SEED)
+    port = int(valkey_url.rpartition(":")[2].partition("/")[0])
+    counts: dict[str, int] = {}
+    with CuttingProxy(port) as proxy:
+        prefix = fresh_prefix()
+        with actors(proxy.url, prefix) as processes:
+            for number in range(ROUNDS):
+                settings = RunSettings(prefix=f"{prefix}")
+                run_id, session = f"run-{number}", f"{SESSION}-{number}"
+                with SyncRunStore(valkey_url, settings=settings) as real:
+                    real.create(run_id, session, b"new", schema="1", agent="a")
+                    proxy.plan(chance.choices(["pass", "before", "after"], [8, 1, 1], k=100))
+                    log = played(processes, run_id, f"{SEED} {number}")
+                    proxy.plan([])
+                    history = SyncHistory(
+                        session, valkey_url, settings=HistorySettings(prefix=prefix)
+                    )
+                    with history:
+                        check(real, run_id, history.get_items(), log)
+                for entry in log:
+                    word = f"{entry['kind']} {entry['told']}"
+                    counts[word] = counts.get(word, 0) + 1
+        assert proxy.cuts > ROUNDS
+    assert counts["stale RunLost"] > 0, "no stale owner tried to commit"
+    for word in ("claim done", "commit done", "park done", "decide done", "expire done"):
+        assert counts[word] >= ROUNDS / 10, counts
+
+
+def test_the_model_refuses_what_a_stale_owner_commits() -> None:
+    """So that a stale commit which the server took would be found out above."""
+    model = Model(1_000_000_000_000_000)
+    first = model.runs.claim("r", "ann")
+    model.runs.claim("r", "bob")
+    with pytest.raises(RunLost):
+        model.runs.commit(first, b"x", turn=1)
+    assert issubclass(RunLost, CapsuleError)

@@ -1,0 +1,258 @@
+"""A step of a task is made at most once, whatever is delivered again."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import capsule_tasks
+from capsule_tasks.client import Steps
+from capsule_tasks.errors import (
+    CallChanged,
+    EffectUncertain,
+    InvalidId,
+    OutputNotStorable,
+    StepMisused,
+)
+from capsule_tasks.settings import StepSettings
+from capsule_tasks.storage import AsyncConnections, SyncConnections
+from capsule_tasks.testing import MemoryStore
+from tests.servers import fresh_prefix
+
+STORES = {
+    "redis62": "redis62_url",
+    "valkey": "valkey_url",
+    "cluster": "cluster_url",
+    "memory": None,
+}
+OUTPUTS = [
+    None,
+    7,
+    "text",
+    b"\x00\xff",
+    [1, (2, 3)],
+    {"a": {1, 2}},
+    datetime(2026, 1, 1, tzinfo=UTC),
+]
+
+
+class Card:
+    """An effect that counts how often it happened."""
+
+    def __init__(self, outcome: Any = "charged", error: BaseException | None = None) -> None:
+        self.charges: list[Any] = []
+        self._outcome = outcome
+        self._error = error
+
+    def charge(self, *args: Any, **kwargs: Any) -> Any:
+        self.charges.append((args, kwargs))
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    async def charge_later(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0)
+        return self.charge(*args, **kwargs)
+
+
+class Task:
+    """One task; each delivery is another object, as in another process."""
+
+    def __init__(self, store: Any, face: str) -> None:
+        self._store = store
+        self._face = face
+        self._settings = StepSettings(prefix=fresh_prefix(), max_output_bytes=1000)
+
+    async def deliver(self, name: str, card: Card, *args: Any, **options: Any) -> Any:
+        steps = Steps(self._store, execution_id="task-1", settings=self._settings)
+        if self._face == "async":
+            return await steps.step(name, card.charge_later, *args, **options)
+        return steps.step(name, card.charge, *args, **options)
+
+
+@pytest.fixture(params=[(store, face) for store in STORES for face in ("async", "sync")],
+                ids="-".join)  # fmt: skip
+async def task(request: pytest.FixtureRequest) -> AsyncIterator[Task]:
+    store_name, face = request.param
+    fixture = STORES[store_name]
+    url = request.getfixturevalue(fixture) if fixture else None
+    if url is None:
+        yield Task(MemoryStore(), face)
+    elif face == "async":
+        store = AsyncConnections(url)
+        yield Task(store, face)
+        await store.close()
+    else:
+        blocking = SyncConnections(url)
+        yield Task(blocking, face)
+        blocking.close_blocking()
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda each: type(each).__name__)
+async def test_a_second_delivery_gets_the_recorded_output(task: Task, output: Any) -> None:
+    card = Card(output)
+    for _ in range(3):
+        assert await task.deliver("charge", card, 42, currency="EUR") == output
+    assert card.charges == [((42,), {"currency": "EUR"})]
+
+
+async def test_steps_of_other_names_are_other_steps(task: Task) -> None:
+    card = Card()
+    await task.deliver("charge", card, 1)
+    await task.deliver("charge again", card, 1)
+    assert len(card.charges) == 2
+
+
+async def test_a_step_that_raised_is_uncertain_until_somebody_says_otherwise(task: Task) -> None:
+    card = Card(error=ConnectionError("secret of the server"))
+    with pytest.raises(ConnectionError):
+        await task.deliver("charge", card, 1)
+    with pytest.raises(EffectUncertain, match="it raised ConnectionError") as caught:
+        await task.deliver("charge", card, 1)
+    assert "secret" not in str(caught.value)
+    assert len(card.charges) == 1
+    repaired = Card("done")
+    assert await task.deliver("charge", repaired, 1, retry=True) == "done"
+    assert await task.deliver("charge", card, 1) == "done"
+
+
+async def test_an_error_that_says_that_nothing_happened_lets_it_be_made_again(task: Task) -> None:
+    card = Card(error=PermissionError())
+    for _ in range(2):
+        with pytest.raises(PermissionError):
+            await task.deliver("charge", card, 1, no_effect=(PermissionError,))
+    assert len(card.charges) == 2
+    assert await task.deliver("charge", Card("done"), 1) == "done"
+
+
+async def test_other_arguments_under_a_used_name_make_nothing(task: Task) -> None:
+    card = Card()
+    await task.deliver("charge", card, 1)
+    with pytest.raises(CallChanged, match="name of its own"):
+        await task.deliver("charge", card, 2)
+    assert len(card.charges) == 1
+
+
+async def test_arguments_are_compared_by_what_is_the_same_in_every_process(task: Task) -> None:
+    card = Card()
+    await task.deliver("charge", card, {"b": 1, "a": [1]}, object(), {3})
+    await task.deliver("charge", card, {"a": [1], "b": 1}, object(), {4})
+    assert len(card.charges) == 1
+
+
+async def test_an_output_that_cannot_be_kept_says_so_now_and_later(task: Task) -> None:
+    card = Card(object())
+    for _ in range(2):
+        with pytest.raises(OutputNotStorable, match="of type object"):
+            await task.deliver("charge", card, 1)
+    large = Card("x" * 2000)
+    for _ in range(2):
+        with pytest.raises(OutputNotStorable, match="over the limit of 1000"):
+            await task.deliver("large", large, 1)
+    assert len(card.charges) == len(large.charges) == 1
+
+
+async def test_a_step_in_progress_is_not_made_by_another_delivery(task: Task) -> None:
+    card = Card()
+
+    class Nested(Card):
+        def charge(self, *args: Any, **kwargs: Any) -> Any:
+            steps = Steps(MemoryStore(), execution_id="other")
+            assert steps.step("own", lambda: 1) == 1
+            return super().charge(*args)
+
+        async def charge_later(self, *args: Any, **kwargs: Any) -> Any:
+            with pytest.raises(EffectUncertain, match="still at it"):
+                await task.deliver("charge", card, 1)
+            return self.charge(*args)
+
+    outer = Nested()
+    assert await task.deliver("charge", outer, 1) == "charged"
+    assert (len(outer.charges), len(card.charges)) == (1, 0)
+
+
+async def test_what_is_no_step_is_refused(task: Task) -> None:
+    card = Card()
+    with pytest.raises(StepMisused, match="its name comes first"):
+        await task.deliver(card.charge, card)  # type: ignore[arg-type]
+    with pytest.raises(InvalidId, match="step name"):
+        await task.deliver("", card)
+    with pytest.raises(StepMisused, match="function and its arguments"):
+        Steps(MemoryStore(), execution_id="t").step("charge", "charge")  # type: ignore[arg-type]
+    assert card.charges == []
+
+
+def test_without_a_task_the_execution_has_to_be_said() -> None:
+    with pytest.raises(StepMisused, match="give an execution_id"):
+        capsule_tasks.step("charge", print)
+
+
+def test_a_function_that_returns_an_awaitable_is_refused_before_it_runs() -> None:
+    card = Card()
+    steps = Steps(MemoryStore(), execution_id="t")
+
+    def later() -> Any:
+        return card.charge_later()
+
+    with pytest.raises(StepMisused, match="give the coroutine function itself"):
+        steps.step("charge", later)
+    assert card.charges == []
+    assert steps.step("charge", card.charge) == "charged"
+
+
+async def test_partials_and_callable_objects_may_be_coroutine_functions() -> None:
+    card = Card()
+    steps = Steps(MemoryStore(), execution_id="t")
+
+    class Later:
+        async def __call__(self, amount: int) -> str:
+            return f"paid {amount}"
+
+    assert await steps.step("one", functools.partial(card.charge_later, 1)) == "charged"
+    assert await steps.step("two", Later(), 7) == "paid 7"
+
+
+async def test_a_cancel_while_the_output_is_recorded_does_not_lose_it(valkey_url: str) -> None:
+    store = AsyncConnections(valkey_url)
+    steps = Steps(store, execution_id="t", settings=StepSettings(prefix=fresh_prefix()))
+    card = Card()
+    made = asyncio.Event()
+
+    async def charge() -> Any:
+        made.set()
+        return card.charge()
+
+    task = asyncio.ensure_future(steps.step("charge", charge))
+    await made.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert await steps.step("charge", charge) == "charged"
+    assert len(card.charges) == 1
+    await store.close()
+
+
+async def test_a_cancel_before_the_step_leaves_it_to_be_made(valkey_url: str) -> None:
+    """Cancelled at every await before the function: the next delivery makes it."""
+    store = AsyncConnections(valkey_url)
+    for turns in range(12):
+        settings = StepSettings(prefix=fresh_prefix())
+        steps = Steps(store, execution_id="t", settings=settings)
+        card = Card()
+
+        async def charge(card: Card = card) -> Any:
+            return card.charge()
+
+        task = asyncio.ensure_future(steps.step("charge", charge))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        if not card.charges:
+            assert await steps.step("charge", charge) == "charged"
+        assert len(card.charges) == 1
+    await store.close()

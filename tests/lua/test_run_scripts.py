@@ -1,0 +1,222 @@
+"""The scripts of runs, leases and steps, by what lies in Redis afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from capsule_tasks import SyncHistory
+from capsule_tasks.client import Steps
+from capsule_tasks.errors import CapsuleError
+from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings, StepSettings
+from capsule_tasks.storage.keys import ApprovalKeys, RunKeys
+from capsule_tasks.storage.run_types import Ask, Claim, PlannedCall
+from capsule_tasks.storage.runs import SyncLease, SyncRunStore
+from capsule_tasks.storage.scripts import Code
+from tests.servers import fresh_prefix
+
+STORES = ("valkey_url", "redis62_url")
+unpack = msgspec.msgpack.decode
+
+
+class Scene:
+    """A store with one run in each status, and all that Redis holds of it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.prefix = fresh_prefix()
+        self.client = redis.Redis.from_url(url)
+        self.runs = SyncRunStore(url, settings=RunSettings(prefix=self.prefix))
+        for worker in ("w1", "w2"):
+            settings = LeaseSettings(lease_s=600)
+            SyncLease(worker, url, settings=settings, prefix=self.prefix).acquire()
+        self.claim = self.claimed("running")
+        self.runs.start_calls(self.claim, [PlannedCall("made", "f"), PlannedCall("begun", "f")])
+        self.runs.finish_calls(self.claim, {"made": b"out"})
+        self.claim = self.runs.commit(self.claim, b"one", turn=1).claim
+        parked = self.claimed("parked")
+        asks = [ask("free", expires_in_s=600), ask("kept", may_decide=("ann",)), ask("done")]
+        self.runs.commit(parked, b"p", turn=1, status="interrupted", asks=asks, items=[{"n": 1}])
+        self.stale = parked
+        over = self.claimed("over")
+        self.runs.commit(over, b"o", turn=1, status="completed")
+        self.make("queued")
+
+    def make(self, run_id: str) -> None:
+        self.runs.create(run_id, "user-42", b"new", schema="1.2", agent="a")
+
+    def claimed(self, run_id: str) -> Claim:
+        self.make(run_id)
+        claim: Claim = self.runs.claim(run_id, "w1")
+        return claim
+
+    def keys(self) -> list[bytes]:
+        return sorted(self.client.scan_iter(f"{self.prefix}:*"))
+
+    def state(self) -> dict[bytes, Any]:
+        """All that is stored, but the memory of operations."""
+        kept = [key for key in self.keys() if not key.endswith(b":batches")]
+        return {key: self.client.dump(key) for key in kept}
+
+
+def ask(call_id: str, **changes: Any) -> Ask:
+    return Ask(call_id=call_id, tool="bare:pay", agent="a", fingerprint="f", **changes)
+
+
+@pytest.fixture(params=STORES)
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    scene = Scene(request.getfixturevalue(request.param))
+    yield scene
+    scene.runs.close()
+    scene.client.close()
+
+
+REFUSED: dict[str, Callable[[Scene], Any]] = {
+    "create: taken": lambda s: s.make("queued"),
+    "claim: held": lambda s: s.runs.claim("running", "w2"),
+    "claim: over": lambda s: s.runs.claim("over", "w2"),
+    "claim: waits": lambda s: s.runs.claim("parked", "w2"),
+    "claim: unreadable": lambda s: s.runs.claim("queued", "w2", readable=["9"]),
+    "commit: stale": lambda s: s.runs.commit(s.stale, b"x", turn=2, items=[{}]),
+    "commit: revision": lambda s: s.runs.commit(
+        msgspec_replaced(s.claim, revision=1), b"x", turn=2, items=[{}]
+    ),
+    "commit: back": lambda s: s.runs.commit(s.claim, b"x", turn=0, items=[{}]),
+    "commit: full": lambda s: s.runs.commit(
+        s.claim,
+        b"x",
+        turn=2,
+        items=[{}] * 5,
+        history=SyncHistory(
+            "user-42", s.url, settings=HistorySettings(prefix=s.prefix, max_items=3)
+        ),
+    ),
+    "decide: unknown": lambda s: s.runs.approvals.approve("parked", "ghost"),
+    "decide: denied": lambda s: s.runs.approvals.approve("parked", "kept", by="bob"),
+    "decide: over": lambda s: s.runs.approvals.approve("over", "any"),
+    "cancel: over": lambda s: s.runs.cancel("over"),
+    "release: stale": lambda s: s.runs.release(s.stale),
+    "start: stale": lambda s: s.runs.start_calls(s.stale, [PlannedCall("new", "f")]),
+    "start: changed": lambda s: s.runs.start_calls(
+        s.claim, [PlannedCall("new", "f"), PlannedCall("made", "other")]
+    ),
+    "start: nothing new": lambda s: s.runs.start_calls(
+        s.claim, [PlannedCall("made", "f"), PlannedCall("begun", "f")]
+    ),
+    "finish: unknown": lambda s: s.runs.finish_calls(s.claim, {"begun": b"1", "ghost": b"2"}),
+    "finish: other output": lambda s: s.runs.finish_calls(s.claim, {"begun": b"1", "made": b"2"}),
+    "expire: nothing due": lambda s: s.runs.approvals.expire("parked"),
+    "lease: had its own": lambda s: SyncLease("w1", s.url, prefix=s.prefix).acquire(),
+    "lease: of another": lambda s: SyncLease("w1", s.url, prefix=s.prefix).renew(),
+}
+
+
+def msgspec_replaced(claim: Claim, **changes: Any) -> Claim:
+    return Claim(**{**vars(claim), **changes})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_changes_nothing(scene: Scene, name: str) -> None:
+    before = scene.state()
+    try:
+        REFUSED[name](scene)
+    except CapsuleError:
+        pass
+    else:
+        assert name in ("start: nothing new", "expire: nothing due")
+    assert scene.state() == before
+
+
+def test_a_call_whose_place_in_the_index_may_be_gone_does_not_wait(scene: Scene) -> None:
+    """A writer that was stopped for half a minute between the index and the run."""
+    from capsule_tasks.storage import run_core
+    from capsule_tasks.storage.scripts import Call
+
+    keys = RunKeys("user-42", "running", scene.prefix)
+    before = scene.state()
+    late_ms = int(scene.client.time()[0]) * 1000 - 31_000
+    packed = msgspec.msgpack.encode([{"call": "c", "tool": "t", "agent": "a", "print": "f"}])
+    claim = scene.claim
+    args = ["op", 0, 1000, "running", claim.token, claim.revision, 2, "interrupted", "1", "a", b"x"]
+    args += [packed, late_ms, "channel", 1000, 10, 1000]
+    places = (keys.run, keys.ledger, keys.items, keys.history, keys.batches)
+    reply = scene.runs.store.run_blocking(Call(run_core._COMMIT, places, args))
+    assert reply == [Code.LATE]
+    assert scene.state() == before
+
+
+def test_a_turn_leaves_exactly_this(scene: Scene) -> None:
+    scene.runs.commit(scene.claim, b"two", turn=2, agent="b", items=[{"n": 2}, {"n": 3}])
+    keys = RunKeys("user-42", "running", scene.prefix)
+    record = scene.client.hgetall(keys.run)
+    for name in (b"created", b"updated", b"token"):
+        assert int(record.pop(name)) > 10**15
+    assert unpack(record.pop(b"pending")) == []
+    assert record == {
+        b"status": b"running",
+        b"revision": b"3",
+        b"turn": b"2",
+        b"owner": b"w1",
+        b"cancel": b"",
+        b"schema": b"1.2",
+        b"agent": b"b",
+        b"snapshot": b"two",
+    }
+    assert scene.client.lrange(keys.items, 0, -1) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
+    ledger = scene.client.hgetall(keys.ledger)
+    assert ledger.keys() == {b"call:made", b"call:begun", b"out:made"}
+    assert ledger[b"out:made"] == b"out"
+
+
+def test_a_decision_leaves_exactly_this(scene: Scene) -> None:
+    scene.runs.approvals.reject("parked", "kept", message="no", by="ann", always=True)
+    ledger = scene.client.hgetall(RunKeys("user-42", "parked", scene.prefix).ledger)
+    decision = unpack(ledger[b"dec:kept"])
+    assert decision.pop("at") > 10**12
+    assert decision == {
+        "call": "kept",
+        "tool": "bare:pay",
+        "agent": "a",
+        "print": "f",
+        "approved": False,
+        "message": "no",
+        "by": "ann",
+    }
+    (standing,) = unpack(ledger[b"standing"])
+    assert (standing["tool"], standing["agent"], standing["approved"]) == ("bare:pay", "a", False)
+    index = ApprovalKeys(scene.prefix)
+    orders = (index.all, index.order("a", None), index.order(None, "bare:pay"))
+    for order in (*orders, index.order("a", "bare:pay")):
+        assert scene.client.zrange(order, 0, -1) == [b'["parked","free"]', b'["parked","done"]']
+    assert scene.client.zrange(index.due, 0, -1) == [b'["parked","free"]']
+
+
+def test_every_key_has_a_time_to_live(scene: Scene) -> None:
+    scene.runs.approvals.approve("parked", "free", always=True)
+    scene.runs.cancel("running")
+    steps = Steps(scene.runs.store, execution_id="task", settings=StepSettings(prefix=scene.prefix))
+    assert steps.step("one", lambda: 1) == 1
+    keys = scene.keys()
+    assert len(keys) > 12
+    assert {key: scene.client.pttl(key) for key in keys if scene.client.pttl(key) <= 0} == {}
+
+
+def test_a_turn_is_one_command_and_with_tools_three(scene: Scene) -> None:
+    def calls() -> int:
+        stats = scene.client.info("commandstats")
+        return sum(
+            stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")
+        )
+
+    before = calls()
+    claim = scene.runs.commit(scene.claim, b"2", turn=2, items=[{}]).claim
+    assert calls() - before == 1
+    planned = [PlannedCall(f"tool-{number}", "f") for number in range(20)]
+    scene.runs.start_calls(claim, planned)
+    scene.runs.finish_calls(claim, {each.call_id: b"out" for each in planned})
+    scene.runs.commit(claim, b"3", turn=3, items=[{}])
+    assert calls() - before == 4

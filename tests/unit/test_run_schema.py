@@ -1,0 +1,201 @@
+"""Stored forms of a run: every version is read, the current one is written, others are refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsule_tasks.errors import InvalidRunState, UnreadableSchema
+from capsule_tasks.runs import CURRENT_VERSION, READABLE_VERSIONS, SUMMARIES, RunState, schema
+from tests.unit.run_states import FIXTURES, fixture_of, states
+
+every_version = pytest.mark.parametrize("version", READABLE_VERSIONS)
+SECRET = "sk-live-0123456789"
+
+
+def test_every_version_has_a_summary_its_fields_a_fixture_and_a_way_to_the_next() -> None:
+    assert {path.stem for path in FIXTURES.glob("*.json")} == set(READABLE_VERSIONS)
+    assert set(schema.FIELDS) == set(READABLE_VERSIONS)
+    assert set(schema.MIGRATIONS) == set(READABLE_VERSIONS[:-1])
+    assert READABLE_VERSIONS[-1] == CURRENT_VERSION
+    for summary in SUMMARIES.values():
+        assert summary.strip()
+        assert "\n" not in summary
+
+
+def test_the_current_version_has_exactly_the_fields_of_the_state() -> None:
+    assert schema.FIELDS[CURRENT_VERSION] == set(RunState.__struct_fields__)
+
+
+@every_version
+def test_a_fixture_uses_every_field_of_its_version(version: str) -> None:
+    assert fixture_of(version).keys() - {schema.VERSION_FIELD} == schema.FIELDS[version]
+
+
+@every_version
+def test_every_version_is_read_and_written_as_the_current_one(version: str) -> None:
+    data = fixture_of(version)
+    before = copy.deepcopy(data)
+    state = RunState.from_json(data)
+    assert data == before, "reading changed the snapshot"
+    written = state.to_json()
+    assert written[schema.VERSION_FIELD] == CURRENT_VERSION
+    assert RunState.from_json(written) == state
+    assert RunState.from_string(state.to_string()) == state
+
+
+@every_version
+def test_what_every_version_says_means_the_same(version: str) -> None:
+    state = RunState.from_json(fixture_of(version))
+    assert (state.agent.name, state.start_agent.name) == ("billing", "triage")
+    assert state.tools_used_by(state.agent) == ("charge", "lookup")
+    assert {use.agent.name: use.input_tokens for use in state.usage} == {
+        "billing": 100,
+        "triage": 10,
+    }
+    call, unasked = state.calls
+    assert (call.call_id, call.tool.text) == ("call_2", "namespaced:crm/lookup")
+    assert not unasked.needs_approval
+    assert state.decision_for(call) is None, "a decision for billing/lookup covered crm/lookup"
+    assert state.approvals.exact[0].rejection == "too much"
+    assert state.approvals.exact[0].agent == state.agent
+    assert state.context.value == {"user": "u-7", "limits": [1, 2.5, None, True]}
+
+
+def test_the_newest_fixture_is_written_back_as_it_is() -> None:
+    data = fixture_of(CURRENT_VERSION)
+    assert without_defaults(RunState.from_json(data).to_json()) == without_defaults(data)
+
+
+def without_defaults(value: Any) -> Any:
+    """Nothing and an empty list are what a snapshot leaves out."""
+    if isinstance(value, list):
+        return [without_defaults(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: without_defaults(each) for key, each in value.items() if each not in ([], 0)}
+
+
+@given(states())
+def test_any_state_comes_back_as_it_was(state: RunState) -> None:
+    data = state.to_json()
+    assert json.loads(json.dumps(data)) == data
+    assert RunState.from_json(data) == state
+    assert RunState.from_string(state.to_string()) == state
+
+
+@given(states(), st.sampled_from(READABLE_VERSIONS[:-1]))
+def test_a_snapshot_under_an_older_label_is_refused_or_means_the_same(
+    state: RunState, label: str
+) -> None:
+    """A label never makes a reader drop what it does not expect."""
+    data = {**state.to_json(), schema.VERSION_FIELD: label}
+    try:
+        read = RunState.from_json(data)
+    except InvalidRunState:
+        return
+    assert read == state
+
+
+@pytest.mark.parametrize(
+    ("written", "label"), [("1.2", "1.1"), ("1.2", "1.0"), ("1.1", "1.0"), ("1.0", "1.2")]
+)
+def test_a_fixture_under_a_label_that_cannot_hold_it_is_refused(written: str, label: str) -> None:
+    with pytest.raises(InvalidRunState):
+        RunState.from_json({**fixture_of(written), schema.VERSION_FIELD: label})
+
+
+def test_a_snapshot_of_1_1_means_the_same_under_the_label_1_2() -> None:
+    data = fixture_of("1.1")
+    assert RunState.from_json({**data, schema.VERSION_FIELD: "1.2"}) == RunState.from_json(data)
+
+
+@pytest.mark.parametrize("version", ["1.3", "2.0", "0.9", "", "1"])
+def test_other_versions_are_refused_with_the_list_of_what_is_readable(version: str) -> None:
+    with pytest.raises(UnreadableSchema) as caught:
+        RunState.from_json({**fixture_of(CURRENT_VERSION), schema.VERSION_FIELD: version})
+    assert caught.value.version == version
+    assert caught.value.readable == READABLE_VERSIONS
+    assert ", ".join(READABLE_VERSIONS) in str(caught.value)
+
+
+@pytest.mark.parametrize("label", [None, 1.2, ["1.2"]])
+def test_a_label_that_is_no_text_is_refused(label: object) -> None:
+    with pytest.raises(InvalidRunState, match=r"\$schemaVersion"):
+        RunState.from_json({**fixture_of(CURRENT_VERSION), schema.VERSION_FIELD: label})
+
+
+@pytest.mark.parametrize("data", [None, [], "{}", 7])
+def test_what_is_no_object_is_refused(data: object) -> None:
+    with pytest.raises(InvalidRunState, match="not an object"):
+        RunState.from_json(data)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,", '{"a": NaN}', b"\xff", "[" * 100_000])
+def test_what_is_no_json_is_refused(text: str | bytes) -> None:
+    with pytest.raises(InvalidRunState):
+        RunState.from_string(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"run_id": 7}, "run_id"),
+        ({"turn": SECRET}, "turn"),
+        ({"turn": -1}, "$"),
+        ({"surprise": SECRET}, "surprise"),
+        ({"agent": SECRET}, "agent"),
+        ({"context": {"kind": SECRET}}, "context"),
+        ({"trace": {"trace_id": "t", "api_key": SECRET}}, "trace"),
+        ({"input": [SECRET]}, "input"),
+        ({"nested": {SECRET: {}}}, "nested"),
+        ({"calls": [{"call_id": 4711}]}, "calls"),
+        ({"approvals": {"exact": [], "standing": [{"approved": SECRET}]}}, "approvals"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_broken_snapshot_is_refused_where_it_is_broken_without_its_values(
+    change: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(InvalidRunState) as caught:
+        RunState.from_json({**fixture_of(CURRENT_VERSION), **change})
+    assert where in caught.value.where
+    seen: BaseException | None = caught.value
+    while seen is not None:
+        assert SECRET not in f"{seen!r} {seen}"
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+
+
+@every_version
+@given(data=st.data())
+def test_a_snapshot_with_anything_in_any_place_is_read_or_refused(
+    version: str, data: st.DataObject
+) -> None:
+    snapshot = fixture_of(version)
+    name = data.draw(st.sampled_from(sorted(snapshot)))
+    junk = st.recursive(
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+        max_leaves=4,
+    )
+    snapshot[name] = data.draw(junk)
+    try:
+        state = RunState.from_json(snapshot)
+    except (InvalidRunState, UnreadableSchema):
+        return
+    assert RunState.from_json(state.to_json()) == state
+
+
+@pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), {"a": object()}, b"x"])
+def test_a_state_with_what_is_no_json_is_not_written(value: Any) -> None:
+    state = RunState.from_json(fixture_of(CURRENT_VERSION))
+    held = RunState(
+        run_id="r", start_agent=state.agent, agent=state.agent, held_items=[{"content": value}]
+    )
+    with pytest.raises(InvalidRunState, match="not JSON"):
+        held.to_json()

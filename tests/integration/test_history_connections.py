@@ -264,6 +264,40 @@ async def test_a_cancelled_append_is_settled_before_the_caller_goes_on(valkey_ur
     await connections.close()
 
 
+@pytest.mark.parametrize("times", [1, 2])
+async def test_what_was_cancelled_before_it_was_done_can_be_repeated(
+    valkey_url: str, times: int
+) -> None:
+    """As a task does that is cancelled, and delivered again with the operation of its turn."""
+    port = int(valkey_url.rpartition(":")[2].partition("/")[0])
+    patient = RetrySettings(attempts=2, first_delay_s=60, max_delay_s=60)
+    with CuttingProxy(port) as proxy:
+        async with History("s", proxy.url, settings=own_settings(patient)) as history:
+            await history.add_items([{"n": 1}, {"n": 2}])
+            version = (await history.read()).version
+            for call, left in (
+                (lambda: history.add_items([{"n": 3}], operation="turn"), [1, 2, 3]),
+                (lambda: history.replace(version, [{"n": 9}], operation="turn"), [9, 3]),
+                (lambda: history.pop_suffix([{"n": 3}], operation="turn"), [9]),
+                (lambda: history.pop_item(operation="turn"), []),
+            ):
+                for time in range(times):
+                    seen = proxy.cuts
+                    proxy.plan(["pass"] * time + ["before"])
+                    task = asyncio.ensure_future(call())
+                    while proxy.cuts == seen:
+                        await asyncio.sleep(0.001)
+                    task.cancel()
+                    await asyncio.wait({task})
+                    assert task.cancelled()
+                before = await history.get_items()
+                await call()
+                assert before != await history.get_items()
+                assert [item["n"] for item in await history.get_items()] == left
+                await call()
+                assert [item["n"] for item in await history.get_items()] == left
+
+
 async def test_a_command_that_was_given_up_changes_nothing_later(server: PrivateServer) -> None:
     """The server is stopped while the command waits in its socket, and reads it much later."""
     async with History("s", server.url, settings=own_settings()) as history:

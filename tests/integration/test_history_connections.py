@@ -458,9 +458,14 @@ def test_urls_are_understood() -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "localhost", "http://user:hidden@host", "redis+sentinel://:hidden@host",
-     "redis+cluster://:hidden@host:port", "redis://:hidden@host/?db=x"],
+     "redis+cluster://:hidden@host:port", "redis://:hidden@host/?db=x",
+     "redis://:hid/hidden@host:1", "redis://:hidden#1@host", "redis://u:hidden?1@host",
+     "redis://:hidden", "redis://:hidden@[::1", "redis+cluster://:hidden/@host:1,[::1",
+     "redis+sentinel://u:hidden#/x@host/n", "redis://hidden@a@host:1x", "redis://u:hidden,@h:x",
+     "redis://:a://hidden@h:x", "user:hidden@host", "redis+sentinel://h?sentinel_password=a@hidden"],
 )  # fmt: skip
 def test_a_url_that_is_none_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(InvalidSetting, match="url") as refusal:
         History("s", url)
     assert "hidden" not in str(refusal.value)
+    assert "hid/" not in str(refusal.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -57,6 +58,14 @@ def connected(server: PrivateServer) -> int:
     """Clients of the server, without the one that asks."""
     with redis.Redis.from_url(server.url) as client:
         return sum(c["name"] == "history" for c in client.client_list())
+
+
+async def until_left(server: PrivateServer) -> None:
+    """The server notices a closed connection in its own time; what is collected says so itself."""
+    async with asyncio.timeout(30):
+        while connected(server):
+            await asyncio.sleep(0)
+    gc.collect()
 
 
 # --- loops, threads, processes -------------------------------------------------------------------
@@ -180,6 +189,36 @@ async def test_an_owned_connection_is_closed_and_says_so_afterwards(server: Priv
     with pytest.raises(StorageClosed):
         blocking.get_items()
     await History("never used", url).close()
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_closing_in_the_middle_of_calls_leaves_no_connection(
+    server: PrivateServer, steps: int
+) -> None:
+    """Calls wait for their turn, connect, or wait for a reply, when another task closes."""
+    connections = AsyncConnections(
+        f"{server.url}?client_name=history", ConnectionSettings(max_connections=2)
+    )
+    history = History("s", connections, settings=own_settings())
+    calls = [asyncio.ensure_future(history.add_items([{"n": n}])) for n in range(6)]
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await connections.close()
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert outcome is None or isinstance(outcome, StorageClosed | StorageUnavailable)
+    await until_left(server)
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+async def test_a_cancelled_close_leaves_no_connection(server: PrivateServer, steps: int) -> None:
+    history = History("s", f"{server.url}?client_name=history", settings=own_settings())
+    await asyncio.gather(*(history.add_items([{"n": n}]) for n in range(4)))
+    closing = asyncio.ensure_future(history.close())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    await until_left(server)
 
 
 async def test_histories_share_what_they_are_given(server: PrivateServer) -> None:

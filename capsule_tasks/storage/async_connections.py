@@ -50,7 +50,7 @@ class AsyncConnections:
     async def run(self, call: Call) -> Reply:
         """The reply of a script; raises StorageError."""
         if self._is_closed:
-            raise StorageClosed("these connections to Redis are closed; make new ones")
+            raise _closed()
         return await (await self._callers.mine()).run(call)
 
     async def close(self) -> None:
@@ -97,9 +97,12 @@ class _PoolCaller:
         self._places = asyncio.Semaphore(settings.max_connections)
         self._free: list[AbstractConnection] = []
         self._lent: set[AbstractConnection] = set()
+        self._is_closed = False
 
     async def run(self, call: Call) -> Reply:
         async with self._places:
+            if self._is_closed:
+                raise _closed()
             connection = self._free.pop() if self._free else self._pool.make_connection()
             self._lent.add(connection)
             was_sent = False
@@ -107,6 +110,8 @@ class _PoolCaller:
             try:
                 if not connection.is_connected:
                     await connection.connect()
+                if self._is_closed:
+                    raise _closed()
                 was_sent = True
                 async with asyncio.timeout(self._settings.reply_timeout_s):
                     reply = await _called(connection, call)
@@ -117,15 +122,22 @@ class _PoolCaller:
             finally:
                 self._lent.discard(connection)
                 # What was answered with an error may be a server that is on its way down.
-                if not is_sound:
+                if not is_sound or self._is_closed:
                     await connection.disconnect(nowait=True)
-                self._free.append(connection)
+                if not self._is_closed:
+                    self._free.append(connection)
 
     async def close(self) -> None:
+        self._is_closed = True
         connections = [*self._free, *self._lent]
         self._free.clear()
-        for connection in connections:
-            await connection.disconnect()
+        try:
+            for connection in connections:
+                await connection.disconnect()
+        finally:
+            # Who closes may be cancelled; without waiting this never awaits.
+            for connection in connections:
+                await connection.disconnect(nowait=True)
         if self._sentinel is not None:
             for sentinel in self._sentinel.sentinels:
                 await sentinel.aclose()
@@ -171,6 +183,10 @@ class _ClusterCaller:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+def _closed() -> StorageClosed:
+    return StorageClosed("these connections to Redis are closed; make new ones")
 
 
 def _reply(reply: Any) -> Reply:

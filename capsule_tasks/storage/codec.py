@@ -16,6 +16,10 @@ Item = dict[str, Any]
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+_texts = msgspec.msgpack.Decoder(list[str]).decode
+_raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_HEAD_BYTES = {0xD9: 2, 0xDA: 3, 0xDB: 5}
+"""Of MessagePack's texts by their first byte; those of short ones are one byte long."""
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -78,6 +82,23 @@ def decoded(record: bytes) -> Item:
         return _decode(record)
     except (ValueError, msgspec.MsgspecError, RecursionError):
         return _decoded_slowly(record)
+
+
+def all_decoded(packed: list[bytes]) -> list[Item] | None:
+    """The items of plain records, without a step of Python for each; None if one needs a look."""
+    try:
+        return [item for some in packed for item in map(_decode, _texts(some))]
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def unpacked(packed: list[bytes]) -> list[bytes]:
+    """The records that Redis packed as MessagePack, whatever their bytes are."""
+    return [_without_head(raw) for some in packed for raw in map(bytes, _raws(some))]
+
+
+def _without_head(raw: bytes) -> bytes:
+    return raw[_HEAD_BYTES.get(raw[0], 1) :]
 
 
 def _decoded_slowly(record: bytes) -> Item:

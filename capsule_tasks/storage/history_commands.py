@@ -58,7 +58,8 @@ def run_show(arguments: argparse.Namespace) -> int:
         print(f"no history of session {arguments.session!r}", file=sys.stderr)
         return FAILED
     expires = "never" if info.expires_in_s is None else f"in {info.expires_in_s:.0f} s"
-    print(f"session      {info.session_id}")
+    # As the items below: a line of its own, whatever the id and the terminal are.
+    print(f"session      {ascii(info.session_id)[1:-1]}")
     print(f"items        {info.items} ({info.bytes} bytes), {info.quarantined} in quarantine")
     print(f"created      {info.created_at:%Y-%m-%d %H:%M:%S} UTC")
     print(f"updated      {info.updated_at:%Y-%m-%d %H:%M:%S} UTC")

@@ -7,17 +7,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from capsule_tasks.errors import (
     HistoryConflict,
     HistoryFull,
     InvalidSetting,
     ItemNotStorable,
     ItemTooLarge,
+    StorageError,
 )
 from capsule_tasks.settings import HistorySettings
-from capsule_tasks.storage.codec import Codec, Item, Unreadable, canonical
+from capsule_tasks.storage.codec import (
+    Codec,
+    Item,
+    JsonCodec,
+    Unreadable,
+    all_decoded,
+    canonical,
+    unpacked,
+)
 from capsule_tasks.storage.history_types import HistoryInfo, PoppedSuffix, Snapshot, Version
 from capsule_tasks.storage.keys import SessionKeys, escaped
 from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
@@ -54,13 +61,11 @@ _STAGE = script("history_stage", keys="stage", args="offset ttl_ms record...")
 _REPLACE = script(
     "history_replace",
     keys="items history batches bad stage",
-    args="operation age_ms ttl_ms generation start stop staged max_items max_bytes keep_bad "
-    "corrupt record...",
+    args="operation age_ms ttl_ms generation start stop staged staged_bytes max_items max_bytes "
+    "keep_bad corrupt record...",
 )
 _CLEAR = script("history_clear", keys="items history batches bad", args="operation age_ms")
 _INFO = script("history_info", keys="items history bad", args="")
-
-_sizes = msgspec.msgpack.Decoder(list[int]).decode
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class _Piece:
     generation: str
     start: int
     stop: int
-    records: list[bytes]
+    packed: list[bytes]
 
 
 class HistoryCore:
@@ -140,17 +145,20 @@ class HistoryCore:
         if reply[0] != Code.DONE:
             raise self._refusal(reply, "append")
 
-    def pop_item(self) -> Operation[Any]:
+    def pop_item(self, *, operation: str | None = None) -> Operation[Any]:
         """Remove and return the last readable item; None if there is none.
 
         Corrupt records behind it go to quarantine on the way.
         """
+        operation = operation if operation is not None else new_operation()
         corrupt = ""
         guard = self.codec.guard
+        step = 0
         while True:
-            name = f"pop:{new_operation()}"
+            # A repeat of the whole call walks the same steps under the same names.
+            name = _named(operation, f"pop.{step}" if step else "pop")
             keep = self.settings.max_quarantined
-            reply = yield from self._perform(
+            name, reply = yield from self._performed(
                 _POP, self._write_keys, name, self._ttl_ms, corrupt, keep, *guard
             )
             if len(reply) == 1:
@@ -160,6 +168,7 @@ class HistoryCore:
             except Unreadable:
                 if reply[0] == Code.DONE:
                     corrupt = name
+                    step += 1
                 else:
                     # It only begins like a sealed record: this very one may be taken.
                     guard = (*guard, reply[1])
@@ -206,9 +215,9 @@ class HistoryCore:
         stage = self._keys.stage(name)
         pieces = list(_pieces(records))
         last = pieces.pop() if pieces else []
+        staged = [record for piece in pieces for record in piece]
         for _ in range(RESTARTS):
-            staged = yield from self._stage(stage, pieces)
-            if staged is None:
+            if not (yield from self._stage(stage, pieces)):
                 continue
             reply = yield from self._commit(name, stage, version, staged, last)
             if reply[0] == Code.LOST:
@@ -251,7 +260,7 @@ class HistoryCore:
             if not generation:
                 generation, stop = piece.generation, piece.stop
             before = piece.start
-            items, corrupt = self._decoded(piece.records, piece.start)
+            items, corrupt = self._decoded_piece(piece)
             pieces.append((items, corrupt))
             missing -= len(items)
             if before == 0 or (limit is not None and missing <= 0):
@@ -271,27 +280,22 @@ class HistoryCore:
         reply = yield from perform(call, self._retry)
         if reply[0] == Code.CONFLICT:
             return None
-        _, current, stop, start, sizes, *joined = reply
-        whole, position = b"".join(joined), 0
-        records = []
-        for size in _sizes(sizes) if joined else ():
-            records.append(whole[position : position + size])
-            position += size
-        return _Piece(current.decode(), start, stop, records)
+        _, current, stop, start, *packed = reply
+        return _Piece(current.decode(), start, stop, packed)
 
-    def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[int | None]:
-        """How many records wait beside the history; None if another piece is there."""
+    def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[bool]:
+        """Whether the pieces wait beside the history now; not if there was another one."""
         offset = 0
         for piece in pieces:
             call = Call(_STAGE, (stage,), [offset, STAGE_TTL_MS, *piece])
             reply = yield from perform(call, self._retry)
             if reply[0] != Code.DONE:
-                return None
+                return False
             offset += len(piece)
-        return offset
+        return True
 
     def _commit(
-        self, name: str, stage: str, version: Version, staged: int, last: list[bytes]
+        self, name: str, stage: str, version: Version, staged: list[bytes], last: list[bytes]
     ) -> Operation[Reply]:
         settings = self.settings
         return (
@@ -303,7 +307,8 @@ class HistoryCore:
                 version.generation,
                 version.start,
                 version.stop,
-                staged,
+                len(staged),
+                sum(map(len, staged)),
                 settings.max_items,
                 settings.max_bytes,
                 settings.max_quarantined,
@@ -313,7 +318,24 @@ class HistoryCore:
         )
 
     def _perform(self, of: Any, keys: Sequence[str], name: str, *args: Any) -> Operation[Reply]:
-        return perform(Call(of, keys, [name, 0, *args]), self._retry)
+        return (yield from self._performed(of, keys, name, *args))[1]
+
+    def _performed(
+        self, of: Any, keys: Sequence[str], name: str, *args: Any
+    ) -> Operation[tuple[str, Reply]]:
+        """The reply, and the name under which it was done at last."""
+        while True:
+            try:
+                reply = yield from perform(Call(of, keys, [name, 0, *args]), self._retry)
+            except StorageError as error:
+                error.operation = name.partition(":")[2]  # as the method takes it
+                raise
+            if reply[0] != Code.GIVEN_UP:
+                return name, reply
+            # Somebody began this operation and was cancelled. What he sent may still wait in a
+            # socket, so his name stays barred; all who repeat it go on under the same next one.
+            kind, _, operation = name.partition(":")
+            name = f"{kind}~:{operation}"
 
     def _refusal(self, reply: Reply, call: str) -> Exception:
         settings = self.settings
@@ -350,8 +372,13 @@ class HistoryCore:
             records.append(record)
         return records
 
-    def _decoded(self, records: Iterable[bytes], start: int = 0) -> tuple[list[Item], list[int]]:
+    def _decoded_piece(self, piece: _Piece) -> tuple[list[Item], list[int]]:
         """The readable items, and the places of the others."""
+        if type(self.codec) is JsonCodec and (items := all_decoded(piece.packed)) is not None:
+            return items, []
+        return self._decoded(unpacked(piece.packed), piece.start)
+
+    def _decoded(self, records: Iterable[bytes], start: int = 0) -> tuple[list[Item], list[int]]:
         decode, session_id = self.codec.decode, self.session_id
         items: list[Item] = []
         corrupt: list[int] = []
@@ -368,7 +395,7 @@ def _named(operation: str | None, kind: str) -> str:
     if operation is None:
         return f"{kind}:{new_operation()}"
     escaped("operation", operation)
-    return f"{kind}:={operation}"
+    return f"{kind}:{operation}"
 
 
 def _check_limit(limit: int | None) -> None:

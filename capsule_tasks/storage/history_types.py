@@ -14,7 +14,7 @@ class Version(NamedTuple):
     """What was read: replacing it replaces this and nothing else."""
 
     generation: str
-    """Changes whenever items are removed; appending leaves it."""
+    """Changes whenever items are removed; appending leaves it. 0 where there was no history."""
     start: int
     stop: int
     corrupt: tuple[int, ...] = ()

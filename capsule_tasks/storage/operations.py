@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from capsule_tasks.errors import (
     CapsuleError,
     InternalError,
+    StorageClosed,
     StorageError,
     StorageForgotten,
     StorageNotReady,
@@ -81,11 +82,19 @@ def perform(call: Call, retry: RetrySettings) -> Operation[Reply]:
 
 def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply]:
     may_have_written = False
+    lost: StorageError | None = None
     for attempt in itertools.count(1):
         try:
             reply: Reply = yield call
             return reply
+        except StorageClosed:
+            # Closed in the middle of a call: what became of that is the answer.
+            if lost is None:
+                raise
+            lost.may_have_written, lost.operation = may_have_written, call.operation
+            raise lost from None
         except StorageError as error:
+            lost = error
             may_have_written |= error.may_have_written and call.operation is not None
             if attempt >= retry.attempts or not isinstance(error, _REPEATABLE):
                 error.may_have_written = may_have_written

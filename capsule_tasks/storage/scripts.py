@@ -23,6 +23,7 @@ class Code(IntEnum):
 
     DONE = 0
     FORGOTTEN = 1
+    GIVEN_UP = 20
     CONFLICT = 2
     FULL = 3
     LOST = 4

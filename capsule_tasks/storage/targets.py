@@ -10,6 +10,7 @@ Options follow `?` as redis-py knows them (`ssl_ca_certs`, `client_name`, …). 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -18,6 +19,8 @@ from redis.connection import parse_url
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import ConnectionSettings
+
+_NO_PORT = re.compile(r":(?!\d+(?:[,/\]:]|$)|:|\d*\])[^,/]*")
 
 Kind = Literal["server", "sentinel", "cluster"]
 Address = tuple[str, int]
@@ -49,7 +52,10 @@ class Target:
 
 def parsed(url: str, settings: ConnectionSettings) -> Target:
     """The target of a URL; refuses what is none, without repeating a password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _no_url(url) from None
     if parts.scheme not in _KINDS:
         raise InvalidSetting("url", _without_password(url), f"one of {', '.join(_KINDS)}://…")
     kind, scheme = _KINDS[parts.scheme]
@@ -81,8 +87,8 @@ def parsed(url: str, settings: ConnectionSettings) -> Target:
 def _options(plain: str, url: str) -> dict[str, Any]:
     try:
         options = dict(parse_url(plain))
-    except ValueError as error:
-        raise InvalidSetting("url", _without_password(url), f"a URL of Redis: {error}") from None
+    except ValueError:
+        raise _no_url(url) from None
     # What is stored is bytes; decoding is this package's part, whatever the URL says.
     return {name: value for name, value in options.items() if name != "decode_responses"}
 
@@ -98,14 +104,23 @@ def _split_query(query: str) -> tuple[dict[str, Any], str]:
 
 
 def _address(host: str, kind: Kind, url: str) -> Address:
-    split = urlsplit(f"//{host}")
     try:
+        split = urlsplit(f"//{host}")
         port = split.port or _DEFAULT_PORT[kind]
-    except ValueError as error:
-        raise InvalidSetting("url", _without_password(url), f"hosts with ports: {error}") from None
+    except ValueError:
+        raise _no_url(url) from None
     if not split.hostname:
         raise InvalidSetting("url", _without_password(url), "host:port,host:port")
     return split.hostname, port
+
+
+def _no_url(url: str) -> InvalidSetting:
+    """What Python says of it is not repeated: it names as a port what may be a password."""
+    must = (
+        "a URL of Redis: hosts, ports up to 65535, options with values of their kind, and / ? # @ "
+        "in a password written as %2F %3F %23 %40"
+    )
+    return InvalidSetting("url", _without_password(url), must)
 
 
 def _bracketed(host: str) -> str:
@@ -113,8 +128,13 @@ def _bracketed(host: str) -> str:
 
 
 def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    userinfo, at, hosts = parts.netloc.rpartition("@")
-    user = userinfo.partition(":")[0]
-    shown = f"{user}:***@{hosts}" if at else hosts
-    return urlunsplit((parts.scheme, shown, parts.path, "***" if parts.query else "", ""))
+    """The URL to show. Python may have read it wrongly: all that may be a password is left out."""
+    before, slashes, after = url.partition("://")
+    scheme, rest = (f"{before}://", after) if slashes else ("", before)
+    mark = next((sign for sign in rest if sign in "?#"), "")
+    place, query = rest.split(mark, 1) if mark else (rest, "")
+    _, at, hosts = place.rpartition("@")
+    if not at and "@" in query:
+        return f"{scheme}***"
+    shown = ("***@" if at else "") + _NO_PORT.sub(":***", hosts)
+    return f"{scheme}{shown}{mark}***" if mark else f"{scheme}{shown}"

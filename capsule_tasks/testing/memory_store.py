@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from capsule_tasks.errors import InternalError
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call, Code
@@ -21,6 +19,7 @@ from capsule_tasks.testing.memory_index import PlainScripts
 from capsule_tasks.testing.memory_runs import RunScripts
 
 _MEMORY_MS = 600_000
+_GIVEN_UP = b"!"
 
 Record = bytes
 
@@ -129,18 +128,19 @@ class MemoryStore:
         if args["renew_ms"]:
             for key in keys.values():
                 self._live(key, args["renew_ms"])
-        sizes = msgspec.msgpack.encode([len(record) for record in piece])
-        return [Code.DONE, current.encode(), before, start, sizes, b"".join(piece)]
+        packed = [_packed_text(record) for record in piece]
+        array = b"\xdd" + len(packed).to_bytes(4, "big") + b"".join(packed)
+        return [Code.DONE, current.encode(), before, start, array]
 
     def _pop(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         if early := self._recalled(keys, args):
-            taken = early[1][1:] if early[1].startswith(b"+") else None
-            return early[0] if early[0][0] or taken is None else [Code.DONE, taken]
+            taken = early[1].startswith((b"+", b"-"))
+            return [Code.DONE, early[1][1:]] if taken else early[0]
         memory = self._memory(keys)
         _, known = memory.get(args["corrupt"], (0.0, b""))
         if known.startswith(b"+"):
             self._quarantine(keys, args, [known[1:]])
-            memory[args["corrupt"]] = (self._now_ms(), b"")
+            memory[args["corrupt"]] = (self._now_ms(), b"-")
         items = self._list(keys["items"])
         if not items:
             return [Code.DONE]
@@ -187,7 +187,9 @@ class MemoryStore:
             return early[0] if early[0][0] else [Code.DONE, early[1]]
         items, meta = self._list(keys["items"]), self._meta(keys)
         start, stop = args["start"], args["stop"]
-        if args["generation"] != str(meta.generation) or stop > len(items):
+        is_of_nothing = args["generation"] == "0" and stop == 0
+        is_same = is_of_nothing or args["generation"] == str(meta.generation)
+        if not is_same or stop > len(items):
             return [Code.CONFLICT, str(meta.generation).encode()]
         stage: list[Record] = self._values.get(keys["stage"], [])
         if len(stage) != args["staged"]:
@@ -221,8 +223,10 @@ class MemoryStore:
 
     def _settle(self, keys: dict[str, str], args: dict[str, Any]) -> Reply:
         if early := self._recalled(keys, args):
-            return early[0] if early[0][0] else [Code.DONE, 1]
-        self._remember(keys, args, b"")
+            if early[0][0] == Code.FORGOTTEN:
+                return early[0]
+            return [Code.DONE, int(early[0][0] == Code.DONE)]
+        self._remember(keys, args, _GIVEN_UP)
         return [Code.DONE, 0]
 
     # --- what they share -------------------------------------------------------------------------
@@ -277,7 +281,7 @@ class MemoryStore:
         """What is to be answered at once, and the result that is remembered."""
         known = self._memory(keys).get(args["operation"])
         if known is not None:
-            return [Code.DONE], known[1]
+            return ([Code.GIVEN_UP], b"") if known[1] == _GIVEN_UP else ([Code.DONE], known[1])
         if args["age_ms"] >= _MEMORY_MS:
             return [Code.FORGOTTEN], b""
         return None
@@ -285,6 +289,11 @@ class MemoryStore:
     def _remember(self, keys: dict[str, str], args: dict[str, Any], result: Any) -> None:
         self._memory(keys)[args["operation"]] = (self._now_ms(), result)
         self._live(keys["batches"], _MEMORY_MS)
+
+
+def _packed_text(record: Record) -> bytes:
+    """A text of MessagePack, whose bytes may be anything, as Redis packs them."""
+    return b"\xdb" + len(record).to_bytes(4, "big") + record
 
 
 class _Lent:

@@ -170,6 +170,18 @@ async def test_the_same_operation_is_done_once(subject: Subject) -> None:
     assert await history.get_items() == items(2)
 
 
+async def test_a_pop_that_is_repeated_whole_takes_one_item(subject: Subject) -> None:
+    history, again = subject.history(), subject.history()
+    await history.add_items(items(1, 2, 3))
+    for record in (b"{", b"", b"null"):
+        subject.seed(record)
+    assert await history.pop_item(operation="undo") == items(3)[0]
+    assert await again.pop_item(operation="undo") == items(3)[0]
+    assert await history.get_items() == items(1, 2)
+    assert subject.records(subject.keys().bad) == [b"null", b"", b"{"]
+    assert await again.pop_item(operation="undo 2") == items(2)[0]
+
+
 # --- removing ------------------------------------------------------------------------------------
 
 
@@ -277,6 +289,17 @@ async def test_a_replacement_by_nothing_and_of_nothing(subject: Subject) -> None
     assert await history.get_items() == items(2)
 
 
+async def test_what_is_appended_to_a_new_history_survives_a_replacement_of_nothing(
+    subject: Subject,
+) -> None:
+    history = subject.history()
+    version = (await history.read()).version
+    await subject.history().add_items(items(2, 3))
+    await history.replace(version, items(1), operation="import")
+    await history.replace(version, items(1), operation="import")
+    assert await history.get_items() == items(1, 2, 3)
+
+
 async def test_a_replacement_in_pieces_is_one_step(subject: Subject) -> None:
     history = subject.history()
     await history.add_items([{"number": number} for number in range(11_000)])
@@ -289,7 +312,7 @@ async def test_a_replacement_in_pieces_is_one_step(subject: Subject) -> None:
     assert await history.get_items() == expected
     size = sum(map(len, subject.records(subject.keys().items)))
     assert (await history.info()).bytes == size
-    assert subject.records(subject.keys().stage("replace:=compact")) == []
+    assert subject.records(subject.keys().stage("replace:compact")) == []
 
 
 # --- corrupt records -----------------------------------------------------------------------------

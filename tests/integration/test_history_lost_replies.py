@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
+import redis.asyncio.retry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from capsule_tasks import History, SyncHistory
 from capsule_tasks.errors import HistoryConflict, StorageUnavailable
@@ -30,8 +34,8 @@ def proxy(valkey_url: str) -> Iterator[CuttingProxy]:
         yield proxy
 
 
-def own_settings(**changes: Any) -> HistorySettings:
-    return HistorySettings(prefix=fresh_prefix(), retry=RETRY, **changes)
+def own_settings(retry: RetrySettings = RETRY) -> HistorySettings:
+    return HistorySettings(prefix=fresh_prefix(), retry=retry)
 
 
 CUTS = {
@@ -109,6 +113,70 @@ def test_when_it_gives_up_the_error_says_whether_it_may_have_written(proxy: Cutt
         assert not failure.value.may_have_written
 
 
+LOST: list[Cut] = ["after"] * (RETRY.attempts + 1)
+"""Every attempt's reply, also where the first is spent on a script that is not loaded yet."""
+REPEATABLE = {
+    "add_items": lambda history, **named: history.add_items([{"n": 3}], **named),
+    "pop_item": lambda history, **named: history.pop_item(**named),
+    "pop_suffix": lambda history, **named: history.pop_suffix([{"n": 2}], **named),
+    "clear_session": lambda history, **named: history.clear_session(**named),
+}
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_the_operation_that_an_error_tells_repeats_that_very_write(
+    proxy: CuttingProxy, name: str
+) -> None:
+    with SyncHistory("user-42", proxy.url, settings=own_settings()) as history:
+        history.add_items([{"n": 1}, {"n": 2}, {"n": 2}])
+        proxy.plan(LOST)
+        with pytest.raises(StorageUnavailable) as failure:
+            REPEATABLE[name](history)
+        proxy.plan([])
+        assert failure.value.may_have_written
+        done = history.get_items()
+        assert numbers(done) != [1, 2, 2]
+        REPEATABLE[name](history, operation=failure.value.operation)
+        assert history.get_items() == done
+
+
+def test_the_operation_of_a_lost_replacement_repeats_it(proxy: CuttingProxy) -> None:
+    with SyncHistory("user-42", proxy.url, settings=own_settings()) as history:
+        history.add_items([{"n": 1}])
+        version = history.read().version
+        proxy.plan(LOST)
+        with pytest.raises(StorageUnavailable) as failure:
+            history.replace(version, [{"n": 2}])
+        proxy.plan([])
+        history.add_items([{"n": 3}])
+        history.replace(version, [{"n": 2}], operation=failure.value.operation)
+        assert numbers(history.get_items()) == [2, 3]
+
+
+async def test_a_repeat_by_redis_py_itself_takes_one_item(proxy: CuttingProxy) -> None:
+    """An injected client repeats a command that lost its reply, and nobody hears of it."""
+    own = own_settings(RetrySettings(attempts=1))
+    awaited = redis.asyncio.Redis.from_url(
+        proxy.url, protocol=2, retry=redis.asyncio.retry.Retry(NoBackoff(), 3)
+    )
+    blocking = redis.Redis.from_url(proxy.url, protocol=2, retry=Retry(NoBackoff(), 3))
+    async with History("user-42", awaited, settings=own) as history:
+        await history.add_items([{"n": 1}, {"n": 2}, {"n": 3}, {"n": 0}])
+        await history.pop_item()  # so that the script is loaded
+        proxy.plan(["after", "after"])
+        assert await history.pop_item() == {"n": 3}
+        proxy.plan(["after"])
+        await history.add_items([{"n": 4}])
+        with SyncHistory("user-42", blocking, settings=own) as same:
+            seen = proxy.cuts
+            proxy.plan(["after", "after"])
+            assert same.pop_item() == {"n": 4}
+            assert proxy.cuts - seen == 2
+        assert numbers(await history.get_items()) == [1, 2]
+    await awaited.aclose()
+    blocking.close()
+
+
 # --- random interleavings ------------------------------------------------------------------------
 
 cuts_of_a_step = st.lists(st.sampled_from(["pass", "before", "after"]), max_size=4)
@@ -127,7 +195,8 @@ plans = st.lists(st.tuples(st.integers(0, 1), step, cuts_of_a_step), min_size=1,
 class Model:
     """What a history is, without a network: a list, and what each writer has read of it.
 
-    Its generation changes when items are removed, and is 0 while there is no history.
+    Its generation changes when items are removed, and is 0 while there is no history; nothing of
+    that one can be removed, so replacing it is always possible.
     """
 
     def __init__(self) -> None:
@@ -154,7 +223,7 @@ class Model:
                 self.seen[writer] = (self.generation, len(self.numbers))
                 return list(self.numbers)
             case "replace":
-                if writer not in self.seen or self.seen[writer][0] != self.generation:
+                if writer not in self.seen or self.seen[writer][0] not in (0, self.generation):
                     return "conflict"
                 self.numbers[: self.seen[writer][1]] = batch
                 self.generation = self.new_generation()

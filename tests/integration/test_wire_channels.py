@@ -109,6 +109,10 @@ async def converse(session: Session, seen: dict[str, set[str]]) -> None:
     await eventually(lambda: {"Unsupported", "Heartbeat"} <= seen.keys())
 
 
+OF_TASKS = {"SoftLimit", "Traced"}
+"""Said only where Celery tasks run, which `tests/acceptance` does with a real worker."""
+
+
 async def test_every_message_travels_on_the_channel_the_page_names(
     seen: dict[str, set[str]],
 ) -> None:
@@ -117,7 +121,8 @@ async def test_every_message_travels_on_the_channel_the_page_names(
     with pytest.raises(IncompatibleProtocol):
         await Session(SessionConfig(protocol_versions=(99,))).start()
     assert seen.pop("FromTheFuture") == {"control"}
-    assert dict(seen) == DOCUMENTED
+    spoken = {name: ways for name, ways in DOCUMENTED.items() if name not in OF_TASKS}
+    assert dict(seen) == spoken
 
 
 async def test_what_waits_for_a_child_that_is_gone_is_dropped_at_once(

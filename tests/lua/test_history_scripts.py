@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 import redis
 
 from capsule_tasks.storage import history_core, operations
+from capsule_tasks.storage.codec import unpacked
 from capsule_tasks.storage.keys import SessionKeys
 from capsule_tasks.storage.scripts import Call, Code, Script
 from tests.servers import fresh_prefix
@@ -144,21 +144,34 @@ def test_read_gives_a_piece_and_refuses_another_generation(bench: Bench) -> None
     generation = bench.history()[b"generation"]
     reply = bench.call("history_read", "", -1, 2, 1000, 0)
     assert reply[:4] == [Code.DONE, generation, 3, 1]
-    assert msgspec.msgpack.decode(reply[4]) == [7, 1]
-    assert reply[5:] == [b'{"a":1}\xff']
+    assert len(reply) == 5
+    assert unpacked(reply[4:]) == [b'{"a":1}', b"\xff"]
     assert bench.call("history_read", generation, 1, 9, 1000, 0)[2:4] == [1, 0]
     assert bench.call("history_read", "1", 1, 9, 1000, 0) == [Code.CONFLICT, generation]
     assert bench.call("history_read", generation, 4, 9, 1000, 0) == [Code.CONFLICT, generation]
     assert bench.call("history_read", "", -1, 9, 4, 0)[3] == 2  # about one item of four bytes
 
 
+def test_read_packs_records_of_any_size_and_bytes(bench: Bench) -> None:
+    records = [bytes([size % 256]) * size for size in (0, 31, 32, 255, 256, 65_535, 65_536)] * 40
+    bench.call("history_append", "op", 0, TTL_MS, 1000, 10**8, *records)
+    reply = bench.call("history_read", "", -1, 1000, 10**8, 0)
+    assert len(reply) == 4 + 3
+    assert unpacked(reply[4:]) == records
+
+
 def test_read_renews_only_when_asked(bench: Bench) -> None:
-    bench.append("op", b"{}")
-    bench.client.pexpire(bench.keys.items, 5000)
+    bench.append("op", b"{}", b"bad")
+    bench.call("history_pop", "one", 0, TTL_MS, "", 5)
+    bench.call("history_pop", "two", 0, TTL_MS, "one", 5)
+    bench.append("again", b"{}")
+    keys = (bench.keys.items, bench.keys.history, bench.keys.bad)
+    for key in keys:
+        assert bench.client.pexpire(key, 5000)
     bench.call("history_read", "", -1, 2, 1000, 0)
-    assert bench.client.pttl(bench.keys.items) <= 5000
+    assert all(0 < bench.client.pttl(key) <= 5000 for key in keys)
     bench.call("history_read", "", -1, 2, 1000, TTL_MS)
-    assert bench.client.pttl(bench.keys.items) > 5000
+    assert all(5000 < bench.client.pttl(key) <= TTL_MS for key in keys)
 
 
 def test_pop_takes_the_tail_once_and_remembers_it(bench: Bench) -> None:
@@ -184,6 +197,7 @@ def test_pop_quarantines_what_its_reader_found_corrupt_once(bench: Bench) -> Non
     assert bench.call("history_pop", "two", 0, TTL_MS, "one", 5) == [Code.DONE, b"{}"]
     assert bench.call("history_pop", "two", 9, TTL_MS, "one", 5) == [Code.DONE, b"{}"]
     assert bench.call("history_pop", "three", 0, TTL_MS, "one", 5) == [Code.DONE]
+    assert bench.call("history_pop", "one", 9, TTL_MS, "", 5) == [Code.DONE, b""]
     assert bench.client.lrange(bench.keys.bad, 0, -1) == [b"bad"]
 
 
@@ -233,7 +247,8 @@ def replace(bench: Bench, *records: bytes, **changes: Any) -> list[Any]:
     values = {
         "operation": "r", "age_ms": 0, "ttl_ms": TTL_MS,
         "generation": bench.history().get(b"generation", b"0"), "start": 0, "stop": 3,
-        "staged": 0, "max_items": 10, "max_bytes": 100, "keep_bad": 5, "corrupt": "",
+        "staged": 0, "staged_bytes": 0, "max_items": 10, "max_bytes": 100, "keep_bad": 5,
+        "corrupt": "",
     } | changes  # fmt: skip
     return bench.call("history_replace", *values.values(), *records)
 
@@ -242,7 +257,7 @@ def test_replace_keeps_what_is_before_and_behind(bench: Bench) -> None:
     bench.append("op", b"1", b"2", b"3", b"4", b"5")
     bench.call("history_stage", 0, TTL_MS, b"a", b"b")
     before = bench.history()
-    reply = replace(bench, b"c", start=1, stop=4, staged=2, corrupt="1,2")
+    reply = replace(bench, b"c", start=1, stop=4, staged=2, staged_bytes=2, corrupt="1,2")
     assert reply == [Code.DONE, bench.history()[b"generation"]]
     assert bench.items() == [b"1", b"a", b"b", b"c", b"5"]
     state = bench.everything()
@@ -253,6 +268,27 @@ def test_replace_keeps_what_is_before_and_behind(bench: Bench) -> None:
     assert int(state["history"][b"updated"]) > int(before[b"updated"])
     assert replace(bench, b"x", age_ms=3) == reply
     assert bench.everything() == state
+
+
+def test_replace_of_all_renames_the_stage(bench: Bench) -> None:
+    bench.append("op", b"1", b"22", b"333", b"4444")
+    bench.call("history_stage", 0, TTL_MS, b"a", b"bb")
+    assert replace(bench, b"ccc", stop=3, staged=2, staged_bytes=3)[0] == Code.DONE
+    state = bench.everything()
+    assert sorted(state) == ["batches", "history", "items"]
+    assert state["items"] == [b"a", b"bb", b"ccc", b"4444"]
+    assert state["history"][b"bytes"] == b"10"
+
+
+@pytest.mark.parametrize("changes", [{"generation": "5"}, {"max_items": 1}, {"age_ms": 600_000}])
+def test_a_refused_replacement_takes_its_stage_with_it(
+    bench: Bench, changes: dict[str, Any]
+) -> None:
+    bench.append("op", b"1", b"2", b"3")
+    before = bench.everything()
+    bench.call("history_stage", 0, TTL_MS, b"a", b"b")
+    assert replace(bench, staged=2, staged_bytes=2, **changes)[0] != Code.DONE
+    assert bench.everything() == before
 
 
 def test_replace_refuses_without_a_change(bench: Bench) -> None:
@@ -290,8 +326,15 @@ def test_info_tells_without_a_change(bench: Bench) -> None:
 
 def test_a_settled_operation_is_never_done_later(bench: Bench) -> None:
     assert bench.call("settle", "gone", 5) == [Code.DONE, 0]
-    assert bench.append("gone", b"{}") == [Code.DONE]
-    assert bench.items() == []
+    before = bench.everything()
+    assert bench.append("gone", b"{}") == [Code.GIVEN_UP]
+    assert bench.call("history_pop", "gone", 0, TTL_MS, "", 5) == [Code.GIVEN_UP]
+    assert bench.call("history_pop_suffix", "gone", 0, TTL_MS, b"{}") == [Code.GIVEN_UP]
+    assert bench.call("history_clear", "gone", 0) == [Code.GIVEN_UP]
+    assert bench.call("settle", "gone", 9) == [Code.DONE, 0]
+    bench.call("history_stage", 0, TTL_MS, b"staged")
+    assert replace(bench, b"{}", operation="gone", staged=1) == [Code.GIVEN_UP]
+    assert bench.everything() == before
     bench.append("done", b"{}")
     assert bench.call("settle", "done", 5) == [Code.DONE, 1]
     assert bench.call("settle", "old", 600_000) == [Code.FORGOTTEN]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from capsule_tasks.errors import (
+    StorageClosed,
     StorageDenied,
     StorageForgotten,
     StorageFull,
@@ -95,6 +96,17 @@ def test_what_an_operator_has_to_change_is_not_repeated(error: Exception) -> Non
     next(operation)
     with pytest.raises(type(error)):
         operation.throw(error)
+
+
+def test_closing_in_the_middle_of_a_call_leaves_open_whether_it_was_done() -> None:
+    operation = perform(write(), RETRY)
+    next(operation)
+    assert isinstance(operation.throw(lost(was_sent=True)), Pause)
+    next(operation)
+    with pytest.raises(StorageUnavailable) as failure:
+        operation.throw(StorageClosed("closed"))
+    assert failure.value.may_have_written
+    assert failure.value.operation == "op"
 
 
 def test_a_forgotten_operation_may_have_written() -> None:

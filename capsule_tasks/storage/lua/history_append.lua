@@ -13,6 +13,7 @@
 --   record...  the batch, in order
 -- RETURNS {DONE}
 -- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+--         {GIVEN_UP} an operation that was settled before it was done
 --         {FULL, length, bytes} a batch that does not fit
 -- USES once, history
 
@@ -23,6 +24,7 @@ local FIRST = 6
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
+if memory.is_given_up then return {GIVEN_UP} end
 if memory.result then return {DONE} end
 if memory.is_forgotten then return {FORGOTTEN} end
 

@@ -10,12 +10,14 @@
 --   age_ms     since it was first sent; 0 the first time
 -- RETURNS {DONE}
 -- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+--         {GIVEN_UP} an operation that was settled before it was done
 -- USES once
 
 local items_key, history_key, batches_key, bad_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local operation, age_ms = ARGV[1], tonumber(ARGV[2])
 
 local memory = recall(batches_key, operation, age_ms, clock_us())
+if memory.is_given_up then return {GIVEN_UP} end
 if memory.result then return {DONE} end
 if memory.is_forgotten then return {FORGOTTEN} end
 

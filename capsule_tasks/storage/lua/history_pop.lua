@@ -15,8 +15,10 @@
 --   corrupt    operation that took a corrupt record; empty if there is none
 --   keep_bad   records that the quarantine holds at most
 --   guard...   none; or how all sealed records begin, and then how those do that can be opened
--- RETURNS {DONE, record} or, where there was none, {DONE}
+-- RETURNS {DONE, record} or, where there was none, {DONE}; an empty record stands for one that is in
+--         quarantine by now
 -- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+--         {GIVEN_UP} an operation that was settled before it was done
 --         {CONFLICT, record} a sealed record that the caller cannot open
 -- USES once, history
 
@@ -25,7 +27,7 @@ local operation, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local corrupt, keep_bad = ARGV[4], tonumber(ARGV[5])
 local FIRST = 6
 
--- A result is remembered as `+` and the record; as nothing once that is in quarantine.
+-- A result is remembered as `+` and the record; as `-` once that is in quarantine.
 local function taken(result)
   return result and result:sub(1, 1) == '+' and result:sub(2) or nil
 end
@@ -41,14 +43,19 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
+if memory.is_given_up then return {GIVEN_UP} end
+if memory.result == '-' then return {DONE, ''} end
 if memory.result then return {DONE, taken(memory.result)} end
 if memory.is_forgotten then return {FORGOTTEN} end
 
 if corrupt ~= '' then
   local record = taken(redis.call('HGET', batches_key, corrupt))
   if record then
+    -- A write that needs no memory comes first: a server that is out of it then lets the record
+    -- move, instead of forgetting it with the memory of operations.
+    redis.call('PEXPIRE', batches_key, MEMORY_MS)
     quarantine(bad_key, {record}, keep_bad, ttl_ms)
-    redis.call('HSET', batches_key, corrupt, '')
+    redis.call('HSET', batches_key, corrupt, '-')
   end
 end
 

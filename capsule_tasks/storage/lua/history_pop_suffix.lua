@@ -11,6 +11,7 @@
 --   record...  the end that is expected, in order
 -- RETURNS {DONE}
 -- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+--         {GIVEN_UP} an operation that was settled before it was done
 --         {CONFLICT, record...} another end: the one that was found
 -- USES once, history
 
@@ -20,6 +21,7 @@ local FIRST = 4
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
+if memory.is_given_up then return {GIVEN_UP} end
 if memory.result then return {DONE} end
 if memory.is_forgotten then return {FORGOTTEN} end
 

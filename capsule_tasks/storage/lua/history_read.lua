@@ -1,4 +1,4 @@
--- Reads a piece of a history: the latest items before an index, in long strings with their sizes.
+-- Reads a piece of a history: the latest items before an index, packed by the hundred.
 --
 -- KEYS
 --   items    list  capsule:{S:<session>}:items
@@ -10,7 +10,7 @@
 --   count       of items at most
 --   max_bytes   to aim at, judged by the average size
 --   renew_ms    new time to live; 0 leaves it as it is
--- RETURNS {DONE, generation, before, start, sizes in MessagePack, the items' bytes...}
+-- RETURNS {DONE, generation, before, start, up to 100 items each in MessagePack...}
 -- REFUSES {CONFLICT, generation} another generation than the one asked for
 -- USES once, history
 
@@ -18,7 +18,7 @@ local items_key, history_key, bad_key = KEYS[1], KEYS[2], KEYS[3]
 local generation, before, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, renew_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
 
-local JOINED = 50
+local PACKED = 100
 
 local state = load_history(history_key, items_key)
 local current = whole(state.generation)
@@ -31,10 +31,6 @@ if state.bytes > 0 then
 end
 local start = math.max(0, before - count)
 
-local items = {}
-if start < before then items = redis.call('LRANGE', items_key, start, before - 1) end
-local sizes = {}
-for index = 1, #items do sizes[index] = #items[index] end
 if renew_ms > 0 then
   redis.call('PEXPIRE', items_key, renew_ms)
   redis.call('PEXPIRE', history_key, renew_ms)
@@ -42,8 +38,9 @@ if renew_ms > 0 then
 end
 
 -- One string of all would be copied again and again as it grows; one each is slow to receive.
-local reply = {DONE, current, before, start, cmsgpack.pack(sizes)}
-for first = 1, #items, JOINED do
-  reply[#reply + 1] = table.concat(items, '', first, math.min(first + JOINED - 1, #items))
+local reply = {DONE, current, before, start}
+for first = start, before - 1, PACKED do
+  local items = redis.call('LRANGE', items_key, first, math.min(first + PACKED, before) - 1)
+  reply[#reply + 1] = cmsgpack.pack(items)
 end
 return reply

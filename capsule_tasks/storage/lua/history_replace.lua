@@ -17,6 +17,7 @@
 --   start       index of the first item read
 --   stop        index behind the last item read
 --   staged      records that wait in the stage
+--   staged_bytes  that they have together
 --   max_items   that the history may hold
 --   max_bytes   that its items may have together
 --   keep_bad    records that the quarantine holds at most
@@ -24,6 +25,7 @@
 --   record...   the rest of the replacement, behind the stage
 -- RETURNS {DONE, generation}
 -- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+--         {GIVEN_UP} an operation that was settled before it was done
 --         {CONFLICT, generation} items were removed since they were read
 --         {LOST, length} a stage that is not what was staged
 --         {FULL, length, bytes} a replacement that does not fit
@@ -32,9 +34,10 @@
 local items_key, history_key, batches_key, bad_key, stage_key = unpack(KEYS)
 local operation, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local generation, start, stop = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local staged, max_items, max_bytes = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local keep_bad, corrupt = tonumber(ARGV[10]), ARGV[11]
-local FIRST = 12
+local staged, staged_bytes = tonumber(ARGV[7]), tonumber(ARGV[8])
+local max_items, max_bytes = tonumber(ARGV[9]), tonumber(ARGV[10])
+local keep_bad, corrupt = tonumber(ARGV[11]), ARGV[12]
+local FIRST = 13
 
 -- What was staged for nothing goes at once.
 local function without_stage(reply)
@@ -44,11 +47,14 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
+if memory.is_given_up then return without_stage({GIVEN_UP}) end
 if memory.result then return without_stage({DONE, memory.result}) end
 if memory.is_forgotten then return without_stage({FORGOTTEN}) end
 
 local state = load_history(history_key, items_key)
-if generation ~= whole(state.generation) or stop > state.length then
+-- Generation 0 with nothing read is a history that did not exist: nothing of it can have gone.
+local is_of_nothing = generation == '0' and stop == 0
+if not is_of_nothing and generation ~= whole(state.generation) or stop > state.length then
   return without_stage({CONFLICT, whole(state.generation)})
 end
 local stage_length = redis.call('LLEN', stage_key)
@@ -60,10 +66,15 @@ local function slices(key, first, last, visit)
   end
 end
 
-local bytes, length = state.bytes, state.length - (stop - start) + staged + #ARGV - FIRST + 1
-slices(items_key, start, stop - 1, function(records) bytes = bytes - size_of(records, 1) end)
-slices(stage_key, 0, staged - 1, function(records) bytes = bytes + size_of(records, 1) end)
-bytes = bytes + size_of(ARGV, FIRST)
+local bytes, length = 0, state.length - (stop - start) + staged + #ARGV - FIRST + 1
+if start == 0 then
+  -- What is replaced is not read again, however much it is: only what was appended since.
+  slices(items_key, stop, state.length - 1, function(got) bytes = bytes + size_of(got, 1) end)
+else
+  bytes = state.bytes
+  slices(items_key, start, stop - 1, function(got) bytes = bytes - size_of(got, 1) end)
+end
+bytes = bytes + staged_bytes + size_of(ARGV, FIRST)
 if length > max_items or bytes > max_bytes then
   return without_stage({FULL, state.length, state.bytes})
 end
@@ -76,7 +87,7 @@ quarantine(bad_key, unread, keep_bad, ttl_ms)
 push(stage_key, ARGV, FIRST)
 slices(items_key, stop, state.length - 1, function(records) push(stage_key, records, 1) end)
 if start == 0 then
-  redis.call('DEL', items_key)
+  redis.call('UNLINK', items_key)
   if length > 0 then redis.call('RENAME', stage_key, items_key) end
 else
   redis.call('LTRIM', items_key, 0, start - 1)

@@ -19,7 +19,8 @@ local length = redis.call('LLEN', stage_key)
 if offset > 0 and length == offset + count then return {DONE} end
 if offset > 0 and length ~= offset then return {CONFLICT, length} end
 
-if offset == 0 then redis.call('DEL', stage_key) end
+-- A DEL of nothing would already make a server that is out of memory take what follows.
+if offset == 0 and length > 0 then redis.call('DEL', stage_key) end
 push(stage_key, ARGV, FIRST)
 redis.call('PEXPIRE', stage_key, ttl_ms)
 return {DONE}

@@ -16,7 +16,8 @@ local batches_key = KEYS[1]
 local operation, age_ms = ARGV[1], tonumber(ARGV[2])
 
 local memory = recall(batches_key, operation, age_ms, clock_us())
+if memory.is_given_up then return {DONE, 0} end
 if memory.result then return {DONE, 1} end
 if memory.is_forgotten then return {FORGOTTEN} end
-remember(batches_key, operation, '', memory)
+remember(batches_key, operation, GIVEN_UP_RESULT, memory)
 return {DONE, 0}

@@ -3,9 +3,11 @@
 -- The memory is a hash: operation -> result, `#<n>` -> `<ms>:<operation>` in the order of writing,
 -- `#first` and `#last` (the range of n), `#forgot` (when the newest forgotten one was done). It
 -- keeps ten minutes, up to a cap, and lapses ten minutes after the last write. A repeat that says
--- it is older than the memory reaches is answered FORGOTTEN, never done again.
+-- it is older than the memory reaches is answered FORGOTTEN, never done again. The result `!` stands
+-- for an operation that was given up before it was done.
 
 local MEMORY_MS = 600000
+local GIVEN_UP_RESULT = '!'
 local KEEP_AT_LEAST = 64
 local KEEP_AT_MOST = 10000
 local EVICT_EVERY = 16
@@ -25,11 +27,13 @@ local function recall(key, operation, age_ms, now_us)
   local got = redis.call('HMGET', key, operation, '#last', '#first', '#forgot')
   local memory = {
     result = got[1] or nil,
+    is_given_up = got[1] == GIVEN_UP_RESULT,
     last = tonumber(got[2] or 0),
     first = tonumber(got[3] or 1),
     forgot_ms = tonumber(got[4] or 0),
     now_ms = math.floor(now_us / 1000),
   }
+  if memory.is_given_up then memory.result = '' end
   -- The clocks of client and server tick apart by less than the second that is added here.
   local begun_ms = memory.now_ms - age_ms - 1000
   memory.is_forgotten = not memory.result and age_ms > 0

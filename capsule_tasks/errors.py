@@ -151,6 +151,19 @@ class Unconfined(OperatorError):
     """A sandbox cannot confine what it promises on this machine, and so does not start."""
 
 
+class LostTooOften(OperatorError):
+    """A task was delivered again and again, and its process was lost each time."""
+
+    def __init__(self, name: str, task_id: str, losses: int, last: Exception) -> None:
+        super().__init__(
+            f"task {name}[{task_id}] is not delivered again: it has cost this worker {losses} "
+            f"processes, the last with {last} Give it more memory or mend it, or raise "
+            "capsule_loss_limit"
+        )
+        self.task_id = task_id
+        self.losses = losses
+
+
 class BadFrame(InternalError):
     """Bytes that are no frame of this protocol; the transport they came from is lost."""
 

@@ -33,6 +33,7 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.jobs import Job, Stage, why_lost
+from capsule_tasks.taskpool.losses import Losses
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -60,11 +61,12 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class CrewLimits:
-    """When a member is replaced, and how much an async one takes on."""
+    """When a member is replaced, how much an async one takes on, and what may cost how many."""
 
     max_tasks: int | None = None
     max_rss_bytes: int | None = None
     async_limit: int = 1000
+    losses: int = 5
 
 
 class Crew:
@@ -93,6 +95,7 @@ class Crew:
         self._on_end = on_end
         self._hiring: dict[Kind, set[asyncio.Task[None]]] = {"blocking": set(), "async": set()}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._losses = Losses(limits.losses)
         self._stopped = False
         self._is_flush_due = False
 
@@ -295,6 +298,7 @@ class Crew:
             if job.signum is not None and end.escaped:
                 self._lose(job, end, None)
             else:
+                self._losses.forget(job.call)
                 self._end(job, partial(job.say_traced, end))
         elif job.stage is not Stage.OVER:
             self._lose(job, end, member.session.exit_status)
@@ -342,7 +346,11 @@ class Crew:
     # --- ends ----------------------------------------------------------------------------------
 
     def _lose(self, job: Job, end: Terminal, status: int | None) -> None:
-        self._end(job, partial(job.say_failed, why_lost(job, end, status)))
+        why = why_lost(job, end, status)
+        # Coroutines share a child: which of them it died of, nobody can say.
+        if status is not None and job.signum is None and not job.is_async:
+            why = self._losses.judge(job.call, why)
+        self._end(job, partial(job.say_failed, why))
 
     def _end(self, job: Job, news: Callable[[], object] | None) -> None:
         """The one place where a job is over; `news` is for Celery."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, RemoteTraceback
 from celery.exceptions import Ignore, Reject, Retry
-from celery.utils.serialization import create_exception_cls
+from celery.utils.serialization import UnpickleableExceptionWrapper, create_exception_cls
 
 from capsule_tasks.protocol.failures import Failure, Raised
+
+log = logging.getLogger("capsule_tasks.taskpool")
 
 _ROOTS = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}
 
@@ -40,14 +43,21 @@ def rebuild(failure: Raised) -> BaseException:
     """An exception like the one that was raised: of its own type if this process has that type.
 
     Nothing is imported for it, and no constructor runs: the module of a task may do anything. An
-    unknown type is replaced by a new one of the same name, whose message says the same.
+    unknown type, or one that cannot be made so, is replaced by a new one of the same name, whose
+    message says the same.
     """
     kind = _type_of(failure)
-    args = failure.args
-    if kind is None or args is None:
-        base = _ROOTS.get(failure.name, Exception) if kind is None else _safe_base(kind)
-        kind = create_exception_cls(failure.name, failure.module, base)
-        args = [failure.message]
+    if kind is not None and failure.args is not None:
+        try:
+            return _made(kind, failure.args, failure)
+        except Exception:
+            log.debug("no %s.%s can be made", failure.module, failure.name, exc_info=True)
+    base = _ROOTS.get(failure.name, Exception) if kind is None else _safe_base(kind)
+    replacement = create_exception_cls(failure.name, failure.module, base)
+    return _made(replacement, [failure.message], failure)
+
+
+def _made(kind: Any, args: list[Any], failure: Raised) -> BaseException:
     error: BaseException = kind.__new__(kind, *args)
     error.args = tuple(args)
     _restore(error, failure)
@@ -87,5 +97,7 @@ def _restore(error: BaseException, failure: Raised) -> None:
     elif isinstance(error, Reject):
         error.reason = failure.args[0] if failure.args else None
         error.requeue = bool(failure.state.get("requeue"))
+    elif isinstance(error, UnpickleableExceptionWrapper):  # Celery asks it for what it wraps
+        error.exc_module, error.exc_cls_name, error.exc_args, error.text = error.args
     elif isinstance(error, SystemExit):
         error.code = failure.args[0] if failure.args else None

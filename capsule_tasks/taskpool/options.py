@@ -26,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "capsule_start": "fork",
     "capsule_async_children": 1,
     "capsule_async_limit": 1000,
+    "capsule_loss_limit": 5,
     "capsule_ready_s": 60.0,
     "capsule_shutdown_s": 5.0,
 }
@@ -34,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
   then copied; `cold` in a fresh interpreter for each child.
 - `capsule_async_children`, `capsule_async_limit`: children for `async def` tasks, and how many
   such tasks each runs at once. They start with the first such task.
+- `capsule_loss_limit`: how many children one message may cost, before it is not delivered again.
 - `capsule_ready_s`: how long a child may take to become ready, imports included.
 - `capsule_shutdown_s`: how long an idle child may take to leave before it is killed.
 """
@@ -85,4 +87,5 @@ def crew_limits(app: Any, options: dict[str, Any]) -> CrewLimits:
         max_tasks=options.get("maxtasksperchild"),
         max_rss_bytes=most_kib * KIB if most_kib else None,
         async_limit=setting(app, "capsule_async_limit"),
+        losses=setting(app, "capsule_loss_limit"),
     )

@@ -252,7 +252,8 @@ class TaskPool(BasePool):
         error = WorkerLostError(f"task {args[0]}[{args[1]}] cannot be sent to a child: {fault}")
 
         def refuse() -> None:
-            self._release_slot()
+            if not self.takes_without_slot(args[0]):
+                self._release_semaphore()
             job.say_failed(error)
 
         job = Job(
@@ -281,6 +282,10 @@ class TaskPool(BasePool):
         hard_s = hard_s or self.options.get("timeout")
         return soft_s, hard_s
 
+    def takes_without_slot(self, name: str) -> bool:
+        """Whether a task is beside the slots; asked before one is taken."""
+        return self._semaphore is not None and self._is_async(name)
+
     def _is_async(self, name: str) -> bool:
         known = self._coroutines.get(name)
         if known is None:
@@ -301,7 +306,6 @@ class TaskPool(BasePool):
         if self._consumer is not None and running < most:
             job.qos = self._consumer.qos
             job.qos.increment_eventually()
-        self._bridge.put(self._release_semaphore)  # not now: this runs inside its `acquire`
 
     def _on_over(self, job: Job) -> None:
         with self._job_over:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
+from celery.exceptions import TaskRevokedError
 
 
 class ConsumerStep(bootsteps.StartStopStep):
@@ -12,7 +15,29 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        if getattr(parent.pool, "takes_without_slot", None) is not None:
+            # Now, since each task's strategy remembers it when the consumer starts.
+            parent.on_task_request = _beside_the_slots(parent.pool, parent.on_task_request)
+
     def start(self, parent: Any) -> None:
         introduce = getattr(parent.pool, "introduce", None)
         if introduce is not None:
             introduce(parent)
+
+
+def _beside_the_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Requests go to the pool when a slot is free, as Celery has it; those of coroutines at once.
+
+    Else they would wait behind every blocking task that waits for a slot.
+    """
+
+    def on_task_request(request: Any) -> None:
+        if not pool.takes_without_slot(request.name):
+            take_slot(request)
+            return
+        with contextlib.suppress(TaskRevokedError):  # it has told so itself
+            request.execute_using_pool(pool)
+
+    return on_task_request

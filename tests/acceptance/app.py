@@ -209,6 +209,12 @@ def hold(key: str) -> int:
     return os.getpid()
 
 
+@app.task(name="kill_each", acks_late=True, reject_on_worker_lost=True)
+def kill_each(key: str) -> None:
+    mark(key, os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @app.task(name="hold_late", acks_late=True, reject_on_worker_lost=True)
 def hold_late(key: str) -> int:
     mark(key, os.getpid())

@@ -54,6 +54,19 @@ def test_a_blocking_task_never_waits_for_coroutines_nor_they_for_it(worker: Work
         worker.heard(f"{key}:finally")
 
 
+def test_a_coroutine_overtakes_blocking_tasks_that_wait_for_a_slot(worker: Worker) -> None:
+    holds = [unique() for _ in range(2)]
+    for key in holds:
+        worker.send("hold", key)
+        worker.heard(key)
+    waiting = [worker.send("add", 1, number) for number in range(3)]
+    assert worker.get("async_retry", 0) == 0
+    assert not any(result.ready() for result in waiting)
+    for key in holds:
+        worker.go(key)
+    assert [result.get(timeout=HANG_S) for result in waiting] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("name", ["async_retry", "async_autoretry"])
 def test_retries(worker: Worker, name: str) -> None:
     assert worker.get(name, 2) == 2

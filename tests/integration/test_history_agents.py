@@ -31,7 +31,7 @@ from agents import (
 from agents.memory import OpenAIResponsesCompactionSession
 from agents.models.multi_provider import MultiProvider
 
-from capsule_tasks import History
+from capsule_tasks import History, SyncHistory
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage.encryption import encrypted
 from tests.agents_script import ScriptedModel, calls, says
@@ -88,6 +88,8 @@ def test_the_example_of_the_guide(
     model = ScriptedModel(says("Up."), says("Up, too."))
     monkeypatch.setattr(MultiProvider, "get_model", lambda *_: model)
     monkeypatch.setenv("REDIS_URL", valkey_url)
+    with SyncHistory("user-42", valkey_url) as history:  # of the guide's other examples
+        history.clear_session()
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     (example,) = [block for block in blocks if "Runner.run" in block]
     exec(compile(example, str(GUIDE), "exec"), {"__name__": "__main__"})

@@ -459,7 +459,7 @@ def test_out_of_memory_a_corrupt_tail_is_moved_and_nothing_is_staged(
         client.config_set("maxmemory", 1)
         with pytest.raises(StorageFull):
             history.replace(version, [{"n": number} for number in range(6000)])
-        assert not [key for key in client.keys() if b":stage:" in key]
+        assert not [key for key in client.scan_iter() if b":stage:" in key]
         assert history.pop_item() == {"n": 2}
         assert client.lrange(history.core._keys.bad, 0, -1) == [b"corrupt"]
         assert history.get_items() == [{"n": 1}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -25,9 +25,16 @@ class SessionPool:
     """
 
     def __init__(
-        self, profiles: Mapping[str, Profile] | None = None, *, spawner: WarmSpawner | None = None
+        self,
+        profiles: Mapping[str, Profile] | None = None,
+        *,
+        spawner: WarmSpawner | None = None,
+        on_new: Callable[[Session], object] | None = None,
     ) -> None:
-        """With a `spawner` all profiles are started by it; starting and stopping it is yours."""
+        """With a `spawner` all profiles are started by it; starting and stopping it is yours.
+
+        `on_new` is called with each session before it starts, to listen to it from the beginning.
+        """
         check_type("profiles", profiles, Mapping, None)
         if profiles is None:
             profiles = {DEFAULT_PROFILE: Profile()}
@@ -36,7 +43,9 @@ class SessionPool:
         for name, profile in profiles.items():
             check_type("the name of a profile", name, str)
             check_type(f"profile {name!r}", profile, Profile)
-        self._pools = {name: SubPool(name, profile, spawner) for name, profile in profiles.items()}
+        self._pools = {
+            name: SubPool(name, profile, spawner, on_new) for name, profile in profiles.items()
+        }
 
     async def __aenter__(self) -> Self:
         await self.start()

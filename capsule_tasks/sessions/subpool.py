@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,15 @@ class PoolInfo:
 class SubPool:
     """Feeds the plan with events and carries out its actions; owns every session it starts."""
 
-    def __init__(self, name: str, profile: Profile, spawner: WarmSpawner | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        profile: Profile,
+        spawner: WarmSpawner | None,
+        on_new: Callable[[Session], object] | None,
+    ) -> None:
         self._name = name
+        self._on_new = on_new
         self._asks = profile.farewell == "ask"
         # The pool replaces sessions itself, so none of them comes back on its own.
         self._config = msgspec.structs.replace(profile.session, replace_killed=False)
@@ -225,6 +232,8 @@ class SubPool:
         session.add_health_listener(partial(self._on_health, number))
         session.add_state_listener(partial(self._on_state, number))
         try:
+            if self._on_new is not None:
+                self._on_new(session)
             await session.start()
         except Exception as error:  # noqa: BLE001 - whatever it was, the breaker counts it
             self._forget(number)

@@ -340,8 +340,6 @@ class Crew:
     def _on_message(self, member: Member, message: object) -> None:
         if isinstance(message, Heartbeat):
             self._judge_memory(member, message.rss_bytes)
-        elif isinstance(message, Output) and (message.execution_id is None or message.late):
-            self._on_output(None, message)
 
     # --- ends ----------------------------------------------------------------------------------
 

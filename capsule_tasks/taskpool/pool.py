@@ -18,6 +18,7 @@ from capsule_tasks.child import app_lane
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.sessions import SessionPool
+from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.template import Template
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.taskpool.bridge import Bridge
@@ -104,7 +105,9 @@ class TaskPool(BasePool):
         blocking = self._profiles["blocking"]
         self._spawner = WarmSpawner(blocking, template)
         await self._spawner.start()
-        self._sessions = SessionPool(self._profiles, spawner=self._spawner)
+        self._sessions = SessionPool(
+            self._profiles, spawner=self._spawner, on_new=self._listen_from_the_start
+        )
         await self._sessions.start()
         self._crew = Crew(
             self._sessions,
@@ -326,6 +329,15 @@ class TaskPool(BasePool):
     def _release_semaphore(self) -> None:
         if self._semaphore is not None:
             self._semaphore.release()
+
+    def _listen_from_the_start(self, session: Session) -> None:
+        """What a child says while it becomes ready is heard too."""
+        session.add_message_interceptor(self._on_message)
+
+    def _on_message(self, message: object) -> None:
+        """On the runtime thread. What tasks say comes with their jobs."""
+        if isinstance(message, Output) and (message.execution_id is None or message.late):
+            self._echo.say(None, message)
 
     def _on_output(self, job: Job | None, output: Output | Gap) -> None:
         """On the runtime thread."""

@@ -58,6 +58,7 @@ def tell_ready(**_: Any) -> None:
 
 @signals.worker_process_init.connect
 def tell_process_init(**_: Any) -> None:
+    print(f"process {os.getpid()} begins")
     if os.environ.get("TEST_MARK_PROCESSES"):
         mark("process_init", os.getpid())
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from queue import Queue
+import contextlib
 from typing import Any
 
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import WorkerLostError
 
-from tests.acceptance.workers import HANG_S, Worker, unique
+from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 
 
 def test_a_value_comes_back(worker: Worker) -> None:
@@ -36,14 +36,22 @@ def test_an_exception_of_the_apps_own_is_named(worker: Worker) -> None:
 
 @pytest.mark.parametrize("name", ["fail", "fail_own", "fail_local"])
 def test_whoever_listens_to_events_hears_of_the_failure(worker: Worker, name: str) -> None:
-    failed: Queue[dict[str, Any]] = Queue()
+    failed: dict[str, Any] = {}
+    sent: set[str] = set()
     with worker.app.connection_for_read() as source:
-        receiver = worker.app.events.Receiver(source, handlers={"task-failed": failed.put})
-        with receiver.consumer_context() as (connection, _, _):  # it listens from here on
-            result = worker.send(name)
-            while failed.empty() or failed.queue[-1]["uuid"] != result.id:
-                connection.drain_events(timeout=HANG_S)
-    assert failed.queue[-1]["exception"]
+        handlers = {"task-failed": lambda event: failed.update({event["uuid"]: event})}
+        receiver = worker.app.events.Receiver(source, handlers=handlers)
+        with receiver.consumer_context() as (connection, _, _):
+
+            def heard() -> set[str]:
+                """Kombu subscribes when it first reads: an event of before that is not heard."""
+                sent.add(worker.send(name).id)
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=0.5)
+                return sent & set(failed)
+
+            ids = eventually(heard)
+    assert all(failed[task_id]["exception"] for task_id in ids)
 
 
 def test_the_cause_of_an_exception_is_told(worker: Worker) -> None:
@@ -190,3 +198,8 @@ def test_what_is_printed_and_logged_is_in_the_workers_log(worker: Worker) -> Non
 
 def test_settings_made_in_code_reach_the_child(worker: Worker) -> None:
     assert worker.get("conf") == "by the worker"
+
+
+def test_what_a_child_prints_when_it_starts_is_in_the_workers_log(worker: Worker) -> None:
+    pid = worker.get("signalled")
+    eventually(lambda: f"process {pid} begins" in worker.log)

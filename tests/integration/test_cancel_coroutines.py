@@ -268,10 +268,10 @@ async def test_a_condemned_child_is_spared_if_the_coroutine_stops_after_all() ->
         await neighbour.until(InputRequest)
         slow = Watched(
             session,
-            "try:\n    await asyncio.Event().wait()\n"
+            "try:\n    print('inside')\n    await asyncio.Event().wait()\n"
             "except asyncio.CancelledError:\n    await asyncio.to_thread(input, 'let go? ')",
         )
-        await eventually(lambda: slow.messages)
+        await slow.until_output("inside")
         cancelling = asyncio.create_task(session.cancel(slow.execution_id, grace_s=0.05))
         await eventually(lambda: session.info.condemned_by)
         await answer(session, slow)

@@ -52,6 +52,7 @@ class Worker:
             **environment,
         }
         self.process: subprocess.Popen[bytes] | None = None
+        self._listens = False
 
     def __enter__(self) -> Self:
         reading, writing = os.pipe()
@@ -137,6 +138,10 @@ class Worker:
 
     def tell(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Tell this worker to do something; its answer."""
+        if not self._listens:  # a broadcast is lost on a worker that does not subscribe yet
+            ping = self.app.control.ping
+            eventually(lambda: ping(destination=[self.name], timeout=0.5), "an answer to a ping")
+            self._listens = True
         options = {"destination": [self.name], "reply": True, "timeout": 10, **kwargs}
         (answer,) = getattr(self.app.control, method)(*args, **options)
         return answer[self.name]

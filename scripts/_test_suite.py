@@ -1,7 +1,8 @@
 """The parts of scripts/test: each with a section on the screen and a line in the result.
 
 The static checks run at the same time. Tests run after them, on two processes; those that need
-the machine to themselves run last, one by one. The closing line counts the tests of all parts.
+the machine to themselves run last, one by one. Tests that fail run once more, alone: one that then
+passes is named as unsteady, to be mended. The closing line counts the tests of all parts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 ALONE = "(chaos or serial or soak)"
 BIN = Path(sys.executable).parent
-NOTHING_SELECTED = 5  # pytest's exit code
+TESTS_FAILED, NOTHING_SELECTED = 1, 5  # pytest's exit codes
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Part:
     name: str
     command: list[str]
     may_be_empty: bool = False
+    again: tuple[str, ...] = ()
+    """Runs what failed once more."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,9 @@ def test_parts(python: str, scope: Scope) -> Iterator[Part]:
     # --foreground: Ctrl-C at the terminal still reaches pytest.
     pytest = ["timeout", "--foreground", "--signal=INT", "--kill-after=30", str(scope.part_limit_s)]
     pytest += [python, "-m", "pytest", "-o", f"faulthandler_timeout={scope.test_limit_s}"]
-    yield Part(f"tests {version}", [*pytest, "-n", "2", "-m", f"not {ALONE}{scope.skipped}"])
+    again = (*pytest, "--last-failed", "--last-failed-no-failures=none")
+    beside = f"not {ALONE}{scope.skipped}"
+    yield Part(f"tests {version}", [*pytest, "-n", "2", "-m", beside], again=(*again, "-m", beside))
     # One by one: a neighbour on the second core would be measured too.
     alone = [*pytest, "-m", f"{ALONE}{scope.skipped}"]
     yield Part(f"tests alone {version}", alone, may_be_empty=True)
@@ -85,7 +90,19 @@ def test_parts(python: str, scope: Scope) -> Iterator[Part]:
 def run_live(part: Part, env: Mapping[str, str]) -> Outcome:
     """Runs the part with its output on the screen as it comes."""
     print(f"\n── {part.name} ──", flush=True)
-    return run(part, env, on_output=write_to_screen)
+    outcome = run(part, env, on_output=write_to_screen)
+    if outcome.code != TESTS_FAILED or not part.again:
+        return outcome
+    failed = re.findall(r"^FAILED (.+?)(?: - .*)?$", outcome.output, re.MULTILINE)
+    print(f"\n── {part.name}: {len(failed)} failed and run once more, alone ──", flush=True)
+    again = run(Part(part.name, list(part.again)), env, on_output=write_to_screen)
+    if again.is_failure:
+        return outcome
+    print("\nUNSTEADY, to be mended:", *failed, sep="\n  ", flush=True)
+    output = re.sub(
+        r"\d+ failed, (\d+) passed", rf"\1 passed, {len(failed)} unsteady", outcome.output
+    )
+    return Outcome(part, 0, outcome.seconds + again.seconds, output)
 
 
 def run_together(parts: list[Part], env: Mapping[str, str]) -> list[Outcome]:
@@ -120,10 +137,12 @@ def write_to_screen(chunk: bytes) -> None:
 
 def closing_line(outcomes: list[Outcome]) -> str:
     """Every suite's counts in the one line from which CI reads how many tests were run."""
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    counts = {"passed": 0, "failed": 0, "skipped": 0, "unsteady": 0}
     for outcome in outcomes:
         ends = [line for line in outcome.output.splitlines() if re.search(r" in [\d.]+s\b", line)]
-        for number, word in re.findall(r"(\d+) (passed|failed|error|skipped)", "".join(ends[-1:])):
+        for number, word in re.findall(
+            r"(\d+) (passed|failed|error|skipped|unsteady)", "".join(ends[-1:])
+        ):
             counts["failed" if word == "error" else word] += int(number)
     return ", ".join(f"{number} {word}" for word, number in counts.items())
 

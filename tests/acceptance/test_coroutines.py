@@ -117,6 +117,7 @@ def test_what_it_prints_reaches_the_log(worker: Worker) -> None:
 
 
 def test_the_prefetch_counter_comes_back_to_where_it_was(worker: Worker) -> None:
+    eventually(lambda: not worker.ask("active"), "the end of what other tests began")
     before = worker.ask("stats")["prefetch_count"]
     for result in [worker.send("nap", 0.01) for _ in range(40)]:
         result.get(timeout=HANG_S)

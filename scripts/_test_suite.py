@@ -80,11 +80,13 @@ def test_parts(python: str, scope: Scope) -> Iterator[Part]:
     pytest = ["timeout", "--foreground", "--signal=INT", "--kill-after=30", str(scope.part_limit_s)]
     pytest += [python, "-m", "pytest", "-o", f"faulthandler_timeout={scope.test_limit_s}"]
     again = (*pytest, "--last-failed", "--last-failed-no-failures=none")
-    beside = f"not {ALONE}{scope.skipped}"
-    yield Part(f"tests {version}", [*pytest, "-n", "2", "-m", beside], again=(*again, "-m", beside))
+    beside = ("-m", f"not {ALONE}{scope.skipped}")
+    yield Part(f"tests {version}", [*pytest, "-n", "2", *beside], again=(*again, *beside))
     # One by one: a neighbour on the second core would be measured too.
-    alone = [*pytest, "-m", f"{ALONE}{scope.skipped}"]
-    yield Part(f"tests alone {version}", alone, may_be_empty=True)
+    alone = ("-m", f"{ALONE}{scope.skipped}")
+    yield Part(
+        f"tests alone {version}", [*pytest, *alone], may_be_empty=True, again=(*again, *alone)
+    )
 
 
 def run_live(part: Part, env: Mapping[str, str]) -> Outcome:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from celery import Celery
 from celery.result import AsyncResult
+from redis import RedisError
 
 ROOT = Path(__file__).parent.parent.parent
 HANG_S = 60.0
@@ -83,7 +84,7 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        self.app.close()
+        close(self.app)
 
     @property
     def pid(self) -> int:
@@ -161,6 +162,16 @@ def producer(url: str, queue: str) -> Celery:
 
     app.backend.remove_pending_result = quietly
     return app
+
+
+def close(app: Celery) -> None:
+    """Its connections too: an app leaves those of its result backend to the collector."""
+    backend = app.backend
+    with contextlib.suppress(RedisError):
+        backend.result_consumer.stop()
+    backend.client.connection_pool.disconnect()
+    app.pool.force_close_all()
+    app.close()
 
 
 def unique(prefix: str = "k") -> str:

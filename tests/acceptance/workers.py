@@ -151,7 +151,12 @@ class Worker:
 def producer(url: str, queue: str) -> Celery:
     """An app that knows no task, only where to send calls."""
     app = Celery("producer", broker=url, backend=url, set_as_current=False)
-    app.conf.update(task_default_queue=queue, task_create_missing_queues=True)
+    app.conf.update(
+        task_default_queue=queue,
+        task_create_missing_queues=True,
+        # Kombu shares connections by what they are made with: these are closed with the app.
+        broker_transport_options={"of": unique()},
+    )
     say_good_bye = app.backend.remove_pending_result
 
     def quietly(result: Any) -> Any:
@@ -170,7 +175,7 @@ def close(app: Celery) -> None:
     with contextlib.suppress(RedisError):
         backend.result_consumer.stop()
     backend.client.connection_pool.disconnect()
-    app.pool.force_close_all(close_pool=False)  # kombu shares it among apps with one URL
+    app.pool.force_close_all()
     app.close()
 
 

@@ -6,7 +6,9 @@ may hold too much, never too little: whoever lists checks each entry against its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any, get_args
 
 import msgspec
@@ -63,9 +65,11 @@ from capsule_tasks.storage.run_types import (
 from capsule_tasks.storage.scripts import Call, Code, Script, script
 
 INDEX_ATTEMPTS = 5
+PLACE_KNOWN_S = 86_400.0
+"""How long it is kept in mind where a run lives; asking again renews what Redis knows of it."""
 
 _PLACE = script("run_place", keys="place", args="session ttl_ms")
-_FIND = script("run_find", keys="place", args="")
+_FIND = script("run_find", keys="place", args="ttl_ms")
 _CREATE = script(
     "run_create",
     keys="run ledger batches",
@@ -107,7 +111,7 @@ class RunCore:
         self.index = Index(settings)
         self._ttl_ms = int(settings.ttl_s * 1000)
         self._ended_ms = int(settings.ended_ttl_s * 1000)
-        self._sessions: dict[str, str] = {}
+        self._sessions: dict[str, tuple[str, float]] = {}
 
     def create(
         self,
@@ -385,9 +389,9 @@ class RunCore:
         return (yield from self._found(run_id))
 
     def _found(self, run_id: str) -> Operation[tuple[str, RunKeys]]:
-        session_id = self._sessions.get(run_id)
-        if session_id is None:
-            call = Call(_FIND, (run_place(run_id, self.settings.prefix),), [])
+        session_id, found_s = self._sessions.get(run_id, ("", -math.inf))
+        if monotonic() - found_s >= PLACE_KNOWN_S:
+            call = Call(_FIND, (run_place(run_id, self.settings.prefix),), [self._place_ms])
             reply = yield from perform(call, self.settings.retry)
             if reply[0] != Code.DONE:
                 raise RunNotFound(run_id)
@@ -397,7 +401,8 @@ class RunCore:
 
     def _remember_session(self, run_id: str, session_id: str) -> None:
         """A run never changes its session; the newest are kept in mind."""
-        self._sessions[run_id] = session_id
+        self._sessions.pop(run_id, None)
+        self._sessions[run_id] = session_id, monotonic()
         if len(self._sessions) > 10_000:
             self._sessions.pop(next(iter(self._sessions)), None)
 
@@ -408,8 +413,8 @@ class RunCore:
 
     @property
     def _place_ms(self) -> int:
-        """Every change of a run begins its time anew; its place has to outlast them all."""
-        return max(10 * self._ttl_ms, 366 * 86_400_000)
+        """Far longer than a run is kept: a run is found, and so its place renewed, before that."""
+        return max(10 * self._ttl_ms, 10 * self._ended_ms, 366 * 86_400_000)
 
     def _keys(self, session_id: str, run_id: str) -> RunKeys:
         return RunKeys(session_id, run_id, self.settings.prefix)

@@ -113,9 +113,12 @@ class RunScripts:
         self._memory.live(keys["place"], args["ttl_ms"])
         return [Code.DONE]
 
-    def _find(self, keys: Keys, _: Args) -> Reply:
+    def _find(self, keys: Keys, args: Args) -> Reply:
         known = self._memory.values.get(keys["place"])
-        return [Code.MISSING] if known is None else [Code.DONE, known]
+        if known is None:
+            return [Code.MISSING]
+        self._memory.live(keys["place"], args["ttl_ms"])
+        return [Code.DONE, known]
 
     def _create(self, keys: Keys, args: Args) -> Reply:
         if (early := self._replay(keys, args)) is not None:

@@ -15,6 +15,8 @@ from capsule_tasks.storage.run_types import Ask, PlannedCall
 
 LARGEST = 2**53
 """Numbers up to here are exact in Lua."""
+MOST_CALLS = 1000
+"""Calls that may wait, start or end together: a script keeps everybody else waiting meanwhile."""
 
 
 def check_text(name: str, *values: Any) -> None:
@@ -74,10 +76,16 @@ def check_output(call_id: Any, output: Any) -> None:
         raise InvalidSetting(f"the output of call {call_id!r:.100}", kind, "bytes")
 
 
+def check_number(name: str, count: int) -> None:
+    if count > MOST_CALLS:
+        raise InvalidSetting(name, f"{count} calls", f"at most {MOST_CALLS} at once")
+
+
 def _check_sequence(name: str, values: Any) -> None:
     """They are looked at more than once; what a generator gives would be gone by then."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
         raise InvalidSetting(name, type(values).__name__, "a list or a tuple")
+    check_number(name, len(values))
 
 
 def _check_ask(ask: Ask) -> None:

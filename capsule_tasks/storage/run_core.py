@@ -44,6 +44,7 @@ from capsule_tasks.storage.run_checks import (
     check_calls,
     check_count,
     check_names,
+    check_number,
     check_output,
     check_string,
     check_text,
@@ -181,12 +182,13 @@ class RunCore:
         escaped("incarnation", incarnation)
         check_names("readable", readable)
         session_id, keys = yield from self._found(run_id)
-        steal = 0
+        # One name for all attempts: whoever repeats the call means the one that was granted.
+        name, steal = named("run_claim", operation), 0
         while True:
             reply = yield from self._perform(
                 _CLAIM,
                 (keys.run, keys.ledger, keys.batches),
-                named(f"run_claim.{steal}", operation),
+                name,
                 self._ttl_ms,
                 incarnation,
                 steal,
@@ -367,6 +369,7 @@ class RunCore:
     ) -> Operation[None]:
         """Say what tool calls gave. Whoever started a call may, also after losing the run."""
         keys = self._keys(claim.session_id, claim.run_id)
+        check_number("outputs", len(outputs))
         parts: list[str | bytes] = []
         for call_id, output in outputs.items():
             check_output(call_id, output)

@@ -176,7 +176,11 @@ class RunScripts:
         if run is None:
             return [Code.MISSING]
         seen = (run.token, run.revision, run.turn, run.snapshot)
-        if seen == (args["token"], args["revision"] + 1, args["turn"], args["snapshot"]):
+        is_same = run.status == args["status"] or (
+            args["status"] in ("interrupted", "queued") and run.status != "running"
+        )
+        wanted = (args["token"], args["revision"] + 1, args["turn"], args["snapshot"])
+        if is_same and seen == wanted:
             return self._committed(run)
         now_us, asks, ledger = self._memory.now_us(), unpack(args["asks"]), self._ledger(keys)
         if (refused := self._refused_commit(run, ledger, asks, args, now_us)) is not None:

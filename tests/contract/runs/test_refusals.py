@@ -12,7 +12,7 @@ from capsule_tasks.errors import (
     RunNotFound,
 )
 from capsule_tasks.storage.run_types import PlannedCall
-from tests.contract.run_subjects import PRINT, Subject, ask
+from tests.contract.run_subjects import PRINT, Subject, ask, until
 
 WRONG_DECISIONS: list[dict[str, Any]] = [
     {"call_id": 5},
@@ -128,3 +128,30 @@ async def test_a_sweep_without_a_limit_is_refused(subject: Subject) -> None:
         await runs.approvals.waiting(agent=5)
     with pytest.raises(InvalidSetting, match="cursor"):
         await runs.approvals.waiting(cursor=5)
+
+
+async def test_more_calls_at_once_than_a_script_should_handle_are_refused(
+    subject: Subject,
+) -> None:
+    """Of many thousands, expiring failed behind its writes: nobody was told to send the run on."""
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    many = [ask(f"c{number}", expires_in_s=0.001) for number in range(1001)]
+    planned = [PlannedCall(each.call_id, PRINT) for each in many]
+    for refused in (
+        runs.create("new", "s", b"", schema="1", agent="a", asks=many),
+        runs.commit(claim, b"", turn=1, status="interrupted", asks=many),
+        runs.start_calls(claim, planned),
+        runs.finish_calls(claim, {each.call_id: b"" for each in many}),
+    ):
+        with pytest.raises(InvalidSetting, match="at most 1000"):
+            await refused
+    assert (await runs.approvals.waiting()).calls == []
+    await runs.commit(claim, b"", turn=1, status="interrupted", asks=many[1:])
+
+    async def expired() -> Any:
+        found = await runs.approvals.expire("run-1")
+        return found if found.calls else None
+
+    found = await until(expired)
+    assert (len(found.calls), found.resume) == (1000, True)

@@ -100,6 +100,8 @@ class Steps:
         check_name(name)
         if not callable(function):
             raise StepMisused(name, f"it is given a function and its arguments, not {function!r}")
+        if _has_code(function, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+            raise StepMisused(name, "a generator does nothing when it is called; give a function")
         _check_policy(name, retry, no_effect)
         # Found here and not where it is awaited: another task may be the current one by then.
         core = StepCore(self._found_execution(name), self._settings)
@@ -110,7 +112,8 @@ class Steps:
         return _made(core, self._sync_store(), call, *about)
 
     def _found_execution(self, name: str) -> str:
-        found = self._execution_id or current_execution_id()
+        given = self._execution_id
+        found = current_execution_id() if given is None else given
         if found is None:
             raise StepMisused(name, "no task is running here; give an execution_id")
         return found
@@ -217,10 +220,15 @@ def _told(error: BaseException) -> str:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
+    return _has_code(function, inspect.iscoroutinefunction)
+
+
+def _has_code(function: Callable[..., Any], *kinds: Callable[[Any], bool]) -> bool:
+    """Whether what a call of it would run is of one of these kinds."""
     while isinstance(function, functools.partial):
         function = function.func
     call = getattr(type(function), "__call__", None)  # noqa: B004  its code is looked at
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    return any(kind(function) or kind(call) for kind in kinds)
 
 
 def _refuse_awaitable(name: str, value: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -147,6 +148,27 @@ async def test_arguments_are_compared_by_what_is_the_same_in_every_process(task:
     assert len(card.charges) == 1
 
 
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        (Decimal("1.10"), Decimal("1.2")),
+        (b"a", b"b"),
+        (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)),
+        ({1: "a", 2: "b"}, {1: "b", 2: "a"}),
+    ],
+)
+async def test_arguments_beyond_json_are_compared_where_they_have_one_spelling(
+    first: Any, other: Any
+) -> None:
+    task, card = Task(MemoryStore(), "sync"), Card()
+    await task.deliver("charge", card, first)
+    again = dict(reversed(first.items())) if isinstance(first, dict) else first
+    await task.deliver("charge", card, again)
+    with pytest.raises(CallChanged):
+        await task.deliver("charge", card, other)
+    assert len(card.charges) == 1
+
+
 async def test_an_output_that_cannot_be_kept_says_so_now_and_later(task: Task) -> None:
     card = Card(object())
     for _ in range(2):
@@ -225,6 +247,26 @@ def test_a_function_that_returns_an_awaitable_is_refused_before_it_runs() -> Non
         steps.step("charge", later)
     assert card.charges == []
     assert steps.step("charge", card.charge) == "charged"
+
+
+def test_a_generator_is_refused_since_nothing_of_it_would_be_made() -> None:
+    steps, card = Steps(MemoryStore(), execution_id="t"), Card()
+
+    def charges(_: int = 0) -> Any:
+        yield card.charge()
+
+    async def later() -> Any:
+        yield card.charge()
+
+    for each in (charges, functools.partial(charges, 1), later):
+        with pytest.raises(StepMisused, match="a generator does nothing"):
+            steps.step("charge", each)
+    assert steps.step("charge", card.charge) == "charged"
+
+
+def test_an_empty_execution_id_is_refused_and_is_not_that_of_the_task() -> None:
+    with pytest.raises(InvalidId, match="must not be empty"):
+        Steps(MemoryStore(), execution_id="").step("charge", print)
 
 
 async def test_partials_and_callable_objects_may_be_coroutine_functions() -> None:

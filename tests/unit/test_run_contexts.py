@@ -122,18 +122,8 @@ def test_secrets_by_name_stay_out_wherever_they_are() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "passwd",
-        "db_pwd",
-        "access_key",
-        "accessKeyId",
-        "bearer",
-        "auth",
-        "id_jwt",
-        "x-api.key",
-        "signing.key",
-        "tokens",
-        "connection_string",
-        "Session-Key",
+        *("passwd", "db_pwd", "access_key", "accessKeyId", "bearer", "auth", "id_jwt"),
+        *("x-api.key", "signing.key", "tokens", "connection_string", "Session-Key"),
     ],
 )
 def test_other_names_of_secrets_are_known(name: str) -> None:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
-from capsule_tasks.client.where import current_execution_id, redis_url
+from capsule_tasks.client.where import current_execution_id, given_store, redis_url
 from capsule_tasks.errors import CapsuleError, StepMisused, StorageError
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
@@ -119,11 +119,11 @@ class Steps:
         return found
 
     def _async_store(self) -> AsyncStore:
-        store: AsyncStore = self._store or _shared(AsyncConnections, redis_url())
+        store: AsyncStore = self._store or given_store() or _shared(AsyncConnections)
         return store
 
     def _sync_store(self) -> SyncStore:
-        store: SyncStore = self._store or _shared(SyncConnections, redis_url())
+        store: SyncStore = self._store or given_store() or _shared(SyncConnections)
         return store
 
 
@@ -240,10 +240,11 @@ def _refuse_awaitable(name: str, value: Any) -> None:
 _connections: dict[tuple[Any, str], Any] = {}
 
 
-def _shared(kind: Callable[[str], T], url: str) -> T:
+def _shared(kind: Callable[[str], T]) -> T:
     """One set of connections for each Redis and process; they see to forks and loops themselves.
 
     Without a lock, which a fork could find held: two threads may make one each, and keep the first.
     """
+    url = redis_url()
     found: T = _connections.get((kind, url)) or _connections.setdefault((kind, url), kind(url))
     return found

@@ -12,6 +12,8 @@ from capsule_tasks.settings import redis_url_of_environment
 from capsule_tasks.storage.targets import SCHEMES
 
 REDIS_SETTING = "capsule_redis_url"
+STORE_SETTING = "capsule_store"
+"""A store in the place of Redis, such as `MemoryStore`, for tests."""
 _SCHEMES = tuple(f"{scheme}://" for scheme in SCHEMES)
 
 
@@ -28,13 +30,24 @@ def current_execution_id() -> str | None:
     return None
 
 
+def given_store() -> Any:
+    """The store that the app was given in the place of Redis, if any."""
+    return _conf().get(STORE_SETTING)
+
+
+def _conf() -> Any:
+    """The settings of the app whose task this is: a test's need not be the current one."""
+    task = _task_stack.top
+    return (current_app if task is None else task.app).conf
+
+
 def redis_url() -> str:
     """The Redis for what this package stores.
 
     In this order: `capsule_redis_url` of the app, `CAPSULE_REDIS_URL` of the environment, the
     result backend, the broker, where these are a Redis.
     """
-    conf: Any = current_app.conf
+    conf = _conf()
     brokers = conf.broker_url or ""
     broker = str(brokers[0] if isinstance(brokers, (list, tuple)) else brokers).split(";")[0]
     if stated := conf.get(REDIS_SETTING) or redis_url_of_environment():

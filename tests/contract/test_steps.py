@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Celery, current_app
 
 import capsule_tasks
 from capsule_tasks.client import Steps
@@ -18,13 +19,14 @@ from capsule_tasks.errors import (
     CallChanged,
     EffectUncertain,
     InvalidId,
+    InvalidSetting,
     OutputNotStorable,
     StepMisused,
 )
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.testing import MemoryStore
+from capsule_tasks.testing import MemoryStore, eager
 from tests.servers import fresh_prefix
 
 STORES = {
@@ -209,6 +211,29 @@ async def test_what_is_no_step_is_refused(task: Task) -> None:
     with pytest.raises(StepMisused, match="function and its arguments"):
         Steps(MemoryStore(), execution_id="t").step("charge", "charge")  # type: ignore[arg-type]
     assert card.charges == []
+
+
+def test_steps_of_eager_tasks_are_kept_in_memory_as_neither_redis_nor_worker_is_there() -> None:
+    app, other = (Celery(name, broker="memory://", set_as_current=False) for name in "ab")
+    other.conf.capsule_redis_url = "redis://localhost:1/0"
+    before = current_app._get_current_object()
+    other.set_current()
+    card = Card()
+
+    @app.task(shared=False)
+    def pay(amount: int) -> Any:
+        return capsule_tasks.step("charge", card.charge, amount)
+
+    with eager(app):
+        for _ in range(2):
+            assert pay.apply(args=[5], task_id="task-1").get() == "charged"
+        assert pay.delay(5).get() == "charged"
+    assert len(card.charges) == 2
+    with pytest.raises(InvalidSetting, match="capsule_redis_url"):
+        pay.apply(args=[5], task_id="task-1").get()
+    before.set_current()
+    for each in (app, other):
+        each.close()
 
 
 def test_without_a_task_the_execution_has_to_be_said() -> None:

@@ -170,7 +170,7 @@ def close(app: Celery) -> None:
     with contextlib.suppress(RedisError):
         backend.result_consumer.stop()
     backend.client.connection_pool.disconnect()
-    app.pool.force_close_all()
+    app.pool.force_close_all(close_pool=False)  # kombu shares it among apps with one URL
     app.close()
 
 

@@ -73,7 +73,7 @@ def step(
 
 
 class Steps:
-    """Steps of one execution, kept in a store of one's own; `step` uses the app's Redis."""
+    """Steps of one execution, kept at a URL or in a store; `step` uses the app's Redis."""
 
     def __init__(
         self,
@@ -119,12 +119,16 @@ class Steps:
         return found
 
     def _async_store(self) -> AsyncStore:
-        store: AsyncStore = self._store or given_store() or _shared(AsyncConnections)
+        store: AsyncStore = self._kept_in(AsyncConnections)
         return store
 
     def _sync_store(self) -> SyncStore:
-        store: SyncStore = self._store or given_store() or _shared(SyncConnections)
+        store: SyncStore = self._kept_in(SyncConnections)
         return store
+
+    def _kept_in(self, kind: Callable[[str], Any]) -> Any:
+        store = self._store or given_store() or redis_url()
+        return _shared(kind, store) if isinstance(store, str) else store
 
 
 def _check_policy(name: str, retry: object, no_effect: object) -> None:
@@ -240,11 +244,10 @@ def _refuse_awaitable(name: str, value: Any) -> None:
 _connections: dict[tuple[Any, str], Any] = {}
 
 
-def _shared(kind: Callable[[str], T]) -> T:
+def _shared(kind: Callable[[str], T], url: str) -> T:
     """One set of connections for each Redis and process; they see to forks and loops themselves.
 
     Without a lock, which a fork could find held: two threads may make one each, and keep the first.
     """
-    url = redis_url()
     found: T = _connections.get((kind, url)) or _connections.setdefault((kind, url), kind(url))
     return found

@@ -274,6 +274,14 @@ def test_a_function_that_returns_an_awaitable_is_refused_before_it_runs() -> Non
     assert steps.step("charge", card.charge) == "charged"
 
 
+async def test_steps_can_be_kept_at_a_url_by_both_kinds_of_functions(valkey_url: str) -> None:
+    settings, card = StepSettings(prefix=fresh_prefix()), Card()
+    steps = Steps(valkey_url, execution_id="t", settings=settings)
+    assert steps.step("charge", card.charge) == "charged"
+    assert await steps.step("charge", card.charge_later) == "charged"
+    assert len(card.charges) == 1
+
+
 def test_a_generator_is_refused_since_nothing_of_it_would_be_made() -> None:
     steps, card = Steps(MemoryStore(), execution_id="t"), Card()
 

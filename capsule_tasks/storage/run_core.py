@@ -6,6 +6,7 @@ may hold too much, never too little: whoever lists checks each entry against its
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
@@ -26,13 +27,14 @@ from capsule_tasks.errors import (
     RunNotFound,
     RunTooLarge,
     RunWaits,
+    StorageError,
     UnknownCall,
     UnreadableSchema,
 )
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage import approval_index
-from capsule_tasks.storage.approval_index import Index
+from capsule_tasks.storage.approval_index import Entry, Index
 from capsule_tasks.storage.codec import Item, JsonCodec
 from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_core import HistoryCore
@@ -304,7 +306,7 @@ class RunCore:
         Cancelling twice is cancelling once; raises RunEnded for a run that is over.
         """
         check_string("by", by)
-        _, keys = yield from self._found(run_id)
+        session_id, keys = yield from self._found(run_id)
         reply = yield from self._perform(
             _CANCEL,
             (keys.run, keys.ledger, keys.batches),
@@ -314,6 +316,11 @@ class RunCore:
         )
         if reply[0] != Code.DONE:
             raise self._refusal(run_id, reply)
+        # The run is over; what stays in the index is found out by the next who lists.
+        with contextlib.suppress(StorageError):
+            for call, agent, tool in unpack(reply[4]):
+                entry = Entry(run_id, call, agent, tool, session_id)
+                yield from self.index.drop(entry, idle_ms=0)
         return Cancelled(run_id, _status(reply[1]), _text(reply[2]), int(reply[3]))
 
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:

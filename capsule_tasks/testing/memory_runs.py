@@ -284,10 +284,13 @@ class RunScripts:
         if run.status in ENDED:
             return [Code.ENDED, run.status.encode()]
         run.cancel = run.cancel or args["by"]
+        gone: list[list[str]] = []
         if run.status != "running":
             run.status = "cancelled"
+            asks = self._ledger(keys).asks
+            gone = [[call, asks[call]["agent"], asks[call]["tool"]] for call in run.pending]
         self._save(keys, run, args)
-        return self._done(keys, args, [run.status, run.owner, run.updated])
+        return self._done(keys, args, [run.status, run.owner, run.updated, pack(gone)])
 
     def _release(self, keys: Keys, args: Args) -> Reply:
         if (early := self._replay(keys, args)) is not None:

@@ -44,10 +44,11 @@ from capsule_tasks.storage.run_checks import (
     LARGEST,
     check_asks,
     check_calls,
+    check_claim,
     check_count,
+    check_items,
     check_names,
-    check_number,
-    check_output,
+    check_outputs,
     check_string,
     check_text,
 )
@@ -226,7 +227,9 @@ class RunCore:
         without it they are stored as a history without settings stores them. Raises RunLost for an
         owner whose claim is over.
         """
+        check_claim(claim)
         self._check_commit(snapshot, turn, status, asks)
+        check_items(items)
         core = self._history_of(claim, history)
         records, limits = core.encoded(items), core.settings
         schema, agent = schema or claim.schema, agent or claim.agent
@@ -286,6 +289,7 @@ class RunCore:
 
     def release(self, claim: Claim, *, operation: str | None = None) -> Operation[Status]:
         """Hand a run back as it was last committed; raises RunLost if it is not the owner's."""
+        check_claim(claim)
         keys = self._keys(claim.session_id, claim.run_id)
         reply = yield from self._perform(
             _RELEASE,
@@ -355,6 +359,7 @@ class RunCore:
         A call that was made has its output; one that was started and not finished is `uncertain`
         unless it says `retry`. If one is refused (CallChanged, CallNotApproved), none is started.
         """
+        check_claim(claim)
         keys = self._keys(claim.session_id, claim.run_id)
         check_calls(calls)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
@@ -375,11 +380,11 @@ class RunCore:
         self, claim: Claim, outputs: Mapping[str, bytes], *, operation: str | None = None
     ) -> Operation[None]:
         """Say what tool calls gave. Whoever started a call may, also after losing the run."""
+        check_claim(claim)
         keys = self._keys(claim.session_id, claim.run_id)
-        check_number("outputs", len(outputs))
+        check_outputs(outputs)
         parts: list[str | bytes] = []
         for call_id, output in outputs.items():
-            check_output(call_id, output)
             if len(output) > self.settings.max_output_bytes:
                 what = f"the output of call {call_id!r:.100}"
                 raise RunTooLarge(what, len(output), self.settings.max_output_bytes)
@@ -399,6 +404,7 @@ class RunCore:
         return (yield from self._found(run_id))
 
     def _found(self, run_id: str) -> Operation[tuple[str, RunKeys]]:
+        escaped("run id", run_id)
         session_id, found_s = self._sessions.get(run_id, ("", -math.inf))
         if monotonic() - found_s >= PLACE_KNOWN_S:
             call = Call(_FIND, (run_place(run_id, self.settings.prefix),), [self._place_ms])
@@ -438,6 +444,8 @@ class RunCore:
         if history is None:
             settings = HistorySettings(prefix=self.settings.prefix)
             return HistoryCore(claim.session_id, settings, None, JsonCodec())
+        if not isinstance(history, (History, SyncHistory)):
+            raise InvalidSetting("history", type(history).__name__, "a History or SyncHistory")
         if history.session_id != claim.session_id:
             raise InvalidSetting("history", history.session_id, f"that of {claim.session_id!r}")
         prefix = history.core.settings.prefix

@@ -70,7 +70,7 @@ class AsyncConnections:
             case "sentinel":
                 return _PoolCaller(*_sentinel_pool(self._target), self._settings)
             case "server":
-                return _PoolCaller(_server_pool(self._target), None, self._settings)
+                return _PoolCaller(server_pool(self._target), None, self._settings)
 
 
 class InjectedClient:
@@ -280,7 +280,7 @@ def _no_retry() -> Retry:
     return Retry(NoBackoff(), 0)
 
 
-def _server_pool(target: Target) -> ConnectionPool:
+def server_pool(target: Target) -> ConnectionPool:
     options = {"protocol": 2, **target.options, "socket_timeout": None, "retry": _no_retry()}
     # The URL was read for threads; here the classes of asyncio take its place.
     if target.is_tls:

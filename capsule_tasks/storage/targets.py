@@ -93,6 +93,9 @@ def _options(plain: str, url: str) -> dict[str, Any]:
     # What is stored is bytes, in as many connections as the settings allow, whatever the URL says.
     for name in ("decode_responses", "max_connections"):
         options.pop(name, None)
+    # As Celery spells it in the URL of a broker or a result backend.
+    if str(options.get("ssl_cert_reqs", "")).startswith("CERT_"):
+        options["ssl_cert_reqs"] = options["ssl_cert_reqs"].removeprefix("CERT_").lower()
     _check_known(options, url)
     return options
 

@@ -151,7 +151,12 @@ class Worker:
 def producer(url: str, queue: str) -> Celery:
     """An app that knows no task, only where to send calls."""
     app = Celery("producer", broker=url, backend=url, set_as_current=False)
-    app.conf.update(task_default_queue=queue, task_create_missing_queues=True)
+    app.conf.update(
+        task_default_queue=queue,
+        task_create_missing_queues=True,
+        # Else the apps of one URL share a pool of connections, which `close` closes.
+        broker_transport_options={"producer": uuid.uuid4().hex},
+    )
     say_good_bye = app.backend.remove_pending_result
 
     def quietly(result: Any) -> Any:

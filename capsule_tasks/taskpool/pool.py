@@ -126,10 +126,21 @@ class TaskPool(BasePool):
 
     def register_with_event_loop(self, hub: Any) -> None:
         self._bridge.register(hub)
-        # Just before the hub sleeps: what this turn applied goes out together, and the runtime
-        # does not compete with the rest of the turn for the interpreter.
-        hub.on_tick.add(self._runtime.flush)
+        hub.add_reader(self._runtime, self._on_news)
+        hub.on_tick.add(self._on_tick)
         self._hub = hub
+        self._runtime.welcome_hub()
+
+    def _on_news(self) -> None:
+        """The hub was woken by what children say: no other thread need be."""
+        with self._bridge.quietly():
+            self._runtime.turn()
+        self._bridge.make_calls()
+
+    def _on_tick(self) -> None:
+        """Just before the hub sleeps, so that what it applied meanwhile goes out together."""
+        if self._runtime.has_posts:
+            self._runtime.turn(look=False)
 
     def introduce(self, consumer: Any) -> None:
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
@@ -144,6 +155,7 @@ class TaskPool(BasePool):
 
     def on_stop(self) -> None:
         """Wait for every job and tell Celery of each, then end the children."""
+        self._runtime.dismiss_hub()
         hub = get_event_loop()
         if self._bridge.is_served:
             with self._job_over:
@@ -164,6 +176,7 @@ class TaskPool(BasePool):
         """Safe at any time, any number of times."""
         if self._crew is None:
             return
+        self._runtime.dismiss_hub()
         self._last_info = self._get_info()
         crew, self._crew = self._crew, None
         ending = self._runtime.begin(self._close(crew))
@@ -176,7 +189,8 @@ class TaskPool(BasePool):
         hub = get_event_loop()
         if hub is not None:
             self._bridge.unregister(hub)
-            hub.on_tick.discard(self._runtime.flush)
+            hub.remove_reader(self._runtime)
+            hub.on_tick.discard(self._on_tick)
         self._bridge.close()
 
     async def _close(self, crew: Crew) -> None:

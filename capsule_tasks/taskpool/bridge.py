@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from capsule_tasks.taskpool.bell import Bell
@@ -28,7 +27,8 @@ class Bridge:
         self._calls: deque[Call] = deque()
         self._rung = False
         self._bell = Bell()
-        self._is_quiet = False
+        self.is_quiet = False
+        """Set by the hub thread while it looks for calls afterwards and need not be woken."""
         self._alone: threading.Thread | None = None
         self._closing = False
 
@@ -36,24 +36,11 @@ class Bridge:
         self._calls.append(call)
         self.flush()
 
-    def put_lazily(self, call: Call) -> None:
-        """The same, once somebody calls `flush` or `put`."""
-        self._calls.append(call)
-
     def flush(self) -> None:
         """Wake the hub thread if calls are waiting."""
-        if self._calls and not self._rung and not self._is_quiet:
+        if self._calls and not self._rung and not self.is_quiet:
             self._rung = True
             self._bell.ring()
-
-    @contextlib.contextmanager
-    def quietly(self) -> Iterator[None]:
-        """For the hub thread itself, which looks for calls afterwards: it need not be woken."""
-        self._is_quiet = True
-        try:
-            yield
-        finally:
-            self._is_quiet = False
 
     def register(self, hub: Any) -> None:
         """Have the hub drain; again after each reconnect, when it has forgotten."""

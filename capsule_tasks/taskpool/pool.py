@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from functools import partial
 from typing import Any
 
 from billiard.exceptions import WorkerLostError
@@ -127,20 +128,19 @@ class TaskPool(BasePool):
     def register_with_event_loop(self, hub: Any) -> None:
         self._bridge.register(hub)
         hub.add_reader(self._runtime, self._on_news)
-        hub.on_tick.add(self._on_tick)
+        # Just before the hub sleeps, so that what it applied meanwhile goes out together.
+        hub.on_tick.add(self._runtime.send_posts)
         self._hub = hub
         self._runtime.welcome_hub()
 
     def _on_news(self) -> None:
         """The hub was woken by what children say: no other thread need be."""
-        with self._bridge.quietly():
+        self._bridge.is_quiet = True
+        try:
             self._runtime.turn()
+        finally:
+            self._bridge.is_quiet = False
         self._bridge.make_calls()
-
-    def _on_tick(self) -> None:
-        """Just before the hub sleeps, so that what it applied meanwhile goes out together."""
-        if self._runtime.has_posts:
-            self._runtime.turn(look=False)
 
     def introduce(self, consumer: Any) -> None:
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
@@ -190,7 +190,7 @@ class TaskPool(BasePool):
         if hub is not None:
             self._bridge.unregister(hub)
             hub.remove_reader(self._runtime)
-            hub.on_tick.discard(self._on_tick)
+            hub.on_tick.discard(self._runtime.send_posts)
         self._bridge.close()
 
     async def _close(self, crew: Crew) -> None:
@@ -346,15 +346,10 @@ class TaskPool(BasePool):
 
     def _listen_from_the_start(self, session: Session) -> None:
         """What a child says while it becomes ready is heard too."""
-        session.add_message_interceptor(self._on_message)
-
-    def _on_message(self, message: object) -> None:
-        """On the runtime thread. What tasks say comes with their jobs."""
-        if isinstance(message, Output) and (message.execution_id is None or message.late):
-            self._echo.say(None, message)
+        session.add_output_listener(partial(self._on_output, None))
 
     def _on_output(self, job: Job | None, output: Output | Gap) -> None:
-        """On the runtime thread."""
+        """On the loop; what tasks say comes with their jobs, the rest with none."""
         self._echo.say(job, output)
 
     # --- stopping one job ----------------------------------------------------------------------

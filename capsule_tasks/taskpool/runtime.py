@@ -42,6 +42,8 @@ class RuntimeThread:
         self._thread: threading.Thread | None = None
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._rung = False
+        self._plans = False
+        """Whether a call that waits may plan others, which only a whole turn makes."""
         self._hub_is_there = False
         self._hub_turns = 0
         self._stood_in_at = -1
@@ -64,10 +66,11 @@ class RuntimeThread:
     def post(self, call: Callable[..., object], *arguments: Any) -> None:
         """Have a call made on the loop, in order; one wake-up for as many as are waiting."""
         self._inbox.append((call, arguments))
+        self._plans = True
         self.flush()
 
     def post_lazily(self, call: Callable[..., object], *arguments: Any) -> None:
-        """The same, once somebody calls `flush`, `post` or `turn`."""
+        """The same for a call that plans nothing on the loop, once somebody flushes or posts."""
         self._inbox.append((call, arguments))
 
     def flush(self) -> None:
@@ -114,17 +117,22 @@ class RuntimeThread:
             self._hub_is_there = False
             self._bell.ring()
 
-    @property
-    def has_posts(self) -> bool:
-        return bool(self._inbox)
+    def send_posts(self) -> None:
+        """Make the posted calls."""
+        loop = self._loop
+        if not self._inbox or loop is None:
+            return
+        self._hub_turns += 1
+        if self._plans or not loop.do(self._take):
+            self.flush()
 
-    def turn(self, *, look: bool = True) -> None:
-        """Make the posted calls, and with `look` all that the sessions wait for."""
+    def turn(self) -> None:
+        """Do what the sessions wait for, and make the posted calls."""
         loop = self._loop
         if loop is None:
             return
         self._hub_turns += 1
-        loop.turn(self._take if self._inbox else None, look=look)
+        loop.turn()
         if loop.due_at < self._waits_until:
             self._bell.ring()  # a timer that the runtime thread does not know of
 
@@ -167,7 +175,7 @@ class RuntimeThread:
         return True
 
     def _take(self) -> None:
-        self._rung = False  # before looking: what is posted from now on rings again
+        self._rung = self._plans = False  # before looking: what is posted from now on rings again
         inbox = self._inbox
         while inbox:
             call, arguments = inbox.popleft()

@@ -27,10 +27,8 @@ PUT_OFF = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_mask: Callable[[int, Any], Any] = getattr(
-    signal.pthread_sigmask, "__wrapped__", signal.pthread_sigmask
-)
-"""Without the enumeration that Python makes of the old mask, which takes longer than the call."""
+_mask: Callable[[int, Any], Any] = getattr(signal, "_signal", signal).pthread_sigmask
+"""The function itself: its wrapper makes enumerations of the old mask, which takes far longer."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -45,8 +43,8 @@ class _Selector(selectors.DefaultSelector):
         self._looks = False
         self._rounds = 0
 
-    def begin(self, *, look: bool) -> None:
-        self._looks = look
+    def begin(self) -> None:
+        self._looks = True
         self._rounds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -83,35 +81,53 @@ class TurnedLoop:
     def time(self) -> float:
         return self.asyncio_loop.time()
 
-    def turn(self, first: Callable[[], object] | None = None, *, look: bool = True) -> None:
-        """Do all that can be done without waiting, `first` before the rest.
-
-        Without `look` the descriptors are left for the next turn. Signals are put off until the
-        end, since a handler of Celery's may take as long as it likes (a soft shutdown sleeps in
-        one), and nobody else could turn the loop meanwhile.
-        """
-        me = threading.get_ident()
-        if self._turner == me:
+    def turn(self) -> None:
+        """Do all that can be done without waiting."""
+        if self._turner == threading.get_ident():
             return  # in a signal handler, after all
-        old_mask = _mask(signal.SIG_BLOCK, PUT_OFF)
+        old_mask = self._take_hold()
         try:
-            with self._lock:
-                self._turner = me
-                try:
-                    self._turn(first, look)
-                finally:
-                    self._turner = None
+            self._selector.begin()
+            self.asyncio_loop.run_forever()
+            idle_s = self._selector.idle_s
+            self.due_at = math.inf if idle_s is None else self.time() + idle_s
         finally:
-            _mask(signal.SIG_SETMASK, old_mask)
+            self._let_go(old_mask)
 
-    def _turn(self, first: Callable[[], object] | None, look: bool) -> None:
+    def do(self, call: Callable[[], object]) -> bool:
+        """Make one call as if on the loop, at a fraction of a turn's cost; False if it cannot be.
+
+        What it plans there is done in the next turn.
+        """
+        if self._turner == threading.get_ident():
+            return False
         loop = self.asyncio_loop
-        if first is not None:
-            loop.call_soon(first)
-        self._selector.begin(look=look)
-        loop.run_forever()
-        idle_s = self._selector.idle_s
-        self.due_at = math.inf if idle_s is None else loop.time() + idle_s
+        old_mask = self._take_hold()
+        try:
+            asyncio._set_running_loop(loop)  # noqa: SLF001 - meant for loops, as this one is
+            call()
+        finally:
+            asyncio._set_running_loop(None)  # noqa: SLF001 - as above
+            if loop._ready:  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
+                loop.call_soon_threadsafe(_nothing)  # which asks for the turn
+            self._let_go(old_mask)
+        return True
+
+    def _take_hold(self) -> Any:
+        """Have the loop for this thread alone, and signals put off.
+
+        A handler of Celery's may take as long as it likes (a soft shutdown sleeps in one), and
+        nobody else could turn the loop meanwhile.
+        """
+        old_mask = _mask(signal.SIG_BLOCK, PUT_OFF)
+        self._lock.acquire()
+        self._turner = threading.get_ident()
+        return old_mask
+
+    def _let_go(self, old_mask: Any) -> None:
+        self._turner = None
+        self._lock.release()
+        _mask(signal.SIG_SETMASK, old_mask)
 
     def call_soon_threadsafe(self, call: Callable[[], object]) -> None:
         """Have it called in the next turn, which the descriptor asks for."""
@@ -128,6 +144,10 @@ class TurnedLoop:
             loop.run_until_complete(_ended(left))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+
+
+def _nothing() -> None:
+    """Wakes, and that is all."""
 
 
 async def _ended(tasks: set[asyncio.Task[Any]]) -> None:

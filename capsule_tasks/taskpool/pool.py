@@ -128,19 +128,24 @@ class TaskPool(BasePool):
     def register_with_event_loop(self, hub: Any) -> None:
         self._bridge.register(hub)
         hub.add_reader(self._runtime, self._on_news)
-        # Just before the hub sleeps, so that what it applied meanwhile goes out together.
-        hub.on_tick.add(self._runtime.send_posts)
+        # A task that is alone goes at once. With others about, those that one turn of the hub
+        # applied go just before it sleeps: the children do not compete with it for the machine.
+        hub.on_tick.add(self._runtime.make_posts)
         self._hub = hub
         self._runtime.welcome_hub()
 
     def _on_news(self) -> None:
         """The hub was woken by what children say: no other thread need be."""
-        self._bridge.is_quiet = True
+        bridge = self._bridge
+        bridge.is_quiet = True
         try:
             self._runtime.turn()
-        finally:
-            self._bridge.is_quiet = False
-        self._bridge.make_calls()
+        except BaseException:  # an exit of the worker, from a signal's handler
+            bridge.is_quiet = False
+            bridge.flush()
+            raise
+        bridge.is_quiet = False
+        bridge.make_calls()
 
     def introduce(self, consumer: Any) -> None:
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
@@ -163,7 +168,7 @@ class TaskPool(BasePool):
         while self._jobs and self._crew is not None:
             self._bridge.wait(min(hub.fire_timers(), _LONGEST_WAIT_S) if hub is not None else None)
             self._bridge.drain()
-            self._runtime.flush()
+            self._runtime.make_posts()
             if hub is not None:  # late acknowledgements are among these
                 _run_ready_callbacks(hub)
         self._end()
@@ -190,7 +195,7 @@ class TaskPool(BasePool):
         if hub is not None:
             self._bridge.unregister(hub)
             hub.remove_reader(self._runtime)
-            hub.on_tick.discard(self._runtime.send_posts)
+            hub.on_tick.discard(self._runtime.make_posts)
         self._bridge.close()
 
     async def _close(self, crew: Crew) -> None:
@@ -260,8 +265,8 @@ class TaskPool(BasePool):
         elif waitforslot and self._slots is not None:
             self._slots.acquire()
         self._runtime.post_lazily(self._crew.submit, job)
-        if self._hub is None:
-            self._runtime.flush()
+        if self._hub is None or len(self._jobs) == 1:
+            self._runtime.make_posts()
         return job
 
     def _refuse(self, error_callback: Any, args: Any, fault: Exception) -> None:

@@ -42,8 +42,6 @@ class RuntimeThread:
         self._thread: threading.Thread | None = None
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._rung = False
-        self._plans = False
-        """Whether a call that waits may plan others, which only a whole turn makes."""
         self._hub_is_there = False
         self._hub_turns = 0
         self._stood_in_at = -1
@@ -66,12 +64,17 @@ class RuntimeThread:
     def post(self, call: Callable[..., object], *arguments: Any) -> None:
         """Have a call made on the loop, in order; one wake-up for as many as are waiting."""
         self._inbox.append((call, arguments))
-        self._plans = True
         self.flush()
 
     def post_lazily(self, call: Callable[..., object], *arguments: Any) -> None:
-        """The same for a call that plans nothing on the loop, once somebody flushes or posts."""
+        """The same, once somebody calls `make_posts` or `post`."""
         self._inbox.append((call, arguments))
+
+    def make_posts(self) -> None:
+        """Make the calls that wait, on this thread; what they plan on the loop is done later."""
+        loop = self._loop
+        if self._inbox and (self._rung or loop is None or not loop.do(self._take)):
+            self.flush()
 
     def flush(self) -> None:
         """Wake whoever turns the loop if calls are waiting."""
@@ -116,15 +119,6 @@ class RuntimeThread:
         if self._hub_is_there:
             self._hub_is_there = False
             self._bell.ring()
-
-    def send_posts(self) -> None:
-        """Make the posted calls."""
-        loop = self._loop
-        if not self._inbox or loop is None:
-            return
-        self._hub_turns += 1
-        if self._plans or not loop.do(self._take):
-            self.flush()
 
     def turn(self) -> None:
         """Do what the sessions wait for, and make the posted calls."""
@@ -175,7 +169,7 @@ class RuntimeThread:
         return True
 
     def _take(self) -> None:
-        self._rung = self._plans = False  # before looking: what is posted from now on rings again
+        self._rung = False  # before looking: what is posted from now on rings again
         inbox = self._inbox
         while inbox:
             call, arguments = inbox.popleft()

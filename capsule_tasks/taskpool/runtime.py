@@ -121,7 +121,7 @@ class RuntimeThread:
             self._bell.ring()
 
     def turn(self) -> None:
-        """Do what the sessions wait for, and make the posted calls."""
+        """Do what the sessions wait for."""
         loop = self._loop
         if loop is None:
             return

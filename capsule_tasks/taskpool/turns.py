@@ -101,14 +101,15 @@ class TurnedLoop:
         """
         if self._turner == threading.get_ident():
             return False
-        loop = self.asyncio_loop
+        loop: Any = self.asyncio_loop
         old_mask = self._take_hold()
+        timers = len(loop._scheduled)  # noqa: SLF001 - no public way
         try:
             asyncio._set_running_loop(loop)  # noqa: SLF001 - meant for loops, as this one is
             call()
         finally:
-            asyncio._set_running_loop(None)  # noqa: SLF001 - as above
-            if loop._ready:  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
+            asyncio._set_running_loop(None)  # noqa: SLF001 - meant for loops
+            if loop._ready or len(loop._scheduled) != timers:  # noqa: SLF001 - as above
                 loop.call_soon_threadsafe(_nothing)  # which asks for the turn
             self._let_go(old_mask)
         return True

@@ -23,6 +23,7 @@ class PlainScripts:
             "approvals_drop": self._drop,
             "approvals_list": self._list,
             "approvals_due": self._due,
+            "approvals_postpone": self._postpone,
             "lease_acquire": self._acquire,
             "lease_renew": self._renew,
             "lease_read": self._lease,
@@ -72,10 +73,16 @@ class PlainScripts:
             reply += [member, entries.get(member, (b"", 0))[0]]
         return reply
 
+    def _postpone(self, keys: Keys, args: Args) -> Reply:
+        now_ms, due = self._memory.now_us() // 1000, self._zset(keys["due"])
+        later_ms = max(args["at_ms"], now_ms + args["least_ms"])
+        if args["member"] in due:
+            due[args["member"]] = later_ms
+        return [Code.DONE, later_ms - now_ms]
+
     def _acquire(self, keys: Keys, args: Args) -> Reply:
         if early := self._memory.recalled(keys, args):
-            is_known = not early[0][0] and early[1]
-            return [Code.DONE, early[1]] if is_known else [Code.FORGOTTEN]
+            return early[0] if early[0][0] else [Code.DONE, early[1]]
         now_us = self._memory.now_us()
         if (known := self._memory.values.get(keys["worker"])) is not None:
             return [Code.HELD, known[0]]

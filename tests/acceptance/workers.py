@@ -154,8 +154,8 @@ def producer(url: str, queue: str) -> Celery:
     app.conf.update(
         task_default_queue=queue,
         task_create_missing_queues=True,
-        # Else the apps of one URL share a pool of connections, which `close` closes.
-        broker_transport_options={"producer": uuid.uuid4().hex},
+        # Kombu shares connections by what they are made with: these are closed with the app.
+        broker_transport_options={"of": unique()},
     )
     say_good_bye = app.backend.remove_pending_result
 

@@ -7,6 +7,7 @@
 -- for an operation that was given up before it was done.
 
 local MEMORY_MS = 600000
+local MEMORY_TTL = '600000' -- the same; a number would be spelled out at each write
 local GIVEN_UP_RESULT = '!'
 local KEEP_AT_LEAST = 64
 local KEEP_AT_MOST = 10000
@@ -14,7 +15,7 @@ local EVICT_EVERY = 16
 local EVICT_AT_ONCE = 64
 
 local function whole(number)
-  return string.format('%.0f', number)
+  return string.format('%d', number)
 end
 
 local function clock_us()
@@ -33,7 +34,7 @@ local function recall(key, operation, age_ms, now_us)
     forgot_ms = tonumber(got[4] or 0),
     now_ms = math.floor(now_us / 1000),
   }
-  if memory.is_given_up then memory.result = '' end
+  if memory.is_given_up then memory.result = nil end
   -- The clocks of client and server tick apart by less than the second that is added here.
   local begun_ms = memory.now_ms - age_ms - 1000
   memory.is_forgotten = not memory.result and age_ms > 0
@@ -41,7 +42,15 @@ local function recall(key, operation, age_ms, now_us)
   return memory
 end
 
--- Removes what is old, or too much, from the front; returns the fields that say so.
+-- The reply to an operation that must not be done: its caller gave it up, or it is too old to be
+-- known. `perform` goes on under another name in the first case, and raises in the second.
+local function barred(memory)
+  if memory.is_given_up then return {GIVEN_UP} end
+  if memory.is_forgotten then return {FORGOTTEN} end
+  return nil
+end
+
+-- Removes what is old, or too much, from the front.
 local function forget(key, memory, last)
   local first, gone, forgot_ms = memory.first, {}, nil
   for _ = 1, EVICT_AT_ONCE do
@@ -57,16 +66,16 @@ local function forget(key, memory, last)
     end
     first = first + 1
   end
-  if #gone == 0 then return {} end
+  if #gone == 0 then return end
   redis.call('HDEL', key, unpack(gone))
-  return {'#first', first, '#forgot', forgot_ms}
+  redis.call('HSET', key, '#first', first, '#forgot', forgot_ms)
 end
 
 local function remember(key, operation, result, memory)
   local last = memory.last + 1
+  local number, entry = whole(last), whole(memory.now_ms) .. ':' .. operation
+  redis.call('HSET', key, operation, result, '#last', number, '#' .. number, entry)
   -- Now and then is enough, and spares most writes the look.
-  local forgotten = last % EVICT_EVERY == 0 and forget(key, memory, last) or {}
-  redis.call('HSET', key, operation, result, '#last', last,
-    '#' .. last, memory.now_ms .. ':' .. operation, unpack(forgotten))
-  redis.call('PEXPIRE', key, MEMORY_MS)
+  if last % EVICT_EVERY == 0 then forget(key, memory, last) end
+  redis.call('PEXPIRE', key, MEMORY_TTL)
 end

@@ -22,7 +22,7 @@ from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.approval_index import IDLE_MS, Entry
 from capsule_tasks.storage.keys import RunKeys, escaped
-from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.operations import Operation, Reply, named, perform, refused
 from capsule_tasks.storage.run_checks import (
     check_count,
     check_flag,
@@ -220,7 +220,7 @@ class ApprovalCore:
     def _perform(
         self, of: Script, keys: RunKeys, operation: str | None, *args: str | bytes | int
     ) -> Operation[Reply]:
-        name = f"{of.name}:{operation or new_operation()}"
+        name = named(of.name, operation)
         call = Call(of, (keys.run, keys.ledger, keys.batches), [name, 0, self._ttl_ms, *args])
         return perform(call, self._settings.retry)
 

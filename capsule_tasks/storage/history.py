@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+import copy
+from typing import Any, Self
 
-from redis import Redis as SyncRedis
-from redis import RedisCluster as SyncRedisCluster
-from redis.asyncio import Redis, RedisCluster
-
-from capsule_tasks.errors import HistoryConflict, InvalidSetting
+from capsule_tasks.errors import HistoryConflict
 from capsule_tasks.settings import HistorySettings
-from capsule_tasks.storage.async_connections import AsyncConnections, InjectedClient
 from capsule_tasks.storage.codec import Codec, Item, JsonCodec
-from capsule_tasks.storage.drivers import AsyncStore, SyncStore, awaited, blocking
+from capsule_tasks.storage.drivers import awaited, blocking
+from capsule_tasks.storage.faces import AsyncFace, AsyncTarget, SyncFace, SyncTarget
 from capsule_tasks.storage.history_core import HistoryCore
 from capsule_tasks.storage.history_types import CompactionSnapshot
-from capsule_tasks.storage.sync_connections import InjectedSyncClient, SyncConnections
-
-S = TypeVar("S")
 
 
-class _Face(Generic[S]):
-    """What both faces have: the core, the way to Redis, and whether that way is its own."""
+class _OneSession:
+    """What both faces say of the session whose items they hold."""
 
     core: HistoryCore
-    store: S
-
-    def __init__(
-        self,
-        session_id: str,
-        store: S,
-        owns_store: bool,
-        settings: HistorySettings | None,
-        session_settings: Any,
-        codec: Codec | None,
-    ) -> None:
-        settings = settings or HistorySettings()
-        self.core = HistoryCore(session_id, settings, session_settings, codec or JsonCodec())
-        self.store = store
-        self._owns_store = owns_store
+    _owns_store: bool
 
     @property
     def session_id(self) -> str:
@@ -61,18 +40,17 @@ class _Face(Generic[S]):
 
     def with_codec(self, codec: Codec) -> Self:
         """The same history, over the same connections, with other records; it never closes them."""
-        other = type(self).__new__(type(self))
+        other = copy.copy(self)
         core = self.core
-        _Face.__init__(
-            other, core.session_id, self.store, False, core.settings, core.session_settings, codec
-        )
+        other.core = HistoryCore(core.session_id, core.settings, core.session_settings, codec)
+        other._owns_store = False  # noqa: SLF001  one of its own kind
         return other
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.session_id!r:.100}>"
 
 
-class History(_Face[AsyncStore]):
+class History(AsyncFace, _OneSession):
     """The ordered items of one session, in Redis, for callers that await.
 
     It satisfies the `Session` protocol of openai-agents. `redis` is a URL, connections to share
@@ -83,15 +61,15 @@ class History(_Face[AsyncStore]):
     def __init__(
         self,
         session_id: str,
-        redis: str | AsyncStore | Redis | RedisCluster,
+        redis: AsyncTarget,
         *,
         settings: HistorySettings | None = None,
         session_settings: Any = None,
         codec: Codec | None = None,
     ) -> None:
-        store = _async_store(redis)
-        owns = isinstance(redis, str)
-        super().__init__(session_id, store, owns, settings, session_settings, codec)
+        super().__init__(redis)
+        settings = settings or HistorySettings()
+        self.core = HistoryCore(session_id, settings, session_settings, codec or JsonCodec())
 
     get_items = awaited(HistoryCore.get_items)
     read = awaited(HistoryCore.read)
@@ -123,24 +101,8 @@ class History(_Face[AsyncStore]):
 
         return CompactionSnapshot(snapshot.items, snapshot.is_whole, replace_suffix)
 
-    async def close(self) -> None:
-        """Close the connections that this history made; safe twice. What was given stays open."""
-        if self._owns_store:
-            await self.store.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-class SyncHistory(_Face[SyncStore]):
+class SyncHistory(SyncFace, _OneSession):
     """The ordered items of one session, in Redis, for callers that block.
 
     `redis` is a URL, connections to share (`SyncConnections`), or a client of redis-py, which stays
@@ -150,15 +112,15 @@ class SyncHistory(_Face[SyncStore]):
     def __init__(
         self,
         session_id: str,
-        redis: str | SyncStore | SyncRedis | SyncRedisCluster,
+        redis: SyncTarget,
         *,
         settings: HistorySettings | None = None,
         session_settings: Any = None,
         codec: Codec | None = None,
     ) -> None:
-        store = _sync_store(redis)
-        owns = isinstance(redis, str)
-        super().__init__(session_id, store, owns, settings, session_settings, codec)
+        super().__init__(redis)
+        settings = settings or HistorySettings()
+        self.core = HistoryCore(session_id, settings, session_settings, codec or JsonCodec())
 
     get_items = blocking(HistoryCore.get_items)
     read = blocking(HistoryCore.read)
@@ -168,41 +130,3 @@ class SyncHistory(_Face[SyncStore]):
     replace = blocking(HistoryCore.replace)
     clear_session = blocking(HistoryCore.clear_session)
     info = blocking(HistoryCore.info)
-
-    def close(self) -> None:
-        """Close the connections that this history made; safe twice. What was given stays open."""
-        if self._owns_store:
-            self.store.close_blocking()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _async_store(redis: Any) -> AsyncStore:
-    if isinstance(redis, str):
-        return AsyncConnections(redis)
-    if isinstance(redis, (Redis, RedisCluster)):
-        return InjectedClient(redis)
-    if hasattr(redis, "run"):
-        store: AsyncStore = redis
-        return store
-    raise InvalidSetting("redis", redis, "a URL, AsyncConnections, or a client of redis.asyncio")
-
-
-def _sync_store(redis: Any) -> SyncStore:
-    if isinstance(redis, str):
-        return SyncConnections(redis)
-    if isinstance(redis, (SyncRedis, SyncRedisCluster)):
-        return InjectedSyncClient(redis)
-    if hasattr(redis, "run_blocking"):
-        store: SyncStore = redis
-        return store
-    raise InvalidSetting("redis", redis, "a URL, SyncConnections, or a client of redis")

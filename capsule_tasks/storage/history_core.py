@@ -13,7 +13,6 @@ from capsule_tasks.errors import (
     InvalidSetting,
     ItemNotStorable,
     ItemTooLarge,
-    StorageError,
 )
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage.codec import (
@@ -26,9 +25,17 @@ from capsule_tasks.storage.codec import (
     unpacked,
 )
 from capsule_tasks.storage.history_types import HistoryInfo, PoppedSuffix, Snapshot, Version
-from capsule_tasks.storage.keys import SessionKeys, escaped
-from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
-from capsule_tasks.storage.scripts import Call, Code, script
+from capsule_tasks.storage.keys import SessionKeys
+from capsule_tasks.storage.operations import (
+    Operation,
+    Reply,
+    named,
+    new_operation,
+    perform,
+    performed,
+    refused,
+)
+from capsule_tasks.storage.scripts import Call, Code, Script, script
 
 PIECE_ITEMS = 5000
 PIECE_BYTES = 4 * 1024 * 1024
@@ -129,14 +136,14 @@ class HistoryCore:
 
     def add_items(self, items: Iterable[Any], *, operation: str | None = None) -> Operation[None]:
         """Append one batch, whole and in its order, or nothing of it."""
-        records = self._encoded(items)
+        records = self.encoded(items)
         if not records:
             return
         settings = self.settings
         reply = yield from self._perform(
             _APPEND,
             self._append_keys,
-            _named(operation, "add"),
+            named("add", operation),
             self._ttl_ms,
             settings.max_items,
             settings.max_bytes,
@@ -156,18 +163,17 @@ class HistoryCore:
         step = 0
         while True:
             # A repeat of the whole call walks the same steps under the same names.
-            name = _named(operation, f"pop.{step}" if step else "pop")
+            name = named(f"pop.{step}" if step else "pop", operation)
             keep = self.settings.max_quarantined
-            name, reply = yield from self._performed(
-                _POP, self._write_keys, name, self._ttl_ms, corrupt, keep, *guard
-            )
+            call = Call(_POP, self._write_keys, [name, 0, self._ttl_ms, corrupt, keep, *guard])
+            done_as, reply = yield from performed(call, self._retry)
             if len(reply) == 1:
                 return None
             try:
                 item = self.codec.decode(reply[1], self.session_id)
             except Unreadable:
                 if reply[0] == Code.DONE:
-                    corrupt = name
+                    corrupt = done_as or name
                     step += 1
                 else:
                     # It only begins like a sealed record: this very one may be taken.
@@ -186,11 +192,11 @@ class HistoryCore:
         codec spells an item, make no difference.
         """
         items = list(expected)
-        records = self._encoded(items)
+        records = self.encoded(items)
         if not records:
             return PoppedSuffix(True, [])
         for _ in range(RESTARTS):
-            name = _named(operation, "pop_suffix")
+            name = named("pop_suffix", operation)
             reply = yield from self._perform(
                 _POP_SUFFIX, self._append_keys, name, self._ttl_ms, *records
             )
@@ -210,9 +216,9 @@ class HistoryCore:
         What lies before it and what was appended since stays. Raises HistoryConflict, with nothing
         changed, if items were removed meanwhile. Corrupt records within go to quarantine.
         """
-        records = self._encoded(items)
-        name = _named(operation, "replace")
-        stage = self._keys.stage(name)
+        records = self.encoded(items)
+        name = named("replace", operation)
+        stage = self._keys.stage(new_operation())
         pieces = list(_pieces(records))
         last = pieces.pop() if pieces else []
         staged = [record for piece in pieces for record in piece]
@@ -229,7 +235,7 @@ class HistoryCore:
 
     def clear_session(self, *, operation: str | None = None) -> Operation[None]:
         """Remove the history and its quarantine."""
-        yield from self._perform(_CLEAR, self._write_keys, _named(operation, "clear"))
+        yield from self._perform(_CLEAR, self._write_keys, named("clear", operation))
 
     def info(self) -> Operation[HistoryInfo]:
         """Size, times and quarantine of the history."""
@@ -317,25 +323,8 @@ class HistoryCore:
             )
         )
 
-    def _perform(self, of: Any, keys: Sequence[str], name: str, *args: Any) -> Operation[Reply]:
-        return (yield from self._performed(of, keys, name, *args))[1]
-
-    def _performed(
-        self, of: Any, keys: Sequence[str], name: str, *args: Any
-    ) -> Operation[tuple[str, Reply]]:
-        """The reply, and the name under which it was done at last."""
-        while True:
-            try:
-                reply = yield from perform(Call(of, keys, [name, 0, *args]), self._retry)
-            except StorageError as error:
-                error.operation = name.partition(":")[2]  # as the method takes it
-                raise
-            if reply[0] != Code.GIVEN_UP:
-                return name, reply
-            # Somebody began this operation and was cancelled. What he sent may still wait in a
-            # socket, so his name stays barred; all who repeat it go on under the same next one.
-            kind, _, operation = name.partition(":")
-            name = f"{kind}~:{operation}"
+    def _perform(self, of: Script, keys: Sequence[str], name: str, *args: Any) -> Operation[Reply]:
+        return perform(Call(of, keys, [name, 0, *args]), self._retry)
 
     def _refusal(self, reply: Reply, call: str) -> Exception:
         settings = self.settings
@@ -358,7 +347,7 @@ class HistoryCore:
             return default
         return limit
 
-    def _encoded(self, items: Iterable[Item]) -> list[bytes]:
+    def encoded(self, items: Iterable[Item]) -> list[bytes]:
         """The records of a batch; refuses all of it for one item that has none."""
         records = []
         most = self.settings.max_item_bytes
@@ -388,14 +377,6 @@ class HistoryCore:
             except Unreadable:
                 corrupt.append(index)
         return items, corrupt
-
-
-def _named(operation: str | None, kind: str) -> str:
-    """The operation's name in the memory: one id may name an append and a pop."""
-    if operation is None:
-        return f"{kind}:{new_operation()}"
-    escaped("operation", operation)
-    return f"{kind}:{operation}"
 
 
 def _check_limit(limit: int | None) -> None:

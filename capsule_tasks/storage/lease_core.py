@@ -5,7 +5,7 @@ from __future__ import annotations
 from capsule_tasks.errors import LeaseLost
 from capsule_tasks.settings import LeaseSettings, RetrySettings
 from capsule_tasks.storage.keys import WorkerKeys
-from capsule_tasks.storage.operations import Operation, new_operation, perform
+from capsule_tasks.storage.operations import Operation, named, perform
 from capsule_tasks.storage.scripts import Call, Code, script
 
 _ACQUIRE = script("lease_acquire", keys="worker batches", args="operation age_ms lease_ms keep_ms")
@@ -37,7 +37,7 @@ class LeaseCore:
     def acquire(self, *, operation: str | None = None) -> Operation[None]:
         """Begin the lease; raises LeaseLost for an incarnation that had its own."""
         lease_ms = int(self._settings.lease_s * 1000)
-        name = f"lease_acquire:{operation or new_operation()}"
+        name = named("lease_acquire", operation)
         keys = (self._keys.worker, self._keys.batches)
         call = Call(_ACQUIRE, keys, [name, 0, lease_ms, self._keep_ms])
         reply = yield from perform(call, self._retry)

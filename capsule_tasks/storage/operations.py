@@ -24,6 +24,7 @@ from capsule_tasks.errors import (
     StorageUnavailable,
 )
 from capsule_tasks.settings import RetrySettings
+from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.scripts import Call, Code, script
 
 T = TypeVar("T")
@@ -55,12 +56,36 @@ def new_operation() -> str:
     return os.urandom(12).hex()
 
 
+def named(kind: str, operation: str | None) -> str:
+    """What the memory calls an operation: one id may name an append and a pop."""
+    if operation is None:
+        return f"{kind}:{new_operation()}"
+    escaped("operation", operation)
+    return f"{kind}:{operation}"
+
+
 def perform(call: Call, retry: RetrySettings) -> Operation[Reply]:
     """Have a script called, again where the reply was lost, and return its reply.
 
     A repeat carries the same operation, so it is done once. When the caller leaves in between
     (it is cancelled or interrupted), the operation is settled: done already, or never.
     """
+    return (yield from performed(call, retry))[1]
+
+
+def performed(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, Reply]]:
+    """The same, with the name under which it was done at last."""
+    while True:
+        reply = yield from _settled(call, retry)
+        if reply[0] != Code.GIVEN_UP or call.operation is None:
+            return call.operation, reply
+        # Somebody began this operation and was cancelled. What he sent may still wait in a
+        # socket, so his name stays barred; all who repeat it go on under the same next one.
+        kind, _, operation = call.operation.partition(":")
+        call = Call(call.script, call.keys, [f"{kind}~:{operation}", 0, *call.args[2:]])
+
+
+def _settled(call: Call, retry: RetrySettings) -> Operation[Reply]:
     begun = time.monotonic()
     try:
         reply = yield from _attempts(call, retry, begun)
@@ -73,9 +98,9 @@ def perform(call: Call, retry: RetrySettings) -> Operation[Reply]:
         raise
     if reply[0] == Code.FORGOTTEN:
         raise StorageForgotten(
-            f"a repeat of operation {call.operation} came too late for Redis to know it",
+            f"a repeat of operation {_as_given(call)} came too late for Redis to know it",
             may_have_written=True,
-            operation=call.operation,
+            operation=_as_given(call),
         )
     return reply
 
@@ -91,18 +116,23 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
             # Closed in the middle of a call: what became of that is the answer.
             if lost is None:
                 raise
-            lost.may_have_written, lost.operation = may_have_written, call.operation
+            lost.may_have_written, lost.operation = may_have_written, _as_given(call)
             raise lost from None
         except StorageError as error:
             lost = error
             may_have_written |= error.may_have_written and call.operation is not None
             if attempt >= retry.attempts or not isinstance(error, _REPEATABLE):
                 error.may_have_written = may_have_written
-                error.operation = call.operation
+                error.operation = _as_given(call)
                 raise
         yield Pause(_delay_s(attempt, retry))
         call = call.repeated(_age_ms(begun))
     raise AssertionError("unreachable")
+
+
+def _as_given(call: Call) -> str | None:
+    """The operation as a method takes it: repeated under it, the same is done."""
+    return call.operation and call.operation.partition(":")[2]
 
 
 def refused(reply: Reply, call: str) -> InternalError:

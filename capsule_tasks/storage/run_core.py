@@ -35,7 +35,7 @@ from capsule_tasks.storage.codec import Item, JsonCodec
 from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_core import HistoryCore
 from capsule_tasks.storage.keys import RunKeys, WorkerKeys, escaped, run_place
-from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.operations import Operation, Reply, named, perform, refused
 from capsule_tasks.storage.run_checks import (
     LARGEST,
     check_asks,
@@ -136,7 +136,7 @@ class RunCore:
         if reply[0] == Code.CONFLICT:
             raise RunExists(run_id, f"in session {reply[1].decode()!r:.100}")
         self._remember_session(run_id, session_id)
-        name = operation or new_operation()
+        name = named("run_create", operation)
         for _ in range(INDEX_ATTEMPTS):
             indexed_ms = yield from self.index.add(run_id, session_id, asks)
             reply = yield from self._perform(
@@ -177,13 +177,12 @@ class RunCore:
         escaped("incarnation", incarnation)
         check_names("readable", readable)
         session_id, keys = yield from self._found(run_id)
-        name = operation or new_operation()
         steal = 0
         while True:
             reply = yield from self._perform(
                 _CLAIM,
                 (keys.run, keys.ledger, keys.batches),
-                f"{name}:{steal}",
+                named(f"run_claim.{steal}", operation),
                 self._ttl_ms,
                 incarnation,
                 steal,
@@ -221,12 +220,12 @@ class RunCore:
         """
         self._check_commit(snapshot, turn, status, asks)
         core = self._history_of(claim, history)
-        records, limits = core._encoded(items), core.settings  # noqa: SLF001  its other writer
+        records, limits = core.encoded(items), core.settings
         schema, agent = schema or claim.schema, agent or claim.agent
         check_text("schema", schema)
         check_text("agent", agent)
         keys = self._keys(claim.session_id, claim.run_id)
-        name = operation or new_operation()
+        name = named("run_commit", operation)
         for _ in range(INDEX_ATTEMPTS):
             indexed_ms = yield from self.index.add(claim.run_id, claim.session_id, asks)
             reply = yield from self._perform(
@@ -283,7 +282,7 @@ class RunCore:
         reply = yield from self._perform(
             _RELEASE,
             (keys.run, keys.ledger, keys.batches),
-            operation or new_operation(),
+            named("run_release", operation),
             self._ttl_ms,
             claim.token,
         )
@@ -303,7 +302,7 @@ class RunCore:
         reply = yield from self._perform(
             _CANCEL,
             (keys.run, keys.ledger, keys.batches),
-            operation or new_operation(),
+            named("run_cancel", operation),
             self._ttl_ms,
             sendable(by or "") or "somebody",
         )
@@ -349,7 +348,7 @@ class RunCore:
         reply = yield from self._perform(
             _START,
             (keys.run, keys.ledger, keys.batches),
-            operation or new_operation(),
+            named("run_start_calls", operation),
             self._ttl_ms,
             claim.token,
             packed,
@@ -372,7 +371,11 @@ class RunCore:
                 raise RunTooLarge(what, len(output), self.settings.max_output_bytes)
             parts += [call_id, output]
         reply = yield from self._perform(
-            _FINISH, (keys.ledger, keys.batches), operation or new_operation(), claim.token, *parts
+            _FINISH,
+            (keys.ledger, keys.batches),
+            named("run_finish_calls", operation),
+            claim.token,
+            *parts,
         )
         if reply[0] != Code.DONE:
             raise self._refusal(claim.run_id, reply)
@@ -414,7 +417,7 @@ class RunCore:
     def _perform(
         self, of: Script, keys: Sequence[str], name: str, *args: str | bytes | int
     ) -> Operation[Reply]:
-        return perform(Call(of, keys, [f"{of.name}:{name}", 0, *args]), self.settings.retry)
+        return perform(Call(of, keys, [name, 0, *args]), self.settings.retry)
 
     def _history_of(self, claim: Claim, history: History | SyncHistory | None) -> HistoryCore:
         if history is None:

@@ -1,90 +1,26 @@
-"""The faces of the store of runs: for callers that await, and for those that block.
-
-`redis` is a URL, connections to share, or a client of redis-py, as for a `History`.
-"""
+"""The faces of the store of runs: for callers that await, and for those that block."""
 
 from __future__ import annotations
-
-from types import TracebackType
-from typing import Any, Self
-
-from redis import Redis as SyncRedis
-from redis import RedisCluster as SyncRedisCluster
-from redis.asyncio import Redis, RedisCluster
 
 from capsule_tasks.settings import LeaseSettings, RunSettings
 from capsule_tasks.storage.approval_core import ApprovalCore
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore, awaited, blocking
-from capsule_tasks.storage.history import _async_store as async_store
-from capsule_tasks.storage.history import _sync_store as sync_store
+from capsule_tasks.storage.faces import AsyncFace, AsyncTarget, SyncFace, SyncTarget
 from capsule_tasks.storage.lease_core import LeaseCore
 from capsule_tasks.storage.run_core import RunCore
 
 
-class _AsyncFace:
-    """A core and the way to its Redis."""
-
-    store: AsyncStore
-
-    def __init__(self, core: Any, redis: str | AsyncStore | Redis | RedisCluster) -> None:
-        self.core = core
-        self.store = async_store(redis)
-        self._owns_store = isinstance(redis, str)
-
-    async def close(self) -> None:
-        """Close the connections that were made here; safe twice. What was given stays open."""
-        if self._owns_store:
-            await self.store.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-class _SyncFace:
-    """A core and the way to its Redis."""
-
-    store: SyncStore
-
-    def __init__(self, core: Any, redis: str | SyncStore | SyncRedis | SyncRedisCluster) -> None:
-        self.core = core
-        self.store = sync_store(redis)
-        self._owns_store = isinstance(redis, str)
-
-    def close(self) -> None:
-        """Close the connections that were made here; safe twice. What was given stays open."""
-        if self._owns_store:
-            self.store.close_blocking()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class RunStore(_AsyncFace):
+class RunStore(AsyncFace):
     """Runs in Redis: stored, claimed, committed turn by turn."""
 
     def __init__(
         self,
-        redis: str | AsyncStore | Redis | RedisCluster,
+        redis: AsyncTarget,
         *,
         settings: RunSettings | None = None,
     ) -> None:
-        super().__init__(RunCore(settings or RunSettings()), redis)
+        super().__init__(redis)
+        self.core = RunCore(settings or RunSettings())
         self.approvals = Approvals(self.core, self.store)
 
     create = awaited(RunCore.create)
@@ -112,20 +48,19 @@ class Approvals:
     reindex = awaited(ApprovalCore.reindex)
 
 
-class Lease(_AsyncFace):
+class Lease(AsyncFace):
     """The one lease of one incarnation of a worker."""
-
-    core: LeaseCore
 
     def __init__(
         self,
         incarnation: str,
-        redis: str | AsyncStore | Redis | RedisCluster,
+        redis: AsyncTarget,
         *,
         settings: LeaseSettings | None = None,
         prefix: str = "capsule",
     ) -> None:
-        super().__init__(LeaseCore(incarnation, settings or LeaseSettings(), prefix), redis)
+        super().__init__(redis)
+        self.core = LeaseCore(incarnation, settings or LeaseSettings(), prefix)
 
     acquire = awaited(LeaseCore.acquire)
     renew = awaited(LeaseCore.renew)
@@ -133,16 +68,17 @@ class Lease(_AsyncFace):
     remaining_s = awaited(LeaseCore.remaining_s)
 
 
-class SyncRunStore(_SyncFace):
+class SyncRunStore(SyncFace):
     """Runs in Redis: stored, claimed, committed turn by turn."""
 
     def __init__(
         self,
-        redis: str | SyncStore | SyncRedis | SyncRedisCluster,
+        redis: SyncTarget,
         *,
         settings: RunSettings | None = None,
     ) -> None:
-        super().__init__(RunCore(settings or RunSettings()), redis)
+        super().__init__(redis)
+        self.core = RunCore(settings or RunSettings())
         self.approvals = SyncApprovals(self.core, self.store)
 
     create = blocking(RunCore.create)
@@ -170,20 +106,19 @@ class SyncApprovals:
     reindex = blocking(ApprovalCore.reindex)
 
 
-class SyncLease(_SyncFace):
+class SyncLease(SyncFace):
     """The one lease of one incarnation of a worker."""
-
-    core: LeaseCore
 
     def __init__(
         self,
         incarnation: str,
-        redis: str | SyncStore | SyncRedis | SyncRedisCluster,
+        redis: SyncTarget,
         *,
         settings: LeaseSettings | None = None,
         prefix: str = "capsule",
     ) -> None:
-        super().__init__(LeaseCore(incarnation, settings or LeaseSettings(), prefix), redis)
+        super().__init__(redis)
+        self.core = LeaseCore(incarnation, settings or LeaseSettings(), prefix)
 
     acquire = blocking(LeaseCore.acquire)
     renew = blocking(LeaseCore.renew)

@@ -24,7 +24,7 @@ from capsule_tasks.storage.operations import (
     Operation,
     Reply,
     Settle,
-    new_operation,
+    named,
     perform,
     refused,
 )
@@ -73,7 +73,7 @@ class StepCore:
         could be kept.
         """
         escaped("step name", name)
-        operation = f"begin:{new_operation()}"
+        operation = named("begin", None)
         keys = (self._keys.steps, self._keys.batches)
         args: list[Argument] = [operation, 0, self._ttl_ms, name, fingerprint, int(retry)]
         try:
@@ -119,7 +119,7 @@ class StepCore:
         return perform(self._end_call(begun, outcome, value), self._settings.retry)
 
     def _end_call(self, begun: Begun, outcome: Outcome, value: bytes) -> Call:
-        operation = f"end:{new_operation()}"
+        operation = named("end", None)
         about: list[Argument] = [begun.operation, begun.name, outcome, value]
         keys = (self._keys.steps, self._keys.batches)
         return Call(_END, keys, [operation, 0, self._ttl_ms, *about])

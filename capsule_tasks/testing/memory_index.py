@@ -74,8 +74,7 @@ class PlainScripts:
 
     def _acquire(self, keys: Keys, args: Args) -> Reply:
         if early := self._memory.recalled(keys, args):
-            is_known = not early[0][0] and early[1]
-            return [Code.DONE, early[1]] if is_known else [Code.FORGOTTEN]
+            return early[0] if early[0][0] else [Code.DONE, early[1]]
         now_us = self._memory.now_us()
         if (known := self._memory.values.get(keys["worker"])) is not None:
             return [Code.HELD, known[0]]

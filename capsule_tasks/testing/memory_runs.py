@@ -312,8 +312,7 @@ class RunScripts:
         run, ledger, calls = self._run(keys), self._ledger(keys), unpack(args["calls"])
         if run is None:
             return [Code.MISSING]
-        is_settled = early is not None and not early[1]
-        if is_settled or run.status != "running" or run.token != args["token"]:
+        if run.status != "running" or run.token != args["token"]:
             return [Code.STALE, run.status.encode(), str(run.token).encode()]
         for call, fingerprint, _ in calls:
             if ledger.is_changed(call, fingerprint):
@@ -342,7 +341,7 @@ class RunScripts:
 
     def _finish_calls(self, keys: Keys, args: Args) -> Reply:
         if early := self._memory.recalled(keys, args):
-            return early[0] if early[1] else [Code.FORGOTTEN]
+            return early[0]
         ledger, parts = self._ledger(keys), args["parts"]
         pairs = list(zip(parts[::2], parts[1::2], strict=True))
         for call, output in pairs:
@@ -357,11 +356,11 @@ class RunScripts:
         return [Code.DONE]
 
     def _replay(self, keys: Keys, args: Args) -> Reply | None:
-        """The reply to a repeat, or to an operation that was settled before it came."""
+        """The reply to a repeat, or to an operation that must not be done."""
         early = self._memory.recalled(keys, args)
         if early is None:
             return None
-        reply: Reply = early[0] if early[0][0] else early[1] or [Code.FORGOTTEN]
+        reply: Reply = early[0] if early[0][0] else early[1]
         return reply
 
     def _run(self, keys: Keys) -> _Run | None:

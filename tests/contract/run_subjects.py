@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from capsule_tasks import History, SyncHistory
-from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
+from capsule_tasks.settings import HistorySettings, LeaseSettings, RetrySettings, RunSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
+from capsule_tasks.storage.drivers import drive, drive_blocking
+from capsule_tasks.storage.operations import Operation, perform
 from capsule_tasks.storage.run_types import Ask, Claim
 from capsule_tasks.storage.runs import Lease, RunStore, SyncLease, SyncRunStore
+from capsule_tasks.storage.scripts import Call
 from capsule_tasks.testing import MemoryStore
 from tests.servers import fresh_prefix
 
@@ -75,6 +78,16 @@ class Subject:
     async def parked(self, runs: Any, *asks: Ask, run_id: str = "run-1", worker: str = "w1") -> Any:
         claim = await self.claimed(runs, run_id, worker)
         return await runs.commit(claim, b'{"parked": 1}', turn=1, status="interrupted", asks=asks)
+
+    async def drive(self, operation: Operation[Any]) -> Any:
+        """An operation below those that the store offers."""
+        if self.face == "async":
+            return await drive(operation, self.store)
+        return drive_blocking(operation, self.store)
+
+    async def call(self, call: Call) -> Any:
+        """One script, as if something had sent it."""
+        return await self.drive(perform(call, RetrySettings()))
 
     def history(self, session_id: str | None = None, codec: Any = None, **changes: Any) -> Any:
         """The history of the session, as its own face; not of those that are awaited."""

@@ -25,7 +25,7 @@ READ = Script("r", ("items",), ("count",), "return", "sha")
 
 
 def write() -> Call:
-    return Call(WRITE, ("i", "b"), ["op", 0, b"x"])
+    return Call(WRITE, ("i", "b"), ["w:op", 0, b"x"])
 
 
 def lost(*, was_sent: bool = True) -> StorageUnavailable:
@@ -34,7 +34,7 @@ def lost(*, was_sent: bool = True) -> StorageUnavailable:
 
 def test_a_reply_is_handed_on() -> None:
     operation = perform(write(), RETRY)
-    assert next(operation).args == ["op", 0, b"x"]  # type: ignore[union-attr]
+    assert next(operation).args == ["w:op", 0, b"x"]  # type: ignore[union-attr]
     with pytest.raises(StopIteration) as done:
         operation.send([Code.DONE, 7])
     assert done.value.value == [Code.DONE, 7]
@@ -49,7 +49,7 @@ def test_a_repeat_is_the_same_operation_and_says_that_it_is_one(error: Exception
     repeat = next(operation)
     assert isinstance(repeat, Call)
     name, age_ms, value = repeat.args
-    assert (name, value) == ("op", b"x")
+    assert (name, value) == ("w:op", b"x")
     assert isinstance(age_ms, int)
     assert age_ms > 0
 
@@ -129,7 +129,7 @@ def test_a_caller_who_leaves_has_its_write_settled(
     settle = operation.throw(leaving())
     assert isinstance(settle, Settle)
     assert settle.call.keys == ("b",)
-    assert settle.call.operation == "op"
+    assert settle.call.operation == "w:op"
     with pytest.raises(leaving):
         next(operation)
 
@@ -139,3 +139,15 @@ def test_a_read_needs_no_settling() -> None:
     next(operation)
     with pytest.raises(asyncio.CancelledError):
         operation.throw(asyncio.CancelledError())
+
+
+def test_what_its_caller_gave_up_is_done_under_the_next_name() -> None:
+    """The name stays barred: what was sent under it may still lie in a socket."""
+    operation = perform(write(), RETRY)
+    next(operation)
+    again = operation.send([Code.GIVEN_UP])
+    assert isinstance(again, Call)
+    assert again.args == ["w~:op", 0, b"x"]
+    with pytest.raises(StopIteration) as done:
+        operation.send([Code.DONE])
+    assert done.value.value == [Code.DONE]

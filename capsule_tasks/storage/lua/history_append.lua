@@ -24,9 +24,8 @@ local FIRST = 6
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.is_given_up then return {GIVEN_UP} end
+if barred(memory) then return barred(memory) end
 if memory.result then return {DONE} end
-if memory.is_forgotten then return {FORGOTTEN} end
 
 local state = load_history(history_key, items_key)
 local count = #ARGV - FIRST + 1

@@ -17,9 +17,8 @@ local items_key, history_key, batches_key, bad_key = KEYS[1], KEYS[2], KEYS[3], 
 local operation, age_ms = ARGV[1], tonumber(ARGV[2])
 
 local memory = recall(batches_key, operation, age_ms, clock_us())
-if memory.is_given_up then return {GIVEN_UP} end
+if barred(memory) then return barred(memory) end
 if memory.result then return {DONE} end
-if memory.is_forgotten then return {FORGOTTEN} end
 
 redis.call('UNLINK', items_key, history_key, bad_key)
 remember(batches_key, operation, '', memory)

@@ -43,10 +43,9 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.is_given_up then return {GIVEN_UP} end
+if barred(memory) then return barred(memory) end
 if memory.result == '-' then return {DONE, ''} end
 if memory.result then return {DONE, taken(memory.result)} end
-if memory.is_forgotten then return {FORGOTTEN} end
 
 if corrupt ~= '' then
   local record = taken(redis.call('HGET', batches_key, corrupt))

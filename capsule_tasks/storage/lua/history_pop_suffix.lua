@@ -21,9 +21,8 @@ local FIRST = 4
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.is_given_up then return {GIVEN_UP} end
+if barred(memory) then return barred(memory) end
 if memory.result then return {DONE} end
-if memory.is_forgotten then return {FORGOTTEN} end
 
 local count = #ARGV - FIRST + 1
 local found = redis.call('LRANGE', items_key, -count, -1)

@@ -47,9 +47,8 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.is_given_up then return without_stage({GIVEN_UP}) end
+if barred(memory) then return without_stage(barred(memory)) end
 if memory.result then return without_stage({DONE, memory.result}) end
-if memory.is_forgotten then return without_stage({FORGOTTEN}) end
 
 local state = load_history(history_key, items_key)
 -- Generation 0 with nothing read is a history that did not exist: nothing of it can have gone.

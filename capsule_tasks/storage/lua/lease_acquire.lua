@@ -9,7 +9,8 @@
 --   lease_ms   until it lapses
 --   keep_ms    until it is forgotten, after the last renewal
 -- RETURNS {DONE, token}
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {HELD, token} an incarnation that had its lease
 -- USES once
 
@@ -19,7 +20,7 @@ local lease_ms, keep_ms = tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.result == '' or memory.is_forgotten then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 if memory.result then return {DONE, memory.result} end
 local known = redis.call('HGET', worker_key, 'token')
 if known then return {HELD, known} end

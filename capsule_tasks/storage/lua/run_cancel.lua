@@ -10,7 +10,8 @@
 --   ttl_ms     until the run is forgotten
 --   by         who asks for it
 -- RETURNS {DONE, status, owner, updated}; owner is the incarnation that has to be told
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {MISSING} a run that does not exist
 --         {ENDED, status} one that is over
 -- USES once, run
@@ -20,7 +21,7 @@ local operation, age_ms, ttl_ms, by = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if is_void(memory) then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 if memory.result then return cmsgpack.unpack(memory.result) end
 local run = load_run(run_key)
 if not run then return {MISSING} end

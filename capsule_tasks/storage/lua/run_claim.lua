@@ -13,7 +13,8 @@
 --   readable     schema versions that the worker reads, in MessagePack; empty for all
 -- RETURNS {DONE, token, revision, turn, cancel, schema, agent, snapshot, decisions in MessagePack,
 --         updated}
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {MISSING} a run that does not exist
 --         {ENDED, status} one that is over
 --         {WAITING, calls} one that waits for a decision
@@ -46,7 +47,7 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.is_forgotten then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 local run = load_run(run_key)
 if not run then return {MISSING} end
 if memory.result then

@@ -27,7 +27,8 @@
 --   record...       items for the history, in order
 -- RETURNS {DONE, revision, status, cancel, updated}; status may be cancelled or queued where
 --         interrupted was asked for, as a cancel or a decision was there before
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {MISSING} a run that does not exist
 --         {STALE, status, token} a claim that is over
 --         {CONFLICT, revision, turn} another revision, or a turn before the last
@@ -50,7 +51,7 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if is_void(memory) then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 if memory.result then return cmsgpack.unpack(memory.result) end
 local run = load_run(run_key)
 if not run then return {MISSING} end

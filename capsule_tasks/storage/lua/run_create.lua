@@ -16,7 +16,8 @@
 --   indexed_ms  when they were put into the index, by its clock
 --   channel     where they are announced
 -- RETURNS {DONE, updated, status}
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {CONFLICT, status} a run that there is already
 --         {LATE} calls whose place in the index may be gone
 -- USES once, run, asks
@@ -28,7 +29,7 @@ local asks, indexed_ms, channel = cmsgpack.unpack(ARGV[8]), tonumber(ARGV[9]), A
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if is_void(memory) then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 if memory.result then return cmsgpack.unpack(memory.result) end
 
 local known = redis.call('HGET', run_key, 'status')

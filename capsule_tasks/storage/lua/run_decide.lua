@@ -16,7 +16,8 @@
 --   channel    where it is announced
 -- RETURNS {DONE, resume, status, tool, agent, updated}; resume is 1 for the one who has to send
 --         the run on
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {MISSING} a run that does not exist
 --         {ENDED, status} one that is over
 --         {UNKNOWN} a call that does not wait
@@ -43,7 +44,7 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if is_void(memory) then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 if memory.result then return cmsgpack.unpack(memory.result) end
 local run = load_run(run_key)
 if not run then return {MISSING} end

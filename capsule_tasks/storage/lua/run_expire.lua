@@ -12,7 +12,8 @@
 --   channel    where it is announced
 -- RETURNS {DONE, resume, status, updated, call...}; resume is 1 for the one who has to send the
 --         run on; updated is 0 where nothing was due
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {MISSING} a run that does not exist
 -- USES once, run
 
@@ -22,7 +23,7 @@ local run_id, channel = ARGV[4], ARGV[5]
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if is_void(memory) then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 if memory.result then return cmsgpack.unpack(memory.result) end
 local run = load_run(run_key)
 if not run then return {MISSING} end

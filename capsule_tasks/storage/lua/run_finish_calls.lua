@@ -10,7 +10,8 @@
 --   token      of the claim under which the calls were started
 --   part...    call, output, call, output, and so on
 -- RETURNS {DONE}
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {UNKNOWN, call} a call that was never started
 --         {STALE, call} a call that somebody else has started since
 --         {FINISHED, call} a call that gave something else before
@@ -21,7 +22,7 @@ local operation, age_ms, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local FIRST = 4
 
 local memory = recall(batches_key, operation, age_ms, clock_us())
-if is_void(memory) then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 if memory.result then return {DONE} end
 for index = FIRST, #ARGV, 2 do
   local known = entry_of(ledger_key, 'call:' .. ARGV[index])

@@ -12,7 +12,8 @@
 --   calls      {call, print, retry} each, in MessagePack
 -- RETURNS {DONE, cancel, {DONE} | {FINISHED, output} | {UNCERTAIN, started ms}...}, one for each
 --         call: go ahead, here is what it gave, or it was started and nobody knows more
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {MISSING} a run that does not exist
 --         {STALE, status, token} a claim that is over
 --         {CHANGED, call} a call that was known with another tool or other arguments
@@ -54,12 +55,10 @@ end
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.is_forgotten then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 local run = load_run(run_key)
 if not run then return {MISSING} end
--- An operation that was settled before it came has an empty result, and starts nothing.
-local is_settled = memory.result and memory.result ~= 'started'
-if is_settled or run.status ~= 'running' or run.token ~= token then
+if run.status ~= 'running' or run.token ~= token then
   return {STALE, run.status, whole(run.token)}
 end
 for _, wanted in ipairs(calls) do

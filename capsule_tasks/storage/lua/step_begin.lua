@@ -11,8 +11,9 @@
 --   print      of what it is called with
 --   retry      1 to make it again where nobody knows whether it was made
 -- RETURNS {DONE} to go ahead
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
---         {LOST} an operation that was given up before it came
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
+--         {LOST} an operation whose step was taken back since
 --         {FINISHED, output} a step that was made
 --         {UNCERTAIN, started ms, why} one that was begun, and nobody knows more
 --         {CHANGED} one that was begun with something else
@@ -24,7 +25,7 @@ local step, print, retry = ARGV[4], ARGV[5], ARGV[6] == '1'
 
 local now_us = clock_us()
 local memory = recall(batches_key, operation, age_ms, now_us)
-if memory.is_forgotten then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 local packed = redis.call('HGET', steps_key, 'step:' .. step)
 local known = packed and cmsgpack.unpack(packed)
 if memory.result then

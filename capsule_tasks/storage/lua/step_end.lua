@@ -12,7 +12,8 @@
 --   outcome    output, undone or failed
 --   value      the output, or why it failed
 -- RETURNS {DONE, output}; the output is the one that counts: the first that was recorded
--- REFUSES {FORGOTTEN} a repeat that the memory does not reach back to
+-- REFUSES {GIVEN_UP} an operation whose caller left before it was done
+--         {FORGOTTEN} a repeat that the memory does not reach back to
 -- USES once
 
 local steps_key, batches_key = KEYS[1], KEYS[2]
@@ -20,7 +21,7 @@ local operation, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local begun, step, outcome, value = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local memory = recall(batches_key, operation, age_ms, clock_us())
-if memory.is_forgotten then return {FORGOTTEN} end
+if barred(memory) then return barred(memory) end
 local output = redis.call('HGET', steps_key, 'out:' .. step)
 if memory.result or output then return {DONE, output or ''} end
 

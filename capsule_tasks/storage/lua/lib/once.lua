@@ -33,12 +33,20 @@ local function recall(key, operation, age_ms, now_us)
     forgot_ms = tonumber(got[4] or 0),
     now_ms = math.floor(now_us / 1000),
   }
-  if memory.is_given_up then memory.result = '' end
+  if memory.is_given_up then memory.result = nil end
   -- The clocks of client and server tick apart by less than the second that is added here.
   local begun_ms = memory.now_ms - age_ms - 1000
   memory.is_forgotten = not memory.result and age_ms > 0
     and (age_ms >= MEMORY_MS or begun_ms <= memory.forgot_ms)
   return memory
+end
+
+-- The reply to an operation that must not be done: its caller gave it up, or it is too old to be
+-- known. `perform` goes on under another name in the first case, and raises in the second.
+local function barred(memory)
+  if memory.is_given_up then return {GIVEN_UP} end
+  if memory.is_forgotten then return {FORGOTTEN} end
+  return nil
 end
 
 -- Removes what is old, or too much, from the front; returns the fields that say so.

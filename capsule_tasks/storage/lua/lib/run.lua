@@ -12,11 +12,6 @@
 local ENDED_STATUS = {completed = true, failed = true, cancelled = true}
 local EXPIRY = 'expiry'
 
--- An operation that was settled before it came has an empty result, and must not be done any more.
-local function is_void(memory)
-  return memory.result == '' or memory.is_forgotten
-end
-
 local function load_run(run_key)
   local got = redis.call('HMGET', run_key, 'status', 'revision', 'turn', 'owner', 'token',
     'cancel', 'pending', 'updated', 'schema', 'agent')

@@ -1,0 +1,314 @@
+"""What waits for a person: decisions, their index, their time limits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from capsule_tasks.errors import (
+    AlreadyDecided,
+    CallChanged,
+    CallNotApproved,
+    DecisionExpired,
+    InvalidSetting,
+    MayNotDecide,
+    RunWaits,
+    UnknownCall,
+)
+from capsule_tasks.settings import RunSettings
+from capsule_tasks.storage.approval_index import Entry, Index
+from capsule_tasks.storage.keys import ApprovalKeys
+from capsule_tasks.storage.run_types import PlannedCall
+from capsule_tasks.storage.scripts import Call, script
+from capsule_tasks.testing import MemoryStore
+from tests.contract.run_subjects import PRINT, Subject, ask, until
+
+
+async def swept(runs: Any) -> Any:
+    async def expired() -> Any:
+        return (await runs.approvals.expire_due()).expired
+
+    return await until(expired)
+
+
+# --- decisions ------------------------------------------------------------------------------------
+
+
+async def test_a_decision_needs_the_run_and_the_call_and_wakes_the_run_once(
+    subject: Subject,
+) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2"))
+    with pytest.raises(RunWaits) as waits:
+        await runs.claim("run-1", "w1")
+    assert waits.value.calls == 2
+    first = await subject.runs().approvals.approve("run-1", "c1", by="ann")
+    second = await runs.approvals.reject("run-1", "c2", message="no", by="bob")
+    assert [(each.resume, each.status) for each in (first, second)] == [
+        (True, "queued"),
+        (False, "queued"),
+    ]
+    claim = await runs.claim("run-1", "w1")
+    found = {each.call: (each.approved, each.by, each.message) for each in claim.decisions.exact}
+    assert found == {"c1": (True, "ann", None), "c2": (False, "bob", "no")}
+    assert claim.decisions.standing == ()
+
+
+async def test_of_two_decisions_one_counts_and_the_other_is_told(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask())
+    decisions = [
+        runs.approvals.approve("run-1", "call-1", by="ann"),
+        runs.approvals.reject("run-1", "call-1", by="bob"),
+        runs.approvals.approve("run-1", "call-1", by="ann"),
+    ]
+    outcomes = await asyncio.gather(*decisions, return_exceptions=True)
+    told = [each for each in outcomes if isinstance(each, AlreadyDecided)]
+    (taken,) = (each for each in outcomes if not isinstance(each, BaseException))
+    assert taken.resume
+    assert len(told) == 2
+    claim = await runs.claim("run-1", "w1")
+    assert all(each.decision == claim.decisions.exact[0] for each in told)
+
+
+async def test_a_decision_repeated_under_its_operation_gets_the_same_answer(
+    subject: Subject,
+) -> None:
+    approvals = subject.runs().approvals
+    await subject.parked(subject.runs(), ask())
+    answers = [await approvals.approve("run-1", "call-1", operation="click") for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert answers[0].resume
+
+
+async def test_a_call_that_nobody_asked_for_cannot_be_decided(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"))
+    with pytest.raises(UnknownCall, match="'c9'"):
+        await runs.approvals.approve("run-1", "c9")
+    with pytest.raises(InvalidSetting, match="roles"):
+        await runs.approvals.approve("run-1", "c1", roles="admin")
+
+
+async def test_only_those_may_decide_who_were_named(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1", may_decide=("ann", "ops")), ask("c2"))
+    for who in ({}, {"by": "bob"}, {"by": "bob", "roles": ["sales"]}):
+        with pytest.raises(MayNotDecide) as caught:
+            await runs.approvals.approve("run-1", "c1", **who)
+        assert caught.value.may == ("ann", "ops")
+    assert (await runs.read("run-1")).status == "interrupted"
+    await runs.approvals.approve("run-1", "c1", by="bob", roles=["ops"])
+    await runs.approvals.approve("run-1", "c2")
+
+
+async def test_a_standing_decision_is_handed_to_the_owner_and_covers_what_is_asked_later(
+    subject: Subject,
+) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2", tool="namespaced:crm/pay"))
+    await runs.approvals.approve("run-1", "c1", always=True)
+    claim = await runs.claim("run-1", "w1")
+    assert [each.tool for each in claim.decisions.standing] == ["bare:pay"]
+    later = [ask("c3"), ask("c2", tool="namespaced:crm/pay")]
+    done = await runs.commit(claim, b"x", turn=2, status="interrupted", asks=later)
+    assert done.status == "queued", "a standing decision was there before the call was"
+    waiting = (await runs.read("run-1")).waiting
+    assert [each.call_id for each in waiting] == ["c2"], "another namespace was covered"
+
+
+async def test_an_exact_decision_beats_a_standing_one(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2"))
+    await runs.approvals.approve("run-1", "c1", always=True)
+    await runs.approvals.reject("run-1", "c2")
+    claim = await runs.claim("run-1", "w1")
+    starts = await runs.start_calls(claim, [PlannedCall("c1", PRINT)])
+    assert starts.calls[0].state == "go"
+    with pytest.raises(CallNotApproved, match="'c2'"):
+        await runs.start_calls(claim, [PlannedCall("c2", PRINT)])
+
+
+async def test_a_decision_while_the_run_is_running_is_there_when_it_parks(
+    subject: Subject,
+) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2"))
+    await runs.approvals.approve("run-1", "c1")
+    claim = await runs.claim("run-1", "w1")
+    late = await runs.approvals.approve("run-1", "c2")
+    assert (late.resume, late.status) == (False, "running")
+    done = await runs.commit(claim, b"x", turn=2, status="interrupted", asks=[ask("c2")])
+    assert done.status == "queued", "the run would have waited for what was decided"
+    assert [each.call for each in (await runs.claim("run-1", "w1")).decisions.exact] == ["c2"]
+
+
+async def test_partial_resolution_parks_again_and_keeps_the_first_times(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2", expires_in_s=500))
+    (_, before) = (await runs.read("run-1")).waiting
+    await runs.approvals.approve("run-1", "c1")
+    claim = await runs.claim("run-1", "w1")
+    again = [ask("c2", expires_in_s=900)]
+    done = await runs.commit(claim, b"x", turn=2, status="interrupted", asks=again)
+    assert done.status == "interrupted"
+    assert (await runs.read("run-1")).waiting == (before,)
+
+
+async def test_a_call_that_is_asked_for_again_has_to_be_the_same(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2"))
+    await runs.approvals.approve("run-1", "c1")
+    claim = await runs.claim("run-1", "w1")
+    for call_id in ("c1", "c2"):
+        changed = [ask(call_id, fingerprint="other")]
+        with pytest.raises(CallChanged, match=call_id):
+            await runs.commit(claim, b"x", turn=2, status="interrupted", asks=changed)
+    assert (await runs.read("run-1")).revision == 2
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+async def test_what_waits_is_listed_over_all_runs_oldest_first(subject: Subject) -> None:
+    runs = subject.runs()
+    for number in range(3):
+        asks = [
+            ask(f"pay-{number}"),
+            ask(f"mail-{number}", tool="bare:mail", agent=f"agent-{number % 2}"),
+        ]
+        await subject.parked(runs, *asks, run_id=f"run-{number}", worker=f"w{number}")
+
+    async def listed(**wanted: Any) -> list[str]:
+        return [each.call_id for each in (await runs.approvals.waiting(**wanted)).calls]
+
+    assert await listed() == ["pay-0", "mail-0", "pay-1", "mail-1", "pay-2", "mail-2"]
+    assert await listed(tool="bare:pay") == ["pay-0", "pay-1", "pay-2"]
+    assert await listed(agent="agent-0") == ["mail-0", "mail-2"]
+    assert await listed(agent="triage", tool="bare:pay") == ["pay-0", "pay-1", "pay-2"]
+    assert await listed(agent="agent-1", tool="bare:pay") == []
+    page = await runs.approvals.waiting(limit=4)
+    rest = await runs.approvals.waiting(limit=4, cursor=page.cursor)
+    assert [each.call_id for each in page.calls + rest.calls] == await listed()
+    assert rest.cursor is None
+    await runs.approvals.approve("run-1", "pay-1")
+    assert await listed(tool="bare:pay") == ["pay-0", "pay-2"]
+    for bad in ({"limit": 0}, {"limit": True}, {"cursor": "x"}):
+        with pytest.raises(InvalidSetting):
+            await runs.approvals.waiting(**bad)
+
+
+async def test_a_listing_tells_all_that_a_person_needs(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask(expires_in_s=60, on_expiry="cancel", may_decide=("ann",)))
+    (call,) = (await runs.approvals.waiting()).calls
+    assert (call.run_id, call.session_id, call.call_id) == ("run-1", "user-42", "call-1")
+    assert (call.tool, call.agent, call.arguments) == ("bare:pay", "triage", '{"to": "ann"}')
+    assert call.expires_at is not None
+    assert abs((call.expires_at - call.asked_at).total_seconds() - 60) < 0.01
+    assert (call.on_expiry, call.may_decide) == ("cancel", ("ann",))
+
+
+async def test_an_index_that_is_lost_is_made_again_from_the_runs(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1", expires_in_s=60), ask("c2", tool="bare:mail"))
+    page = await runs.approvals.waiting()
+    await lose_index(subject)
+    assert (await runs.approvals.waiting()).calls == []
+    assert await runs.approvals.reindex("run-1") == 2
+    assert (await runs.approvals.waiting()).calls == page.calls
+    assert (await runs.approvals.waiting(tool="bare:mail")).calls == page.calls[1:]
+
+
+async def lose_index(subject: Subject) -> None:
+    index = Index(RunSettings(prefix=subject.prefix))
+    for call, tool in (("c1", "bare:pay"), ("c2", "bare:mail")):
+        entry = Entry("run-1", call, "triage", tool, "user-42")
+        await subject.drive(index.drop(entry, idle_ms=0))
+
+
+async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
+    subject: Subject,
+) -> None:
+    if isinstance(subject.store, MemoryStore):
+        pytest.skip("its memory loses nothing")
+    runs = subject.runs()
+    await subject.parked(runs, ask("old"), ask("due", expires_in_s=0.001), run_id="run-1")
+    lost = Call(
+        script("approvals_drop", keys="all due entries agent tool both", args="member idle_ms"),
+        tuple(
+            ApprovalKeys(subject.prefix).entries if at == 2 else f"{key}:other"
+            for at, key in enumerate(ApprovalKeys(subject.prefix).of_call("triage", "bare:pay"))
+        ),
+        [b'["run-1","old"]', 0],
+    )
+    await subject.call(lost)
+    await subject.parked(runs, ask("new"), run_id="run-2", worker="w2")
+    (due,) = await swept(runs)
+    assert due.calls == ("due",)
+    for query in ({}, {"agent": "triage"}, {"tool": "bare:pay"}):
+        page = await runs.approvals.waiting(**query)
+        assert [call.call_id for call in page.calls] == ["old", "new"]
+
+
+# --- time limits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("on_expiry", "status", "approved"),
+    [("reject", "queued", False), ("approve", "queued", True), ("cancel", "cancelled", False)],
+)
+async def test_what_nobody_decides_in_time_is_decided_as_it_said(
+    subject: Subject, on_expiry: str, status: str, approved: bool
+) -> None:
+    runs = subject.runs()
+    asks = [ask("c1", expires_in_s=0.05, on_expiry=on_expiry), ask("c2", expires_in_s=600)]
+    await subject.parked(runs, *asks)
+    (expired,) = await swept(runs)
+    assert (expired.run_id, expired.calls, expired.status) == ("run-1", ("c1",), status)
+    assert expired.resume == (status == "queued")
+    sweep = await runs.approvals.expire_due()
+    assert sweep.expired == []
+    assert sweep.next_in_s is not None
+    assert 0 < sweep.next_in_s <= 600
+    with pytest.raises(AlreadyDecided) as caught:
+        await runs.approvals.approve("run-1", "c1", by="ann")
+    assert (caught.value.decision.approved, caught.value.decision.by) == (approved, "expiry")
+
+
+async def test_a_decision_after_its_time_is_refused_also_before_the_sweep(
+    subject: Subject,
+) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask(expires_in_s=0.05))
+
+    async def outcome() -> Any:
+        due = (await runs.read("run-1")).waiting[0].expires_at
+        record = await runs.read("run-1")
+        from datetime import UTC, datetime
+
+        return due is not None and due < datetime.now(UTC) and record
+
+    await until(outcome)
+    with pytest.raises(DecisionExpired) as caught:
+        await runs.approvals.approve("run-1", "call-1", by="ann")
+    assert caught.value.decision.by == "expiry"
+    assert caught.value.resume, "nobody was told to send the run on"
+    assert not caught.value.decision.approved
+    assert (await runs.read("run-1")).status == "queued"
+
+
+async def test_several_sweepers_at_once_wake_a_run_once(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1", expires_in_s=0.03), ask("c2", expires_in_s=0.03))
+    found: list[Any] = []
+
+    async def sweep() -> bool:
+        found.extend((await runs.approvals.expire_due()).expired)
+        return not (await runs.read("run-1")).waiting
+
+    await asyncio.gather(*(until(sweep) for _ in range(4)))
+    assert sorted(call for expired in found for call in expired.calls) == ["c1", "c2"]
+    assert [expired.resume for expired in found].count(True) == 1

@@ -1,0 +1,118 @@
+"""The ledger: a tool call is made once, and its output is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from capsule_tasks.errors import (
+    CallChanged,
+    CallNotApproved,
+    UnknownCall,
+)
+from capsule_tasks.storage.keys import RunKeys
+from capsule_tasks.storage.run_types import PlannedCall
+from capsule_tasks.storage.scripts import Call, script
+from tests.contract.run_subjects import PRINT, Subject, ask
+
+
+async def test_a_call_is_made_once_and_its_output_is_kept(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    calls = [PlannedCall("c1", PRINT), PlannedCall("c2", PRINT)]
+    assert [each.state for each in (await runs.start_calls(claim, calls)).calls] == ["go", "go"]
+    await runs.finish_calls(claim, {"c1": b"\x00\xff"})
+    again = (await runs.start_calls(claim, calls)).calls
+    assert [each.state for each in again] == ["finished", "uncertain"]
+    assert again[0].output == b"\x00\xff"
+    assert again[1].started_at is not None
+    retried = [PlannedCall(call.call_id, PRINT, retry=True) for call in calls]
+    assert [each.state for each in (await runs.start_calls(claim, retried)).calls] == [
+        "finished",
+        "go",
+    ]
+
+
+async def test_a_start_repeated_under_its_operation_is_the_same_start(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    calls = [PlannedCall("c1", PRINT)]
+    for _ in range(2):
+        started = await runs.start_calls(claim, calls, operation="go")
+        assert started.calls[0].state == "go"
+    assert (await runs.start_calls(claim, calls)).calls[0].state == "uncertain"
+
+
+async def test_changed_arguments_under_a_used_id_start_nothing(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    await runs.start_calls(claim, [PlannedCall("c1", PRINT)])
+    with pytest.raises(CallChanged, match="c1"):
+        await runs.start_calls(claim, [PlannedCall("c2", PRINT), PlannedCall("c1", "other")])
+    started = await runs.start_calls(claim, [PlannedCall("c2", PRINT)])
+    assert started.calls[0].state == "go", "a refused batch had started a call"
+
+
+async def test_what_waits_or_was_rejected_is_not_started(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2"), ask("c3", tool="bare:other"))
+    await runs.approvals.reject("run-1", "c1")
+    claim = await runs.claim("run-1", "w1")
+    for call_id in ("c1", "c2"):
+        with pytest.raises(CallNotApproved, match=call_id):
+            await runs.start_calls(claim, [PlannedCall(call_id, PRINT)])
+    await runs.approvals.approve("run-1", "c2", always=True)
+    assert (await runs.start_calls(claim, [PlannedCall("c2", PRINT)])).calls[0].state == "go"
+
+
+async def test_a_rejection_holds_also_after_the_run_stopped_asking(subject: Subject) -> None:
+    """It came while the run, under a standing approval, was about to be parked without the call."""
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2"))
+    await runs.approvals.approve("run-1", "c1", always=True)
+    claim = await runs.claim("run-1", "w1")
+    await runs.approvals.reject("run-1", "c2")
+    claim = (await runs.commit(claim, b"x", turn=2)).claim
+    with pytest.raises(CallNotApproved, match="'c2'"):
+        await runs.start_calls(claim, [PlannedCall("c2", PRINT)])
+
+
+async def test_outputs_of_what_was_never_started_are_refused(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    with pytest.raises(UnknownCall, match="c9"):
+        await runs.finish_calls(claim, {"c9": b""})
+    await runs.start_calls(claim, [PlannedCall("c1", PRINT)])
+    await runs.finish_calls(claim, {"c1": b"one"})
+    await runs.finish_calls(claim, {"c1": b"one"})
+    with pytest.raises(CallChanged):
+        await runs.finish_calls(claim, {"c1": b"two"})
+
+
+async def test_a_call_under_a_standing_approval_that_was_made_cannot_be_decided_any_more(
+    subject: Subject,
+) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2"))
+    await runs.approvals.approve("run-1", "c1", always=True)
+    claim = await runs.claim("run-1", "w1")
+    await runs.start_calls(claim, [PlannedCall("c2", PRINT)])
+    with pytest.raises(UnknownCall, match="it was made"):
+        await runs.approvals.reject("run-1", "c2")
+
+
+async def test_what_was_cancelled_before_it_was_done_can_be_repeated(subject: Subject) -> None:
+    """The caller left before the command was sent; a repeat was told `done`, or `forgotten`."""
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    await runs.start_calls(claim, [PlannedCall("c", PRINT)])
+    keys = RunKeys(subject.session_id, "run-1", subject.prefix)
+    settle = Call(
+        script("settle", keys="batches", args="operation age_ms"),
+        (keys.batches,),
+        ["run_finish_calls:mine", 1],
+    )
+    await subject.call(settle)
+    await runs.finish_calls(claim, {"c": b"out"}, operation="mine")
+    await runs.finish_calls(claim, {"c": b"out"}, operation="mine")
+    starts = await runs.start_calls(claim, [PlannedCall("c", PRINT)])
+    assert starts.calls[0].output == b"out"

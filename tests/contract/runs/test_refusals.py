@@ -1,0 +1,130 @@
+"""What no caller should hand over, and is told so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from capsule_tasks.errors import (
+    InvalidId,
+    InvalidSetting,
+    RunNotFound,
+)
+from capsule_tasks.storage.run_types import PlannedCall
+from tests.contract.run_subjects import PRINT, Subject, ask
+
+WRONG_DECISIONS: list[dict[str, Any]] = [
+    {"call_id": 5},
+    {"call_id": ["call-1"]},
+    {"by": 5},
+    {"roles": "ops"},
+    {"roles": 5},
+    {"roles": [5]},
+    {"always": "no"},
+]
+
+
+async def test_a_decision_of_a_wrong_type_is_refused_and_none_is_taken(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("5"), ask("call-1"))
+    for wrong in WRONG_DECISIONS:
+        about = {"run_id": "run-1", "call_id": "call-1", **wrong}
+        with pytest.raises((InvalidId, InvalidSetting)):
+            await runs.approvals.approve(**about)
+    with pytest.raises(InvalidSetting, match="message"):
+        await runs.approvals.reject("run-1", "call-1", message=5)
+    assert len((await runs.read("run-1")).waiting) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tool": 5},
+        {"tool": "\ud800"},
+        {"agent": None},
+        {"fingerprint": 5},
+        {"arguments": {}},
+        {"may_decide": "ops"},
+        {"may_decide": (5,)},
+        {"expires_in_s": "1"},
+    ],
+)
+async def test_an_ask_that_cannot_be_kept_binds_the_runs_id_to_no_session(
+    subject: Subject, wrong: dict[str, Any]
+) -> None:
+    runs = subject.runs()
+    with pytest.raises(InvalidSetting):
+        await runs.create("run-1", "here", b"{}", schema="1", agent="a", asks=[ask(**wrong)])
+    assert await runs.create("run-1", "there", b"{}", schema="1", agent="a") == "queued"
+
+
+async def test_a_header_of_a_wrong_type_is_refused(subject: Subject) -> None:
+    runs = subject.runs()
+    for header in ({"schema": 5}, {"agent": None}, {"schema": "\ud800"}):
+        with pytest.raises(InvalidSetting):
+            await runs.create("new", "s", b"{}", **{"schema": "1", "agent": "a", **header})
+    with pytest.raises(RunNotFound):
+        await runs.read("new")
+    claim = await subject.claimed(runs)
+    for changes in ({"schema": 5}, {"agent": 5}, {"turn": 2**60}):
+        with pytest.raises(InvalidSetting):
+            await runs.commit(claim, b"{}", **{"turn": 1, **changes})
+    with pytest.raises(InvalidSetting, match="by"):
+        await runs.cancel("run-1", by=5)
+    assert (await runs.read("run-1")).revision == claim.revision
+    await runs.release(claim)
+    for readable in ("1.2", [1.2], 5, iter(["1.2"])):
+        with pytest.raises(InvalidSetting, match="readable"):
+            await runs.claim("run-1", "w1", readable=readable)
+
+
+async def test_one_call_twice_in_one_start_is_told_go_not_even_once(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    for other in (PRINT, "fedcba"):
+        with pytest.raises(InvalidSetting, match="there twice"):
+            await runs.start_calls(claim, [PlannedCall("c", PRINT), PlannedCall("c", other)])
+    with pytest.raises(InvalidSetting, match="retry"):
+        await runs.start_calls(claim, [PlannedCall("c", PRINT, retry="no")])  # type: ignore[arg-type]
+    starts = await runs.start_calls(claim, [PlannedCall("c", PRINT)])
+    assert [each.state for each in starts.calls] == ["go"]
+    for outputs in ({"c": "text"}, {"c": 5}, {5: b""}):
+        with pytest.raises((InvalidId, InvalidSetting)):
+            await runs.finish_calls(claim, outputs)
+    starts = await runs.start_calls(claim, [PlannedCall("c", PRINT)])
+    assert [each.state for each in starts.calls] == ["uncertain"]
+
+
+async def test_one_call_asked_for_twice_is_refused(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    twice = [ask(), ask(fingerprint="other")]
+    with pytest.raises(InvalidSetting, match="there twice"):
+        await runs.commit(claim, b"{}", turn=1, status="interrupted", asks=twice)
+    assert (await runs.read("run-1")).status == "running"
+
+
+async def test_what_can_be_looked_at_only_once_is_refused(subject: Subject) -> None:
+    """Calls of a generator were put into the index, and the run then waited for nothing."""
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    with pytest.raises(InvalidSetting, match="a list or a tuple"):
+        await runs.create("new", "s", b"{}", schema="1", agent="a", asks=iter([ask()]))
+    with pytest.raises(InvalidSetting, match="a list or a tuple"):
+        await runs.commit(claim, b"{}", turn=1, asks=iter([ask()]))
+    with pytest.raises(InvalidSetting, match="a list or a tuple"):
+        await runs.start_calls(claim, iter([PlannedCall("c", PRINT)]))
+    assert (await runs.approvals.waiting()).calls == []
+    assert (await runs.read("run-1")).revision == claim.revision
+
+
+async def test_a_sweep_without_a_limit_is_refused(subject: Subject) -> None:
+    runs = subject.runs()
+    for limit in (0, -1, "all", True):
+        with pytest.raises(InvalidSetting, match="limit"):
+            await runs.approvals.expire_due(limit=limit)
+    with pytest.raises(InvalidSetting, match="agent"):
+        await runs.approvals.waiting(agent=5)
+    with pytest.raises(InvalidSetting, match="cursor"):
+        await runs.approvals.waiting(cursor=5)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -148,10 +149,61 @@ class Worker:
         return answer[self.name]
 
 
+class Events:
+    """What a worker tells whoever listens; subscribed when it is made."""
+
+    def __init__(self, worker: Worker, receiver: Any, connection: Any) -> None:
+        self._connection = connection
+        self._heard: dict[str, list[dict[str, Any]]] = {}
+        receiver.handlers["*"] = self._take
+        first: list[str] = []
+        eventually(lambda: self._first(worker, first), "the first event")
+
+    def _first(self, worker: Worker, sent: list[str]) -> bool:
+        """Kombu subscribes when it first reads: what was said before that is not heard."""
+        sent.append(worker.send("add", 1, 1).id)
+        self._drain(0.5)
+        return any(task_id in self._heard for task_id in sent)
+
+    def of(self, task_id: str, *, until: Collection[str]) -> list[dict[str, Any]]:
+        """All that was said of a task, until something of these types was."""
+        heard = self._heard.setdefault(task_id, [])
+
+        def is_over() -> bool:
+            self._drain(0.2)
+            return any(event["type"] in until for event in heard)
+
+        eventually(is_over, f"one of {until} after {[event['type'] for event in heard]}")
+        return heard
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if "uuid" in event:
+            self._heard.setdefault(event["uuid"], []).append(event)
+
+    def _drain(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            while True:
+                self._connection.drain_events(timeout=timeout_s)
+
+
+@contextlib.contextmanager
+def listening(worker: Worker) -> Iterator[Events]:
+    """Hear the events of a worker's tasks."""
+    with worker.app.connection_for_read() as source:
+        receiver = worker.app.events.Receiver(source, handlers={})
+        with receiver.consumer_context() as (connection, _, _):
+            yield Events(worker, receiver, connection)
+
+
 def producer(url: str, queue: str) -> Celery:
     """An app that knows no task, only where to send calls."""
     app = Celery("producer", broker=url, backend=url, set_as_current=False)
-    app.conf.update(task_default_queue=queue, task_create_missing_queues=True)
+    app.conf.update(
+        task_default_queue=queue,
+        task_create_missing_queues=True,
+        # Kombu shares connections by what they are made with: these are closed with the app.
+        broker_transport_options={"of": unique()},
+    )
     say_good_bye = app.backend.remove_pending_result
 
     def quietly(result: Any) -> Any:

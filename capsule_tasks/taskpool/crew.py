@@ -188,9 +188,9 @@ class Crew:
 
     def terminate(self, job: Job, signum: int) -> None:
         """End one job, and no other, with a signal or as a coroutine is ended."""
-        if job.stage is Stage.OVER or job.signum is not None:
+        if job.stage is Stage.OVER:
             return
-        job.signum = signum
+        job.signum = signum  # a second one, stronger, may follow
         member = self._member_of(job)
         if member is None:
             for jobs in self.waiting.values():
@@ -322,7 +322,7 @@ class Crew:
         if job.stage is not Stage.ACCEPTED:
             return
         self.totals["hard_limits"] += 1
-        self._end(job, job.say_hard_limit)
+        job.is_over_limit = True  # told once it is stopped: it may come to its end before
         if member.kind == "async":
             self._spawn(member.session.cancel(job.execution_id, _ASYNC_GRACE_S))
         else:
@@ -344,6 +344,9 @@ class Crew:
     # --- ends ----------------------------------------------------------------------------------
 
     def _lose(self, job: Job, end: Terminal, status: int | None) -> None:
+        if job.is_over_limit and job.signum is None:
+            self._end(job, job.say_hard_limit)
+            return
         why = why_lost(job, end, status)
         # Coroutines share a child: which of them it died of, nobody can say.
         if status is not None and job.signum is None and not job.is_async:

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from celery import Celery, chain, signals
+from celery import Celery, Task, chain, signals
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from redis.exceptions import ConnectionError  # noqa: A004 - Redis's own
 
@@ -32,6 +33,7 @@ app.conf.update(
     },
     capsule_start=os.environ.get("TEST_START", "fork"),
     worker_pool_restarts=True,
+    capsule_ready_s=float(os.environ.get("TEST_READY_S", "60")),
     made_in_code="by the worker",
 )
 log = logging.getLogger("tests.acceptance.app")
@@ -58,6 +60,8 @@ def tell_ready(**_: Any) -> None:
 
 @signals.worker_process_init.connect
 def tell_process_init(**_: Any) -> None:
+    if (gate := os.environ.get("TEST_GATE")) and Path(gate).exists():
+        signal.pause()
     print(f"process {os.getpid()} begins")
     if os.environ.get("TEST_MARK_PROCESSES"):
         mark("process_init", os.getpid())
@@ -89,6 +93,12 @@ def add(x: Any, y: Any) -> Any:
 @app.task(name="total")
 def total(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+@app.task(name="told")
+def told(key: str) -> str:
+    mark(key)
+    return "told"
 
 
 @app.task(name="signalled")
@@ -233,6 +243,39 @@ def tidy(key: str) -> str:
     finally:
         mark(f"{key}:finally")
     return "slept"
+
+
+@app.task(name="refuse")
+def refuse(key: str) -> str:
+    """Is asked to leave, and comes to its end instead."""
+    try:
+        mark(key, os.getpid())
+        app.backend.client.blpop(f"go:{key}", 30)
+    except SystemExit:
+        mark(f"{key}:asked")
+        app.backend.client.blpop(f"go:{key}", 30)
+    return "done"
+
+
+class Lingering(Task):  # type: ignore[misc]
+    """Its end is stored, and the pool does not hear of it for long."""
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        self.linger(task_id)
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self.linger(task_id)
+
+    def linger(self, task_id: str) -> None:
+        mark(f"stored:{task_id}", os.getpid())
+        time.sleep(60)
+
+
+@app.task(name="linger", base=Lingering, acks_late=True)
+def linger(fails: bool) -> str:
+    if fails:
+        raise ValueError("its own")
+    return "done"
 
 
 @app.task(name="stubborn")

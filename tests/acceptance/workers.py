@@ -45,7 +45,7 @@ class Worker:
         self.app = producer(url, self.queue)
         self._options = ("-c", str(concurrency), *options)
         self._module = app
-        self._environment = {
+        self.environment = {
             **os.environ,
             "REDIS_URL": url,
             "TEST_QUEUE": self.queue,
@@ -64,7 +64,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [*command, *self._options],
                 cwd=ROOT,
-                env=self._environment | {"TEST_READY_FD": str(writing)},
+                env=self.environment | {"TEST_READY_FD": str(writing)},
                 pass_fds=(writing,),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

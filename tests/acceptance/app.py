@@ -16,6 +16,7 @@ from typing import Any
 
 from celery import Celery, Task, chain, signals
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.worker.request import Request
 from redis.exceptions import ConnectionError  # noqa: A004 - Redis's own
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost")
@@ -33,8 +34,10 @@ app.conf.update(
     },
     capsule_start=os.environ.get("TEST_START", "fork"),
     worker_pool_restarts=True,
+    accept_content=["json", "msgpack", "yaml", "pickle"],
     capsule_ready_s=float(os.environ.get("TEST_READY_S", "60")),
     made_in_code="by the worker",
+    worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_S", "0")),
 )
 log = logging.getLogger("tests.acceptance.app")
 
@@ -54,7 +57,8 @@ def mark(name: str, value: Any = "") -> None:
 
 @signals.worker_ready.connect
 def tell_ready(**_: Any) -> None:
-    if descriptor := os.environ.get("TEST_READY_FD"):
+    # Once: a worker that starts itself again has another file behind that number.
+    if descriptor := os.environ.pop("TEST_READY_FD", None):
         os.write(int(descriptor), b"ready\n")
 
 
@@ -243,6 +247,52 @@ def tidy(key: str) -> str:
     finally:
         mark(f"{key}:finally")
     return "slept"
+
+
+@app.task(name="lost_once", retry_on_worker_lost=True, max_retries=2, default_retry_delay=0)
+def lost_once(key: str) -> int:
+    """Celery sends it anew, which costs a retry."""
+    if app.backend.client.incr(key) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return int(app.current_task.request.retries)
+
+
+@app.task(name="lost_always", retry_on_worker_lost=True, max_retries=1, default_retry_delay=0)
+def lost_always(key: str) -> None:
+    app.backend.client.incr(key)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="stamps", bind=True)
+def stamps(self: Any) -> dict[str, Any]:
+    return {name: self.request.stamps[name] for name in self.request.stamped_headers or ()}
+
+
+@app.task(name="limited", rate_limit="60/m")
+def limited() -> float:
+    return time.time()
+
+
+class OwnRequest(Request):  # type: ignore[misc]
+    """As Celery's guide has it."""
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        super().on_timeout(soft, timeout)
+        mark(f"on_timeout:{self.id}", "soft" if soft else "hard")
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        mark(f"on_failure:{self.id}", exc_info.type.__name__)
+
+
+@app.task(name="with_own_request", Request=OwnRequest)
+def with_own_request(key: str) -> None:
+    if key:
+        tidy(key)
+        time.sleep(60)
+    raise ValueError("its own")
 
 
 @app.task(name="refuse")

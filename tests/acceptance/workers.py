@@ -36,6 +36,7 @@ class Worker:
         concurrency: int = 2,
         queue: str | None = None,
         app: str = "tests.acceptance.app",
+        script: bool = False,
         **environment: str,
     ) -> None:
         self.queue = queue or f"q-{uuid.uuid4().hex[:8]}"
@@ -45,12 +46,16 @@ class Worker:
         self.app = producer(url, self.queue)
         self._options = ("-c", str(concurrency), *options)
         self._module = app
+        # Celery starts itself again by `sys.argv`, which needs its script and not `-m`.
+        start = [str(Path(sys.executable).parent / "celery")]
+        self._celery = start if script else [sys.executable, "-m", "celery"]
         self.environment = {
             **os.environ,
             "REDIS_URL": url,
             "TEST_QUEUE": self.queue,
             "TEST_POOL": POOLS[pool],
             "PYTHONUNBUFFERED": "1",
+            "C_FORCE_ROOT": "1",  # the app takes pickles, to show that any serializer goes
             **environment,
         }
         self.process: subprocess.Popen[bytes] | None = None
@@ -58,7 +63,7 @@ class Worker:
 
     def __enter__(self) -> Self:
         reading, writing = os.pipe()
-        command = [sys.executable, "-m", "celery", "-A", self._module, "worker", "-n", self.name]
+        command = [*self._celery, "-A", self._module, "worker", "-n", self.name]
         command += ["-l", "INFO", "-Q", self.queue, "--without-mingle", "--without-gossip"]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(

@@ -1,8 +1,9 @@
-"""How messages come to be run, or not: stamps, expiry, rate limits, lost workers, canvas in bulk."""
+"""How messages come to be run, or not: stamps, expiry, rate limits, lost workers, bulk canvas."""
 
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def test_a_revoke_by_stamp_hits_running_and_waiting_tasks_of_that_stamp(worker: 
     neighbour = stamped(worker, unique(), "hold", other)
     worker.heard(mine)
     worker.heard(other)
-    # Two more than there are children: the second waits in the worker whatever becomes of the first.
+    # Two: one is begun when the child is free again, the other may wait still.
     waiting = [stamped(worker, batch, "add", 1, n) for n in range(2)]
     eventually(lambda: len(worker.ask("reserved")) == 2, "both in the worker")
     said = worker.tell(
@@ -92,7 +93,7 @@ def test_a_task_with_a_countdown_is_scheduled_and_can_be_revoked(worker: Worker)
 def test_a_rate_limit_holds(worker: Worker) -> None:
     results = [worker.send("limited") for _ in range(3)]
     began = sorted(result.get(timeout=HANG_S) for result in results)
-    assert all(later - earlier > 0.9 for earlier, later in zip(began, began[1:], strict=False))
+    assert all(later - earlier > 0.9 for earlier, later in pairwise(began))
 
 
 def test_maps_and_chunks(worker: Worker) -> None:

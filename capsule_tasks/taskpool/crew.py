@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from capsule_tasks.errors import CapsuleError, PoolUnavailable
@@ -31,6 +29,7 @@ from capsule_tasks.protocol.messages import (
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
+from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.jobs import Job, Stage, why_lost
 from capsule_tasks.taskpool.losses import Losses
@@ -39,7 +38,6 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 Kind = Literal["blocking", "async"]
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RETRY_S = 1.0
 """After the session pool said that it has none to give."""
 _ASYNC_GRACE_S = 5.0
@@ -384,7 +382,7 @@ class Crew:
 
     def _check_memory(self, member: Member) -> None:
         if self._limits.max_rss_bytes is not None and member.session.is_alive:
-            self._judge_memory(member, _rss_bytes(member.pid))
+            self._judge_memory(member, resident_bytes(member.pid))
 
     def _judge_memory(self, member: Member, rss_bytes: int) -> None:
         most = self._limits.max_rss_bytes
@@ -397,10 +395,3 @@ class Crew:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _rss_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import subprocess
@@ -11,12 +10,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
+import yaml
 
 from scripts._redis_server import find_server, free_port
 from tests.acceptance.workers import HANG_S, ROOT, eventually
-
-yaml = pytest.importorskip("yaml")
 
 
 def command_of(service: str) -> list[str]:
@@ -46,9 +43,8 @@ def test_the_services_start_and_a_task_runs_through_them(tmp_path: Path) -> None
     commands = [
         [binary, configuration, *options, "--port", str(port), "--bind", "127.0.0.1"],
         [*celery, *command_of("worker"), "-c", "1"],
+        [*celery, *flower],
     ]
-    if importlib.util.find_spec("flower") is not None:
-        commands.append([*celery, *flower])
     running: list[subprocess.Popen[bytes]] = []
     try:
         with (tmp_path / "log").open("wb") as log:
@@ -75,11 +71,10 @@ def test_the_services_start_and_a_task_runs_through_them(tmp_path: Path) -> None
                 ping, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=HANG_S
             ).stdout
         )
-        if len(commands) == 3:
-            eventually(lambda: answers(flower_port), "Flower")
-            page = f"http://127.0.0.1:{flower_port}/healthcheck"
-            with urllib.request.urlopen(page, timeout=HANG_S) as answer:
-                assert answer.status == 200
+        eventually(lambda: answers(flower_port), "Flower")
+        page = f"http://127.0.0.1:{flower_port}/healthcheck"
+        with urllib.request.urlopen(page, timeout=HANG_S) as answer:
+            assert answer.status == 200
     finally:
         for process in reversed(running):
             process.terminate()

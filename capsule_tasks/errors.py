@@ -39,7 +39,7 @@ class InvalidSetting(CallerError, ValueError):
     """A setting has a value outside its range."""
 
     def __init__(self, name: str, value: object, must: str) -> None:
-        super().__init__(f"{name} = {value!r}: must be {must}")
+        super().__init__(f"{name} = {_shortened(value, 300)}: must be {must}")
         self.name = name
         self.value = value
 
@@ -516,6 +516,6 @@ class UnknownKey(OperatorError):
         self.key_id = key_id
 
 
-def _shortened(value: object) -> str:
+def _shortened(value: object, most: int = 100) -> str:
     text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -464,7 +464,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     ttl_s: float = 30 * 86400.0
     """From the last change of a run that is not over: it may wait for a person so long."""
     ended_ttl_s: float = 7 * 86400.0
-    """How long a run that is over can be looked at."""
+    """How long a run can be looked at that its owner ended; one cancelled meanwhile has `ttl_s`."""
     max_snapshot_bytes: int = 16 * MIB
     max_output_bytes: int = 8 * MIB
     """Of one tool call."""

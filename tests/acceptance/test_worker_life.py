@@ -244,6 +244,7 @@ def test_a_soft_shutdown_gives_tasks_their_time(
     with Worker(redis_url, tmp_path, pool=pool, TEST_SOFT_S=seconds) as worker:
         result = worker.send("hold_late", key)
         child = int(worker.heard(key))
+        eventually(lambda: worker.ask("active"), "the news: with nothing to wait for it is cold")
         leave(worker, signal.SIGQUIT)
         eventually(lambda: "Initiating Soft Shutdown" in worker.log, "the soft shutdown")
         if is_done:

@@ -13,6 +13,7 @@ from billiard.exceptions import WorkerLostError
 from celery import signals
 from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import _run_ready_callbacks
+from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.child import app_lane
@@ -158,10 +159,16 @@ class TaskPool(BasePool):
         while self._jobs and self._crew is not None:
             self._bridge.wait(min(hub.fire_timers(), _LONGEST_WAIT_S) if hub is not None else None)
             self._bridge.drain()
+            self._cancel_what_began_late()
             self._runtime.flush()
             if hub is not None:  # late acknowledgements are among these
                 _run_ready_callbacks(hub)
         self._end()
+
+    def _cancel_what_began_late(self) -> None:
+        """A cold shutdown has cancelled what Celery knew to run; others are heard of after it."""
+        if state.should_terminate and self._consumer is not None:
+            self._consumer.cancel_active_requests()
 
     def on_terminate(self) -> None:
         """Kill what runs. Its messages are not acknowledged, and so are delivered again."""

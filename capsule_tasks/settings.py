@@ -505,6 +505,11 @@ class StepSettings(_Section, frozen=True, kw_only=True):
         self._of_type(RetrySettings, "retry")
 
 
+def is_portable_wanted() -> bool:
+    """Whether the environment asks to do without what only Linux has; children inherit it."""
+    return os.environ.get("CAPSULE_PORTABLE", "") not in ("", "0")
+
+
 def redis_url_of_environment() -> str | None:
     """The Redis that the environment names for what this package stores."""
     return os.environ.get("CAPSULE_REDIS_URL") or None

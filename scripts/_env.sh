@@ -76,7 +76,7 @@ _install() {
     case $extra in
         base) target="$ROOT" ;;
         # A test that calls scripts/redis must not cause an install under the others' feet.
-        dev) covered+=(embedded encryption) ;;
+        dev) covered+=(embedded encryption flower) ;;
     esac
     echo "installing capsule_tasks ($extra) into ${VENV#"$ROOT/"} …" >&2
     if ! _belongs_here; then
@@ -100,4 +100,20 @@ _install() {
 
 _belongs_here() {
     [[ -r $VENV/.root && "$(<"$VENV/.root")" == "$ROOT" ]] && "$VENV/bin/python" -c '' 2>/dev/null
+}
+
+# Makes sure of a headless Chromium and its driver, from Debian's packages, where this user may
+# install them. Elsewhere it says so: the tests of Flower are then skipped, and fail in CI.
+browser() {
+    command -v chromium >/dev/null && command -v chromedriver >/dev/null && return
+    local log="$ROOT/.venv/browser.log"
+    if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+        echo "no Chromium here: install the packages chromium and chromium-driver" >&2
+        return
+    fi
+    echo "installing chromium and chromium-driver …" >&2
+    {
+        apt-get update && DEBIAN_FRONTEND=noninteractive \
+            apt-get install --yes --no-install-recommends chromium chromium-driver
+    } >"$log" 2>&1 </dev/null || echo "they could not be installed; see $log" >&2
 }

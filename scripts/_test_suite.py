@@ -33,7 +33,7 @@ class Scope:
     test_limit_s: int
 
 
-PUSH = Scope(" and not full and not browser", "0.1", part_limit_s=1200, test_limit_s=120)
+PUSH = Scope(" and not full", "0.1", part_limit_s=1200, test_limit_s=120)
 FULL = Scope("", "1.0", part_limit_s=3600, test_limit_s=1800)
 
 

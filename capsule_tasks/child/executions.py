@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from capsule_tasks.child.cells import Cell
 from capsule_tasks.child.output import Sink
@@ -37,6 +37,7 @@ class Execution:
         "cancelled_for",
         "cancels",
         "cell",
+        "coroutine",
         "cpu_begun_s",
         "hits",
         "id",
@@ -67,6 +68,8 @@ class Execution:
         self.cancelled_for: BaseException | None = None
         self.cell: Cell | None = None
         self.task: asyncio.Task[None] | None = None
+        self.coroutine: Coroutine[Any, Any, Any] | None = None
+        """The one that `task` drives by hand, so that nothing says that it awaits it."""
 
     @property
     def seq(self) -> int | None:

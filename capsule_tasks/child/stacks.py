@@ -49,7 +49,7 @@ def _task_stacks(execution: Execution) -> list[Stack]:
     if task is None or task.done():
         return []
     lines: list[Frame] = []
-    awaited: Any = task.get_coro()
+    awaited: Any = execution.coroutine or task.get_coro()
     while awaited is not None and len(lines) < _MAX_FRAMES:
         code, number = _position(awaited)
         if code is not None:

@@ -292,7 +292,7 @@ class AsyncTaskLane(_TaskLane):
         name = f"execution {execution.id}" if execution is not None else None
         task = self._loop.create_task(driven.enter(), name=name, context=context)
         if execution is not None:
-            execution.task = task
+            execution.task, execution.coroutine = task, coroutine
             self._by_task[task] = execution
         task.add_done_callback(lambda task: self._on_end(task, ended))
         if execution is not None:
@@ -301,7 +301,7 @@ class AsyncTaskLane(_TaskLane):
     def _on_end(self, task: asyncio.Task[Any], ended: concurrent.futures.Future[Any]) -> None:
         execution = self._by_task.pop(task, None)
         if execution is not None:
-            execution.task = None
+            execution.task = execution.coroutine = None
         if task.cancelled():
             meant = execution.cancelled_for if execution is not None else None
             ended.set_exception(meant or asyncio.CancelledError())

@@ -6,6 +6,8 @@ import contextlib
 import os
 import socket
 
+from capsule_tasks.system.portable import IS_LINUX
+
 _ONE = (1).to_bytes(8, "little")
 
 
@@ -43,7 +45,7 @@ class Bell:
 
 def _ends() -> tuple[int, int]:
     """An eventfd for both ends, or a socket pair where the system has none."""
-    if hasattr(os, "eventfd"):
+    if IS_LINUX:
         descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return descriptor, descriptor
     reader, writer = socket.socketpair()

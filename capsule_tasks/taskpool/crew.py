@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from capsule_tasks.errors import CapsuleError, PoolUnavailable
@@ -32,6 +30,7 @@ from capsule_tasks.protocol.messages import (
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
+from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.jobs import Job, Stage, why_lost
 from capsule_tasks.taskpool.losses import Losses
@@ -40,7 +39,6 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 Kind = Literal["blocking", "async"]
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RETRY_S = 1.0
 """After the session pool said that it has none to give."""
 _ASYNC_GRACE_S = 5.0
@@ -188,9 +186,9 @@ class Crew:
 
     def terminate(self, job: Job, signum: int) -> None:
         """End one job, and no other, with a signal or as a coroutine is ended."""
-        if job.stage is Stage.OVER or job.signum is not None:
+        if job.stage is Stage.OVER:
             return
-        job.signum = signum
+        job.signum = signum  # a second one, stronger, may follow
         member = self._member_of(job)
         if member is None:
             for jobs in self.waiting.values():
@@ -321,7 +319,7 @@ class Crew:
         if job.stage is not Stage.ACCEPTED:
             return
         self.totals["hard_limits"] += 1
-        self._end(job, job.say_hard_limit)
+        job.is_over_limit = True  # told once it is stopped: it may come to its end before
         if member.kind == "async":
             self._spawn(member.session.cancel(job.execution_id, _ASYNC_GRACE_S))
         else:
@@ -342,6 +340,9 @@ class Crew:
     # --- ends ----------------------------------------------------------------------------------
 
     def _lose(self, job: Job, end: Terminal, status: int | None) -> None:
+        if job.is_over_limit and job.signum is None:
+            self._end(job, job.say_hard_limit)
+            return
         why = why_lost(job, end, status)
         # Coroutines share a child: which of them it died of, nobody can say.
         if status is not None and job.signum is None and not job.is_async:
@@ -379,7 +380,7 @@ class Crew:
 
     def _check_memory(self, member: Member) -> None:
         if self._limits.max_rss_bytes is not None and member.session.is_alive:
-            self._judge_memory(member, _rss_bytes(member.pid))
+            self._judge_memory(member, resident_bytes(member.pid))
 
     def _judge_memory(self, member: Member, rss_bytes: int) -> None:
         most = self._limits.max_rss_bytes
@@ -392,10 +393,3 @@ class Crew:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _rss_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return 0

@@ -71,6 +71,7 @@ class Job:
         self.stage = Stage.WAITING
         self.signum: int | None = None
         """The signal that it is to be terminated with."""
+        self.is_over_limit = False
         self.execution_id: str = call.task_id
         self.timers: list[Any] = []
         self.holds_slot = True

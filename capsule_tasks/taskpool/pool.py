@@ -13,6 +13,7 @@ from billiard.exceptions import WorkerLostError
 from celery import signals
 from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import _run_ready_callbacks
+from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.child import app_lane
@@ -22,15 +23,20 @@ from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.template import Template
 from capsule_tasks.sessions.warm import WarmSpawner
+from capsule_tasks.system.portable import IS_LINUX
+from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.calls import is_coroutine_task, task_call
-from capsule_tasks.taskpool.crew import Crew, Kind
+from capsule_tasks.taskpool.crew import Crew
 from capsule_tasks.taskpool.echo import Echo
 from capsule_tasks.taskpool.jobs import ExecutionPid, Job
 from capsule_tasks.taskpool.options import crew_limits, profile, setting
 from capsule_tasks.taskpool.origin import lane_settings
+from capsule_tasks.taskpool.replies import Later, PatientNode
 from capsule_tasks.taskpool.runtime import RuntimeThread
+from capsule_tasks.taskpool.slots import Slots
 from capsule_tasks.taskpool.steps import ConsumerStep
+from capsule_tasks.taskpool.view import describe, health, members, settings, stack, totals
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -61,8 +67,9 @@ class TaskPool(BasePool):
         self._hub: Any = None
         self._last_info: dict[str, Any] = {}
         self._semaphore = self.options.get("semaphore")
-        self._slots = _Slots(self._size) if self.putlocks else None
+        self._slots = Slots(self._size) if self.putlocks else None
         self.app.steps["consumer"].add(ConsumerStep)
+        self.app.control.mailbox.node_cls = PatientNode
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -93,7 +100,7 @@ class TaskPool(BasePool):
             self._bridge.serve_alone()
 
     def _take_template(self) -> Template | None:
-        if setting(self.app, "capsule_start") != "fork":
+        if setting(self.app, "capsule_start") != "fork" or not IS_LINUX:
             return None
         others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
         if others:
@@ -168,10 +175,16 @@ class TaskPool(BasePool):
         while self._jobs and self._crew is not None:
             self._bridge.wait(min(hub.fire_timers(), _LONGEST_WAIT_S) if hub is not None else None)
             self._bridge.drain()
+            self._cancel_what_began_late()
             self._runtime.make_posts()
             if hub is not None:  # late acknowledgements are among these
                 _run_ready_callbacks(hub)
         self._end()
+
+    def _cancel_what_began_late(self) -> None:
+        """A cold shutdown has cancelled what Celery knew to run; others are heard of after it."""
+        if state.should_terminate and self._consumer is not None:
+            self._consumer.cancel_active_requests()
 
     def on_terminate(self) -> None:
         """Kill what runs. Its messages are not acknowledged, and so are delivered again."""
@@ -414,95 +427,41 @@ class TaskPool(BasePool):
     # --- looking -------------------------------------------------------------------------------
 
     def _get_info(self) -> dict[str, Any]:
-        crew = self._crew
-        if crew is None and self._last_info:
-            return self._last_info
-        info: dict[str, Any] = super()._get_info()
-        members = [m for kind in _KINDS for m in list(crew.members[kind])] if crew else []
-        info.update(
-            {
-                "max-concurrency": self._size,
-                "processes": [member.pid for member in members],
-                "max-tasks-per-child": self.options.get("maxtasksperchild") or "N/A",
-                "max-memory-per-child-kb": self.options.get("max_memory_per_child") or "N/A",
-                "put-guarded-by-semaphore": self.putlocks,
-                "timeouts": [
-                    self.options.get("soft_timeout") or 0,
-                    self.options.get("timeout") or 0,
-                ],
-                "writes": "N/A",
-                "sessions": [_describe(member) for member in members],
-            }
-        )
-        if crew is not None and self._sessions is not None:
-            info["capsule"] = self._totals(crew, self._sessions)
-        return info
-
-    def _totals(self, crew: Crew, sessions: SessionPool) -> dict[str, Any]:
-        pool = sessions.info("blocking")
+        crew, sessions = self._crew, self._sessions
+        if crew is None or sessions is None:
+            return self._last_info or {**super()._get_info(), **settings(self.options, self._size)}
         return {
-            "jobs": len(self._jobs),
-            "waiting": sum(len(jobs) for jobs in crew.waiting.values()),
-            "children-lost": crew.totals["children_lost"],
-            "hard-limits": crew.totals["hard_limits"],
-            "starts": pool.starts_total,
-            "start-failures": pool.start_failures_total,
-            "breaker-open": pool.breaker_open,
-            "template-pid": pool.template_pid,
-            "last-error": crew.last_error or pool.last_error,
-            "healthy": not pool.breaker_open,
+            **super()._get_info(),
+            **settings(self.options, self._size),
+            "put-guarded-by-semaphore": self.putlocks,
+            "processes": [member.pid for member in members(crew)],
+            "sessions": [describe(member) for member in members(crew)],
+            "capsule": totals(crew, sessions, len(self._jobs)),
         }
 
+    def health(self) -> dict[str, Any]:
+        """The answer to `inspect capsule_health`."""
+        if self._crew is None or self._sessions is None:
+            return {"healthy": False, "reasons": ["the pool is not running"]}
+        return health(self._crew, self._sessions, len(self._jobs))
 
-_KINDS: tuple[Kind, ...] = ("blocking", "async")
+    def stack_of(self, task_id: str) -> Later:
+        """The answer to `inspect capsule_stack`, once the child has given it."""
+        later = Later()
+        if self._crew is None:
+            self._bridge.put(partial(later.give, {"error": "the pool is not running"}))
+        else:
+            self._runtime.begin(self._ask_stack(self._crew, task_id, later))
+        return later
+
+    async def _ask_stack(self, crew: Crew, task_id: str, later: Later) -> None:
+        self._bridge.put(partial(later.give, await stack(crew, task_id)))
+
+
 _TERM = signal.SIGTERM
-
-
-def _describe(member: Any) -> dict[str, Any]:
-    info = member.session.info
-    beat = info.last_heartbeat
-    return {
-        "id": info.session_id,
-        "kind": member.kind,
-        "pid": member.pid,
-        "state": str(info.state),
-        "tasks": member.taken,
-        "running": list(info.running)[:20],
-        "rss-kb": beat.rss_bytes // 1024 if beat is not None else None,
-        "unresponsive": info.health.unresponsive,
-        "leaving": member.worn or None,
-    }
 
 
 class _Refused:
     def __init__(self, name: str, task_id: str) -> None:
         self.name = name
         self.task_id = task_id
-
-
-class _Slots:
-    """Blocks who applies a job while every slot is taken; for workers without a hub."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._taken = 0
-        self._changed = threading.Condition()
-
-    def acquire(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._taken < self._size)
-            self._taken += 1
-
-    def release(self) -> None:
-        with self._changed:
-            self._taken = max(0, self._taken - 1)
-            self._changed.notify()
-
-    def grow(self, n: int) -> None:
-        with self._changed:
-            self._size += n
-            self._changed.notify_all()
-
-    def shrink(self, n: int) -> None:
-        with self._changed:
-            self._size -= n

@@ -9,6 +9,8 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 
+from capsule_tasks.taskpool.requests import mix_into_tasks
+
 
 class ConsumerStep(bootsteps.StartStopStep):
     """Tells the pool of the consumer, whose prefetch counter grows with coroutines that run."""
@@ -18,7 +20,8 @@ class ConsumerStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         if getattr(parent.pool, "takes_without_slot", None) is not None:
-            # Now, since each task's strategy remembers it when the consumer starts.
+            # Now, since each task's strategy remembers both when the consumer starts.
+            mix_into_tasks(parent.app)
             parent.on_task_request = _beside_the_slots(parent.pool, parent.on_task_request)
 
     def start(self, parent: Any) -> None:

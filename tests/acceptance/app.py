@@ -11,10 +11,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from celery import Celery, chain, signals
+from celery import Celery, Task, chain, signals
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.worker.request import Request
 from redis.exceptions import ConnectionError  # noqa: A004 - Redis's own
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost")
@@ -32,7 +34,10 @@ app.conf.update(
     },
     capsule_start=os.environ.get("TEST_START", "fork"),
     worker_pool_restarts=True,
+    accept_content=["json", "msgpack", "yaml", "pickle"],
+    capsule_ready_s=float(os.environ.get("TEST_READY_S", "60")),
     made_in_code="by the worker",
+    worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_S", "0")),
 )
 log = logging.getLogger("tests.acceptance.app")
 
@@ -52,12 +57,15 @@ def mark(name: str, value: Any = "") -> None:
 
 @signals.worker_ready.connect
 def tell_ready(**_: Any) -> None:
-    if descriptor := os.environ.get("TEST_READY_FD"):
+    # Once: a worker that starts itself again has another file behind that number.
+    if descriptor := os.environ.pop("TEST_READY_FD", None):
         os.write(int(descriptor), b"ready\n")
 
 
 @signals.worker_process_init.connect
 def tell_process_init(**_: Any) -> None:
+    if (gate := os.environ.get("TEST_GATE")) and Path(gate).exists():
+        signal.pause()
     print(f"process {os.getpid()} begins")
     if os.environ.get("TEST_MARK_PROCESSES"):
         mark("process_init", os.getpid())
@@ -89,6 +97,12 @@ def add(x: Any, y: Any) -> Any:
 @app.task(name="total")
 def total(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+@app.task(name="told")
+def told(key: str) -> str:
+    mark(key)
+    return "told"
 
 
 @app.task(name="signalled")
@@ -233,6 +247,85 @@ def tidy(key: str) -> str:
     finally:
         mark(f"{key}:finally")
     return "slept"
+
+
+@app.task(name="lost_once", retry_on_worker_lost=True, max_retries=2, default_retry_delay=0)
+def lost_once(key: str) -> int:
+    """Celery sends it anew, which costs a retry."""
+    if app.backend.client.incr(key) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return int(app.current_task.request.retries)
+
+
+@app.task(name="lost_always", retry_on_worker_lost=True, max_retries=1, default_retry_delay=0)
+def lost_always(key: str) -> None:
+    app.backend.client.incr(key)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="stamps", bind=True)
+def stamps(self: Any) -> dict[str, Any]:
+    return {name: self.request.stamps[name] for name in self.request.stamped_headers or ()}
+
+
+@app.task(name="limited", rate_limit="60/m")
+def limited() -> float:
+    return time.time()
+
+
+class OwnRequest(Request):  # type: ignore[misc]
+    """As Celery's guide has it."""
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        super().on_timeout(soft, timeout)
+        mark(f"on_timeout:{self.id}", "soft" if soft else "hard")
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        mark(f"on_failure:{self.id}", exc_info.type.__name__)
+
+
+@app.task(name="with_own_request", Request=OwnRequest)
+def with_own_request(key: str) -> None:
+    if key:
+        tidy(key)
+        time.sleep(60)
+    raise ValueError("its own")
+
+
+@app.task(name="refuse")
+def refuse(key: str) -> str:
+    """Is asked to leave, and comes to its end instead."""
+    try:
+        mark(key, os.getpid())
+        app.backend.client.blpop(f"go:{key}", 30)
+    except SystemExit:
+        mark(f"{key}:asked")
+        app.backend.client.blpop(f"go:{key}", 30)
+    return "done"
+
+
+class Lingering(Task):  # type: ignore[misc]
+    """Its end is stored, and the pool does not hear of it for long."""
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        self.linger(task_id)
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self.linger(task_id)
+
+    def linger(self, task_id: str) -> None:
+        mark(f"stored:{task_id}", os.getpid())
+        time.sleep(60)
+
+
+@app.task(name="linger", base=Lingering, acks_late=True)
+def linger(fails: bool) -> str:
+    if fails:
+        raise ValueError("its own")
+    return "done"
 
 
 @app.task(name="stubborn")

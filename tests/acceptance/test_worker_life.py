@@ -211,3 +211,75 @@ def test_an_idle_worker_sleeps(redis_url: str, tmp_path: Path) -> None:
         before = used_s()
         worker.get("sleep", 2)
         assert used_s() - before < 1.0
+
+
+def leave(worker: Worker, signum: int) -> None:
+    assert worker.process is not None
+    worker.process.send_signal(signum)
+
+
+def test_a_second_ctrl_c_is_a_cold_shutdown(redis_url: str, tmp_path: Path, pool: str) -> None:
+    key = unique()
+    with Worker(redis_url, tmp_path, pool=pool) as worker:
+        worker.send("hold_late", key)
+        child = int(worker.heard(key))
+        pids = family(worker)
+        leave(worker, signal.SIGINT)
+        eventually(lambda: "Hitting Ctrl+C again" in worker.log, "the news")
+        eventually(lambda: "Warm shutdown" in worker.log, "the warm shutdown")
+        assert is_running(child)
+        worker.stop(signal.SIGINT)
+        for pid in (child, *pids):
+            eventually(lambda pid=pid: not is_running(pid), f"the end of {pid}")
+        eventually(lambda: worker.app.backend.client.llen(worker.queue), "the message")
+
+
+@pytest.mark.parametrize("is_done", [True, False], ids=["done in time", "not done"])
+def test_a_soft_shutdown_gives_tasks_their_time(
+    redis_url: str, tmp_path: Path, pool: str, is_done: bool
+) -> None:
+    """Celery sleeps in a signal handler meanwhile, and the rest of the worker goes on."""
+    key = unique()
+    seconds = "3" if is_done else "0.5"
+    with Worker(redis_url, tmp_path, pool=pool, TEST_SOFT_S=seconds) as worker:
+        result = worker.send("hold_late", key)
+        child = int(worker.heard(key))
+        eventually(lambda: worker.ask("active"), "the news: with nothing to wait for it is cold")
+        leave(worker, signal.SIGQUIT)
+        eventually(lambda: "Initiating Soft Shutdown" in worker.log, "the soft shutdown")
+        if is_done:
+            worker.go(key)
+            assert result.get(timeout=HANG_S) == child
+        assert worker.process is not None
+        worker.process.wait(HANG_S)
+        assert not is_running(child)
+        left = worker.app.backend.client.llen(worker.queue)
+        assert left == (0 if is_done else 1)
+
+
+def test_sigterm_can_be_made_a_cold_shutdown(redis_url: str, tmp_path: Path, pool: str) -> None:
+    key = unique()
+    with Worker(redis_url, tmp_path, pool=pool, REMAP_SIGTERM="SIGQUIT") as worker:
+        worker.send("hold_late", key)
+        child = int(worker.heard(key))
+        worker.stop(signal.SIGTERM)
+        assert not is_running(child)
+        assert worker.app.backend.client.llen(worker.queue) == 1
+
+
+def test_a_hangup_restarts_the_worker(redis_url: str, tmp_path: Path, pool: str) -> None:
+    """What runs finishes first; then there is the same process with another program in it."""
+    key = unique()
+    with Worker(redis_url, tmp_path, pool=pool, script=True) as worker:
+        result = worker.send("hold_late", key)
+        child = int(worker.heard(key))
+        before = family(worker)
+        leave(worker, signal.SIGHUP)
+        eventually(lambda: "Restarting celery worker" in worker.log, "the restart")
+        worker.go(key)
+        assert result.get(timeout=HANG_S) == child
+        for pid in (child, *before):
+            eventually(lambda pid=pid: not is_running(pid), f"the end of {pid}")
+        assert worker.get("signalled") not in before
+        assert worker.ask("stats")["pid"] == worker.pid
+        assert worker.stop() == 0

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +36,7 @@ class Worker:
         concurrency: int = 2,
         queue: str | None = None,
         app: str = "tests.acceptance.app",
+        script: bool = False,
         **environment: str,
     ) -> None:
         self.queue = queue or f"q-{uuid.uuid4().hex[:8]}"
@@ -44,26 +46,35 @@ class Worker:
         self.app = producer(url, self.queue)
         self._options = ("-c", str(concurrency), *options)
         self._module = app
-        self._environment = {
+        # Celery starts itself again by `sys.argv`, which needs its script and not `-m`.
+        start = [str(Path(sys.executable).parent / "celery")]
+        self._celery = start if script else [sys.executable, "-m", "celery"]
+        self.environment = {
             **os.environ,
             "REDIS_URL": url,
             "TEST_QUEUE": self.queue,
             "TEST_POOL": POOLS[pool],
             "PYTHONUNBUFFERED": "1",
+            "C_FORCE_ROOT": "1",  # the app takes pickles, to show that any serializer goes
             **environment,
         }
         self.process: subprocess.Popen[bytes] | None = None
         self._listens = False
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start it, again too; it is ready then."""
         reading, writing = os.pipe()
-        command = [sys.executable, "-m", "celery", "-A", self._module, "worker", "-n", self.name]
+        command = [*self._celery, "-A", self._module, "worker", "-n", self.name]
         command += ["-l", "INFO", "-Q", self.queue, "--without-mingle", "--without-gossip"]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *self._options],
                 cwd=ROOT,
-                env=self._environment | {"TEST_READY_FD": str(writing)},
+                env=self.environment | {"TEST_READY_FD": str(writing)},
                 pass_fds=(writing,),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -80,7 +91,6 @@ class Worker:
             raise
         finally:
             os.close(reading)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
@@ -146,6 +156,52 @@ class Worker:
         options = {"destination": [self.name], "reply": True, "timeout": 10, **kwargs}
         (answer,) = getattr(self.app.control, method)(*args, **options)
         return answer[self.name]
+
+
+class Events:
+    """What a worker tells whoever listens; subscribed when it is made."""
+
+    def __init__(self, worker: Worker, receiver: Any, connection: Any) -> None:
+        self._connection = connection
+        self._heard: dict[str, list[dict[str, Any]]] = {}
+        receiver.handlers["*"] = self._take
+        first: list[str] = []
+        eventually(lambda: self._first(worker, first), "the first event")
+
+    def _first(self, worker: Worker, sent: list[str]) -> bool:
+        """Kombu subscribes when it first reads: what was said before that is not heard."""
+        sent.append(worker.send("add", 1, 1).id)
+        self._drain(0.5)
+        return any(task_id in self._heard for task_id in sent)
+
+    def of(self, task_id: str, *, until: Collection[str]) -> list[dict[str, Any]]:
+        """All that was said of a task, until something of these types was."""
+        heard = self._heard.setdefault(task_id, [])
+
+        def is_over() -> bool:
+            self._drain(0.2)
+            return any(event["type"] in until for event in heard)
+
+        eventually(is_over, f"one of {until} after {[event['type'] for event in heard]}")
+        return heard
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if "uuid" in event:
+            self._heard.setdefault(event["uuid"], []).append(event)
+
+    def _drain(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            while True:
+                self._connection.drain_events(timeout=timeout_s)
+
+
+@contextlib.contextmanager
+def listening(worker: Worker) -> Iterator[Events]:
+    """Hear the events of a worker's tasks."""
+    with worker.app.connection_for_read() as source:
+        receiver = worker.app.events.Receiver(source, handlers={})
+        with receiver.consumer_context() as (connection, _, _):
+            yield Events(worker, receiver, connection)
 
 
 def producer(url: str, queue: str) -> Celery:

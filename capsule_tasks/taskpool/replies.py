@@ -1,0 +1,45 @@
+"""Remote commands whose answer comes later: the hub thread waits for nobody."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kombu.pidbox import Node
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+
+class Later:
+    """What a command returns instead of its answer; `give` is called once, on the hub thread."""
+
+    def __init__(self) -> None:
+        self._tell: Callable[[Any], object] | None = None
+
+    def give(self, answer: Any) -> None:
+        if self._tell is not None:
+            self._tell(answer)
+
+    def then(self, tell: Callable[[Any], object]) -> None:
+        self._tell = tell
+
+
+class PatientNode(Node):
+    """A worker's mailbox that replies when the answer is there."""
+
+    def reply(
+        self, data: Any, exchange: Any, routing_key: Any, ticket: Any, **options: Any
+    ) -> None:
+        reply = partial(self._reply, exchange, routing_key, ticket, options)
+        answer = data.get(self.hostname)
+        if isinstance(answer, Later):
+            answer.then(reply)
+        else:
+            reply(answer)
+
+    def _reply(
+        self, exchange: Any, routing_key: Any, ticket: Any, options: Any, answer: Any
+    ) -> None:
+        super().reply({self.hostname: answer}, exchange, routing_key, ticket, **options)

@@ -1,0 +1,167 @@
+"""What Celery does about one message: told only when it is known how its task ended.
+
+Celery's own request announces a terminated task as REVOKED when it asks for the signal, and what
+the task does meanwhile contradicts it. Here the pool says how the task ended, and before the worker
+stores an end of its own, the result backend is asked which end the child has stored. So the last
+event, the stored state and what happened are one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from datetime import datetime
+from typing import Any
+
+from billiard.common import TERM_SIGNAME
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import states
+from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
+from celery.platforms import signals
+from celery.utils.imports import symbol_by_name
+from celery.utils.saferepr import saferepr
+from celery.worker import state
+from celery.worker.request import Request
+from celery.worker.state import task_ready
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_MOST_ATTEMPTS = 3
+"""To read a stored state; the hub thread waits for it, as it does when it stores one."""
+_ENDS_OF_THE_POOL = (Terminated, TimeLimitExceeded, WorkerLostError)
+_CLOCK_SLACK_S = 1.0
+_NOT_READ = (DisabledBackend, RPCBackend)
+"""They keep nothing, or keep it where only the caller may read it."""
+
+
+class TruthfulRequest:
+    """Mixed in before the request class of a task, be it Celery's or the application's own."""
+
+    _has_told = False
+    """Its end was in the result backend already, and was told so."""
+
+    def terminate(self: Any, pool: Any, signal: Any = None) -> None:
+        """Have the task stopped; what it ended as is told at its end."""
+        if not self._stop(pool, signal):
+            self._terminate_on_ack = pool, signal
+
+    def cancel(self: Any, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """The same, of a worker that leaves: the message goes back."""
+        self._stop(pool, signal)
+        if self.time_start:
+            self._announce_cancelled(emit_retry=emit_retry)
+
+    def _stop(self: Any, pool: Any, signal: Any) -> bool:
+        """Tell the pool once: by the pid when the task has one, before that by its job."""
+        signum = signals.signum(signal or TERM_SIGNAME)
+        if self.time_start:
+            pool.terminate_job(self.worker_pid, signum)
+            return True
+        job = self._apply_result() if self._apply_result is not None else None
+        if job is not None:
+            job.terminate(signum)
+        return job is not None
+
+    def on_failure(
+        self: Any, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> Any:
+        """`return_ok` says that it is the task's own failure, which the child has stored."""
+        error = exc_info.exception
+        error = error.exc if isinstance(error, ExceptionWithTraceback) else error
+        if isinstance(error, _ENDS_OF_THE_POOL) and not return_ok:
+            stored = self._stored_end()
+            if stored is not None:
+                self._tell_as_stored(stored, error)
+                return None
+            if isinstance(error, TimeLimitExceeded) and self._is_told_by_timeout():
+                return None
+        return super().on_failure(  # type: ignore[misc]
+            exc_info, send_failed_event=send_failed_event, return_ok=return_ok
+        )
+
+    def on_timeout(self: Any, soft: bool, timeout: float) -> None:
+        """Of a hard limit Celery tells here all that `on_failure` has told already."""
+        if soft or not self._has_told:
+            super().on_timeout(soft, timeout)  # type: ignore[misc]
+
+    def _is_told_by_timeout(self: Any) -> bool:
+        """Whether `on_timeout` comes next and does all, so that errbacks are called only once.
+
+        Not in a worker that is leaving, where it stores nothing; and a request class of the
+        application's own is told of both, as under prefork.
+        """
+        following = super().on_failure.__func__  # type: ignore[misc]
+        return following is Request.on_failure and not state.should_terminate
+
+    def _announce_revoked(
+        self: Any, reason: str, terminated: bool, signum: Any, expired: bool
+    ) -> None:
+        stored = self._stored_end()
+        if stored is None:
+            super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        else:
+            self._already_revoked = True
+            self._tell_as_stored(stored, reason)
+
+    def _stored_end(self: Any) -> dict[str, Any] | None:
+        """The SUCCESS or FAILURE that the task has stored, if the result backend can say it."""
+        backend = self.task.backend
+        if self.ignore_result or isinstance(backend, _NOT_READ):
+            return None
+        try:
+            meta: dict[str, Any] = backend._ensure_retryable(  # noqa: SLF001 - as Celery's own does
+                backend._get_task_meta_for,  # noqa: SLF001 - the cached one may be old
+                fallback_exc=LookupError,
+                fallback_msg="no meta",
+                task_id=self.id,
+                max_retries=min(backend.max_retries, _MOST_ATTEMPTS),
+            )
+        except Exception as fault:  # noqa: BLE001 - a result backend may raise anything
+            log.warning("the stored state of %s[%s] cannot be read: %s", self.name, self.id, fault)
+            return None
+        is_over = meta["status"] == states.SUCCESS or (
+            meta["status"] == states.FAILURE and not self._is_older(meta.get("date_done"))
+        )
+        return meta if is_over else None
+
+    def _is_older(self: Any, date_done: Any) -> bool:
+        """Whether a failure is of an attempt before this one, so that it may be replaced."""
+        try:
+            done = datetime.fromisoformat(date_done) if isinstance(date_done, str) else date_done
+            return bool(done.timestamp() < (self.time_start or 0) - _CLOCK_SLACK_S)
+        except (AttributeError, TypeError, ValueError):
+            return False
+
+    def _tell_as_stored(self: Any, stored: dict[str, Any], why: object) -> None:
+        """The task has ended, whatever became of its process: settle its message accordingly."""
+        self._has_told = True
+        has_succeeded = stored["status"] == states.SUCCESS
+        log.info("%s[%s] has ended as %s before: %s", self.name, self.id, stored["status"], why)
+        task_ready(self, successful=has_succeeded)
+        if self.task.acks_late and not (has_succeeded or self.task.acks_on_failure):
+            self.reject(requeue=False)
+        else:
+            self.acknowledge()
+        result = stored.get("result")
+        if has_succeeded:
+            text = saferepr(result, self.task.resultrepr_maxsize)
+            self.send_event("task-succeeded", result=text, runtime=None)
+        else:
+            traceback = stored.get("traceback")
+            self.send_event("task-failed", exception=saferepr(result), traceback=traceback)
+
+
+@functools.cache
+def truthful(base: Any) -> Any:
+    """A request class that is `base` with our part before it."""
+    if issubclass(base, TruthfulRequest):
+        return base
+    return type(base.__name__, (TruthfulRequest, base), {"__module__": base.__module__})
+
+
+def mix_into_tasks(app: Any) -> None:
+    """Before a consumer starts, which then remembers each task's class of requests."""
+    for task in (app.Task, *app.tasks.values()):
+        task.Request = truthful(symbol_by_name(task.Request))

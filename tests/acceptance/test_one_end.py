@@ -1,0 +1,122 @@
+"""A task that is stopped has one end: its last event, its stored state, and what it did agree."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
+
+from tests.acceptance.workers import HANG_S, Events, Worker, eventually, listening, unique
+
+ENDS = {
+    "task-succeeded": "SUCCESS",
+    "task-failed": "FAILURE",
+    "task-revoked": "REVOKED",
+    "task-retried": "RETRY",
+}
+
+
+@pytest.fixture(scope="module")
+def worker(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """Prefork says that a task is revoked before it is, and again what it did."""
+    with Worker(redis_url, tmp_path_factory.mktemp("worker")) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def events(worker: Worker) -> Iterator[Events]:
+    with listening(worker) as events:
+        yield events
+
+
+def end_of(events: Events, result: Any) -> str:
+    """The one end that was told; it is the stored one."""
+    told = [e["type"] for e in events.of(result.id, until=ENDS) if e["type"] in ENDS]
+    assert len(told) == 1, told
+    assert ENDS[told[0]] == result.state
+    return told[0]
+
+
+def all_acknowledged(worker: Worker, result: Any) -> bool:
+    unacked = worker.app.backend.client.hvals("unacked")
+    return not any(result.id.encode() in message for message in unacked)
+
+
+def test_a_task_that_refuses_to_leave_has_succeeded(worker: Worker, events: Events) -> None:
+    key = unique()
+    result = worker.send("refuse", key)
+    worker.heard(key)
+    worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
+    worker.heard(f"{key}:asked")
+    assert result.state == "PENDING"
+    worker.go(key)
+    assert result.get(timeout=HANG_S) == "done"
+    assert end_of(events, result) == "task-succeeded"
+
+
+def test_a_stronger_signal_may_follow(worker: Worker, events: Events) -> None:
+    key = unique()
+    result = worker.send("refuse", key)
+    worker.heard(key)
+    worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
+    worker.heard(f"{key}:asked")
+    worker.tell("revoke", result.id, terminate=True, signal="SIGKILL")
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=HANG_S)
+    assert end_of(events, result) == "task-revoked"
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["success", "failure"])
+@pytest.mark.parametrize("how", ["terminate", "killed", "time limit"])
+def test_what_was_stored_before_its_child_died_is_its_end(
+    worker: Worker, events: Events, fails: bool, how: str
+) -> None:
+    """Its child has stored the result, and dies before the worker has heard of it."""
+    limit = {"time_limit": 2} if how == "time limit" else {}
+    result = worker.send("linger", fails, **limit)
+    pid = int(worker.heard(f"stored:{result.id}"))
+    assert result.state == ("FAILURE" if fails else "SUCCESS")
+    if how == "terminate":
+        worker.tell("revoke", result.id, terminate=True, signal="SIGKILL")
+    elif how == "killed":
+        os.kill(pid, signal.SIGKILL)
+    assert end_of(events, result) == ("task-failed" if fails else "task-succeeded")
+    eventually(lambda: all_acknowledged(worker, result), "the acknowledgement")
+
+
+def test_a_revoked_message_that_has_failed_stays_failed(worker: Worker, events: Events) -> None:
+    """It is delivered a second time, after it failed and was revoked."""
+    first = worker.send("fail", "first")
+    with pytest.raises(ValueError, match="first"):
+        first.get(timeout=HANG_S)
+    worker.tell("revoke", first.id)
+    again = worker.send("fail", "again", task_id=first.id)
+    told = events.of(again.id, until=["task-failed"])
+    assert "task-revoked" not in [event["type"] for event in told]
+    assert worker.get("add", 1, 1) == 2
+    assert again.state == "FAILURE"
+
+
+def test_a_hard_limit_is_one_failure(worker: Worker, events: Events) -> None:
+    key, told = unique(), unique()
+    result = worker.send(
+        "sleep", 60, time_limit=0.5, link_error=worker.sig("told", told).set(immutable=True)
+    )
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=HANG_S)
+    assert end_of(events, result) == "task-failed"
+    worker.heard(told)
+    assert worker.get("told", key) == "told"
+    worker.heard(key)
+    assert worker.app.backend.client.llen(f"mark:{told}") == 0
+
+
+def test_a_lost_child_is_one_failure(worker: Worker, events: Events) -> None:
+    result = worker.send("die", "kill")
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=HANG_S)
+    assert end_of(events, result) == "task-failed"

@@ -1,0 +1,119 @@
+"""Remote commands of our own: is this worker able to work, and where is that task."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, unique
+
+
+@pytest.fixture(scope="module")
+def worker(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with Worker(redis_url, tmp_path_factory.mktemp("worker")) as worker:
+        yield worker
+
+
+def ask(worker: Worker, command: str, **arguments: Any) -> Any:
+    """What this worker answers to a command that Celery's `inspect` has no method for."""
+    inspect = worker.app.control.inspect([worker.name], timeout=10, limit=1)
+    return eventually(lambda: inspect._request(command, **arguments), "an answer")[worker.name]
+
+
+def celery(worker: Worker, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Celery's own command line."""
+    return subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tests.acceptance.app", *arguments],
+        cwd=ROOT,
+        env=worker.environment,
+        timeout=HANG_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_healthy_worker_says_so_and_shows_its_sessions(worker: Worker) -> None:
+    def whole() -> Any:
+        said = ask(worker, "capsule_health")
+        return said if len(said["sessions"]) == 2 else None
+
+    said = eventually(whole, "both sessions")
+    assert said["healthy"] is True
+    assert said["reasons"] == []
+    assert {session["kind"] for session in said["sessions"]} == {"blocking"}
+    assert ask(worker, "stats")["pool"]["capsule"]["healthy"] is True
+
+
+@pytest.mark.parametrize(
+    ("task", "line"), [("hold", "in hold"), ("async_hold", "in async_hold")], ids=["def", "async"]
+)
+def test_the_stack_of_a_running_task_is_told(worker: Worker, task: str, line: str) -> None:
+    key, other = unique(), unique()
+    result = worker.send(task, key)
+    worker.send("hold", other)
+    for mark in (key, other):
+        worker.heard(mark)
+    told = ask(worker, "capsule_stack", task_id=result.id)["ok"]
+    assert line in told
+    assert "tests/acceptance/app.py" in told
+    assert key not in told  # values are never told
+    for mark in (key, other):
+        worker.go(mark)
+    worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
+
+
+def test_a_task_that_does_not_run_has_no_stack(worker: Worker) -> None:
+    assert "'nowhere'" in ask(worker, "capsule_stack", task_id="nowhere")["error"]
+
+
+def test_celerys_command_line_knows_them(worker: Worker) -> None:
+    node = ["-d", worker.name, "-t", "10"]
+    done = celery(worker, "capsule", "health", *node)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(rf"{worker.name}: healthy, \d sessions\n", done.stdout)
+    done = celery(worker, "inspect", "-j", *node, "capsule_health")
+    assert json.loads(done.stdout)[worker.name]["healthy"] is True
+    key = unique()
+    result = worker.send("hold", key)
+    worker.heard(key)
+    done = celery(worker, "capsule", "stack", *node, result.id)
+    worker.go(key)
+    assert done.returncode == 0, done.stderr
+    assert "in hold" in done.stdout
+    done = celery(worker, "capsule", "stack", *node, "nowhere")
+    assert (done.returncode, done.stdout) == (
+        1,
+        "task 'nowhere' does not run in this worker\n",
+    )
+    done = celery(worker, "capsule", "health", "-d", "nobody@nowhere", "-t", "0.1")
+    assert (done.returncode, done.stderr.strip()) == (69, "no worker replied")
+
+
+def test_a_worker_whose_children_never_become_ready_says_so(redis_url: str, tmp_path: Path) -> None:
+    """What waits is done once they do; the worker tries again, less and less often."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    with Worker(redis_url, tmp_path, TEST_GATE=str(gate), TEST_READY_S="0.5") as worker:
+        result = worker.send("add", 1, 1)
+        said = eventually(
+            lambda: not (told := ask(worker, "capsule_health"))["healthy"] and told, "the breaker"
+        )
+        assert said["breaker-open"] is True
+        assert "was not ready within 0.5 s" in said["reasons"][0]
+        assert "in tell_process_init" in said["reasons"][0]  # where it hangs
+        assert "was not ready within 0.5 s" in worker.log
+        assert ask(worker, "stats")["pool"]["capsule"]["healthy"] is False
+        done = celery(worker, "capsule", "health", "-d", worker.name, "-t", "10")
+        assert done.returncode == 1
+        assert "was not ready" in done.stdout
+        gate.unlink()
+        assert result.get(timeout=HANG_S) == 2
+        eventually(lambda: ask(worker, "capsule_health")["healthy"], "the recovery")

@@ -15,7 +15,7 @@ from capsule_tasks.taskpool.bridge import Bridge
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bridge]:
     monkeypatch.setattr(bell, "IS_LINUX", request.param)
     made = Bridge()
-    assert (made._reader == made._writer) is request.param
+    assert (made._bell._reader == made._bell._writer) is request.param
     yield made
     made.close()
 

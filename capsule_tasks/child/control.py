@@ -116,6 +116,8 @@ class ControlThread:
         self._config = config
         self._orphaned = orphaned
         self._timers = Timers()
+        self._ack_by: float | None = None
+        """When the last execution that began must be acknowledged, if its end has not done so."""
         self._stopping = False
         self._handlers: dict[type, Callable[..., None]] = {
             Execute: self._on_execute,
@@ -164,10 +166,18 @@ class ControlThread:
     def _timeout_ms(self) -> float | None:
         due = self._timers.run_due()
         retry = self._interrupter.tick(time.monotonic())
-        times = [moment for moment in (due, retry) if moment is not None]
+        times = [moment for moment in (due, retry, self._look_at_ack()) if moment is not None]
         if not times:
             return None
         return min(max(0.0, (min(times) - time.monotonic()) * 1000), _LONGEST_POLL_MS)
+
+    def _look_at_ack(self) -> float | None:
+        """Have an acknowledgement sent that has waited long enough; when to look again."""
+        if self._ack_by is not None and time.monotonic() >= self._ack_by:
+            self._ack_by = None
+            if self._outbox.is_holding:
+                self._pump.gather(self._outbox)
+        return self._ack_by
 
     def _read(self, sock: socket.socket, decoder: MessageDecoder[ToChild]) -> None:
         try:
@@ -210,6 +220,8 @@ class ControlThread:
             execution.cancels += early
             self._endings.refuse(execution, ErrorKind.CANCELLED, ErrorKind.CANCELLED.value)
             return
+        if self._lane.ack_delay_s and not execution.queued:
+            self._ack_by = execution.ack_by = time.monotonic() + self._lane.ack_delay_s
         registry.add(execution)
         blocking = registry.blocking  # once more: it may have begun since the first look
         if message.on_busy == "refuse" and blocking not in (None, execution):

@@ -33,6 +33,7 @@ class Execution:
     """One accepted piece of work."""
 
     __slots__ = (
+        "ack_by",
         "cancelled_for",
         "cancels",
         "cell",
@@ -56,6 +57,8 @@ class Execution:
         self.sink = sink
         self.stage = Stage.WAITING
         self.queued = False
+        self.ack_by = 0.0
+        """Until when its acknowledgement may wait for its result."""
         self.cpu_begun_s = 0.0
         self.cancels: list[Cancel] = []
         self.stop_kind: ErrorKind | None = None

@@ -36,6 +36,8 @@ class Lane(Protocol):
 
     acknowledges: bool
     """Whether it says itself, in order with output, when an execution begins."""
+    ack_delay_s: float
+    """How long it may wait with that, so that a short execution is one message for the parent."""
 
     def current(self) -> Execution | None:
         """The execution whose code the main thread is in. For the signal handler."""
@@ -64,6 +66,7 @@ class MainLane:
     """
 
     acknowledges = False
+    ack_delay_s = 0.0
 
     def __init__(
         self,

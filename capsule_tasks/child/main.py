@@ -50,6 +50,7 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
     """Serve the parent at the other end of the descriptors; never returns."""
     for descriptor in (control_fd, bulk_fd, stack_fd):
         os.set_inheritable(descriptor, False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that began it may block some
     die_with_parent(parent_pid)
     become_subreaper()
     faulthandler.enable(file=stack_fd)

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import threading
+import time
 
 from capsule_tasks.protocol.codec import encode_frame
 from capsule_tasks.protocol.messages import Message
@@ -28,6 +29,7 @@ class Outbox:
         self._bulk = bulk
         self._control_lock = threading.Lock()
         self._bulk_lock = threading.Lock()
+        self._held: bytearray | None = None
         self._pid = os.getpid()
 
     def control(self, message: Message) -> None:
@@ -40,7 +42,33 @@ class Outbox:
         """Send in order with output; FrameTooLarge leaves the channel as it was."""
         frame = encode_frame(message, self.ceiling)
         with self._bulk_lock:
+            if self._held is not None:
+                frame, self._held = self._held + frame, None
             self._send(self._bulk, frame)
+
+    def bulk_by(self, message: Message, deadline: float) -> None:
+        """Send together with the next message on bulk, or by `settle_pump` after the deadline."""
+        frame = encode_frame(message, self.ceiling)
+        with self._bulk_lock:
+            if self._held is not None:
+                frame = self._held + frame
+            self._held = frame
+            if time.monotonic() >= deadline:  # looked at last: whoever calls then saw it is held
+                self._held = None
+                self._send(self._bulk, frame)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a message waits for the next one."""
+        return self._held is not None
+
+    def settle_pump(self) -> bool:
+        """Send what is held: on the pump, which may wait for the parent to read."""
+        with self._bulk_lock:
+            frame, self._held = self._held, None
+            if frame is not None:
+                self._send(self._bulk, frame)
+        return False
 
     def _send(self, sock: socket.socket, frame: bytearray) -> None:
         try:

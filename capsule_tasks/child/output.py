@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Protocol
 
 from capsule_tasks.child.gate import Gate
 from capsule_tasks.child.landing import landing, leavable
@@ -398,28 +399,35 @@ class StraySink:
         self._owner().flush_ready()
 
 
+class Settling(Protocol):
+    """What the pump serves."""
+
+    def settle_pump(self) -> bool:
+        """Send what has waited; whether it wants another turn."""
+
+
 class Pump:
-    """Sends output that has waited long enough. Asleep while there is none."""
+    """Sends what has waited long enough. Asleep while there is none."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._bell: SimpleQueue[Sink] = SimpleQueue()
+        self._bell: SimpleQueue[Settling] = SimpleQueue()
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="capsule-pump", daemon=True).start()
 
-    def gather(self, sink: Sink) -> None:
-        """Have `sink` flushed now, and again while text keeps coming."""
-        self._bell.put(sink)
+    def gather(self, source: Settling) -> None:
+        """Have it settled now, and again for as long as it wants to be."""
+        self._bell.put(source)
 
     def _run(self) -> None:
-        busy: set[Sink] = set()
+        busy: set[Settling] = set()
         while True:
             if not busy:
                 busy.add(self._bell.get())
             while not self._bell.empty():
                 busy.add(self._bell.get())
-            busy = {sink for sink in busy if sink.settle_pump()}
+            busy = {source for source in busy if source.settle_pump()}
             if busy:
                 time.sleep(self._interval_s)
 

@@ -65,6 +65,7 @@ class _TaskLane:
     """
 
     acknowledges = True
+    ack_delay_s = 0.0
 
     def __init__(
         self,
@@ -93,13 +94,12 @@ class _TaskLane:
         """Make it a running one; False if it was stopped before."""
         if not self._registry.start(execution):
             return False
-        self._outbox.bulk(
-            Ack(
-                ack_of=execution.work.id,
-                execution_id=execution.id,
-                accepted_at=time.monotonic(),
-            )
-        )
+        now = time.monotonic()
+        ack = Ack(ack_of=execution.work.id, execution_id=execution.id, accepted_at=now)
+        if execution.ack_by > now:
+            self._outbox.bulk_by(ack, execution.ack_by)
+        else:
+            self._outbox.bulk(ack)
         return True
 
     def _conduct(self, execution: Execution) -> Message:
@@ -134,6 +134,8 @@ def _has_raw_output() -> bool:
 
 class BlockingTaskLane(_TaskLane):
     """One task at a time, on the main thread."""
+
+    ack_delay_s = 0.002
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

@@ -42,6 +42,7 @@ _places: list[int] = []
 def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
     """Serve the other end of the descriptor until it is closed; never returns."""
     os.set_inheritable(descriptor, False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # as for a child
     die_with_parent(parent_pid)
     serve(socket.socket(fileno=descriptor), imports)
 

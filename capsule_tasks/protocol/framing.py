@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 from capsule_tasks.errors import BadFrame
 
 HEADER = 4
+_read_size = struct.Struct(">I").unpack_from
 
 
 class FrameDecoder:
@@ -50,10 +52,11 @@ class FrameDecoder:
             position += HEADER
             yield view[position : position + size]
             position += size
-        self._keep(view[position:])
+        if position < end or self._pending:
+            self._keep(view[position:])
 
     def _size(self, view: memoryview, position: int) -> int:
-        size = int.from_bytes(view[position : position + HEADER], "big")
+        size: int = _read_size(view, position)[0]
         if 0 < size <= self._ceiling:
             return size
         self.spend()

@@ -65,6 +65,8 @@ class Interceptors:
             if self._lane is None:
                 self._lane = _QuarantineLane(self._call_quarantined, self._settings)
             self._lane.put(message)
+        if not self._inline:
+            return
         for registered in tuple(self._inline):
             begun = time.perf_counter()
             self._call(registered.call, message)

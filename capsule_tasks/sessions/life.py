@@ -20,6 +20,7 @@ from capsule_tasks.protocol.messages import (
     Error,
     ErrorKind,
     Heartbeat,
+    Output,
     Terminal,
     new_id,
 )
@@ -36,7 +37,7 @@ from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
 from capsule_tasks.sessions.spawn import ColdSpawner, Spawner
 from capsule_tasks.sessions.startup import await_ready, start_process, warm_up
-from capsule_tasks.sessions.states import ALIVE, OVER, SessionState, may_move
+from capsule_tasks.sessions.states import ALIVE, EVERY, OVER, SessionState, may_move
 from capsule_tasks.sessions.stopping import Stopper
 from capsule_tasks.sessions.stream import ExecutionStream
 from capsule_tasks.settings import SessionConfig
@@ -44,6 +45,8 @@ from capsule_tasks.settings import SessionConfig
 log = logging.getLogger("capsule_tasks.sessions")
 
 HealthListener = Callable[[Health], object]
+HeartbeatListener = Callable[[Heartbeat], object]
+OutputListener = Callable[[Output], object]
 StateListener = Callable[[SessionState, SessionState], object]
 T = TypeVar("T")
 
@@ -76,8 +79,10 @@ class SessionLife:
         self._created_at = time.monotonic()
         self._counters = Counters()
         self._interceptors = Interceptors(self.config.routing, self._counters)
-        self._listeners: list[StateListener] = []
+        self._listeners: list[tuple[StateListener, frozenset[SessionState]]] = []
         self._health_listeners: list[HealthListener] = []
+        self._heartbeat_listeners: list[HeartbeatListener] = []
+        self._output_listeners: list[OutputListener] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._child: Incarnation | None = None
@@ -87,6 +92,8 @@ class SessionLife:
         self._restarting: asyncio.Task[None] | None = None
         """The arrival, if it is a restart."""
         self._restarts = 0
+        self._ready_since = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._forget_child()
 
     def _forget_child(self) -> None:
@@ -96,7 +103,6 @@ class SessionLife:
         self._last_used_at: float | None = None
         self._watch: HealthWatch | None = None
         self._confinement: Confinement | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
         self._last_error = ""
 
     # --- state ---------------------------------------------------------------------------------
@@ -156,13 +162,17 @@ class SessionLife:
             last_error=self._last_error,
         )
 
-    def add_state_listener(self, listener: StateListener) -> None:
-        """Have `listener(old, new)` called on every change of state."""
+    def add_state_listener(
+        self, listener: StateListener, states: frozenset[SessionState] = EVERY
+    ) -> None:
+        """Have `listener(old, new)` called on every change of state, or on those to `states`."""
         check_callable("listener", listener)
-        self._listeners.append(listener)
+        self._listeners.append((listener, states))
 
     def remove_state_listener(self, listener: StateListener) -> None:
-        self._listeners.remove(listener)
+        """ValueError if it was not there."""
+        position = [known for known, _ in self._listeners].index(listener)
+        del self._listeners[position]
 
     def add_health_listener(self, listener: HealthListener) -> None:
         """Have `listener(health)` called when the child falls silent and when it responds again."""
@@ -171,6 +181,19 @@ class SessionLife:
 
     def remove_health_listener(self, listener: HealthListener) -> None:
         self._health_listeners.remove(listener)
+
+    def add_heartbeat_listener(self, listener: HeartbeatListener) -> None:
+        """Have `listener(heartbeat)` called for each; on the event loop, however long it takes."""
+        check_callable("listener", listener)
+        self._heartbeat_listeners.append(listener)
+
+    def add_output_listener(self, listener: OutputListener) -> None:
+        """Have `listener(output)` called for what no execution wrote, or one that is over.
+
+        As all listeners it is called on the event loop, however long it takes.
+        """
+        check_callable("listener", listener)
+        self._output_listeners.append(listener)
 
     def add_message_interceptor(self, interceptor: Interceptor) -> None:
         """Have `interceptor(message)` called for every message before it is routed.
@@ -191,22 +214,38 @@ class SessionLife:
         if not may_move(current, target):
             return False
         self._state = target
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
         if self._confinement is not None:
             if target is SessionState.BUSY:
                 self._confinement.watch()
             else:
                 self._confinement.rest()
         if target is SessionState.READY:
-            loop = asyncio.get_running_loop()
-            self._idle_timer = loop.call_later(
-                self.config.timeouts.idle_s, self._move, SessionState.IDLE
-            )
-        for listener in tuple(self._listeners):
-            self._tell(listener, current, target)
+            self._note_ready()
+        elif target in OVER and self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        for listener, states in tuple(self._listeners):
+            if target in states:
+                self._tell(listener, current, target)
         return True
+
+    def _note_ready(self) -> None:
+        """IDLE follows in a while. One timer sees to any number of short executions."""
+        loop = asyncio.get_running_loop()
+        self._ready_since = loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = loop.call_later(self.config.timeouts.idle_s, self._on_idle_timer)
+
+    def _on_idle_timer(self) -> None:
+        self._idle_timer = None
+        if self._state is not SessionState.READY:
+            return
+        loop = asyncio.get_running_loop()
+        idle_at = self._ready_since + self.config.timeouts.idle_s
+        if loop.time() < idle_at:
+            self._idle_timer = loop.call_at(idle_at, self._on_idle_timer)
+        else:
+            self._move(SessionState.IDLE)
 
     def _tell(self, listener: Callable[..., object], *news: object) -> None:
         try:
@@ -283,6 +322,7 @@ class SessionLife:
             self._on_child_end,
         )
         child.router.counters = self._counters
+        child.router.on_session_output = self._on_session_output
         self._watch = HealthWatch(
             self.session_id, child.process, self.config.timeouts, self._on_health
         )
@@ -442,6 +482,12 @@ class SessionLife:
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         if self._watch is not None:
             self._watch.on_heartbeat(heartbeat)
+        for listener in tuple(self._heartbeat_listeners):
+            self._tell(listener, heartbeat)
+
+    def _on_session_output(self, output: Output) -> None:
+        for listener in tuple(self._output_listeners):
+            self._tell(listener, output)
 
     def _on_health(self, health: Health) -> None:
         for listener in tuple(self._health_listeners):

@@ -79,6 +79,8 @@ class Router:
         on_terminal: Callable[[ExecutionStream, Terminal], None],
     ) -> None:
         self.counters = Counters()
+        self.on_session_output: Callable[[Output], object] = lambda _: None
+        """Hears what is written by no execution, or by one that is over."""
         self.streams: dict[str, ExecutionStream] = {}
         self.inputs: dict[str, str] = {}
         self._answered: set[str] = set()
@@ -174,6 +176,7 @@ class Router:
         output = Output(execution_id=execution_id, stream=stream_name, data=text, raw=True)
         self._see(output)
         if owner is None:
+            self.on_session_output(output)
             self._keep(output)
             self._log("session %s %s: %s", self._session_id, stream_name, text.rstrip())
             return True
@@ -202,6 +205,7 @@ class Router:
         self._send_control(Credit(execution_id=None, bytes=self._session_debt))
         self._session_debt = 0
         if isinstance(message, Output):
+            self.on_session_output(message)
             if message.execution_id is not None:
                 self.counters.late_output_bytes += utf8_size(message.data)
             self._log(

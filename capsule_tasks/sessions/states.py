@@ -43,6 +43,8 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
 ACCEPTING = frozenset({_S.READY, _S.IDLE, _S.BUSY})
 """States in which an execution may begin."""
 
+EVERY = frozenset(SessionState)
+
 OVER = frozenset({_S.TERMINATED, _S.ERROR})
 """States without a child."""
 

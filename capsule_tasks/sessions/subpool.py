@@ -226,9 +226,9 @@ class SubPool:
         self._sessions[number] = session
         self._numbers[session] = number
         self._totals["starts"] += 1
-        session.add_message_interceptor(partial(self._on_message, number))
+        session.add_heartbeat_listener(partial(self._on_heartbeat, number))
         session.add_health_listener(partial(self._on_health, number))
-        session.add_state_listener(partial(self._on_state, number))
+        session.add_state_listener(partial(self._on_state, number), OVER)
         try:
             if self._on_new is not None:
                 self._on_new(session)
@@ -287,18 +287,17 @@ class SubPool:
 
     # --- what sessions report ------------------------------------------------------------------
 
-    def _on_message(self, number: int, message: object) -> None:
-        if isinstance(message, Heartbeat):
-            self._plan.reported(number, message.rss_bytes)
-            self._decide()
+    def _on_heartbeat(self, number: int, heartbeat: Heartbeat) -> None:
+        self._plan.reported(number, heartbeat.rss_bytes)
+        self._decide()
 
     def _on_health(self, number: int, health: Health) -> None:
         if health.unresponsive:
             self._plan.fell_silent(number)
             self._decide()
 
-    def _on_state(self, number: int, _old: SessionState, new: SessionState) -> None:
+    def _on_state(self, number: int, _old: SessionState, _new: SessionState) -> None:
         session = self._sessions.get(number)
-        if session is not None and new in OVER:
+        if session is not None:
             self._plan.lost(number, session.info.last_error or "its child ended")
             asyncio.get_running_loop().call_soon(self._decide)

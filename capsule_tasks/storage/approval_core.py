@@ -171,7 +171,7 @@ class ApprovalCore:
 
     def expire(self, run_id: str, *, operation: str | None = None) -> Operation[Expired]:
         """Decide what is overdue in one run."""
-        _, keys = yield from self._runs.keys_of(run_id)
+        _, keys = yield from self._runs.places.find(run_id)
         args = [run_id, self._index.channel]
         reply = yield from self._perform(_EXPIRE, keys, operation, *args)
         if reply[0] == Code.MISSING:
@@ -204,7 +204,7 @@ class ApprovalCore:
         check_string("message", message)
         check_names("roles", roles)
         check_flag("always", always)
-        session_id, keys = yield from self._runs.keys_of(run_id)
+        session_id, keys = yield from self._runs.places.find(run_id)
         who = tuple(sendable(each) for each in (by, *roles) if each)
         decision: dict[str, bool | str] = {"approved": approved}
         if message is not None:

@@ -7,9 +7,7 @@ may hold too much, never too little: whoever lists checks each entry against its
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
 from typing import Any, get_args
 
 import msgspec
@@ -38,7 +36,7 @@ from capsule_tasks.storage.approval_index import Entry, Index
 from capsule_tasks.storage.codec import Item, JsonCodec
 from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_core import HistoryCore
-from capsule_tasks.storage.keys import RunKeys, WorkerKeys, escaped, run_place
+from capsule_tasks.storage.keys import WorkerKeys, escaped
 from capsule_tasks.storage.operations import Operation, Reply, named, perform, refused
 from capsule_tasks.storage.run_checks import (
     LARGEST,
@@ -52,6 +50,7 @@ from capsule_tasks.storage.run_checks import (
     check_string,
     check_text,
 )
+from capsule_tasks.storage.run_places import Places
 from capsule_tasks.storage.run_types import (
     Ask,
     CallStart,
@@ -69,11 +68,7 @@ from capsule_tasks.storage.run_types import (
 from capsule_tasks.storage.scripts import Call, Code, Script, script
 
 INDEX_ATTEMPTS = 5
-PLACE_KNOWN_S = 86_400.0
-"""How long it is kept in mind where a run lives; asking again renews what Redis knows of it."""
 
-_PLACE = script("run_place", keys="place", args="session ttl_ms")
-_FIND = script("run_find", keys="place", args="ttl_ms")
 _CREATE = script(
     "run_create",
     keys="run ledger batches",
@@ -113,9 +108,9 @@ class RunCore:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self.index = Index(settings)
+        self.places = Places(settings)
         self._ttl_ms = int(settings.ttl_s * 1000)
         self._ended_ms = int(settings.ended_ttl_s * 1000)
-        self._sessions: dict[str, tuple[str, float]] = {}
 
     def create(
         self,
@@ -136,14 +131,7 @@ class RunCore:
         check_text("schema", schema)
         check_text("agent", agent)
         check_asks(asks)
-        keys = self._keys(session_id, run_id)
-        place = Call(
-            _PLACE, (run_place(run_id, self.settings.prefix),), [session_id, self._place_ms]
-        )
-        reply = yield from perform(place, self.settings.retry)
-        if reply[0] == Code.CONFLICT:
-            raise RunExists(run_id, f"in session {reply[1].decode()!r:.100}")
-        self._remember_session(run_id, session_id)
+        keys = yield from self.places.take(run_id, session_id)
         name = named("run_create", operation)
         for _ in range(INDEX_ATTEMPTS):
             indexed_ms = yield from self.index.add(run_id, session_id, asks)
@@ -184,7 +172,7 @@ class RunCore:
         """
         escaped("incarnation", incarnation)
         check_names("readable", readable)
-        session_id, keys = yield from self._found(run_id)
+        session_id, keys = yield from self.places.find(run_id)
         # One name for all attempts: whoever repeats the call means the one that was granted.
         name, steal = named("run_claim", operation), 0
         while True:
@@ -235,7 +223,7 @@ class RunCore:
         schema, agent = schema or claim.schema, agent or claim.agent
         check_text("schema", schema)
         check_text("agent", agent)
-        keys = self._keys(claim.session_id, claim.run_id)
+        keys = self.places.keys(claim.session_id, claim.run_id)
         name = named("run_commit", operation)
         for _ in range(INDEX_ATTEMPTS):
             indexed_ms = yield from self.index.add(claim.run_id, claim.session_id, asks)
@@ -290,7 +278,7 @@ class RunCore:
     def release(self, claim: Claim, *, operation: str | None = None) -> Operation[Status]:
         """Hand a run back as it was last committed; raises RunLost if it is not the owner's."""
         check_claim(claim)
-        keys = self._keys(claim.session_id, claim.run_id)
+        keys = self.places.keys(claim.session_id, claim.run_id)
         reply = yield from self._perform(
             _RELEASE,
             (keys.run, keys.ledger, keys.batches),
@@ -310,7 +298,7 @@ class RunCore:
         Cancelling twice is cancelling once; raises RunEnded for a run that is over.
         """
         check_string("by", by)
-        session_id, keys = yield from self._found(run_id)
+        session_id, keys = yield from self.places.find(run_id)
         reply = yield from self._perform(
             _CANCEL,
             (keys.run, keys.ledger, keys.batches),
@@ -329,7 +317,7 @@ class RunCore:
 
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
         """The run as it is stored now."""
-        session_id, keys = yield from self._found(run_id)
+        session_id, keys = yield from self.places.find(run_id)
         call = Call(_READ, (keys.run, keys.ledger), [int(with_snapshot)])
         reply = yield from perform(call, self.settings.retry)
         if reply[0] != Code.DONE:
@@ -360,7 +348,7 @@ class RunCore:
         unless it says `retry`. If one is refused (CallChanged, CallNotApproved), none is started.
         """
         check_claim(claim)
-        keys = self._keys(claim.session_id, claim.run_id)
+        keys = self.places.keys(claim.session_id, claim.run_id)
         check_calls(calls)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
         reply = yield from self._perform(
@@ -381,7 +369,7 @@ class RunCore:
     ) -> Operation[None]:
         """Say what tool calls gave. Whoever started a call may, also after losing the run."""
         check_claim(claim)
-        keys = self._keys(claim.session_id, claim.run_id)
+        keys = self.places.keys(claim.session_id, claim.run_id)
         check_outputs(outputs)
         parts: list[str | bytes] = []
         for call_id, output in outputs.items():
@@ -399,41 +387,10 @@ class RunCore:
         if reply[0] != Code.DONE:
             raise self._refusal(claim.run_id, reply)
 
-    def keys_of(self, run_id: str) -> Operation[tuple[str, RunKeys]]:
-        """The session of a run, and its keys."""
-        return (yield from self._found(run_id))
-
-    def _found(self, run_id: str) -> Operation[tuple[str, RunKeys]]:
-        escaped("run id", run_id)
-        session_id, found_s = self._sessions.get(run_id, ("", -math.inf))
-        if monotonic() - found_s >= PLACE_KNOWN_S:
-            call = Call(_FIND, (run_place(run_id, self.settings.prefix),), [self._place_ms])
-            reply = yield from perform(call, self.settings.retry)
-            if reply[0] != Code.DONE:
-                raise RunNotFound(run_id)
-            session_id = reply[1].decode()
-            self._remember_session(run_id, session_id)
-        return session_id, self._keys(session_id, run_id)
-
-    def _remember_session(self, run_id: str, session_id: str) -> None:
-        """A run never changes its session; the newest are kept in mind."""
-        self._sessions.pop(run_id, None)
-        self._sessions[run_id] = session_id, monotonic()
-        if len(self._sessions) > 10_000:
-            self._sessions.pop(next(iter(self._sessions)), None)
-
     def _has_lapsed(self, incarnation: str) -> Operation[bool]:
         worker = WorkerKeys(incarnation, self.settings.prefix).worker
         reply = yield from perform(Call(_LEASE, (worker,), []), self.settings.retry)
         return int(reply[1]) == 0
-
-    @property
-    def _place_ms(self) -> int:
-        """Far longer than a run is kept: a run is found, and so its place renewed, before that."""
-        return max(10 * self._ttl_ms, 10 * self._ended_ms, 366 * 86_400_000)
-
-    def _keys(self, session_id: str, run_id: str) -> RunKeys:
-        return RunKeys(session_id, run_id, self.settings.prefix)
 
     def _perform(
         self, of: Script, keys: Sequence[str], name: str, *args: str | bytes | int

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import signal
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -95,7 +96,6 @@ class Crew:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._losses = Losses(limits.losses)
         self._stopped = False
-        self._is_flush_due = False
 
     # --- size ----------------------------------------------------------------------------------
 
@@ -150,8 +150,8 @@ class Crew:
         pid = session.info.pid
         member = Member(session, kind, pid or 0)
         self.members[kind].append(member)
-        session.add_state_listener(partial(self._on_state, member))
-        session.add_message_interceptor(partial(self._on_message, member))
+        session.add_state_listener(partial(self._on_state, member), OVER)
+        session.add_heartbeat_listener(partial(self._on_heartbeat, member))
         if pid is None:  # it died between the loan and now
             self._on_state(member, session.state, SessionState.ERROR)
         elif kind == "blocking":
@@ -273,19 +273,14 @@ class Crew:
         if job.stage is not Stage.SENT:
             return
         job.stage = Stage.ACCEPTED
+        self._bridge.put(partial(job.say_accepted, member.pid, accepted_at))
+        if not (job.soft_limit_s or job.hard_limit_s):
+            return
         loop = asyncio.get_running_loop()
-        self._bridge.put_lazily(partial(job.say_accepted, member.pid, accepted_at))
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            loop.call_soon(self._flush)  # the end of a short task may be in the same read
         if job.soft_limit_s:
             job.timers.append(loop.call_later(job.soft_limit_s, self._on_soft_limit, member, job))
         if job.hard_limit_s:
             job.timers.append(loop.call_later(job.hard_limit_s, self._on_hard_limit, member, job))
-
-    def _flush(self) -> None:
-        self._is_flush_due = False
-        self._bridge.flush()
 
     def _on_terminal(self, member: Member, job: Job, end: Terminal) -> None:
         member.jobs.pop(job.execution_id, None)
@@ -299,7 +294,11 @@ class Crew:
                 self._losses.forget(job.call)
                 self._end(job, partial(job.say_traced, end))
         elif job.stage is not Stage.OVER:
-            self._lose(job, end, member.session.exit_status)
+            status = member.session.exit_status
+            if status is not None:
+                # It may have begun, unheard: a message that is acknowledged early must not return.
+                self._accept(member, job, time.monotonic())
+            self._lose(job, end, status)
         self._after_job(member)
 
     def _after_job(self, member: Member) -> None:
@@ -326,18 +325,17 @@ class Crew:
         else:
             self._kill(member)
 
-    def _on_state(self, member: Member, _old: SessionState, new: SessionState) -> None:
+    def _on_state(self, member: Member, _old: SessionState, _new: SessionState) -> None:
         """The child has ended; its jobs have heard so already."""
-        if self._stopped or new not in OVER or member not in self.members[member.kind]:
+        if self._stopped or member not in self.members[member.kind]:
             return
         self._remove(member)
         self.totals["children_lost"] += not member.worn
         self._pool.retire(member.session)
         self._balance(member.kind)
 
-    def _on_message(self, member: Member, message: object) -> None:
-        if isinstance(message, Heartbeat):
-            self._judge_memory(member, message.rss_bytes)
+    def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
+        self._judge_memory(member, heartbeat.rss_bytes)
 
     # --- ends ----------------------------------------------------------------------------------
 

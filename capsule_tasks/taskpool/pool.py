@@ -134,10 +134,25 @@ class TaskPool(BasePool):
 
     def register_with_event_loop(self, hub: Any) -> None:
         self._bridge.register(hub)
-        # Just before the hub sleeps: what this turn applied goes out together, and the runtime
-        # does not compete with the rest of the turn for the interpreter.
-        hub.on_tick.add(self._runtime.flush)
+        hub.add_reader(self._runtime, self._on_news)
+        # A task that is alone goes at once. With others about, those that one turn of the hub
+        # applied go just before it sleeps: the children do not compete with it for the machine.
+        hub.on_tick.add(self._runtime.make_posts)
         self._hub = hub
+        self._runtime.welcome_hub()
+
+    def _on_news(self) -> None:
+        """The hub was woken by what children say: no other thread need be."""
+        bridge = self._bridge
+        bridge.is_quiet = True
+        try:
+            self._runtime.turn()
+        except BaseException:  # an exit of the worker, from a signal's handler
+            bridge.is_quiet = False
+            bridge.flush()
+            raise
+        bridge.is_quiet = False
+        bridge.make_calls()
 
     def introduce(self, consumer: Any) -> None:
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
@@ -152,6 +167,7 @@ class TaskPool(BasePool):
 
     def on_stop(self) -> None:
         """Wait for every job and tell Celery of each, then end the children."""
+        self._runtime.dismiss_hub()
         hub = get_event_loop()
         if self._bridge.is_served:
             with self._job_over:
@@ -160,7 +176,7 @@ class TaskPool(BasePool):
             self._bridge.wait(min(hub.fire_timers(), _LONGEST_WAIT_S) if hub is not None else None)
             self._bridge.drain()
             self._cancel_what_began_late()
-            self._runtime.flush()
+            self._runtime.make_posts()
             if hub is not None:  # late acknowledgements are among these
                 _run_ready_callbacks(hub)
         self._end()
@@ -178,6 +194,7 @@ class TaskPool(BasePool):
         """Safe at any time, any number of times."""
         if self._crew is None:
             return
+        self._runtime.dismiss_hub()
         self._last_info = self._get_info()
         crew, self._crew = self._crew, None
         ending = self._runtime.begin(self._close(crew))
@@ -190,7 +207,8 @@ class TaskPool(BasePool):
         hub = get_event_loop()
         if hub is not None:
             self._bridge.unregister(hub)
-            hub.on_tick.discard(self._runtime.flush)
+            hub.remove_reader(self._runtime)
+            hub.on_tick.discard(self._runtime.make_posts)
         self._bridge.close()
 
     async def _close(self, crew: Crew) -> None:
@@ -260,8 +278,8 @@ class TaskPool(BasePool):
         elif waitforslot and self._slots is not None:
             self._slots.acquire()
         self._runtime.post_lazily(self._crew.submit, job)
-        if self._hub is None:
-            self._runtime.flush()
+        if self._hub is None or len(self._jobs) == 1:
+            self._runtime.make_posts()
         return job
 
     def _refuse(self, error_callback: Any, args: Any, fault: Exception) -> None:
@@ -346,15 +364,10 @@ class TaskPool(BasePool):
 
     def _listen_from_the_start(self, session: Session) -> None:
         """What a child says while it becomes ready is heard too."""
-        session.add_message_interceptor(self._on_message)
-
-    def _on_message(self, message: object) -> None:
-        """On the runtime thread. What tasks say comes with their jobs."""
-        if isinstance(message, Output) and (message.execution_id is None or message.late):
-            self._echo.say(None, message)
+        session.add_output_listener(partial(self._on_output, None))
 
     def _on_output(self, job: Job | None, output: Output | Gap) -> None:
-        """On the runtime thread."""
+        """On the loop; what tasks say comes with their jobs, the rest with none."""
         self._echo.say(job, output)
 
     # --- stopping one job ----------------------------------------------------------------------

@@ -1,39 +1,65 @@
-"""The runtime thread: one asyncio loop inside a Celery worker, which owns every session."""
+"""The runtime: one asyncio loop inside a Celery worker, which owns every session.
+
+Celery's hub thread is woken by everything that happens to a task anyway. So it turns the loop
+itself while it is awake, and the runtime thread only stands in: where there is no hub, while the
+hub is away (connecting, shutting down, in a long callback), and for the loop's timers. With two
+threads at work on every task, each waiting for the interpreter, the hand-overs cost more than the
+work.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import logging
+import math
+import select
+import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from capsule_tasks.taskpool.bell import Bell
+from capsule_tasks.taskpool.turns import PUT_OFF, TurnedLoop
+
 log = logging.getLogger("capsule_tasks.taskpool")
 
 T = TypeVar("T")
+
+_PATIENCE_S = 0.02
+"""So long may the hub leave something undone before the runtime thread does it."""
+_LONGEST_POLL_MS = 3_600_000.0
+"""`poll` refuses what does not fit into a C int, about 25 days."""
 
 
 class RuntimeThread:
     """Starts and stops the loop; both idempotent. `post` is the way in from other threads."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: TurnedLoop | None = None
         self._thread: threading.Thread | None = None
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._rung = False
+        self._hub_is_there = False
+        self._hub_turns = 0
+        self._stood_in_at = -1
+        """The hub's turns when it was found to be away; it is, until it turns again."""
+        self._waits_until = math.inf
+        self._stopping = False
 
     def start(self) -> None:
         if self._thread is not None:
             return
-        self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._run, name="capsule-runtime", daemon=True)
+        self._loop = TurnedLoop()
+        self._bell = Bell()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._loop, self._bell), name="capsule-runtime", daemon=True
+        )
         self._thread.start()
 
-    @property
-    def is_current(self) -> bool:
-        return threading.current_thread() is self._thread
+    # --- from other threads --------------------------------------------------------------------
 
     def post(self, call: Callable[..., object], *arguments: Any) -> None:
         """Have a call made on the loop, in order; one wake-up for as many as are waiting."""
@@ -41,11 +67,17 @@ class RuntimeThread:
         self.flush()
 
     def post_lazily(self, call: Callable[..., object], *arguments: Any) -> None:
-        """The same, once somebody calls `flush` or `post`."""
+        """The same, once somebody calls `make_posts` or `post`."""
         self._inbox.append((call, arguments))
 
+    def make_posts(self) -> None:
+        """Make the calls that wait, on this thread; what they plan on the loop is done later."""
+        loop = self._loop
+        if self._inbox and (self._rung or loop is None or not loop.do(self._take)):
+            self.flush()
+
     def flush(self) -> None:
-        """Wake the loop if calls are waiting."""
+        """Wake whoever turns the loop if calls are waiting."""
         loop = self._loop
         if self._inbox and not self._rung and loop is not None:
             self._rung = True
@@ -57,18 +89,84 @@ class RuntimeThread:
     def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the loop; its outcome is in the future."""
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self._loop.asyncio_loop)
 
     def stop(self, timeout_s: float) -> None:
         """End the loop. What still runs on it is cancelled; the thread is waited for."""
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
+        thread, self._thread = self._thread, None
+        if thread is None:
             return
-        self._loop = self._thread = None
-        loop.call_soon_threadsafe(loop.stop)
+        self._stopping = True
+        self._loop = None
+        self._bell.ring()
         thread.join(timeout_s)
         if thread.is_alive():
             log.warning("the runtime thread did not end within %s s", timeout_s)
+
+    # --- from the hub thread -------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Readable when `turn` has something to do."""
+        assert self._loop is not None
+        return self._loop.fileno()
+
+    def welcome_hub(self) -> None:
+        """The hub turns the loop from now on."""
+        self._hub_is_there = True
+
+    def dismiss_hub(self) -> None:
+        """The runtime thread turns the loop from now on."""
+        if self._hub_is_there:
+            self._hub_is_there = False
+            self._bell.ring()
+
+    def turn(self) -> None:
+        """Do what the sessions wait for."""
+        loop = self._loop
+        if loop is None:
+            return
+        self._hub_turns += 1
+        loop.turn()
+        if loop.due_at < self._waits_until:
+            self._bell.ring()  # a timer that the runtime thread does not know of
+
+    # --- the runtime thread --------------------------------------------------------------------
+
+    def _run(self, loop: TurnedLoop, bell: Bell) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, PUT_OFF)  # or it would take what the hub puts off
+        asyncio.set_event_loop(loop.asyncio_loop)
+        poller = select.poll()
+        poller.register(loop, select.POLLIN)
+        poller.register(bell, select.POLLIN)
+        try:
+            while not self._stopping:
+                if self._wait(loop, bell, poller):
+                    loop.turn()
+            loop.close()
+        finally:
+            asyncio.set_event_loop(None)
+            bell.close()
+
+    def _wait(self, loop: TurnedLoop, bell: Bell, poller: select.poll) -> bool:
+        """Wait until there is something to do; whether this thread has to do it."""
+        self._waits_until = math.inf  # a turn that ends right now rings, whichever comes first
+        self._waits_until = loop.due_at
+        timeout_s = self._waits_until - loop.time()
+        ready = {fd for fd, _ in poller.poll(min(max(0.0, timeout_s * 1000), _LONGEST_POLL_MS))}
+        if bell.fileno() in ready:
+            bell.silence()
+        if not ready:
+            return True  # a timer is due
+        if loop.fileno() not in ready or self._stopping:
+            return False
+        if not self._hub_is_there or self._stood_in_at == self._hub_turns:
+            return True
+        turns = self._hub_turns
+        time.sleep(_PATIENCE_S)
+        if turns != self._hub_turns:
+            return False
+        self._stood_in_at = turns
+        return True
 
     def _take(self) -> None:
         self._rung = False  # before looking: what is posted from now on rings again
@@ -79,27 +177,3 @@ class RuntimeThread:
                 call(*arguments)
             except Exception:
                 log.exception("the runtime could not do %r", call)
-
-    def _run(self) -> None:
-        loop = self._loop
-        assert loop is not None
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop  # noqa: PLC0415 - it is optional
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop

@@ -103,6 +103,20 @@ def test_a_lost_child_is_reported_for_its_task_alone(worker: Worker, how: str) -
     assert worker.get("add", 1, 1) == 2
 
 
+def test_a_task_that_ends_its_process_at_once_is_not_delivered_again(worker: Worker) -> None:
+    """It is acknowledged early, so when it began; though its child had no time to say so."""
+    results = [worker.send("die", "exit") for _ in range(3)]
+    for result in results:
+        with pytest.raises(WorkerLostError):
+            result.get(timeout=HANG_S)
+    ids = [result.id.encode() for result in results]
+    client = worker.app.backend.client
+    eventually(
+        lambda: not any(id_ in held for held in client.hvals("unacked") for id_ in ids),
+        "the acknowledgements",
+    )
+
+
 def test_a_late_acknowledged_task_whose_child_was_killed_runs_again(worker: Worker) -> None:
     key = unique()
     result = worker.send("hold_late", key)

@@ -159,7 +159,9 @@ def test_ctrl_c_stops_code_that_waits_for_input(terminal: Terminal) -> None:
     terminal.type(CTRL_C)
     terminal.until("# interrupted after ")
     terminal.until(">>> ")
-    assert terminal.run("6 * 7") == "42\n"  # the echo, which `run` waits for, is on again
+    terminal.type_at_rest("6 * 7\n")
+    terminal.until("6 * 7\n")  # the echo is on again
+    assert terminal.until(">>> ") == "42\n"
 
 
 def test_commands_work_while_code_runs(terminal: Terminal) -> None:

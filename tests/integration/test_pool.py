@@ -6,17 +6,21 @@ import asyncio
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from capsule_tasks.errors import NotBorrowed, PoolUnavailable, SessionBusy
+from capsule_tasks.protocol.messages import Heartbeat
 from capsule_tasks.sessions import Session, SessionPool
 from capsule_tasks.settings import (
     ChildSettings,
     DiagnosticSettings,
     PoolSettings,
     Profile,
+    RoutingSettings,
     SessionConfig,
     TimeoutSettings,
 )
@@ -356,3 +360,25 @@ async def test_stop_is_clean_at_any_moment(moment: str) -> None:
         assert pool.info().last_error == ""
         if moment == "busy":
             assert (await running.ended()).kind == "shutdown"
+
+
+async def test_what_listens_to_heartbeats_is_never_put_on_another_thread() -> None:
+    """A slow interceptor is; what a pool decides by must stay on its loop, on any machine."""
+    heard: list[int] = []
+
+    def listen(_: Heartbeat) -> None:
+        time.sleep(0.001)  # ten times the budget
+        heard.append(threading.get_ident())
+
+    def on_new(session: Session) -> None:
+        session.add_heartbeat_listener(listen)
+
+    config = SessionConfig(
+        child=QUICK, routing=RoutingSettings(interceptor_budget_s=0.0001, interceptor_overruns=1)
+    )
+    profile = Profile.app(session=config, pool=PoolSettings(min_idle=1, max_sessions=1))
+    async with SessionPool({"app": profile}, on_new=on_new) as pool, pool.borrow("app") as session:
+        await session.run("1")
+        await eventually(lambda: len(heard) > 5)
+        assert set(heard) == {threading.get_ident()}
+        assert session.metrics["interceptor_quarantine_total"] == 0

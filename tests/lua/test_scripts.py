@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from capsule_tasks import storage
 from capsule_tasks.errors import InternalError
-from capsule_tasks.storage import (
-    approval_core,
-    approval_index,
-    history_core,
-    lease_core,
-    operations,
-    run_core,
-    step_core,
-)
 from capsule_tasks.storage.keys import (
     ApprovalKeys,
     RunKeys,
@@ -29,16 +23,12 @@ from capsule_tasks.storage.keys import (
 )
 from capsule_tasks.storage.scripts import Code, Script, parsed_header, text_of
 
-FOLDER = Path(history_core.__file__).parent / "lua"
-MODULES = (
-    approval_core,
-    approval_index,
-    history_core,
-    lease_core,
-    operations,
-    run_core,
-    step_core,
-)
+FOLDER = Path(storage.__file__).parent / "lua"
+MODULES = [
+    importlib.import_module(f"{storage.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(storage.__path__)
+    if module.name != "__main__"
+]
 DECLARED = {
     value.name: value
     for module in MODULES

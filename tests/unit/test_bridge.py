@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from capsule_tasks.taskpool import bridge
+from capsule_tasks.taskpool import bell
 from capsule_tasks.taskpool.bridge import Bridge
 
 
 @pytest.fixture(params=[True, False], ids=["eventfd", "self-pipe"])
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bridge]:
-    monkeypatch.setattr(bridge, "IS_LINUX", request.param)
+    monkeypatch.setattr(bell, "IS_LINUX", request.param)
     made = Bridge()
-    assert (made._reader == made._writer) is request.param
+    assert (made._bell._reader == made._bell._writer) is request.param
     yield made
     made.close()
 
@@ -31,17 +31,6 @@ def test_calls_of_another_thread_are_made_in_order(made: Bridge) -> None:
         made.drain()
     thread.join()
     assert heard == list(range(100_000))
-
-
-def test_what_is_put_lazily_waits_for_a_flush(made: Bridge) -> None:
-    heard: list[str] = []
-    made.put_lazily(lambda: heard.append("lazily"))
-    made.wait(0)
-    assert heard == []
-    made.flush()
-    made.wait(None)
-    made.drain()
-    assert heard == ["lazily"]
 
 
 def test_a_call_that_fails_holds_up_no_other(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from capsule_tasks.errors import RunExists
-from capsule_tasks.storage import run_core
+from capsule_tasks.storage import run_places
 from capsule_tasks.storage.runs import SyncRunStore
 from capsule_tasks.testing import MemoryStore
 from tests.contract.run_subjects import ask
@@ -24,7 +24,7 @@ def test_a_run_that_goes_on_for_years_is_still_found(
     """
     now_s = 1.8e9
     memory = MemoryStore(clock=lambda: now_s)
-    monkeypatch.setattr(run_core, "monotonic", lambda: now_s)
+    monkeypatch.setattr(run_places, "monotonic", lambda: now_s)
     runs = SyncRunStore(memory)
     runs.create("run-1", "s", b"", schema="1", agent="a")
     for turn in range(1, 60):

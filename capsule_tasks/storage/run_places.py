@@ -1,0 +1,63 @@
+"""Where runs live: from the id of a run to its session, which is a part of its keys."""
+
+from __future__ import annotations
+
+import math
+from time import monotonic
+
+from capsule_tasks.errors import RunExists, RunNotFound
+from capsule_tasks.settings import RunSettings
+from capsule_tasks.storage.keys import RunKeys, escaped, run_place
+from capsule_tasks.storage.operations import Operation, perform
+from capsule_tasks.storage.scripts import Call, Code, script
+
+KNOWN_S = 86_400.0
+"""How long it is kept in mind where a run lives; asking again renews what Redis knows of it."""
+MOST_KNOWN = 10_000
+
+_PLACE = script("run_place", keys="place", args="session ttl_ms")
+_FIND = script("run_find", keys="place", args="ttl_ms")
+
+
+class Places:
+    """A run never changes its session; the newest are kept in mind."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        # Far longer than a run is kept: a run is found, and so its place renewed, before that.
+        longest_s = max(10 * settings.ttl_s, 10 * settings.ended_ttl_s, 366 * 86_400.0)
+        self._ttl_ms = int(longest_s * 1000)
+        self._known: dict[str, tuple[str, float]] = {}
+
+    def take(self, run_id: str, session_id: str) -> Operation[RunKeys]:
+        """Bind a run to a session; raises RunExists if it is bound to another."""
+        keys = self.keys(session_id, run_id)
+        place = run_place(run_id, self._settings.prefix)
+        call = Call(_PLACE, (place,), [session_id, self._ttl_ms])
+        reply = yield from perform(call, self._settings.retry)
+        if reply[0] == Code.CONFLICT:
+            raise RunExists(run_id, f"in session {reply[1].decode()!r:.100}")
+        self._remember(run_id, session_id)
+        return keys
+
+    def find(self, run_id: str) -> Operation[tuple[str, RunKeys]]:
+        """The session of a run, and its keys; raises RunNotFound."""
+        escaped("run id", run_id)
+        session_id, known_at = self._known.get(run_id, ("", -math.inf))
+        if monotonic() - known_at >= KNOWN_S:
+            place = run_place(run_id, self._settings.prefix)
+            reply = yield from perform(Call(_FIND, (place,), [self._ttl_ms]), self._settings.retry)
+            if reply[0] != Code.DONE:
+                raise RunNotFound(run_id)
+            session_id = reply[1].decode()
+            self._remember(run_id, session_id)
+        return session_id, self.keys(session_id, run_id)
+
+    def keys(self, session_id: str, run_id: str) -> RunKeys:
+        return RunKeys(session_id, run_id, self._settings.prefix)
+
+    def _remember(self, run_id: str, session_id: str) -> None:
+        self._known.pop(run_id, None)
+        self._known[run_id] = session_id, monotonic()
+        if len(self._known) > MOST_KNOWN:
+            self._known.pop(next(iter(self._known)), None)

@@ -1,0 +1,155 @@
+"""An asyncio loop that several threads may turn, one at a time.
+
+An ordinary loop waits on the thread that runs it. This one never waits: `turn` does what there is
+to do and returns, and when it is worth turning again its descriptor says, or its clock. Whichever
+thread is awake anyway can do that, so that a message needs no other thread to be woken for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import selectors
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_MOST_ROUNDS = 100
+"""Of callbacks that plan callbacks, in one turn: whoever turns has other things to do."""
+
+PUT_OFF = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGALRM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_mask: Callable[[int, Any], Any] = getattr(signal, "_signal", signal).pthread_sigmask
+"""The function itself: its wrapper makes enumerations of the old mask, which takes far longer."""
+
+
+class _Selector(selectors.DefaultSelector):
+    """Looks once in a turn, and ends the turn when nothing more can be done without waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end_turn: Callable[[], None] = lambda: None
+        self.may_wait = False
+        self.idle_s: float | None = None
+        """How long until the loop's next timer, as it was when the turn ended."""
+        self._looks = False
+        self._rounds = 0
+
+    def begin(self) -> None:
+        self._looks = True
+        self._rounds = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.may_wait:
+            return super().select(timeout)
+        events: list[tuple[selectors.SelectorKey, int]] = []
+        if self._looks:
+            self._looks = False
+            events = super().select(0)
+        self._rounds += 1
+        is_idle = not events and (timeout is None or timeout > 0)
+        if is_idle or self._rounds > _MOST_ROUNDS:
+            self.idle_s = timeout
+            self.end_turn()
+        return events
+
+
+class TurnedLoop:
+    """`asyncio_loop` is for whoever runs inside of it; the rest is for the threads that turn it."""
+
+    def __init__(self) -> None:
+        self._selector = _Selector()
+        self.asyncio_loop = asyncio.SelectorEventLoop(self._selector)
+        self._selector.end_turn = self.asyncio_loop.stop
+        self._lock = threading.Lock()
+        self._turner: int | None = None
+        self.due_at = math.inf
+        """When it has to be turned though its descriptor is not readable, by `time`."""
+
+    def fileno(self) -> int:
+        """Readable when there is something to do."""
+        return int(self._selector.fileno())
+
+    def time(self) -> float:
+        return self.asyncio_loop.time()
+
+    def turn(self) -> None:
+        """Do all that can be done without waiting."""
+        if self._turner == threading.get_ident():
+            return  # in a signal handler, after all
+        old_mask = self._take_hold()
+        try:
+            self._selector.begin()
+            self.asyncio_loop.run_forever()
+            idle_s = self._selector.idle_s
+            self.due_at = math.inf if idle_s is None else self.time() + idle_s
+        finally:
+            self._let_go(old_mask)
+
+    def do(self, call: Callable[[], object]) -> bool:
+        """Make one call as if on the loop, at a fraction of a turn's cost; False if it cannot be.
+
+        What it plans there is done in the next turn.
+        """
+        if self._turner == threading.get_ident():
+            return False
+        loop: Any = self.asyncio_loop
+        old_mask = self._take_hold()
+        timers = len(loop._scheduled)  # noqa: SLF001 - no public way
+        try:
+            asyncio._set_running_loop(loop)  # noqa: SLF001 - meant for loops, as this one is
+            call()
+        finally:
+            asyncio._set_running_loop(None)  # noqa: SLF001 - meant for loops
+            if loop._ready or len(loop._scheduled) != timers:  # noqa: SLF001 - as above
+                loop.call_soon_threadsafe(_nothing)  # which asks for the turn
+            self._let_go(old_mask)
+        return True
+
+    def _take_hold(self) -> Any:
+        """Have the loop for this thread alone, and signals put off.
+
+        A handler of Celery's may take as long as it likes (a soft shutdown sleeps in one), and
+        nobody else could turn the loop meanwhile.
+        """
+        old_mask = _mask(signal.SIG_BLOCK, PUT_OFF)
+        self._lock.acquire()
+        self._turner = threading.get_ident()
+        return old_mask
+
+    def _let_go(self, old_mask: Any) -> None:
+        self._turner = None
+        self._lock.release()
+        _mask(signal.SIG_SETMASK, old_mask)
+
+    def call_soon_threadsafe(self, call: Callable[[], object]) -> None:
+        """Have it called in the next turn, which the descriptor asks for."""
+        self.asyncio_loop.call_soon_threadsafe(call)
+
+    def close(self) -> None:
+        """Cancel what still runs, see it end, and release everything."""
+        with self._lock:
+            loop = self.asyncio_loop
+            self._selector.may_wait = True
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(_ended(left))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+
+def _nothing() -> None:
+    """Wakes, and that is all."""
+
+
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)

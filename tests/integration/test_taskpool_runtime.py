@@ -1,0 +1,187 @@
+"""The loop that the hub and the runtime thread take turns at, without Celery around it."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from capsule_tasks.child.outbox import Outbox
+from capsule_tasks.protocol.codec import MessageDecoder
+from capsule_tasks.protocol.messages import Ack, ToParent, Traced
+from capsule_tasks.taskpool.bridge import Bridge
+from capsule_tasks.taskpool.runtime import RuntimeThread
+from capsule_tasks.taskpool.turns import TurnedLoop
+from tests.sessions import HANG_S
+
+
+@pytest.fixture
+def runtime() -> Iterator[RuntimeThread]:
+    runtime = RuntimeThread()
+    runtime.start()
+    yield runtime
+    runtime.stop(HANG_S)
+
+
+@pytest.fixture
+def loop() -> Iterator[TurnedLoop]:
+    loop = TurnedLoop()
+    yield loop
+    loop.close()
+
+
+def of_runtime(call: threading.Event, names: list[str]) -> None:
+    names.append(threading.current_thread().name)
+    call.set()
+
+
+def test_without_a_hub_the_runtime_thread_makes_every_call(runtime: RuntimeThread) -> None:
+    made, names = threading.Event(), list[str]()
+    runtime.post(of_runtime, made, names)
+    assert made.wait(HANG_S)
+    assert runtime.begin(asyncio.sleep(0.001, "slept")).result(HANG_S) == "slept"
+    assert names == ["capsule-runtime"]
+
+
+def test_a_hub_that_is_awake_makes_the_calls_itself(runtime: RuntimeThread) -> None:
+    names: list[str] = []
+    runtime.welcome_hub()
+    for _ in range(100):
+        runtime.post_lazily(lambda: names.append(threading.current_thread().name))
+        runtime.make_posts()
+    assert names == [threading.current_thread().name] * 100
+
+
+def test_for_a_hub_that_is_away_the_runtime_thread_stands_in(runtime: RuntimeThread) -> None:
+    runtime.welcome_hub()
+    for _ in range(3):
+        made, names = threading.Event(), list[str]()
+        runtime.post(of_runtime, made, names)
+        assert made.wait(HANG_S)  # nobody turns here
+        assert names == ["capsule-runtime"]
+        runtime.turn()  # it is back, and goes away again
+
+
+def test_timers_need_no_hub_also_those_that_it_sets(runtime: RuntimeThread) -> None:
+    """The runtime thread sleeps until the next timer that it knows of: a sooner one wakes it."""
+    rung, names = threading.Event(), list[str]()
+    runtime.welcome_hub()
+    runtime.post_lazily(
+        lambda: asyncio.get_running_loop().call_later(0.01, of_runtime, rung, names)
+    )
+    runtime.make_posts()
+    assert rung.wait(HANG_S)
+
+
+def test_a_call_that_plans_another_has_it_made(runtime: RuntimeThread) -> None:
+    made, names = threading.Event(), list[str]()
+    runtime.welcome_hub()
+    runtime.post_lazily(lambda: asyncio.get_running_loop().call_soon(of_runtime, made, names))
+    runtime.make_posts()
+    assert select.select([runtime], [], [], HANG_S)[0]
+    runtime.turn()
+    assert made.wait(HANG_S)
+
+
+def test_what_still_runs_at_the_end_is_cancelled(runtime: RuntimeThread) -> None:
+    cancelled = threading.Event()
+    begun = threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    runtime.begin(work())
+    assert begun.wait(HANG_S)
+    runtime.stop(HANG_S)
+    assert cancelled.is_set()
+    runtime.stop(HANG_S)
+
+
+def test_a_signal_waits_for_the_end_of_the_turn(loop: TurnedLoop) -> None:
+    """Its handler may sleep, or turn the loop: neither may happen inside of a turn."""
+    heard: list[str] = []
+
+    def handle(*_: object) -> None:
+        loop.asyncio_loop.call_soon(heard.append, "turned by the handler")
+        loop.turn()
+
+    def interrupted() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        heard.append("the rest of the call")
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        loop.asyncio_loop.call_soon(interrupted)
+        loop.turn()
+        loop.do(interrupted)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == ["the rest of the call", "turned by the handler"] * 2
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_turn_ends_though_there_is_always_more_to_do(loop: TurnedLoop) -> None:
+    turns = 0
+
+    def again() -> None:
+        nonlocal turns
+        turns += 1
+        loop.asyncio_loop.call_soon(again)
+
+    loop.asyncio_loop.call_soon(again)
+    loop.turn()
+    assert turns >= 1
+    assert loop.due_at <= loop.time()  # it says that it has to be turned again
+
+
+def test_the_hub_is_not_woken_for_what_it_looks_at_anyway() -> None:
+    bridge, made = Bridge(), list[int]()
+    try:
+        bridge.is_quiet = True
+        bridge.put(lambda: made.append(1))
+        bridge.wait(0)
+        bridge.is_quiet = False
+        assert not select.select([bridge._bell], [], [], 0)[0]
+        bridge.make_calls()
+        bridge.put(lambda: made.append(2))
+        bridge.wait(HANG_S)
+        bridge.drain()
+        assert made == [1, 2]
+    finally:
+        bridge.close()
+    bridge.close()
+
+
+def test_an_acknowledgement_waits_for_the_next_message_or_its_deadline() -> None:
+    ours, theirs = socket.socketpair()
+    decoder: MessageDecoder[object] = MessageDecoder(ToParent, 10_000)
+
+    def read() -> list[str]:
+        return [type(message).__name__ for message in decoder.feed(ours.recv(10_000))]
+
+    def ack() -> Ack:
+        return Ack(ack_of="1", execution_id="1", accepted_at=0.0)
+
+    with ours, theirs:
+        outbox = Outbox(theirs, theirs, 10_000)
+        outbox.bulk_by(ack(), float("inf"))
+        assert outbox.is_holding
+        assert not select.select([ours], [], [], 0)[0]
+        outbox.bulk(Traced(execution_id="1"))
+        assert read() == ["Ack", "Traced"]
+        assert not outbox.is_holding
+        outbox.bulk_by(ack(), float("inf"))
+        assert outbox.settle_pump() is False
+        assert read() == ["Ack"]
+        outbox.bulk_by(ack(), 0.0)  # its deadline has passed already
+        assert read() == ["Ack"]
+        assert not outbox.is_holding

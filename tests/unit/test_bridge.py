@@ -33,17 +33,6 @@ def test_calls_of_another_thread_are_made_in_order(made: Bridge) -> None:
     assert heard == list(range(100_000))
 
 
-def test_what_is_put_lazily_waits_for_a_flush(made: Bridge) -> None:
-    heard: list[str] = []
-    made.put_lazily(lambda: heard.append("lazily"))
-    made.wait(0)
-    assert heard == []
-    made.flush()
-    made.wait(None)
-    made.drain()
-    assert heard == ["lazily"]
-
-
 def test_a_call_that_fails_holds_up_no_other(
     made: Bridge, caplog: pytest.LogCaptureFixture
 ) -> None:

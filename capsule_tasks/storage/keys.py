@@ -122,3 +122,8 @@ class StepKeys:
         root = f"{checked_prefix(prefix)}:{{E:{escaped('execution id', execution_id)}}}"
         self.steps = f"{root}:steps"
         self.batches = f"{root}:batches"
+
+
+def unacked_marks(index: str) -> str:
+    """Beside kombu's index of messages that are held: those whose worker renews them."""
+    return f"{index}.renewed"

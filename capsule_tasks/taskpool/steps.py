@@ -1,4 +1,4 @@
-"""The pool's place in Celery's consumer: it learns which consumer there is."""
+"""The pool's place in Celery's consumer: it learns which consumer there is, and what that holds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 
+from capsule_tasks.taskpool.holding import Holding
 from capsule_tasks.taskpool.requests import mix_into_tasks
 
 
@@ -19,6 +20,7 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
+        self._holding = Holding()
         if getattr(parent.pool, "takes_without_slot", None) is not None:
             # Now, since each task's strategy remembers both when the consumer starts.
             mix_into_tasks(parent.app)
@@ -28,6 +30,11 @@ class ConsumerStep(bootsteps.StartStopStep):
         introduce = getattr(parent.pool, "introduce", None)
         if introduce is not None:
             introduce(parent)
+            self._holding.watch(parent)
+
+    def shutdown(self, _parent: Any) -> None:
+        """After the pool has ended: until then its last tasks hold their messages."""
+        self._holding.stop()
 
 
 def _beside_the_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:

@@ -31,6 +31,7 @@ app.conf.update(
     broker_transport_options={
         "visibility_timeout": int(os.environ.get("TEST_VISIBILITY", "3600")),
         "unacked_restore_interval": 0.2,  # kombu looks at every tenth of these
+        "global_keyprefix": os.environ.get("TEST_KEY_PREFIX", ""),
     },
     capsule_start=os.environ.get("TEST_START", "fork"),
     worker_pool_restarts=True,
@@ -235,6 +236,12 @@ def hold_late(key: str) -> int:
     mark(key, os.getpid())
     app.backend.client.blpop(f"go:{key}", 30)
     return os.getpid()
+
+
+@app.task(name="told_late", acks_late=True)
+def told_late(key: str) -> str:
+    mark(key)
+    return "told"
 
 
 @app.task(name="tidy")

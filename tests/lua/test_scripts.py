@@ -18,6 +18,7 @@ from capsule_tasks.storage import (
     operations,
     run_core,
     step_core,
+    unacked_core,
 )
 from capsule_tasks.storage.keys import (
     ApprovalKeys,
@@ -26,6 +27,7 @@ from capsule_tasks.storage.keys import (
     StepKeys,
     WorkerKeys,
     run_place,
+    unacked_marks,
 )
 from capsule_tasks.storage.scripts import Code, Script, parsed_header, text_of
 
@@ -38,6 +40,7 @@ MODULES = (
     operations,
     run_core,
     step_core,
+    unacked_core,
 )
 DECLARED = {
     value.name: value
@@ -76,6 +79,8 @@ def spelled(script_name: str, key_name: str) -> str:
     if script_name.startswith("approvals_"):
         names = ("all", "due", "entries", "agent", "tool", "both")
         return approvals.all if key_name == "order" else orders[names.index(key_name)]
+    if script_name.startswith("unacked_"):
+        return "unacked_index" if key_name == "index" else unacked_marks("unacked_index")
     if key_name == "place":
         return run_place("<run>")
     if script_name.startswith("lease_"):

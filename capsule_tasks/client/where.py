@@ -22,13 +22,13 @@ def current_execution_id() -> str | None:
     return execution_id
 
 
-def redis_url() -> str:
-    """The Redis for what this package stores.
+def redis_url(app: Any = None) -> str:
+    """The Redis for what this package stores; of the current app, unless it is given.
 
     In this order: `capsule_redis_url` of the app, `CAPSULE_REDIS_URL` of the environment, the
     result backend, the broker, where these are a Redis.
     """
-    conf: Any = current_app.conf
+    conf: Any = (app or current_app).conf
     broker = str(conf.broker_url or "").split(";")[0]
     if stated := conf.get(REDIS_SETTING) or redis_url_of_environment():
         return str(stated)

@@ -11,6 +11,7 @@ from celery.exceptions import TaskRevokedError
 
 from capsule_tasks.taskpool.holding import Holding
 from capsule_tasks.taskpool.requests import mix_into_tasks
+from capsule_tasks.taskpool.revokes import Revokes
 
 
 class ConsumerStep(bootsteps.StartStopStep):
@@ -21,6 +22,7 @@ class ConsumerStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._holding = Holding()
+        self._revokes = parent.capsule_revokes = Revokes()
         if getattr(parent.pool, "takes_without_slot", None) is not None:
             # Now, since each task's strategy remembers both when the consumer starts.
             mix_into_tasks(parent.app)
@@ -30,10 +32,12 @@ class ConsumerStep(bootsteps.StartStopStep):
         introduce = getattr(parent.pool, "introduce", None)
         if introduce is not None:
             introduce(parent)
+            self._revokes.watch(parent)
             self._holding.watch(parent)
 
     def shutdown(self, _parent: Any) -> None:
         """After the pool has ended: until then its last tasks hold their messages."""
+        self._revokes.stop()
         self._holding.stop()
 
 

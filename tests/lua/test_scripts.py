@@ -15,7 +15,9 @@ from capsule_tasks.storage import (
     approval_index,
     history_core,
     lease_core,
+    loss_core,
     operations,
+    revoke_core,
     run_core,
     step_core,
     unacked_core,
@@ -26,6 +28,8 @@ from capsule_tasks.storage.keys import (
     SessionKeys,
     StepKeys,
     WorkerKeys,
+    losses_key,
+    revokes_key,
     run_place,
     unacked_marks,
 )
@@ -37,7 +41,9 @@ MODULES = (
     approval_index,
     history_core,
     lease_core,
+    loss_core,
     operations,
+    revoke_core,
     run_core,
     step_core,
     unacked_core,
@@ -79,6 +85,10 @@ def spelled(script_name: str, key_name: str) -> str:
     if script_name.startswith("approvals_"):
         names = ("all", "due", "entries", "agent", "tool", "both")
         return approvals.all if key_name == "order" else orders[names.index(key_name)]
+    if key_name == "revokes":
+        return revokes_key()
+    if key_name == "losses":
+        return losses_key("<execution>", "<attempt>")
     if script_name.startswith("unacked_"):
         return "unacked_index" if key_name == "index" else unacked_marks("unacked_index")
     if key_name == "place":

@@ -39,7 +39,7 @@ class InvalidSetting(CallerError, ValueError):
     """A setting has a value outside its range."""
 
     def __init__(self, name: str, value: object, must: str) -> None:
-        super().__init__(f"{name} = {value!r}: must be {must}")
+        super().__init__(f"{name} = {_shortened(value, 300)}: must be {must}")
         self.name = name
         self.value = value
 
@@ -154,10 +154,10 @@ class Unconfined(OperatorError):
 class LostTooOften(OperatorError):
     """A task was delivered again and again, and its process was lost each time."""
 
-    def __init__(self, name: str, task_id: str, losses: int, last: Exception) -> None:
+    def __init__(self, name: str, task_id: str, losses: int, last: Exception | None) -> None:
         super().__init__(
-            f"task {name}[{task_id}] is not delivered again: it has cost this worker {losses} "
-            f"processes, the last with {last} Give it more memory or mend it, or raise "
+            f"task {name}[{task_id}] is not delivered again: it has cost {losses} processes, "
+            f"the last with {last or 'its whole worker.'} Give it more memory or mend it, or raise "
             "capsule_loss_limit"
         )
         self.task_id = task_id
@@ -516,6 +516,6 @@ class UnknownKey(OperatorError):
         self.key_id = key_id
 
 
-def _shortened(value: object) -> str:
+def _shortened(value: object, most: int = 100) -> str:
     text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -464,7 +464,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     ttl_s: float = 30 * 86400.0
     """From the last change of a run that is not over: it may wait for a person so long."""
     ended_ttl_s: float = 7 * 86400.0
-    """How long a run that is over can be looked at."""
+    """How long a run can be looked at that its owner ended; one cancelled meanwhile has `ttl_s`."""
     max_snapshot_bytes: int = 16 * MIB
     max_output_bytes: int = 8 * MIB
     """Of one tool call."""
@@ -503,6 +503,11 @@ class StepSettings(_Section, frozen=True, kw_only=True):
         self._at_least(1, "ttl_s", "max_output_bytes")
         self._of_type(str, "prefix")
         self._of_type(RetrySettings, "retry")
+
+
+def is_portable_wanted() -> bool:
+    """Whether the environment asks to do without what only Linux has; children inherit it."""
+    return os.environ.get("CAPSULE_PORTABLE", "") not in ("", "0")
 
 
 def redis_url_of_environment() -> str | None:

@@ -8,6 +8,7 @@ is missing: a worker that learns this from a caller's message would be too late.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -210,6 +211,11 @@ class AppTracer:
         self._loads = loads
         self._accept = prepare_accept_content(app.conf.accept_content)
         signals.worker_process_init.send(sender=self._hostname)
+        # What is there now stays, and is looked at no more. A full collection is begun when the
+        # young are a quarter of the old, which the copied count of the worker would put off for
+        # long: a task that fails leaves a cycle of its traceback behind.
+        gc.freeze()
+        gc.collect()
 
     def soft_limit(self) -> BaseException:
         from billiard.exceptions import SoftTimeLimitExceeded

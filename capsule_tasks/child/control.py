@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ from capsule_tasks.protocol.messages import (
     Unsupported,
 )
 from capsule_tasks.settings import ChildSettings
+from capsule_tasks.system.portable import PROC
 
 _READ_BYTES = 64 * 1024
 """Small enough for malloc's heap: a larger buffer costs a mapping, made and unmade, each read."""
@@ -418,9 +420,10 @@ class ControlThread:
 
 def _rss_bytes() -> int:
     try:
-        with open("/proc/self/statm", "rb") as file:
+        with open(f"{PROC}/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
     except OSError:
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024

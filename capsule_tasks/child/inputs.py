@@ -193,6 +193,7 @@ class _Stdin(io.TextIOBase):
 
     def __init__(self, desk: InputDesk) -> None:
         self._desk = desk
+        self.buffer = io.BufferedReader(_StdinBytes(self))
 
     @leavable
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
@@ -214,8 +215,39 @@ class _Stdin(io.TextIOBase):
     def isatty(self) -> bool:
         return False
 
+    def reconfigure(
+        self,
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        line_buffering: bool | None = None,
+        write_through: bool | None = None,
+    ) -> None:
+        """Accepted, as programs begin with it; answers come as text."""
+
     def fileno(self) -> int:
         raise io.UnsupportedOperation("the input of a session has no file descriptor")
 
     def close(self) -> None:
         """A session's input outlives whoever closes it (`quit()` does)."""
+
+
+class _StdinBytes(io.RawIOBase):
+    """What is below `sys.stdin.buffer`: the lines that are asked for, in UTF-8."""
+
+    def __init__(self, text: _Stdin) -> None:
+        self._text = text
+        self._left = b""
+
+    def readinto(self, into: Any) -> int:
+        self._left = self._left or self._text.readline().encode()
+        some, self._left = self._left[: len(into)], self._left[len(into) :]
+        into[: len(some)] = some
+        return len(some)
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """A session's input outlives whoever closes it."""

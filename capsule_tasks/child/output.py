@@ -429,6 +429,7 @@ class CapturedStream(io.TextIOBase):
 
     encoding = "utf-8"
     errors = "backslashreplace"
+    line_buffering = write_through = False
 
     def __init__(self, name: Stream, descriptor: int, sink: Callable[[], Sink | StraySink]) -> None:
         self._sink = sink
@@ -472,6 +473,17 @@ class CapturedStream(io.TextIOBase):
     def fileno(self) -> int:
         """The raw descriptor; what is written there arrives too, behind no promise of order."""
         return self._descriptor
+
+    def reconfigure(
+        self,
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        line_buffering: bool | None = None,
+        write_through: bool | None = None,
+    ) -> None:
+        """Accepted, as programs begin with it; text stays text on its way out of a session."""
 
     def close(self) -> None:
         """A session's streams outlive whoever closes them."""

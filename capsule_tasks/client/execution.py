@@ -15,7 +15,8 @@ class Execution(AsyncResult):
     def cancel(self, *, signal: str = "SIGTERM") -> None:
         """Stop the task wherever it is: waiting, or running, then with this signal.
 
-        It ends as REVOKED. A task that has ended stays as it is.
+        It ends as REVOKED, unless it comes to an end of its own all the same. A task that has ended
+        stays as it is.
         """
         self.revoke(terminate=True, signal=signal)
 
@@ -25,7 +26,7 @@ class Execution(AsyncResult):
         super().revoke(*args, **options)
 
 
-class EagerExecution(EagerResult):
+class EagerExecution(EagerResult, Execution):
     """The same for a task that ran where it was called (`task_always_eager`); needs no Redis."""
 
     @classmethod

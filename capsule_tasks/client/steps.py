@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
-from capsule_tasks.client.where import current_execution_id, redis_url
+from capsule_tasks.client.where import current_execution_id, given_store, redis_url
 from capsule_tasks.errors import CapsuleError, StepMisused, StorageError
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
@@ -73,7 +73,7 @@ def step(
 
 
 class Steps:
-    """Steps of one execution, kept in a store of one's own; `step` uses the app's Redis."""
+    """Steps of one execution, kept at a URL or in a store; `step` uses the app's Redis."""
 
     def __init__(
         self,
@@ -100,6 +100,8 @@ class Steps:
         check_name(name)
         if not callable(function):
             raise StepMisused(name, f"it is given a function and its arguments, not {function!r}")
+        if _has_code(function, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+            raise StepMisused(name, "a generator does nothing when it is called; give a function")
         _check_policy(name, retry, no_effect)
         # Found here and not where it is awaited: another task may be the current one by then.
         core = StepCore(self._found_execution(name), self._settings)
@@ -110,18 +112,23 @@ class Steps:
         return _made(core, self._sync_store(), call, *about)
 
     def _found_execution(self, name: str) -> str:
-        found = self._execution_id or current_execution_id()
+        given = self._execution_id
+        found = current_execution_id() if given is None else given
         if found is None:
             raise StepMisused(name, "no task is running here; give an execution_id")
         return found
 
     def _async_store(self) -> AsyncStore:
-        store: AsyncStore = self._store or _shared(AsyncConnections, redis_url())
+        store: AsyncStore = self._kept_in(AsyncConnections)
         return store
 
     def _sync_store(self) -> SyncStore:
-        store: SyncStore = self._store or _shared(SyncConnections, redis_url())
+        store: SyncStore = self._kept_in(SyncConnections)
         return store
+
+    def _kept_in(self, kind: Callable[[str], Any]) -> Any:
+        store = self._store or given_store() or redis_url()
+        return _shared(kind, store) if isinstance(store, str) else store
 
 
 def _check_policy(name: str, retry: object, no_effect: object) -> None:
@@ -217,10 +224,15 @@ def _told(error: BaseException) -> str:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
+    return _has_code(function, inspect.iscoroutinefunction)
+
+
+def _has_code(function: Callable[..., Any], *kinds: Callable[[Any], bool]) -> bool:
+    """Whether what a call of it would run is of one of these kinds."""
     while isinstance(function, functools.partial):
         function = function.func
     call = getattr(type(function), "__call__", None)  # noqa: B004  its code is looked at
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    return any(kind(function) or kind(call) for kind in kinds)
 
 
 def _refuse_awaitable(name: str, value: Any) -> None:

@@ -8,6 +8,7 @@ in a snapshot. Values under names that look like secrets stay out unless the cal
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -18,20 +19,37 @@ from capsule_tasks.errors import ContextNotRestorable, ContextNotStorable
 from capsule_tasks.runs.jsonable import flaw
 
 SECRET_NAMES = (
+    "*access_key*",
+    "*accesskey*",
     "*api_key*",
     "*apikey*",
+    "auth",
+    "*_auth",
     "*authorization*",
+    "*bearer*",
+    "*connection_string*",
     "*cookie*",
     "*credential*",
+    "*encryption_key*",
     "*headers*",
+    "*jwt",
     "*passphrase*",
+    "*passwd*",
     "*password*",
     "*private_key*",
+    "*privatekey*",
+    "pwd",
+    "*_pwd",
     "*secret*",
+    "*session_key*",
+    "*signing_key*",
     "*token",
-    "*_tokens",
+    "*tokens",
 )
-"""Shell patterns of the names, in lower case and with `_` for `-`, whose values are left out."""
+"""Shell patterns of the names, in lower case and with `_` for `-`, `.` and blanks, whose values are
+left out. Under those of tokens a number is kept: it counts them."""
+
+_URL_WITH_PASSWORD = re.compile(r"://[^/?#\s:@]*:[^/?#\s@]+@")
 
 
 class SavedContext(
@@ -135,7 +153,7 @@ def _without_secrets(value: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, 
             return part
         shown = {}
         for key, each in part.items():
-            if is_secret_name(key):
+            if _is_secret(key, each):
                 left_out.append(f"{at}.{key}")
             else:
                 shown[key] = kept(each, f"{at}.{key}")
@@ -146,5 +164,15 @@ def _without_secrets(value: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, 
 
 
 def is_secret_name(name: str) -> bool:
-    spelled = name.lower().replace("-", "_")
-    return any(fnmatchcase(spelled, pattern) for pattern in SECRET_NAMES)
+    return any(fnmatchcase(_spelled(name), pattern) for pattern in SECRET_NAMES)
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    if isinstance(value, str) and _URL_WITH_PASSWORD.search(value):
+        return True
+    is_count = isinstance(value, (int, float)) and _spelled(name).endswith(("token", "tokens"))
+    return is_secret_name(name) and not is_count
+
+
+def _spelled(name: str) -> str:
+    return re.sub(r"[-. ]", "_", name.lower())

@@ -21,11 +21,26 @@ from capsule_tasks.errors import AmbiguousAgent, InvalidSetting, UnknownAgent
 ToolKind = Literal["bare", "namespaced", "deferred_top_level"]
 
 
+def _check_name(what: str, name: Any) -> None:
+    """What is part of keys and of an index has to be text that UTF-8 can write."""
+    try:
+        is_name = isinstance(name, str) and bool(name.encode())
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise InvalidSetting(what, name, "text, not empty, that UTF-8 can write")
+
+
 class AgentId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An agent as a snapshot names it; `tag` is set where the name alone is shared."""
 
     name: str
     tag: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("AgentId.name", self.name)
+        if self.tag is not None:
+            _check_name("AgentId.tag", self.tag)
 
     @property
     def text(self) -> str:
@@ -45,11 +60,12 @@ class ToolKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     namespace: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise InvalidSetting("ToolKey.name", self.name, "a name")
+        _check_name("ToolKey.name", self.name)
         if (self.kind == "namespaced") != bool(self.namespace):
             must = "given for a namespaced tool, and for no other"
             raise InvalidSetting("ToolKey.namespace", self.namespace, must)
+        if self.namespace is not None:
+            _check_name("ToolKey.namespace", self.namespace)
 
     @classmethod
     def namespaced(cls, namespace: str, name: str) -> ToolKey:

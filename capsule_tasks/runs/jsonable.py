@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 MAX_DEPTH = 100
+MAX_INT_BITS = 14_000
+"""Python neither writes nor reads the digits of a number that is much larger."""
 
 
 def flaw(value: Any, at: str = "$", depth: int = 0) -> str | None:
@@ -14,8 +16,10 @@ def flaw(value: Any, at: str = "$", depth: int = 0) -> str | None:
     A tuple is refused, too: it would come back as a list.
     """
     kind = type(value)
-    if value is None or kind in (str, bool, int):
+    if value is None or kind in (str, bool):
         return None
+    if kind is int:
+        return f"{at} is a number of too many digits" if value.bit_length() > MAX_INT_BITS else None
     if kind is float:
         return None if math.isfinite(value) else f"{at} is not a finite number"
     if depth >= MAX_DEPTH:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from capsule_tasks.errors import (
@@ -221,12 +220,7 @@ class SessionLife:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
 
     async def start(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 from capsule_tasks.errors import NotBorrowed
@@ -51,12 +50,7 @@ class SessionPool:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from capsule_tasks.sessions.spawn import Spawned, Wires
 from capsule_tasks.system.family import Orphans, kill_family, kill_late_orphans, kill_orphans, reap
+from capsule_tasks.system.portable import IS_LINUX, PROC
 from capsule_tasks.system.trees import remove_tree
 
 STACK_SIGNAL = signal.SIGWINCH
@@ -79,7 +80,7 @@ class ChildProcess:
     def threads_blocking(self, signum: int) -> set[str]:
         """Threads that have a signal blocked; the one that handles it has, until it is done."""
         blocking: set[str] = set()
-        for thread in Path(f"/proc/{self.pid}/task").glob("*"):
+        for thread in Path(f"{PROC}/{self.pid}/task").glob("*"):
             with contextlib.suppress(OSError, LookupError, ValueError):  # the thread has ended
                 status = (thread / "status").read_text()
                 mask = int(status.partition("SigBlk:")[2].split(None, 1)[0], 16)
@@ -90,7 +91,7 @@ class ChildProcess:
     def vitals(self) -> tuple[str, float]:
         """The process state letter and the CPU seconds used, as the kernel sees them."""
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"{PROC}/{self.pid}/stat").read_text().rpartition(")")[2].split()
             ticks = int(fields[11]) + int(fields[12])
             return fields[0], ticks / os.sysconf("SC_CLK_TCK")
         except (OSError, IndexError, ValueError):
@@ -106,8 +107,10 @@ class ChildProcess:
 
     def _watch_exit(self) -> None:
         try:
-            self._pidfd = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):  # not Linux, or no descriptor left: a thread waits
+            self._pidfd = os.pidfd_open(self.pid) if IS_LINUX else -1
+        except OSError:  # no descriptor is left
+            self._pidfd = -1
+        if self._pidfd < 0:
             threading.Thread(target=self._wait_for_exit, daemon=True).start()
         else:
             self._loop.add_reader(self._pidfd, self._on_exit)

@@ -6,11 +6,9 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,12 +23,12 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import Profile
+from capsule_tasks.system.usage import resident_bytes
 
 log = logging.getLogger("capsule_tasks.sessions")
 
 _MOST_REASONS = 100
 _OTHER_REASONS = "other reasons"
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +238,7 @@ class SubPool:
             notes = getattr(error, "__notes__", ())
             self._on_start_failed(number, "\n".join((str(error), *notes)))
         else:
-            self._plan.started(number, _rss_bytes(session.info.pid), self._now())
+            self._plan.started(number, resident_bytes(session.info.pid or 0), self._now())
         self._decide()
 
     def _on_start_failed(self, number: int, error: str) -> None:
@@ -304,11 +302,3 @@ class SubPool:
         if session is not None and new in OVER:
             self._plan.lost(number, session.info.last_error or "its child ended")
             asyncio.get_running_loop().call_soon(self._decide)
-
-
-def _rss_bytes(pid: int | None) -> int:
-    try:
-        fields = Path(f"/proc/{pid}/statm").read_text().split()
-    except OSError:
-        return 0
-    return int(fields[1]) * _PAGE_BYTES

@@ -9,6 +9,7 @@ from capsule_tasks.errors import TemplateGone
 from capsule_tasks.sessions.spawn import ColdSpawner, Spawned, Wires
 from capsule_tasks.sessions.template import Template
 from capsule_tasks.settings import Profile, SessionConfig
+from capsule_tasks.system.portable import IS_LINUX
 
 log = logging.getLogger("capsule_tasks.sessions")
 
@@ -38,8 +39,8 @@ class WarmSpawner:
 
     async def start(self) -> None:
         """Load the first template; if that fails, children start cold and it is tried again."""
-        if self._profile.start == "cold" or self._keeper is not None:
-            return
+        if self._profile.start == "cold" or not IS_LINUX or self._keeper is not None:
+            return  # without a subreaper nobody but the template would hear of its children's ends
         loaded = asyncio.Event()
         self._keeper = asyncio.get_running_loop().create_task(self._keep(loaded))
         await loaded.wait()

@@ -46,6 +46,8 @@ from capsule_tasks.storage.scripts import Call, Code, Script, script
 PAGE = 100
 LOOK_AGAIN_S = 1.0
 """Until a call in the index whose time has passed, but which does not wait yet, is looked at."""
+LOOK_AGAIN_UNLIMITED_S = 3600.0
+"""The same for one that waits without a limit: another call of its id had one, and was refused."""
 
 _DECIDE = script(
     "run_decide",
@@ -149,12 +151,23 @@ class ApprovalCore:
             if is_done:
                 yield from self._index.drop(entry, idle_ms=0)
                 continue
-            waits = (yield from self._verified(entry, known)) is not None
-            if waits or not (yield from self._index.drop(entry, idle_ms=IDLE_MS)):
-                next_in_s = min(next_in_s or LOOK_AGAIN_S, LOOK_AGAIN_S)
+            call = yield from self._verified(entry, known)
+            if call is None and (yield from self._index.drop(entry, idle_ms=IDLE_MS)):
+                continue
+            later_s = yield from self._look_again(entry, call)
+            next_in_s = min(next_in_s or later_s, later_s)
         if len(entries) == limit:
             next_in_s = 0.0
         return Sweep(expired, next_in_s)
+
+    def _look_again(self, entry: Entry, call: Waiting | None) -> Operation[float]:
+        """Put off an entry that stays in the index though it was not decided about now."""
+        at_ms, least_s = 0, LOOK_AGAIN_S
+        if call is not None and call.expires_at is None:
+            least_s = LOOK_AGAIN_UNLIMITED_S
+        elif call is not None and call.expires_at is not None:
+            at_ms = int(call.expires_at.timestamp() * 1000)
+        return self._index.postpone(entry, at_ms, int(least_s * 1000))
 
     def expire(self, run_id: str, *, operation: str | None = None) -> Operation[Expired]:
         """Decide what is overdue in one run."""

@@ -28,6 +28,7 @@ _ADD = script("approvals_add", keys="all due entries agent tool both", args="ttl
 _DROP = script("approvals_drop", keys="all due entries agent tool both", args="member idle_ms")
 _LIST = script("approvals_list", keys="order entries", args="after count")
 _DUE = script("approvals_due", keys="due entries", args="count")
+_POSTPONE = script("approvals_postpone", keys="due", args="member at_ms least_ms")
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -120,6 +121,15 @@ class Index:
         next_in_s = int(reply[1]) / 1000 if int(reply[1]) >= 0 else None
         rows = zip(reply[2::2], reply[3::2], strict=True)
         return [_entry(member, details) for member, details in rows], next_in_s
+
+    def postpone(self, entry: Entry, at_ms: int, least_ms: int) -> Operation[float]:
+        """Have an entry looked at when its time passes, and the seconds until then.
+
+        It would be the first to be looked at for ever, and many of its kind would hide all others.
+        """
+        call = Call(_POSTPONE, (self._keys.due,), [_member(entry), at_ms, least_ms])
+        reply = yield from perform(call, self._settings.retry)
+        return int(reply[1]) / 1000
 
 
 def packed(ask: Ask) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -21,9 +22,11 @@ from redis.sentinel import Sentinel as SyncSentinel
 
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage import targets
+from capsule_tasks.storage.async_connections import server_pool as async_server_pool
 from capsule_tasks.storage.faults import FAULTS, told
 from capsule_tasks.storage.keys import ApprovalKeys
 from capsule_tasks.storage.run_types import Signal
+from capsule_tasks.storage.sync_connections import server_pool
 
 _decode = msgspec.msgpack.Decoder(Signal).decode
 
@@ -100,7 +103,7 @@ def _client(url: str) -> Redis:
     target = targets.parsed(url, ConnectionSettings())
     match target.kind:
         case "server":
-            return Redis.from_url(url, socket_timeout=None, retry=Retry(NoBackoff(), 0))
+            return Redis.from_pool(async_server_pool(_patient(target)))
         case "sentinel":
             sentinel = Sentinel(list(target.addresses), sentinel_kwargs=target.sentinel_options)
             retry = Retry(NoBackoff(), 0)
@@ -115,7 +118,7 @@ def _sync_client(url: str) -> SyncRedis:
     target = targets.parsed(url, ConnectionSettings())
     match target.kind:
         case "server":
-            return SyncRedis.from_url(url, socket_timeout=None, retry=SyncRetry(NoBackoff(), 0))
+            return SyncRedis.from_pool(server_pool(_patient(target)))
         case "sentinel":
             sentinel = SyncSentinel(list(target.addresses), sentinel_kwargs=target.sentinel_options)
             retry = SyncRetry(NoBackoff(), 0)
@@ -127,8 +130,13 @@ def _sync_client(url: str) -> SyncRedis:
     return SyncRedis(host=host, port=port, retry=SyncRetry(NoBackoff(), 0), **_options(target))
 
 
+def _patient(target: targets.Target) -> targets.Target:
+    """A target whose silence is no fault: nobody may be asking for anything."""
+    return replace(target, options={**target.options, "socket_timeout": None})
+
+
 def _options(target: targets.Target) -> dict[str, Any]:
-    options = {**target.options, "socket_timeout": None, "ssl": target.is_tls}
+    options = {**_patient(target).options, "ssl": target.is_tls}
     if target.kind == "cluster":
         options.pop("db", None)
     return options

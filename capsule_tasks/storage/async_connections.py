@@ -27,6 +27,9 @@ from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.targets import Target
 
+AT_ONCE_BYTES = 32 * 1024
+"""An empty transport takes this much without asking its writer to wait."""
+
 
 class _Caller(Protocol):
     async def run(self, call: Call) -> Reply: ...
@@ -51,7 +54,8 @@ class AsyncConnections:
         """The reply of a script; raises StorageError."""
         if self._is_closed:
             raise _closed()
-        return await (await self._callers.mine()).run(call)
+        caller = self._callers.mine() or await self._callers.make_mine()
+        return await caller.run(call)
 
     async def close(self) -> None:
         """Close this loop's connections; safe before any use, twice, and while calls are made."""
@@ -66,7 +70,7 @@ class AsyncConnections:
             case "sentinel":
                 return _PoolCaller(*_sentinel_pool(self._target), self._settings)
             case "server":
-                return _PoolCaller(_server_pool(self._target), None, self._settings)
+                return _PoolCaller(server_pool(self._target), None, self._settings)
 
 
 class InjectedClient:
@@ -113,8 +117,7 @@ class _PoolCaller:
                 if self._is_closed:
                     raise _closed()
                 was_sent = True
-                async with asyncio.timeout(self._settings.reply_timeout_s):
-                    reply = await _called(connection, call)
+                reply = await _called(connection, call, self._settings.reply_timeout_s)
                 is_sound = True
                 return reply
             except FAULTS as error:
@@ -143,16 +146,22 @@ class _PoolCaller:
                 await sentinel.aclose()
 
 
-async def _called(connection: AbstractConnection, call: Call) -> Reply:
+async def _called(connection: AbstractConnection, call: Call, limit_s: float) -> Reply:
     packed = call.packed(b"EVALSHA", call.script.sha)
-    await connection.send_packed_command([packed], check_health=False)
-    try:
-        return _reply(await connection.read_response(disable_decoding=True))
-    except NoScriptError:
-        # The server was restarted, flushed or failed over. EVAL makes it remember the script.
-        packed = call.packed(b"EVAL", call.script.source)
+    # What is short goes out without waiting; the time limit is set up while the server works.
+    is_sent = len(packed) <= AT_ONCE_BYTES
+    if is_sent:
         await connection.send_packed_command([packed], check_health=False)
-        return _reply(await connection.read_response(disable_decoding=True))
+    async with asyncio.timeout(limit_s):
+        if not is_sent:
+            await connection.send_packed_command([packed], check_health=False)
+        try:
+            return _reply(await connection.read_response(disable_decoding=True))
+        except NoScriptError:
+            # The server was restarted, flushed or failed over. EVAL makes it remember the script.
+            packed = call.packed(b"EVAL", call.script.source)
+            await connection.send_packed_command([packed], check_health=False)
+            return _reply(await connection.read_response(disable_decoding=True))
 
 
 class _ClusterCaller:
@@ -209,12 +218,13 @@ class _PerLoop:
             asyncio.AbstractEventLoop, tuple[_Caller, AsyncGenerator[None]]
         ] = weakref.WeakKeyDictionary()
 
-    async def mine(self) -> _Caller:
+    def mine(self) -> _Caller | None:
+        entry = self._of_loop.get(asyncio.get_running_loop())
+        return entry and entry[0]
+
+    async def make_mine(self) -> _Caller:
         loop = asyncio.get_running_loop()
         with self._lock:
-            entry = self._of_loop.get(loop)
-            if entry is not None:
-                return entry[0]
             for other in [other for other in self._of_loop if other.is_closed()]:
                 del self._of_loop[other]
             caller = self._make()
@@ -225,8 +235,7 @@ class _PerLoop:
         return caller
 
     async def close_mine(self) -> None:
-        with self._lock:
-            entry = self._of_loop.get(asyncio.get_running_loop())
+        entry = self._of_loop.get(asyncio.get_running_loop())
         if entry is not None:
             await entry[1].aclose()
 
@@ -271,7 +280,7 @@ def _no_retry() -> Retry:
     return Retry(NoBackoff(), 0)
 
 
-def _server_pool(target: Target) -> ConnectionPool:
+def server_pool(target: Target) -> ConnectionPool:
     options = {"protocol": 2, **target.options, "socket_timeout": None, "retry": _no_retry()}
     # The URL was read for threads; here the classes of asyncio take its place.
     if target.is_tls:

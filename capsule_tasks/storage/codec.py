@@ -16,6 +16,8 @@ Item = dict[str, Any]
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+_encode_lines = msgspec.json.Encoder().encode_lines
+_decode_lines = msgspec.json.Decoder(dict[str, Any]).decode_lines
 _texts = msgspec.msgpack.Decoder(list[str]).decode
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _HEAD_BYTES = {0xD9: 2, 0xDA: 3, 0xDB: 5}
@@ -75,6 +77,17 @@ def encoded(item: Item) -> bytes:
     except Unreadable as unreadable:
         raise ValueError(f"it would not be readable: {unreadable}") from None
     return record
+
+
+def all_encoded(items: list[Item]) -> list[bytes] | None:
+    """The records of plain items, without a step of Python for each; None if one needs a look."""
+    try:
+        lines = _encode_lines(items)
+        if _decode_lines(lines) != items:
+            return None
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return None
+    return lines.splitlines()
 
 
 def decoded(record: bytes) -> Item:

@@ -40,37 +40,38 @@ class SyncStore(Protocol):
 
 async def drive(operation: Operation[T], store: AsyncStore) -> T:
     """Do what the operation asks for, awaiting."""
-    step = functools.partial(next, operation)
+    reply: Reply | None = None
+    failure: BaseException | None = None
     while True:
         try:
-            wanted = step()
+            wanted = operation.send(reply) if failure is None else operation.throw(failure)
         except StopIteration as done:
             result: T = done.value
             return result
+        reply = failure = None
         try:
             if type(wanted) is Call:
-                step = functools.partial(operation.send, await store.run(wanted))
-                continue
-            if type(wanted) is Pause:
+                reply = await store.run(wanted)
+            elif type(wanted) is Pause:
                 await asyncio.sleep(wanted.seconds)
             elif type(wanted) is Settle:
                 await _settled(wanted, store)
-            step = functools.partial(operation.send, None)
         except BaseException as error:  # noqa: BLE001  the operation decides, and raises it
-            step = functools.partial(operation.throw, error)
+            failure = error
 
 
 def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
     """Do what the operation asks for, blocking the thread."""
-    step = functools.partial(next, operation)
+    reply: Reply | None = None
+    failure: BaseException | None = None
     while True:
         try:
-            wanted = step()
+            wanted = operation.send(reply) if failure is None else operation.throw(failure)
         except StopIteration as done:
             result: T = done.value
             return result
+        reply = failure = None
         try:
-            reply = None
             if type(wanted) is Call:
                 reply = store.run_blocking(wanted)
             elif type(wanted) is Pause:
@@ -78,9 +79,8 @@ def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
             elif type(wanted) is Settle:
                 with contextlib.suppress(StorageError):
                     store.run_blocking(wanted.call)
-            step = functools.partial(operation.send, reply)
         except BaseException as error:  # noqa: BLE001  the operation decides, and raises it
-            step = functools.partial(operation.throw, error)
+            failure = error
 
 
 _settling: set[asyncio.Task[None]] = set()

@@ -7,7 +7,6 @@ own event loop.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 from redis import Redis as SyncRedis
@@ -40,12 +39,7 @@ class AsyncFace:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -66,12 +60,7 @@ class SyncFace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

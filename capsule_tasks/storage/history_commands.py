@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
 
-from capsule_tasks.settings import HistorySettings
+from capsule_tasks.settings import HistorySettings, redis_url_of_environment
 from capsule_tasks.storage.codec import Item, Unreadable, decoded
 from capsule_tasks.storage.history import SyncHistory
 from capsule_tasks.storage.history_types import Snapshot
@@ -32,7 +32,11 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         parser = commands.add_parser(name, help=help_, description=help_)
         parser.set_defaults(run=run)
         parser.add_argument("session", help="id of the session")
-        parser.add_argument("--url", default=DEFAULT_URL, help="of Redis (default: %(default)s)")
+        parser.add_argument(
+            "--url",
+            default=redis_url_of_environment() or DEFAULT_URL,
+            help=f"of Redis (default: CAPSULE_REDIS_URL of the environment, or {DEFAULT_URL})",
+        )
         parser.add_argument("--prefix", default="capsule", help="of keys (default: %(default)s)")
         return parser
 

@@ -21,6 +21,7 @@ from capsule_tasks.storage.codec import (
     JsonCodec,
     Unreadable,
     all_decoded,
+    all_encoded,
     canonical,
     unpacked,
 )
@@ -349,8 +350,13 @@ class HistoryCore:
 
     def encoded(self, items: Iterable[Item]) -> list[bytes]:
         """The records of a batch; refuses all of it for one item that has none."""
-        records = []
         most = self.settings.max_item_bytes
+        if type(self.codec) is JsonCodec:
+            items = list(items)
+            quickly = all_encoded(items)
+            if quickly is not None and max(map(len, quickly), default=0) <= most:
+                return quickly
+        records = []
         for index, item in enumerate(items):
             try:
                 record = self.codec.encode(item, self.session_id)

@@ -31,11 +31,12 @@ def escaped(what: str, value: Any) -> str:
     return quote(value, safe="@+=,/")
 
 
-def checked_prefix(prefix: str) -> str:
-    if not _PREFIX.fullmatch(prefix):
+def checked_prefix(prefix: Any) -> str:
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
         must = "1 to 128 letters, digits, or one of _ . : / -"
         raise InvalidSetting("prefix", prefix, must)
-    return prefix
+    checked: str = prefix
+    return checked
 
 
 class SessionKeys:

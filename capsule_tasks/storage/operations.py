@@ -76,7 +76,17 @@ def perform(call: Call, retry: RetrySettings) -> Operation[Reply]:
 def performed(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, Reply]]:
     """The same, with the name under which it was done at last."""
     while True:
-        reply = yield from _settled(call, retry)
+        begun = time.monotonic()
+        try:
+            reply = yield from _attempts(call, retry, begun)
+        except (CapsuleError, GeneratorExit):
+            raise
+        except BaseException:
+            if call.operation is not None:
+                yield _settling(call, begun)
+            raise
+        if reply[0] == Code.FORGOTTEN:
+            raise _forgotten(call)
         if reply[0] != Code.GIVEN_UP or call.operation is None:
             return call.operation, reply
         # Somebody began this operation and was cancelled. What he sent may still wait in a
@@ -85,24 +95,17 @@ def performed(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, R
         call = Call(call.script, call.keys, [f"{kind}~:{operation}", 0, *call.args[2:]])
 
 
-def _settled(call: Call, retry: RetrySettings) -> Operation[Reply]:
-    begun = time.monotonic()
-    try:
-        reply = yield from _attempts(call, retry, begun)
-    except (CapsuleError, GeneratorExit):
-        raise
-    except BaseException:
-        if call.operation is not None:
-            batches = call.keys[call.script.keys.index("batches")]
-            yield Settle(Call(_SETTLE, (batches,), [call.operation, _age_ms(begun)]))
-        raise
-    if reply[0] == Code.FORGOTTEN:
-        raise StorageForgotten(
-            f"a repeat of operation {_as_given(call)} came too late for Redis to know it",
-            may_have_written=True,
-            operation=_as_given(call),
-        )
-    return reply
+def _settling(call: Call, begun: float) -> Settle:
+    batches = call.keys[call.script.keys.index("batches")]
+    return Settle(Call(_SETTLE, (batches,), [str(call.operation), _age_ms(begun)]))
+
+
+def _forgotten(call: Call) -> StorageForgotten:
+    return StorageForgotten(
+        f"a repeat of operation {_as_given(call)} came too late for Redis to know it",
+        may_have_written=True,
+        operation=_as_given(call),
+    )
 
 
 def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply]:

@@ -6,15 +6,17 @@ another id, or an effect that is made twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.storage.keys import escaped
-from capsule_tasks.storage.run_types import Ask, PlannedCall
+from capsule_tasks.storage.run_types import Ask, Claim, PlannedCall
 
 LARGEST = 2**53
 """Numbers up to here are exact in Lua."""
+MOST_CALLS = 1000
+"""Calls that may wait, start or end together: a script keeps everybody else waiting meanwhile."""
 
 
 def check_text(name: str, *values: Any) -> None:
@@ -43,6 +45,27 @@ def check_flag(name: str, value: Any) -> None:
 def check_count(name: str, value: Any, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
         raise InvalidSetting(name, value, f"a whole number from {least} to {most}")
+
+
+def check_claim(claim: Any) -> None:
+    """A claim that went through somebody's own storage may have come back as something else."""
+    if not isinstance(claim, Claim):
+        raise InvalidSetting("claim", type(claim).__name__, "the Claim that claim or commit gave")
+    check_count("claim.token", claim.token, 1, LARGEST)
+    check_count("claim.revision", claim.revision, 1, LARGEST)
+
+
+def check_items(items: Any) -> None:
+    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+        raise InvalidSetting("items", type(items).__name__, "several items, as in a list")
+
+
+def check_outputs(outputs: Any) -> None:
+    if not isinstance(outputs, Mapping):
+        raise InvalidSetting("outputs", type(outputs).__name__, "a mapping of call ids to bytes")
+    check_number("outputs", len(outputs))
+    for call_id, output in outputs.items():
+        check_output(call_id, output)
 
 
 def check_asks(asks: Sequence[Ask]) -> None:
@@ -74,10 +97,16 @@ def check_output(call_id: Any, output: Any) -> None:
         raise InvalidSetting(f"the output of call {call_id!r:.100}", kind, "bytes")
 
 
+def check_number(name: str, count: int) -> None:
+    if count > MOST_CALLS:
+        raise InvalidSetting(name, f"{count} calls", f"at most {MOST_CALLS} at once")
+
+
 def _check_sequence(name: str, values: Any) -> None:
     """They are looked at more than once; what a generator gives would be gone by then."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
         raise InvalidSetting(name, type(values).__name__, "a list or a tuple")
+    check_number(name, len(values))
 
 
 def _check_ask(ask: Ask) -> None:
@@ -85,6 +114,8 @@ def _check_ask(ask: Ask) -> None:
     for name in ("tool", "agent", "fingerprint"):
         check_text(name, getattr(ask, name))
     check_string("arguments", ask.arguments)
+    if ask.arguments is None:
+        raise InvalidSetting("arguments", None, "text")
     if ask.on_expiry not in ("reject", "approve", "cancel"):
         raise InvalidSetting("on_expiry", ask.on_expiry, "'reject', 'approve' or 'cancel'")
     if ask.expires_in_s is not None and not _is_time(ask.expires_in_s):

@@ -6,7 +6,10 @@ may hold too much, never too little: whoever lists checks each entry against its
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any, get_args
 
 import msgspec
@@ -24,13 +27,14 @@ from capsule_tasks.errors import (
     RunNotFound,
     RunTooLarge,
     RunWaits,
+    StorageError,
     UnknownCall,
     UnreadableSchema,
 )
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage import approval_index
-from capsule_tasks.storage.approval_index import Index
+from capsule_tasks.storage.approval_index import Entry, Index
 from capsule_tasks.storage.codec import Item, JsonCodec
 from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_core import HistoryCore
@@ -40,9 +44,11 @@ from capsule_tasks.storage.run_checks import (
     LARGEST,
     check_asks,
     check_calls,
+    check_claim,
     check_count,
+    check_items,
     check_names,
-    check_output,
+    check_outputs,
     check_string,
     check_text,
 )
@@ -63,9 +69,11 @@ from capsule_tasks.storage.run_types import (
 from capsule_tasks.storage.scripts import Call, Code, Script, script
 
 INDEX_ATTEMPTS = 5
+PLACE_KNOWN_S = 86_400.0
+"""How long it is kept in mind where a run lives; asking again renews what Redis knows of it."""
 
 _PLACE = script("run_place", keys="place", args="session ttl_ms")
-_FIND = script("run_find", keys="place", args="")
+_FIND = script("run_find", keys="place", args="ttl_ms")
 _CREATE = script(
     "run_create",
     keys="run ledger batches",
@@ -107,7 +115,7 @@ class RunCore:
         self.index = Index(settings)
         self._ttl_ms = int(settings.ttl_s * 1000)
         self._ended_ms = int(settings.ended_ttl_s * 1000)
-        self._sessions: dict[str, str] = {}
+        self._sessions: dict[str, tuple[str, float]] = {}
 
     def create(
         self,
@@ -177,12 +185,13 @@ class RunCore:
         escaped("incarnation", incarnation)
         check_names("readable", readable)
         session_id, keys = yield from self._found(run_id)
-        steal = 0
+        # One name for all attempts: whoever repeats the call means the one that was granted.
+        name, steal = named("run_claim", operation), 0
         while True:
             reply = yield from self._perform(
                 _CLAIM,
                 (keys.run, keys.ledger, keys.batches),
-                named(f"run_claim.{steal}", operation),
+                name,
                 self._ttl_ms,
                 incarnation,
                 steal,
@@ -218,7 +227,9 @@ class RunCore:
         without it they are stored as a history without settings stores them. Raises RunLost for an
         owner whose claim is over.
         """
+        check_claim(claim)
         self._check_commit(snapshot, turn, status, asks)
+        check_items(items)
         core = self._history_of(claim, history)
         records, limits = core.encoded(items), core.settings
         schema, agent = schema or claim.schema, agent or claim.agent
@@ -278,6 +289,7 @@ class RunCore:
 
     def release(self, claim: Claim, *, operation: str | None = None) -> Operation[Status]:
         """Hand a run back as it was last committed; raises RunLost if it is not the owner's."""
+        check_claim(claim)
         keys = self._keys(claim.session_id, claim.run_id)
         reply = yield from self._perform(
             _RELEASE,
@@ -298,7 +310,7 @@ class RunCore:
         Cancelling twice is cancelling once; raises RunEnded for a run that is over.
         """
         check_string("by", by)
-        _, keys = yield from self._found(run_id)
+        session_id, keys = yield from self._found(run_id)
         reply = yield from self._perform(
             _CANCEL,
             (keys.run, keys.ledger, keys.batches),
@@ -308,6 +320,11 @@ class RunCore:
         )
         if reply[0] != Code.DONE:
             raise self._refusal(run_id, reply)
+        # The run is over; what stays in the index is found out by the next who lists.
+        with contextlib.suppress(StorageError):
+            for call, agent, tool in unpack(reply[4]):
+                entry = Entry(run_id, call, agent, tool, session_id)
+                yield from self.index.drop(entry, idle_ms=0)
         return Cancelled(run_id, _status(reply[1]), _text(reply[2]), int(reply[3]))
 
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
@@ -342,6 +359,7 @@ class RunCore:
         A call that was made has its output; one that was started and not finished is `uncertain`
         unless it says `retry`. If one is refused (CallChanged, CallNotApproved), none is started.
         """
+        check_claim(claim)
         keys = self._keys(claim.session_id, claim.run_id)
         check_calls(calls)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
@@ -362,10 +380,11 @@ class RunCore:
         self, claim: Claim, outputs: Mapping[str, bytes], *, operation: str | None = None
     ) -> Operation[None]:
         """Say what tool calls gave. Whoever started a call may, also after losing the run."""
+        check_claim(claim)
         keys = self._keys(claim.session_id, claim.run_id)
+        check_outputs(outputs)
         parts: list[str | bytes] = []
         for call_id, output in outputs.items():
-            check_output(call_id, output)
             if len(output) > self.settings.max_output_bytes:
                 what = f"the output of call {call_id!r:.100}"
                 raise RunTooLarge(what, len(output), self.settings.max_output_bytes)
@@ -385,9 +404,10 @@ class RunCore:
         return (yield from self._found(run_id))
 
     def _found(self, run_id: str) -> Operation[tuple[str, RunKeys]]:
-        session_id = self._sessions.get(run_id)
-        if session_id is None:
-            call = Call(_FIND, (run_place(run_id, self.settings.prefix),), [])
+        escaped("run id", run_id)
+        session_id, found_s = self._sessions.get(run_id, ("", -math.inf))
+        if monotonic() - found_s >= PLACE_KNOWN_S:
+            call = Call(_FIND, (run_place(run_id, self.settings.prefix),), [self._place_ms])
             reply = yield from perform(call, self.settings.retry)
             if reply[0] != Code.DONE:
                 raise RunNotFound(run_id)
@@ -397,7 +417,8 @@ class RunCore:
 
     def _remember_session(self, run_id: str, session_id: str) -> None:
         """A run never changes its session; the newest are kept in mind."""
-        self._sessions[run_id] = session_id
+        self._sessions.pop(run_id, None)
+        self._sessions[run_id] = session_id, monotonic()
         if len(self._sessions) > 10_000:
             self._sessions.pop(next(iter(self._sessions)), None)
 
@@ -408,8 +429,8 @@ class RunCore:
 
     @property
     def _place_ms(self) -> int:
-        """Every change of a run begins its time anew; its place has to outlast them all."""
-        return max(10 * self._ttl_ms, 366 * 86_400_000)
+        """Far longer than a run is kept: a run is found, and so its place renewed, before that."""
+        return max(10 * self._ttl_ms, 10 * self._ended_ms, 366 * 86_400_000)
 
     def _keys(self, session_id: str, run_id: str) -> RunKeys:
         return RunKeys(session_id, run_id, self.settings.prefix)
@@ -423,6 +444,8 @@ class RunCore:
         if history is None:
             settings = HistorySettings(prefix=self.settings.prefix)
             return HistoryCore(claim.session_id, settings, None, JsonCodec())
+        if not isinstance(history, (History, SyncHistory)):
+            raise InvalidSetting("history", type(history).__name__, "a History or SyncHistory")
         if history.session_id != claim.session_id:
             raise InvalidSetting("history", history.session_id, f"that of {claim.session_id!r}")
         prefix = history.core.settings.prefix

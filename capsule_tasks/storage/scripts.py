@@ -99,11 +99,11 @@ class Call:
 
         The client library does the same for any command, at twice the time for a batch of ten.
         """
-        words = [command, script.encode(), b"%d" % len(self.keys)]
-        words += [key.encode() for key in self.keys]
-        words += [word if type(word) is bytes else str(word).encode() for word in self.args]
+        words = (command, script, len(self.keys), *self.keys, *self.args)
         parts = [b"*%d\r\n" % len(words)]
-        parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
+        for word in words:
+            raw = word if type(word) is bytes else str(word).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
         return b"".join(parts)
 
     def repeated(self, age_ms: int) -> Call:

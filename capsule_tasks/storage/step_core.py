@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import hashlib
 import json
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -126,25 +130,42 @@ class StepCore:
 
 
 def fingerprint_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Equal in every process for equal arguments; what is no JSON counts by its type only."""
+    """Equal in every process for equal arguments.
 
-    def by_type(value: Any) -> str:
-        return f"<{type(value).__module__}.{type(value).__qualname__}>"
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            pairs = ((k if isinstance(k, str) else by_type(k), plain(v)) for k, v in value.items())
-            return dict(sorted(pairs, key=lambda pair: pair[0]))
-        if isinstance(value, (list, tuple)):
-            return [plain(each) for each in value]
-        is_plain = value is None or type(value) in (str, int, float, bool)
-        return value if is_plain else by_type(value)
-
+    What is neither JSON nor one of a few values with one spelling counts by its type only.
+    """
     try:
-        spelled = json.dumps([plain(args), plain(kwargs)])
+        spelled = json.dumps([_plain(args), _plain(kwargs)])
     except (RecursionError, ValueError):
         return "unknown"
     return hashlib.sha256(spelled.encode()).hexdigest()[:32]
+
+
+_SPELLED: dict[type, Callable[[Any], str]] = {
+    bytes: bytes.hex,
+    bytearray: bytearray.hex,
+    complex: repr,
+    dt.date: dt.date.isoformat,
+    dt.datetime: dt.datetime.isoformat,
+    dt.time: dt.time.isoformat,
+    dt.timedelta: repr,
+    decimal.Decimal: str,
+    uuid.UUID: str,
+}
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if value is None or kind in (str, int, float, bool):
+        return value
+    if issubclass(kind, dict):
+        pairs = [(k if type(k) is str else json.dumps([_plain(k)]), v) for k, v in value.items()]
+        return {key: _plain(each) for key, each in sorted(pairs, key=lambda pair: pair[0])}
+    if issubclass(kind, (list, tuple)):
+        return [_plain(each) for each in value]
+    spell = _SPELLED.get(kind)
+    named = f"{kind.__module__}.{kind.__qualname__}"
+    return f"<{named} {spell(value)}>" if spell else f"<{named}>"
 
 
 def check_name(name: object) -> None:

@@ -74,7 +74,7 @@ class SyncConnections:
             case "sentinel":
                 return _PoolCaller(*_sentinel_pool(self._target))
             case "server":
-                return _PoolCaller(_server_pool(self._target), None)
+                return _PoolCaller(server_pool(self._target), None)
 
 
 class InjectedSyncClient:
@@ -175,7 +175,7 @@ def _no_retry() -> Retry:
     return Retry(NoBackoff(), 0)
 
 
-def _server_pool(target: Target) -> ConnectionPool:
+def server_pool(target: Target) -> ConnectionPool:
     return ConnectionPool(**{"protocol": 2, **target.options, "retry": _no_retry()})
 
 

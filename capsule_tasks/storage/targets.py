@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from redis.connection import parse_url
+from redis import RedisError
+from redis.connection import Connection, parse_url
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import ConnectionSettings
@@ -89,8 +90,25 @@ def _options(plain: str, url: str) -> dict[str, Any]:
         options = dict(parse_url(plain))
     except ValueError:
         raise _no_url(url) from None
-    # What is stored is bytes; decoding is this package's part, whatever the URL says.
-    return {name: value for name, value in options.items() if name != "decode_responses"}
+    # What is stored is bytes, in as many connections as the settings allow, whatever the URL says.
+    for name in ("decode_responses", "max_connections"):
+        options.pop(name, None)
+    # As Celery spells it in the URL of a broker or a result backend.
+    if str(options.get("ssl_cert_reqs", "")).startswith("CERT_"):
+        options["ssl_cert_reqs"] = options["ssl_cert_reqs"].removeprefix("CERT_").lower()
+    _check_known(options, url)
+    return options
+
+
+def _check_known(options: dict[str, Any], url: str) -> None:
+    """Refuse here what redis-py would refuse as it connects: a connection is made, not opened."""
+    names = {name: value for name, value in options.items() if name != "connection_class"}
+    try:
+        options.get("connection_class", Connection)(**names)
+    except (TypeError, ValueError, RedisError) as error:
+        why = str(error).partition("() ")[2] or str(error)
+        must = f"a URL whose options redis-py knows: {why}"
+        raise InvalidSetting("url", _without_password(url), must) from None
 
 
 def _split_query(query: str) -> tuple[dict[str, Any], str]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import NamedTuple
 
+from capsule_tasks.system.portable import IS_LINUX, PROC, parents
 from capsule_tasks.system.prctl import is_subreaper
 
 MARKER = "CAPSULE_SESSION"
@@ -152,13 +153,15 @@ def reap(pids: Iterable[int]) -> set[int]:
 def _bond(pid: int, leader: int, needle: bytes, born_at: int) -> _Bond:
     if pid == os.getpid():
         return _Bond.NONE
+    if not IS_LINUX:  # nobody may see another's environment
+        return _Bond.OURS if _leader(pid) == leader else _Bond.NONE
     try:
         stat = _stat(pid)
         if stat[_STATE] in b"ZX":
             return _Bond.NONE
         if int(stat[_SESSION]) == leader:
             return _Bond.OURS
-        environment = _read(f"/proc/{pid}/environ")
+        environment = _read(f"{PROC}/{pid}/environ")
         if needle in environment.split(b"\0"):
             return _Bond.OURS
         is_program = not int(stat[_FLAGS]) & _KERNEL_THREAD
@@ -178,7 +181,7 @@ def _born_at(pid: int) -> int:
 
 def _stat(pid: int) -> list[bytes]:
     """The fields behind the name of the program, which may hold anything."""
-    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return _read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
 
 
 def kill_own_group() -> None:
@@ -209,10 +212,12 @@ def _leader(pid: int) -> int:
 
 
 def _children(pid: int) -> list[int]:
+    if not IS_LINUX:
+        return [child for child, parent in parents().items() if parent == pid]
     found: list[int] = []
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+        for thread in os.listdir(f"{PROC}/{pid}/task"):
+            found += map(int, _read(f"{PROC}/{pid}/task/{thread}/children").split())
     except OSError:
         pass  # the process ended while it was being read: it has no children any more
     return found
@@ -224,8 +229,10 @@ def _read(path: str) -> bytes:
 
 
 def _all_pids() -> list[int]:
+    if not IS_LINUX:
+        return list(parents())
     try:
-        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+        return [int(entry) for entry in os.listdir(PROC) if entry.isdigit()]
     except OSError:
         return []
 

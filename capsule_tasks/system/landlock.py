@@ -10,10 +10,10 @@ import ctypes
 import os
 import stat
 import struct
-import sys
 from collections.abc import Iterable
 from enum import IntFlag
 
+from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.system.prctl import forbid_new_privileges, libc
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -68,7 +68,7 @@ _ABI_NET, _ABI_SCOPE = 4, 6
 
 def abi() -> int:
     """The version of Landlock that the kernel offers; 0 if none."""
-    if sys.platform != "linux":
+    if not IS_LINUX:
         return 0
     return max(0, _syscall(_CREATE_RULESET, None, 0, _ASK_VERSION))
 

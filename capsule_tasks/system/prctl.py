@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
+
+from capsule_tasks.system.portable import IS_LINUX
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 PR_SET_NO_NEW_PRIVS = 38
 
-libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+libc = ctypes.CDLL(None, use_errno=True) if IS_LINUX else None
 """Loaded once: a child that was forked finds it ready."""
 
 

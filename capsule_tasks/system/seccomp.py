@@ -15,9 +15,9 @@ import errno
 import functools
 import os
 import struct
-import sys
 from collections.abc import Iterable
 
+from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.system.prctl import forbid_new_privileges, libc
 
 _PR_SET_SECCOMP = 22
@@ -191,7 +191,7 @@ def confine(*, network: bool, signals: bool) -> list[str]:
     process, where Landlock cannot. Nothing is installed, and the answer is empty, on an
     architecture whose system calls are not listed here.
     """
-    if sys.platform != "linux" or os.uname().machine not in _ARCHITECTURES:
+    if not IS_LINUX or os.uname().machine not in _ARCHITECTURES:
         return []
     only_pid = os.getpid() if signals else None
     program = _program(os.uname().machine, network, only_pid)

@@ -7,19 +7,21 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 
+from capsule_tasks.system.portable import PROC
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def thread_count(pid: int) -> int:
     try:
-        return os.stat(f"/proc/{pid}/task").st_nlink - 2
+        return os.stat(f"{PROC}/{pid}/task").st_nlink - 2
     except OSError:
         return 0
 
 
 def resident_bytes(pid: int) -> int:
     try:
-        return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
+        return int(_read(f"{PROC}/{pid}/statm").split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
 
@@ -27,7 +29,7 @@ def resident_bytes(pid: int) -> int:
 def proportional_bytes(pid: int) -> int:
     """Resident memory, each page divided among those who share it."""
     try:
-        rollup = _read(f"/proc/{pid}/smaps_rollup")
+        rollup = _read(f"{PROC}/{pid}/smaps_rollup")
         return int(rollup.partition("\nPss:")[2].split(None, 1)[0]) * 1024
     except (OSError, IndexError, ValueError):
         return 0
@@ -39,9 +41,9 @@ def sizes_of_deleted(family: Iterable[int], directory: str) -> Iterator[int]:
     device = os.stat(directory).st_dev
     for pid in family:
         with contextlib.suppress(OSError):
-            for name in os.listdir(f"/proc/{pid}/fd"):
+            for name in os.listdir(f"{PROC}/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    file = os.stat(f"/proc/{pid}/fd/{name}")
+                    file = os.stat(f"{PROC}/{pid}/fd/{name}")
                     is_file = stat.S_ISREG(file.st_mode) and file.st_nlink == 0
                     if is_file and file.st_dev == device and file.st_ino not in seen:
                         seen.add(file.st_ino)

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from capsule_tasks.system.portable import IS_LINUX
+
 log = logging.getLogger("capsule_tasks.taskpool")
 
 Call = Callable[[], object]
@@ -116,7 +118,7 @@ _ONE = (1).to_bytes(8, "little")
 
 def _wake_up_pair() -> tuple[int, int]:
     """An eventfd for both ends, or a socket pair where the system has none."""
-    if hasattr(os, "eventfd"):
+    if IS_LINUX:
         descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return descriptor, descriptor
     reader, writer = socket.socketpair()

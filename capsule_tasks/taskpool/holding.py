@@ -56,29 +56,37 @@ class Holding:
         self._options: dict[str, Any] = {}
         self._source: Any = None
         self._next_sweep = 0.0
+        self._short_s: float | None = None
+
+    def prepare(self, connection: Any) -> None:
+        """Have kombu's own sweep, the first of which is made on connecting, wait long enough.
+
+        InvalidSetting for a timeout that cannot be kept.
+        """
+        given = connection.transport_options.get("visibility_timeout")
+        if given is not None and connection.transport.driver_type == "redis":
+            timeout_s = _checked(given)
+            if timeout_s < SAFE_S:
+                self._short_s = timeout_s
+                connection.transport_options["visibility_timeout"] = SAFE_S
 
     def watch(self, consumer: Any) -> None:
         """Look after a consumer that has just connected, before it gets its first message.
 
-        Nothing is done for a broker without visibility timeouts. InvalidSetting for a timeout that
-        cannot be kept.
+        Nothing is done for a broker without visibility timeouts.
         """
         qos: Any = getattr(getattr(consumer.task_consumer, "channel", None), "qos", None)
         if not hasattr(qos, "unacked_index_key"):
             return
-        timeout_s = _checked(qos.channel.visibility_timeout)
-        is_short = timeout_s < SAFE_S
-        options = dict(consumer.connection.transport_options)
+        is_short = self._short_s is not None
+        timeout_s = self._short_s or float(qos.channel.visibility_timeout)
         if is_short:
-            _let_kombu_wait(consumer.connection)
             qos.__class__ = marking(qos.__class__)
         with self._lock:
             self._qos = qos
             self._overdue = Overdue(timeout_s, max(timeout_s, SAFE_S))
             self._source = consumer.connection
-            self._options = {**_patience(timeout_s), **options}
-            if is_short:
-                self._options["visibility_timeout"] = SAFE_S
+            self._options = {**_patience(timeout_s), **consumer.connection.transport_options}
             self._is_stale = True  # the thread's connection: its server may not be this consumer's
         if self._keeper is None:
             self._over.clear()
@@ -210,14 +218,6 @@ def marking(base: Any) -> Any:
     if issubclass(base, _MarksMessages):
         return base
     return type(base.__name__, (_MarksMessages, base), {"__module__": base.__module__})
-
-
-def _let_kombu_wait(connection: Any) -> None:
-    """Its own sweep knows no marks: it leaves to the thread here what is due before SAFE_S."""
-    connection.transport_options["visibility_timeout"] = SAFE_S
-    for channel in connection.transport.cycle._channels:  # noqa: SLF001 - those made before
-        channel.visibility_timeout = SAFE_S
-        channel.qos.__dict__.pop("visibility_timeout", None)
 
 
 def _checked(timeout_s: Any) -> float:

@@ -22,6 +22,7 @@ from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.template import Template
 from capsule_tasks.sessions.warm import WarmSpawner
+from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.calls import is_coroutine_task, task_call
@@ -98,7 +99,7 @@ class TaskPool(BasePool):
             self._bridge.serve_alone()
 
     def _take_template(self) -> Template | None:
-        if setting(self.app, "capsule_start") != "fork":
+        if setting(self.app, "capsule_start") != "fork" or not IS_LINUX:
             return None
         others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
         if others:

@@ -27,6 +27,7 @@ class ConsumerStep(bootsteps.StartStopStep):
             # Now, since each task's strategy remembers both when the consumer starts.
             mix_into_tasks(parent.app)
             parent.on_task_request = _beside_the_slots(parent.pool, parent.on_task_request)
+            parent.ensure_connected = _prepared(self._holding, parent.ensure_connected)
 
     def start(self, parent: Any) -> None:
         introduce = getattr(parent.pool, "introduce", None)
@@ -39,6 +40,16 @@ class ConsumerStep(bootsteps.StartStopStep):
         """After the pool has ended: until then its last tasks hold their messages."""
         self._revokes.stop()
         self._holding.stop()
+
+
+def _prepared(holding: Holding, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Each connection of the consumer is prepared before it is made."""
+
+    def ensure_connected(connection: Any) -> Any:
+        holding.prepare(connection)
+        return connect(connection)
+
+    return ensure_connected
 
 
 def _beside_the_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from capsule_tasks.testing.memory_store import MemoryStore
+
 _SETTINGS: dict[str, Any] = {"task_always_eager": True, "task_store_eager_result": False}
 
 
@@ -14,9 +16,14 @@ def eager(app: Any, *, propagates: bool = False) -> Iterator[Any]:
     """Have every `.delay()` of `app` run its task at once; afterwards all is as it was.
 
     With `propagates` an exception of a task is raised by its `.delay()`, instead of its `.get()`.
+    What tasks do in a `step` is kept in memory, as long as this lasts.
     """
-    wanted = {**_SETTINGS, "task_eager_propagates": propagates}
-    before = {name: app.conf[name] for name in wanted}
+    wanted = {
+        **_SETTINGS,
+        "task_eager_propagates": propagates,
+        "capsule_store": MemoryStore(),
+    }
+    before = {name: app.conf.get(name) for name in wanted}
     app.conf.update(wanted)
     try:
         yield app

@@ -23,6 +23,7 @@ class PlainScripts:
             "approvals_drop": self._drop,
             "approvals_list": self._list,
             "approvals_due": self._due,
+            "approvals_postpone": self._postpone,
             "lease_acquire": self._acquire,
             "lease_renew": self._renew,
             "lease_read": self._lease,
@@ -71,6 +72,13 @@ class PlainScripts:
         for _, member in [each for each in order if each[0] <= now_ms][: args["count"]]:
             reply += [member, entries.get(member, (b"", 0))[0]]
         return reply
+
+    def _postpone(self, keys: Keys, args: Args) -> Reply:
+        now_ms, due = self._memory.now_us() // 1000, self._zset(keys["due"])
+        later_ms = max(args["at_ms"], now_ms + args["least_ms"])
+        if args["member"] in due:
+            due[args["member"]] = later_ms
+        return [Code.DONE, later_ms - now_ms]
 
     def _acquire(self, keys: Keys, args: Args) -> Reply:
         if early := self._memory.recalled(keys, args):

@@ -113,9 +113,12 @@ class RunScripts:
         self._memory.live(keys["place"], args["ttl_ms"])
         return [Code.DONE]
 
-    def _find(self, keys: Keys, _: Args) -> Reply:
+    def _find(self, keys: Keys, args: Args) -> Reply:
         known = self._memory.values.get(keys["place"])
-        return [Code.MISSING] if known is None else [Code.DONE, known]
+        if known is None:
+            return [Code.MISSING]
+        self._memory.live(keys["place"], args["ttl_ms"])
+        return [Code.DONE, known]
 
     def _create(self, keys: Keys, args: Args) -> Reply:
         if (early := self._replay(keys, args)) is not None:
@@ -173,7 +176,11 @@ class RunScripts:
         if run is None:
             return [Code.MISSING]
         seen = (run.token, run.revision, run.turn, run.snapshot)
-        if seen == (args["token"], args["revision"] + 1, args["turn"], args["snapshot"]):
+        is_same = run.status == args["status"] or (
+            args["status"] in ("interrupted", "queued") and run.status != "running"
+        )
+        wanted = (args["token"], args["revision"] + 1, args["turn"], args["snapshot"])
+        if is_same and seen == wanted:
             return self._committed(run)
         now_us, asks, ledger = self._memory.now_us(), unpack(args["asks"]), self._ledger(keys)
         if (refused := self._refused_commit(run, ledger, asks, args, now_us)) is not None:
@@ -277,10 +284,13 @@ class RunScripts:
         if run.status in ENDED:
             return [Code.ENDED, run.status.encode()]
         run.cancel = run.cancel or args["by"]
+        gone: list[list[str]] = []
         if run.status != "running":
             run.status = "cancelled"
+            asks = self._ledger(keys).asks
+            gone = [[call, asks[call]["agent"], asks[call]["tool"]] for call in run.pending]
         self._save(keys, run, args)
-        return self._done(keys, args, [run.status, run.owner, run.updated])
+        return self._done(keys, args, [run.status, run.owner, run.updated, pack(gone)])
 
     def _release(self, keys: Keys, args: Args) -> Reply:
         if (early := self._replay(keys, args)) is not None:

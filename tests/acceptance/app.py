@@ -36,6 +36,7 @@ app.conf.update(
     capsule_start=os.environ.get("TEST_START", "fork"),
     worker_pool_restarts=True,
     accept_content=["json", "msgpack", "yaml", "pickle"],
+    capsule_loss_limit=int(os.environ.get("TEST_LOSS_LIMIT", "5")),
     capsule_ready_s=float(os.environ.get("TEST_READY_S", "60")),
     made_in_code="by the worker",
     worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_S", "0")),
@@ -229,6 +230,14 @@ def hold(key: str) -> int:
 def kill_each(key: str) -> None:
     mark(key, os.getpid())
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="kill_worker", acks_late=True)
+def kill_worker(key: str) -> None:
+    """As when the system takes memory back from all that a machine runs."""
+    mark(key, os.getpid())
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
 
 
 @app.task(name="hold_late", acks_late=True, reject_on_worker_lost=True)

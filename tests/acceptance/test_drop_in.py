@@ -20,6 +20,7 @@ from capsule_tasks import Capsule, Execution
 from capsule_tasks.client import EagerExecution
 from capsule_tasks.client import Task as CapsuleTask
 from capsule_tasks.testing import eager
+from scripts._redis_server import free_port
 from tests.acceptance.workers import HANG_S, ROOT, Worker, unique
 
 pytest_plugins = ["capsule_tasks.testing.fixtures"]
@@ -138,6 +139,24 @@ def test_eager_tasks_need_no_redis_coroutines_included(eager_tasks: Any) -> None
     assert asyncio.run(inside_a_loop()) == 5
 
 
+def test_eager_tasks_ask_no_redis_that_is_configured() -> None:
+    """As a user's own tests have it: nothing but the setting, and nobody at that address."""
+    nobody = f"redis://127.0.0.1:{free_port()}"
+    app = Celery("dropin", broker=nobody, backend=nobody, set_as_current=False)
+    app.conf.task_always_eager = True
+    Capsule(app)
+
+    @app.task(shared=False, name="t")
+    def t() -> int:
+        return 1
+
+    execution = t.delay()
+    assert isinstance(execution, Execution)
+    assert (execution.get(), execution.state, execution.ready()) == (1, "SUCCESS", True)
+    execution.cancel()
+    assert execution.state == "SUCCESS"
+
+
 def test_what_eager_changed_is_as_it_was_afterwards() -> None:
     app = make_app()
     Capsule(app)
@@ -189,7 +208,6 @@ def test_a_worker_in_a_thread_of_this_process_works(redis_url: str) -> None:
 
 def test_a_django_project_with_its_results_and_its_beat(redis_url: str, tmp_path: Path) -> None:
     """`delay_on_commit`, django-celery-results, django-celery-beat; the ORM in a task."""
-    pytest.importorskip("django_celery_beat")
     environment = {
         "TEST_DATABASE": str(tmp_path / "db.sqlite3"),
         "DJANGO_SETTINGS_MODULE": "tests.acceptance.others.django_settings",
@@ -221,16 +239,20 @@ def test_a_django_project_with_its_results_and_its_beat(redis_url: str, tmp_path
         worker.stop()  # in order: Celery's embedded beat outlives a worker that is killed
 
 
-def test_sentry_and_opentelemetry_hear_of_tasks(redis_url: str, tmp_path: Path) -> None:
-    pytest.importorskip("sentry_sdk")
-    pytest.importorskip("opentelemetry.instrumentation.celery")
+def test_sentry_opentelemetry_and_a_task_class_of_ones_own_hear_of_tasks(
+    redis_url: str, tmp_path: Path
+) -> None:
     with Worker(redis_url, tmp_path, app="tests.acceptance.others.observed_app") as worker:
         for name in ("fail", "afail"):
             word = unique()
             with pytest.raises(ValueError, match=word):
                 worker.get(name, word)
             assert worker.heard("sentry") == word
-        assert worker.get("fine") == 1
+            assert worker.heard(f"returned:{name}") == "FAILURE"
+        result = worker.send("fine")
+        assert result.get(timeout=HANG_S) == 1
+        assert worker.heard("called:fine") == result.id
+        assert worker.heard("returned:fine") == "SUCCESS"
         assert int(worker.heard("span:run/fine"), 16)
 
 

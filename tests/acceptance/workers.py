@@ -62,6 +62,11 @@ class Worker:
         self._listens = False
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start it, again too; it is ready then."""
         reading, writing = os.pipe()
         command = [*self._celery, "-A", self._module, "worker", "-n", self.name]
         command += ["-l", "INFO", "-Q", self.queue, "--without-mingle", "--without-gossip"]
@@ -86,7 +91,6 @@ class Worker:
             raise
         finally:
             os.close(reading)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()

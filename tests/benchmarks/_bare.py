@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 _READ_BYTES = 256 * 1024
@@ -54,12 +53,7 @@ class EchoChild:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._loop.remove_reader(self._ours)
         self._ours.close()
         await asyncio.to_thread(self._child.wait)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Any, Self
 
 
@@ -22,12 +21,7 @@ class Turns:
         self._loop._run_once = self._turn
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         del self._loop._run_once
 
     def _turn(self) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Celery, current_app
 
 import capsule_tasks
 from capsule_tasks.client import Steps
@@ -17,13 +19,14 @@ from capsule_tasks.errors import (
     CallChanged,
     EffectUncertain,
     InvalidId,
+    InvalidSetting,
     OutputNotStorable,
     StepMisused,
 )
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.testing import MemoryStore
+from capsule_tasks.testing import MemoryStore, eager
 from tests.servers import fresh_prefix
 
 STORES = {
@@ -147,6 +150,27 @@ async def test_arguments_are_compared_by_what_is_the_same_in_every_process(task:
     assert len(card.charges) == 1
 
 
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        (Decimal("1.10"), Decimal("1.2")),
+        (b"a", b"b"),
+        (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)),
+        ({1: "a", 2: "b"}, {1: "b", 2: "a"}),
+    ],
+)
+async def test_arguments_beyond_json_are_compared_where_they_have_one_spelling(
+    first: Any, other: Any
+) -> None:
+    task, card = Task(MemoryStore(), "sync"), Card()
+    await task.deliver("charge", card, first)
+    again = dict(reversed(first.items())) if isinstance(first, dict) else first
+    await task.deliver("charge", card, again)
+    with pytest.raises(CallChanged):
+        await task.deliver("charge", card, other)
+    assert len(card.charges) == 1
+
+
 async def test_an_output_that_cannot_be_kept_says_so_now_and_later(task: Task) -> None:
     card = Card(object())
     for _ in range(2):
@@ -189,6 +213,29 @@ async def test_what_is_no_step_is_refused(task: Task) -> None:
     assert card.charges == []
 
 
+def test_steps_of_eager_tasks_are_kept_in_memory_as_neither_redis_nor_worker_is_there() -> None:
+    app, other = (Celery(name, broker="memory://", set_as_current=False) for name in "ab")
+    other.conf.capsule_redis_url = "redis://localhost:1/0"
+    before = current_app._get_current_object()
+    other.set_current()
+    card = Card()
+
+    @app.task(shared=False)
+    def pay(amount: int) -> Any:
+        return capsule_tasks.step("charge", card.charge, amount)
+
+    with eager(app):
+        for _ in range(2):
+            assert pay.apply(args=[5], task_id="task-1").get() == "charged"
+        assert pay.delay(5).get() == "charged"
+    assert len(card.charges) == 2
+    with pytest.raises(InvalidSetting, match="capsule_redis_url"):
+        pay.apply(args=[5], task_id="task-1").get()
+    before.set_current()
+    for each in (app, other):
+        each.close()
+
+
 def test_without_a_task_the_execution_has_to_be_said() -> None:
     with pytest.raises(StepMisused, match="give an execution_id"):
         capsule_tasks.step("charge", print)
@@ -225,6 +272,34 @@ def test_a_function_that_returns_an_awaitable_is_refused_before_it_runs() -> Non
         steps.step("charge", later)
     assert card.charges == []
     assert steps.step("charge", card.charge) == "charged"
+
+
+async def test_steps_can_be_kept_at_a_url_by_both_kinds_of_functions(valkey_url: str) -> None:
+    settings, card = StepSettings(prefix=fresh_prefix()), Card()
+    steps = Steps(valkey_url, execution_id="t", settings=settings)
+    assert steps.step("charge", card.charge) == "charged"
+    assert await steps.step("charge", card.charge_later) == "charged"
+    assert len(card.charges) == 1
+
+
+def test_a_generator_is_refused_since_nothing_of_it_would_be_made() -> None:
+    steps, card = Steps(MemoryStore(), execution_id="t"), Card()
+
+    def charges(_: int = 0) -> Any:
+        yield card.charge()
+
+    async def later() -> Any:
+        yield card.charge()
+
+    for each in (charges, functools.partial(charges, 1), later):
+        with pytest.raises(StepMisused, match="a generator does nothing"):
+            steps.step("charge", each)
+    assert steps.step("charge", card.charge) == "charged"
+
+
+def test_an_empty_execution_id_is_refused_and_is_not_that_of_the_task() -> None:
+    with pytest.raises(InvalidId, match="must not be empty"):
+        Steps(MemoryStore(), execution_id="").step("charge", print)
 
 
 async def test_partials_and_callable_objects_may_be_coroutine_functions() -> None:

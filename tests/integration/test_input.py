@@ -62,6 +62,7 @@ ASK = {
     "getpass": ("import getpass\ngetpass.getpass('key: ')", "key: ", True),
     "getpass by name": ("from getpass import getpass\ngetpass()", "Password: ", True),
     "stdin": ("import sys\nsys.stdin.readline().rstrip('\\n')", "", False),
+    "bytes": ("import sys\nsys.stdin.buffer.readline().decode().rstrip('\\n')", "", False),
     "a loop over stdin": ("import sys\nnext(iter(sys.stdin)).rstrip('\\n')", "", False),
     "a function": ("def ask(p):\n    return input(p)\nask('name? ')", "name? ", False),
     "a coroutine": (
@@ -179,6 +180,7 @@ async def test_the_end_of_input(session: Session) -> None:
         ("try:\n    input()\nexcept EOFError:\n    answer = 'eof'\nanswer", "eof"),
         ("import sys\nsys.stdin.readline()", ""),
         ("import sys\nsys.stdin.read()", ""),
+        ("import sys\nsys.stdin.buffer.read()", b""),
         ("import sys\nlist(sys.stdin)", []),
     ):
         watched = Watched(session, source)

@@ -143,6 +143,17 @@ async def test_writing_nothing_says_nothing(session: Session) -> None:
     assert not [m for m in messages if isinstance(m, Output)]
 
 
+async def test_a_program_that_sets_up_its_streams_goes_on(session: Session) -> None:
+    source = (
+        "import sys\n"
+        "for stream in (sys.stdin, sys.stdout, sys.stderr):\n"
+        "    stream.reconfigure(encoding='utf-8', errors='replace')\n"
+        "sys.stdout.reconfigure(line_buffering=True)\n"
+        "print('é')"
+    )
+    assert text(await collect(session, source)) == "é\n"
+
+
 async def test_bytes_written_to_the_buffer_are_decoded_also_when_a_character_is_split(
     session: Session,
 ) -> None:

@@ -188,6 +188,20 @@ async def test_who_listens_hears_of_what_is_asked_and_decided(
         assert heard == [Signal("decided", "r", each, "expiry") for each in ("c1", "c2")]
 
 
+async def test_listeners_take_the_urls_that_stores_take(valkey_url: str, prefix: str) -> None:
+    """With this option, which stores leave aside, the first signal ended the listening."""
+    url = f"{valkey_url}?decode_responses=true"
+    asks = [Ask(call_id="c", tool="bare:t", agent="a", fingerprint="f")]
+    async with (
+        asyncio.timeout(LIMIT_S),
+        RunStore(url, settings=RunSettings(prefix=prefix)) as runs,
+        listening(url, prefix=prefix) as signals,
+    ):
+        with listening_blocking(url, prefix=prefix) as blocking:
+            await runs.create("r", "s", b"", schema="1", agent="a", asks=asks)
+            assert await anext(signals) == next(blocking) == Signal("requested", "r", "c")
+
+
 async def test_listening_without_awaiting(store: RunStore, valkey_url: str, prefix: str) -> None:
     state = runs.RunState(run_id="r", start_agent=ALICE, agent=ALICE)
     parts = parked(state.with_calls([call("c1", ToolKey("pay"))]))

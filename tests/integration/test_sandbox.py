@@ -1,9 +1,8 @@
-"""Hostile code in a sandbox session: it reaches nothing, and nobody else notices."""
+"""Hostile code in a sandbox session: it reaches nothing."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
@@ -13,69 +12,28 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
-from capsule_tasks.errors import ExecutionFailed, ExecutionTimeout, InvalidSetting, Unconfined
-from capsule_tasks.protocol.messages import Error
+from capsule_tasks.errors import InvalidSetting, Unconfined
 from capsule_tasks.sessions import Session, SessionPool
-from capsule_tasks.sessions.confinement import Confinement
 from capsule_tasks.settings import (
-    ChildSettings,
-    LimitSettings,
-    PoolSettings,
     Profile,
     SandboxSettings,
     SessionConfig,
     scrubbed_environment,
 )
-from capsule_tasks.system.prctl import become_subreaper
 from scripts._redis_server import PrivateServer
-from tests.sessions import HANG_S, Watched, eventually, until_exited
-
-MIB = 1024 * 1024
-PACKAGES = tuple(filter(None, os.environ.get("CAPSULE_TEST_PACKAGES", "").split(":")))
-
-
-def config(limits: LimitSettings | None = None, **sandbox: object) -> SessionConfig:
-    sandbox.setdefault("readable", PACKAGES)
-    child = ChildSettings(
-        sandbox=SandboxSettings(**sandbox),  # type: ignore[arg-type]
-        limits=limits or LimitSettings(),
-    )
-    return SessionConfig(child=child, env=environment())
-
-
-def environment() -> dict[str, str]:
-    """What a sandbox gets; as another user also where the packages of this run are."""
-    return scrubbed_environment() | ({"PYTHONPATH": ":".join(PACKAGES)} if PACKAGES else {})
-
-
-def code_pool(**changes: object) -> SessionPool:
-    profile = Profile.sandbox(pool=PoolSettings(**changes))  # type: ignore[arg-type]
-    return SessionPool({"code": msgspec.structs.replace(profile, session=config())})
+from tests.sandboxes import PACKAGES, code_pool, config, environment, refused
+from tests.sessions import HANG_S, eventually
 
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Session]:
     async with Session(config()) as session:
         yield session
-
-
-async def refused(session: Session, source: str, *types: str) -> str:
-    """The message of the error that the code must end with; the session must live on."""
-    with pytest.raises(ExecutionFailed) as failure:
-        await asyncio.wait_for(session.run(source), HANG_S)
-    error = failure.value.error
-    assert isinstance(error, Error)
-    assert error.type in (types or ("PermissionError",)), error
-    assert (await session.run("1 + 1")).value == 2
-    return error.message
 
 
 async def test_what_was_really_applied_is_reported(sandbox: Session) -> None:
@@ -360,195 +318,6 @@ async def test_no_privilege_is_left(sandbox: Session) -> None:
     await refused(sandbox, "__import__('os').chroot('.')")
 
 
-async def test_a_fork_bomb_ends_its_execution_with_the_limit_named() -> None:
-    async with asyncio.timeout(HANG_S), Session(config(max_processes=8)) as session:
-        source = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-        error = await _limit_error(session, source)
-        assert error.message.startswith("limit of 8 processes: ")
-        assert (await session.run("1 + 1")).value == 2
-
-
-async def test_filling_the_disk_ends_its_execution_with_the_limit_named() -> None:
-    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
-        source = "import os\nf = open('big', 'wb')\nwhile True: f.write(bytes(100_000))"
-        error = await _limit_error(session, source)
-        assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os\nf = open('x', 'wb')\nos.unlink('x')\nwhile True: f.write(bytes(100_000))",
-        "n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1",
-        "import os\nwhile True:\n    os.mkdir('d' * 99)\n    os.chdir('d' * 99)",
-        "import os\nos.mkdir('d', 0o300)\nf = open('d/x', 'wb')\nwhile True: f.write(bytes(9999))",
-    ],
-    ids=["unlinked", "only-names", "nested", "unreadable"],
-)
-async def test_what_hides_from_the_measure_of_the_disk_is_found(source: str) -> None:
-    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
-        directory = Path((await session.run("import os; os.getcwd()")).value)
-        error = await _limit_error(session, source)
-        assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
-    await eventually(lambda: not directory.exists())
-
-
-async def test_many_files_do_not_hold_up_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    measurers: list[int] = []
-    measure = Confinement._measure
-
-    def noted(watch: Confinement, *rest: Any) -> None:
-        measurers.append(threading.get_ident())
-        measure(watch, *rest)
-
-    monkeypatch.setattr(Confinement, "_measure", noted)
-    async with asyncio.timeout(HANG_S), Session(config()) as session:
-        source = "import os, time\nfor n in range(1000): os.mknod(str(n))\ntime.sleep(3600)"
-        watched = Watched(session, source)
-        await eventually(lambda: len(measurers) >= 3)
-        assert await session.cancel(watched.execution_id) == "interrupted"
-        await watched.ended()
-    assert threading.get_ident() not in measurers
-
-
-async def test_what_an_execution_left_behind_is_still_bounded() -> None:
-    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
-        source = (
-            "import threading, time\n"
-            "def fill():\n"
-            "    with open('big', 'wb') as file:\n"
-            "        time.sleep(0.1)\n"
-            "        while True: file.write(bytes(100_000))\n"
-            "threading.Thread(target=fill, daemon=True).start()"
-        )
-        first = session.info.pid
-        await session.run(source)
-        await eventually(lambda: session.info.restarts == 1 and session.state == "ready")
-        assert session.info.pid != first
-        assert (await session.run("__import__('os').listdir()")).value == []
-
-
-async def test_short_executions_in_a_row_are_watched_too() -> None:
-    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
-        with pytest.raises(ExecutionFailed) as failure:  # noqa: PT012 - any of them may be the last
-            await session.run("f = open('big', 'wb')")
-            while True:
-                await session.run("f.write(bytes(10_000))")
-        assert failure.value.error.kind == "limit"
-
-
-async def test_a_thread_bomb_ends_its_execution_with_the_limit_named() -> None:
-    async with asyncio.timeout(HANG_S), Session(config(max_threads=64)) as session:
-        source = (
-            "import threading, time\nthreading.stack_size(32768)\nwhile True:\n"
-            "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
-        )
-        error = await _limit_error(session, source)
-        assert error.message.startswith("limit of 64 threads: ")
-
-
-async def test_the_memory_of_several_processes_is_counted_together() -> None:
-    limits = LimitSettings(memory_bytes=400 * MIB)
-    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
-        source = (
-            "import os, time\n"
-            "for _ in range(6):\n"
-            "    if os.fork() == 0:\n"
-            "        kept = b'x' * 100_000_000\n"
-            "        time.sleep(60)\n"
-            "time.sleep(60)"
-        )
-        error = await _limit_error(session, source)
-        assert error.message.startswith(f"memory limit of {400 * MIB} bytes: ")
-        assert "were used by" in error.message
-
-
-async def test_a_memory_bomb_ends_its_execution_with_the_limit_named() -> None:
-    limits = LimitSettings(memory_bytes=512 * MIB)
-    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
-        error = await _limit_error(session, "x = []\nwhile True: x.append(bytearray(10_000_000))")
-        assert f"memory limit of {512 * MIB} bytes" in error.message
-        assert (await session.run("x = None; 1 + 1")).value == 2
-
-
-async def test_cpu_time_and_output_limits_name_the_limit_and_the_amount() -> None:
-    limits = LimitSettings(cpu_time_s=0.2, output_bytes=1000)
-    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
-        error = await _limit_error(session, "while True: x = 1")
-        assert error.message.startswith("CPU time limit of 0.2 s: 0.2")
-        error = await _limit_error(session, "while True: print('x' * 99)")
-        assert error.message.startswith("output limit of 1000 bytes: ")
-
-
-async def _limit_error(session: Session, source: str) -> Error:
-    with pytest.raises(ExecutionFailed) as failure:
-        await session.run(source)
-    error = failure.value.error
-    assert isinstance(error, Error)
-    assert error.kind == "limit", error
-    return error
-
-
-async def test_what_daemonises_dies_with_its_session() -> None:
-    source = (
-        "import os, time\n"
-        "reading, writing = os.pipe()\n"
-        "if os.fork() == 0:\n"
-        "    os.setsid()\n"
-        "    if os.fork() == 0:\n"
-        "        os.write(writing, str(os.getpid()).encode())\n"
-        "        time.sleep(60)\n"
-        "    os._exit(0)\n"
-        "int(os.read(reading, 20))"
-    )
-    become_subreaper()
-    async with asyncio.timeout(HANG_S), Session(config()) as session:
-        daemon = (await session.run(source)).value
-    await until_exited(daemon)
-    await eventually(lambda: not Path(f"/proc/{daemon}").exists())  # no zombie either
-
-
-async def test_threads_children_and_exit_hooks_left_behind_hold_nobody_up() -> None:
-    source = (
-        "import atexit, os, threading, time\n"
-        "atexit.register(time.sleep, 60)\n"
-        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
-        "os.fork() or time.sleep(60)"
-    )
-    async with asyncio.timeout(HANG_S), code_pool(min_idle=1, max_sessions=2) as pool:
-        async with pool.borrow("code") as session:
-            await session.run(source)
-        async with pool.borrow("code") as session:
-            assert (await session.run("import threading; threading.active_count()")).value < 5
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os\nos.closerange(0, 200)",
-        (
-            "import os\nfor fd in range(200):\n"
-            "    try: os.write(fd, bytes(range(256)) * 40)\n    except OSError: pass"
-        ),
-    ],
-    ids=["closes", "garbles"],
-)
-async def test_ruining_every_descriptor_ruins_only_its_own_session(source: str) -> None:
-    async with asyncio.timeout(HANG_S), Session(config()) as other:
-        async with Session(config()) as session:
-            with contextlib.suppress(ExecutionFailed, ExecutionTimeout):
-                await session.run(source, timeout_s=5)
-        assert (await other.run("1 + 1")).value == 2
-
-
-async def test_monkeypatched_builtins_reach_no_other_borrower() -> None:
-    async with asyncio.timeout(HANG_S), code_pool(min_idle=1, max_sessions=1) as pool:
-        async with pool.borrow("code") as session:
-            await session.run("import builtins; builtins.divmod = lambda *_: 'mine'")
-        async with pool.borrow("code") as session:
-            assert (await session.run("divmod(7, 2)")).value == (3, 1)
-
-
 async def test_a_sandbox_that_cannot_be_had_does_not_start(tmp_path: Path) -> None:
     crippled = _python_without_landlock(tmp_path)
     with pytest.raises(Unconfined, match="cannot confine reads, writes, signals"):
@@ -574,7 +343,7 @@ def _python_without_landlock(directory: Path) -> Path:
     return directory / "python"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="is itself the run of this file as another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="is itself the run of these files as another user")
 def test_all_of_this_holds_for_a_user_who_is_not_root() -> None:
     system_python = Path("/usr/bin/python3.11")
     python = str(system_python if sys.version_info[:2] == (3, 11) else sys.executable)
@@ -585,9 +354,10 @@ def test_all_of_this_holds_for_a_user_who_is_not_root() -> None:
     user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     if subprocess.run([*user, python, "-c", ""], capture_output=True, check=False).returncode:
         pytest.skip(f"{python} is out of reach for other users of this machine")
+    files = sorted(map(str, Path(__file__).parent.glob("test_sandbox*.py")))
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={base}/own"]
     done = subprocess.run(
-        [*user, python, "-m", "pytest", *options, __file__],
+        [*user, python, "-m", "pytest", *options, *files],
         env={
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": f"{packages}:{project}",

@@ -13,7 +13,7 @@ from capsule_tasks import SyncHistory
 from capsule_tasks.client import Steps
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings, StepSettings
-from capsule_tasks.storage.keys import ApprovalKeys, RunKeys
+from capsule_tasks.storage.keys import ApprovalKeys, RunKeys, run_place
 from capsule_tasks.storage.run_types import Ask, Claim, PlannedCall
 from capsule_tasks.storage.runs import SyncLease, SyncRunStore
 from capsule_tasks.storage.scripts import Code
@@ -220,3 +220,18 @@ def test_a_turn_is_one_command_and_with_tools_three(scene: Scene) -> None:
     scene.runs.finish_calls(claim, {each.call_id: b"out" for each in planned})
     scene.runs.commit(claim, b"3", turn=3, items=[{}])
     assert calls() - before == 4
+
+
+def test_where_a_run_lives_is_renewed_by_whoever_asks_and_never_shortened(scene: Scene) -> None:
+    place, year_ms = run_place("parked", scene.prefix), 365 * 86_400_000
+
+    def read(ttl_s: float) -> int:
+        other = SyncRunStore(scene.url, settings=RunSettings(prefix=scene.prefix, ttl_s=ttl_s))
+        assert other.read("parked").status == "interrupted"
+        other.close()
+        return int(scene.client.pttl(place))
+
+    assert read(86400 * 365) > 9 * year_ms
+    assert read(60) > 9 * year_ms
+    scene.client.pexpire(place, 60_000)
+    assert year_ms < read(60) < 9 * year_ms

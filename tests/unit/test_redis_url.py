@@ -9,6 +9,8 @@ from celery import Celery
 
 from capsule_tasks.client.where import current_execution_id, redis_url
 from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.settings import ConnectionSettings
+from capsule_tasks.storage import targets
 
 
 @pytest.fixture
@@ -41,6 +43,37 @@ def test_without_any_redis_the_error_says_what_to_set(app: Celery) -> None:
     app.conf.result_backend = "db+sqlite://"
     with pytest.raises(InvalidSetting, match=r"capsule_redis_url.*CAPSULE_REDIS_URL"):
         redis_url()
+
+
+def test_no_error_repeats_the_password_of_a_broker(app: Celery) -> None:
+    app.conf.broker_url = "amqp://user:hunter2@host//"
+    with pytest.raises(InvalidSetting, match="which is amqp://…") as caught:
+        redis_url()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_of_several_brokers_the_first_counts_also_in_a_list(app: Celery) -> None:
+    app.conf.broker_url = ["redis://first/0", "redis://second/0"]
+    assert redis_url() == "redis://first/0"
+
+
+@pytest.mark.parametrize("spelled", ["CERT_REQUIRED", "CERT_NONE", "required"])
+def test_celerys_spelling_of_what_tls_checks_is_understood(spelled: str) -> None:
+    target = targets.parsed(f"rediss://host/0?ssl_cert_reqs={spelled}", ConnectionSettings())
+    assert target.options["ssl_cert_reqs"] == spelled.removeprefix("CERT_").lower()
+
+
+def test_a_task_called_as_a_function_is_a_part_of_the_one_that_calls_it(app: Celery) -> None:
+    @app.task
+    def inner(depth: int) -> str | None:
+        return inner(depth - 1) if depth else current_execution_id()
+
+    @app.task
+    def outer() -> list[str | None]:
+        return [inner(0), inner(2), inner.apply(args=[0], task_id="own").get()]
+
+    assert outer.apply(task_id="task-7").get() == ["task-7", "task-7", "own"]
+    assert inner(0) is None
 
 
 def test_a_task_knows_its_execution_and_other_code_has_none(app: Celery) -> None:

@@ -119,6 +119,39 @@ def test_secrets_by_name_stay_out_wherever_they_are() -> None:
     assert restored_context(kept) == context
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("passwd", "db_pwd", "access_key", "accessKeyId", "bearer", "auth", "id_jwt"),
+        *("x-api.key", "signing.key", "tokens", "connection_string", "Session-Key"),
+    ],
+)
+def test_other_names_of_secrets_are_known(name: str) -> None:
+    saved, text = through_a_snapshot(saved_context({name: SECRET, "user": "ann"}))
+    assert SECRET not in text
+    assert restored_context(saved) == {"user": "ann"}
+
+
+def test_a_password_in_a_url_stays_out_whatever_its_name_is() -> None:
+    context = {"db": f"postgres://app:{SECRET}@host/db", "site": "https://host:8080/a@b"}
+    saved, text = through_a_snapshot(saved_context(context))
+    assert SECRET not in text
+    assert restored_context(saved) == {"site": context["site"]}
+
+
+def test_numbers_of_tokens_are_no_secrets() -> None:
+    context = {"max_tokens": 500, "usage": {"total_tokens": 7, "token": 1.5}}
+    saved = saved_context(context, strict=True)
+    assert restored_context(saved) == context
+
+
+def test_a_number_that_python_cannot_write_is_refused_by_its_place() -> None:
+    with pytest.raises(ContextNotStorable, match=r"\$\.a.*too many digits"):
+        saved_context({"a": 10**5000}, strict=True)
+    kept, _ = through_a_snapshot(saved_context({"a": 10**4000}))
+    assert restored_context(kept) == {"a": 10**4000}
+
+
 def test_a_failing_deserializer_does_not_leak_what_it_was_given() -> None:
     saved = saved_context({"name": SECRET})
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule_tasks.errors import AmbiguousAgent, InvalidSetting, UnknownAgent
+from capsule_tasks.errors import AmbiguousAgent, InvalidRunState, InvalidSetting, UnknownAgent
 from capsule_tasks.runs import AgentGraph, AgentId, RunState, ToolKey
 from tests.unit.run_states import names
 
@@ -162,3 +162,18 @@ def test_no_two_tools_or_agents_have_one_spelling(pairs: list[tuple[str, str]]) 
 def test_a_tool_key_that_contradicts_itself_is_refused(parts: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidSetting):
         ToolKey(*parts)
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", 5, None])
+def test_a_name_that_no_index_could_hold_is_refused(name: Any) -> None:
+    """It was found out as the run was parked, by an error of Python's."""
+    for make in (AgentId, ToolKey, lambda text: ToolKey.namespaced("crm", text)):
+        with pytest.raises(InvalidSetting, match="name"):
+            make(name)
+    if name is not None:
+        for other in (lambda: AgentId("a", name), lambda: ToolKey.namespaced(name, "t")):
+            with pytest.raises(InvalidSetting):
+                other()
+    snapshot = {"$schemaVersion": "1.2", "run_id": "r", "start_agent": {"name": name}}
+    with pytest.raises(InvalidRunState, match="start_agent"):
+        RunState.from_json({**snapshot, "agent": {"name": "a"}})

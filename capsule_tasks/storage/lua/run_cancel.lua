@@ -9,7 +9,8 @@
 --   age_ms     since it was first sent; 0 the first time
 --   ttl_ms     until the run is forgotten
 --   by         who asks for it
--- RETURNS {DONE, status, owner, updated}; owner is the incarnation that has to be told
+-- RETURNS {DONE, status, owner, updated, gone}; owner is the incarnation that has to be told, gone
+--         are the calls that wait no more, each with its agent and tool, in MessagePack
 -- REFUSES {GIVEN_UP} an operation whose caller left before it was done
 --         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {MISSING} a run that does not exist
@@ -27,9 +28,16 @@ local run = load_run(run_key)
 if not run then return {MISSING} end
 if ENDED_STATUS[run.status] then return {ENDED, run.status} end
 
+local gone = {}
 if run.cancel == '' then run.cancel = by end
-if run.status ~= 'running' then run.status = 'cancelled' end
+if run.status ~= 'running' then
+  run.status = 'cancelled'
+  for _, call in ipairs(run.pending) do
+    local ask = entry_of(ledger_key, 'ask:' .. call)
+    if ask then gone[#gone + 1] = {call, ask.agent, ask.tool} end
+  end
+end
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
-local reply = {DONE, run.status, run.owner, whole(run.updated)}
+local reply = {DONE, run.status, run.owner, whole(run.updated), cmsgpack.pack(gone)}
 remember(batches_key, operation, cmsgpack.pack(reply), memory)
 return reply

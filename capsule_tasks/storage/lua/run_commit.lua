@@ -55,8 +55,11 @@ if barred(memory) then return barred(memory) end
 if memory.result then return cmsgpack.unpack(memory.result) end
 local run = load_run(run_key)
 if not run then return {MISSING} end
--- The same turn once more, by another call: its owner was told nothing of the first.
+-- The same turn once more, by another call: its owner was told nothing of the first. A run that was
+-- handed back may have become another since, by a decision or a cancel.
+local is_handed_back = status == 'interrupted' or status == 'queued'
 local is_repeat = run.token == token and run.revision == revision + 1 and run.turn == turn
+  and (run.status == status or is_handed_back and run.status ~= 'running')
 if is_repeat and redis.call('HGET', run_key, 'snapshot') == snapshot then
   return committed(run)
 end

@@ -41,6 +41,7 @@ if #due == 0 then return {DONE, 0, run.status, '0'} end
 if ENDED_STATUS[run.status] then resume = 0 end
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 for _, call in ipairs(due) do announce(channel, 'decided', run_id, call, EXPIRY) end
-local reply = {DONE, resume, run.status, whole(run.updated), unpack(due)}
+local reply = {DONE, resume, run.status, whole(run.updated)}
+for _, call in ipairs(due) do reply[#reply + 1] = call end
 remember(batches_key, operation, cmsgpack.pack(reply), memory)
 return reply

@@ -14,6 +14,7 @@ from capsule_tasks.errors import (
     DecisionExpired,
     InvalidSetting,
     MayNotDecide,
+    RunExists,
     RunWaits,
     UnknownCall,
 )
@@ -312,3 +313,41 @@ async def test_several_sweepers_at_once_wake_a_run_once(subject: Subject) -> Non
     await asyncio.gather(*(until(sweep) for _ in range(4)))
     assert sorted(call for expired in found for call in expired.calls) == ["c1", "c2"]
     assert [expired.resume for expired in found].count(True) == 1
+
+
+async def test_a_cancelled_run_leaves_nothing_in_the_index(subject: Subject) -> None:
+    """Its calls stayed until somebody listed, and each listing asked their runs again."""
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1", expires_in_s=600), ask("c2", tool="bare:other"))
+    await runs.cancel("run-1")
+    index = Index(RunSettings(prefix=subject.prefix))
+    for agent, tool in ((None, None), ("triage", None), (None, "bare:other")):
+        assert await subject.drive(index.page(agent, tool, "0", 10)) == []
+    assert await subject.drive(index.due(10)) == ([], None)
+
+
+async def test_calls_that_wait_no_more_do_not_hide_one_that_is_due(subject: Subject) -> None:
+    """As many as one sweep takes were looked at over and over, and nothing behind them was."""
+    runs = subject.runs()
+    index, limited = Index(RunSettings(prefix=subject.prefix)), ask(expires_in_s=0.001)
+    for number in range(4):
+        # As of a process that died before it wrote the run.
+        await subject.drive(index.add(f"gone-{number}", "s", [limited]))
+    await subject.parked(runs, ask("c1"), ask("c2", expires_in_s=600), run_id="early")
+    again = [ask("c1", expires_in_s=0.001), ask("c2", expires_in_s=0.001)]
+    with pytest.raises(RunExists):
+        await runs.create("early", subject.session_id, b"", schema="1", agent="a", asks=again)
+    await runs.create("late", "s", b"", schema="1", agent="a", asks=[limited])
+
+    async def is_due() -> bool:
+        entries, _ = await subject.drive(index.due(100))
+        return len(entries) == 6
+
+    await until(is_due)
+    sweeps = [await runs.approvals.expire_due(limit=2) for _ in range(4)]
+    assert [each.run_id for sweep in sweeps for each in sweep.expired] == ["late"]
+    left = (await runs.read("early")).waiting
+    assert [(call.call_id, call.expires_at is None) for call in left] == [
+        ("c1", True),
+        ("c2", False),
+    ]

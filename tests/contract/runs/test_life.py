@@ -93,6 +93,18 @@ async def test_a_repeat_under_one_operation_is_the_same_run(subject: Subject) ->
     assert (await runs.read("run-1")).revision == 2
 
 
+async def test_a_claim_from_a_lapsed_owner_is_repeated_under_its_operation(
+    subject: Subject,
+) -> None:
+    """Whoever had lost the reply was told that the run was held: by itself."""
+    runs = subject.runs()
+    await subject.worker("w1")
+    await runs.create("run-1", "user-42", b"", schema="1.2", agent="a")
+    await runs.claim("run-1", "gone")
+    claims = [await runs.claim("run-1", "w1", operation="take") for _ in range(3)]
+    assert claims[0] == claims[1] == claims[2]
+
+
 # --- claims ---------------------------------------------------------------------------------------
 
 
@@ -194,6 +206,34 @@ async def test_a_turn_that_does_not_fit_the_history_commits_nothing(subject: Sub
     assert await subject.items() == []
     assert (await runs.read("run-1")).revision == 1
     await runs.commit(claim, b"x", turn=1, items=[{}], history=small)
+
+
+async def test_a_turn_committed_again_with_another_status_is_no_repeat(subject: Subject) -> None:
+    """It was answered as if it were stored, and a run that was to be over went on."""
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    await runs.commit(claim, b"x", turn=1)
+    with pytest.raises(RunConflict):
+        await runs.commit(claim, b"x", turn=1, status="completed")
+    assert (await runs.read("run-1")).status == "running"
+
+
+@pytest.mark.parametrize("meanwhile", ["cancel", "approve", "nothing"])
+async def test_a_parked_turn_committed_again_is_told_what_it_became(
+    subject: Subject, meanwhile: str
+) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    parking = {"turn": 1, "status": "interrupted", "asks": [ask()]}
+    first = await runs.commit(claim, b"x", **parking)
+    expected = "interrupted"
+    if meanwhile == "cancel":
+        expected = (await runs.cancel("run-1")).status
+    elif meanwhile == "approve":
+        expected = (await runs.approvals.approve("run-1", "call-1")).status
+    again = await runs.commit(claim, b"x", **parking)
+    assert (first.status, again.status) == ("interrupted", expected)
+    assert again.claim.revision == first.claim.revision
 
 
 async def test_a_turn_committed_twice_is_committed_once(subject: Subject) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from capsule_tasks.errors import (
     RunNotFound,
 )
 from capsule_tasks.storage.run_types import PlannedCall
-from tests.contract.run_subjects import PRINT, Subject, ask
+from capsule_tasks.storage.runs import SyncLease
+from capsule_tasks.testing import MemoryStore
+from tests.contract.run_subjects import PRINT, Subject, ask, until
 
 WRONG_DECISIONS: list[dict[str, Any]] = [
     {"call_id": 5},
@@ -79,6 +82,57 @@ async def test_a_header_of_a_wrong_type_is_refused(subject: Subject) -> None:
             await runs.claim("run-1", "w1", readable=readable)
 
 
+JUNK: list[Any] = [None, 5, 1.5, True, "x", b"x", [None], {"a": 1}, object()]
+
+
+async def test_what_is_no_claim_no_history_no_items_and_no_outputs_is_refused(
+    subject: Subject,
+) -> None:
+    """Python's own errors do not say which argument was wrong."""
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    for junk in JUNK:
+        for call in (
+            runs.commit(junk, b"", turn=1),
+            runs.release(junk),
+            runs.start_calls(junk, []),
+            runs.finish_calls(junk, {}),
+        ):
+            with pytest.raises(InvalidSetting, match="claim"):
+                await call
+        for field in ("token", "revision"):
+            forged = replace(claim, **{field: str(junk) if junk == 5 else junk})
+            with pytest.raises(InvalidSetting, match=f"claim.{field}"):
+                await runs.commit(forged, b"", turn=1)
+        if junk is not None:
+            with pytest.raises(InvalidSetting, match="history"):
+                await runs.commit(claim, b"", turn=1, history=junk)
+        if not isinstance(junk, list):
+            with pytest.raises(InvalidSetting, match="items"):
+                await runs.commit(claim, b"", turn=1, items=junk)
+        if not isinstance(junk, dict):
+            with pytest.raises(InvalidSetting, match="outputs"):
+                await runs.finish_calls(claim, junk)
+        if not isinstance(junk, str):
+            with pytest.raises(InvalidId, match="run id"):
+                await runs.read(junk)
+            with pytest.raises(InvalidSetting, match="prefix"):
+                SyncLease("w", MemoryStore(), prefix=junk)
+    with pytest.raises(InvalidSetting, match="arguments"):
+        await runs.commit(claim, b"", turn=1, status="interrupted", asks=[ask(arguments=None)])
+    assert (await runs.read("run-1")).revision == 1
+
+
+async def test_an_error_is_no_longer_than_a_screen_however_long_the_value_is(
+    subject: Subject,
+) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    with pytest.raises(InvalidSetting) as caught:
+        await runs.commit(claim, b"", turn=1, status="x" * 1_000_000)
+    assert len(str(caught.value)) < 1000
+
+
 async def test_one_call_twice_in_one_start_is_told_go_not_even_once(subject: Subject) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)
@@ -128,3 +182,30 @@ async def test_a_sweep_without_a_limit_is_refused(subject: Subject) -> None:
         await runs.approvals.waiting(agent=5)
     with pytest.raises(InvalidSetting, match="cursor"):
         await runs.approvals.waiting(cursor=5)
+
+
+async def test_more_calls_at_once_than_a_script_should_handle_are_refused(
+    subject: Subject,
+) -> None:
+    """Of many thousands, expiring failed behind its writes: nobody was told to send the run on."""
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    many = [ask(f"c{number}", expires_in_s=0.001) for number in range(1001)]
+    planned = [PlannedCall(each.call_id, PRINT) for each in many]
+    for refused in (
+        runs.create("new", "s", b"", schema="1", agent="a", asks=many),
+        runs.commit(claim, b"", turn=1, status="interrupted", asks=many),
+        runs.start_calls(claim, planned),
+        runs.finish_calls(claim, {each.call_id: b"" for each in many}),
+    ):
+        with pytest.raises(InvalidSetting, match="at most 1000"):
+            await refused
+    assert (await runs.approvals.waiting()).calls == []
+    await runs.commit(claim, b"", turn=1, status="interrupted", asks=many[1:])
+
+    async def expired() -> Any:
+        found = await runs.approvals.expire("run-1")
+        return found if found.calls else None
+
+    found = await until(expired)
+    assert (len(found.calls), found.resume) == (1000, True)

@@ -19,13 +19,14 @@ end
 
 local function save_history(history_key, items_key, state, now_us, ttl_ms, has_removed)
   state.updated = math.max(state.updated + 1, now_us)
-  local fields = {'updated', whole(state.updated), 'bytes', whole(math.max(state.bytes, 0))}
+  local updated, bytes = whole(state.updated), whole(math.max(state.bytes, 0))
   if has_removed or state.generation == 0 then
     state.generation = math.max(state.generation + 1, now_us)
-    fields[5], fields[6] = 'generation', whole(state.generation)
-    fields[7], fields[8] = 'created', state.created or whole(now_us)
+    redis.call('HSET', history_key, 'updated', updated, 'bytes', bytes,
+      'generation', whole(state.generation), 'created', state.created or whole(now_us))
+  else
+    redis.call('HSET', history_key, 'updated', updated, 'bytes', bytes)
   end
-  redis.call('HSET', history_key, unpack(fields))
   redis.call('PEXPIRE', history_key, ttl_ms)
   redis.call('PEXPIRE', items_key, ttl_ms)
 end

@@ -7,6 +7,7 @@
 -- for an operation that was given up before it was done.
 
 local MEMORY_MS = 600000
+local MEMORY_TTL = '600000' -- the same; a number would be spelled out at each write
 local GIVEN_UP_RESULT = '!'
 local KEEP_AT_LEAST = 64
 local KEEP_AT_MOST = 10000
@@ -14,7 +15,7 @@ local EVICT_EVERY = 16
 local EVICT_AT_ONCE = 64
 
 local function whole(number)
-  return string.format('%.0f', number)
+  return string.format('%d', number)
 end
 
 local function clock_us()
@@ -49,7 +50,7 @@ local function barred(memory)
   return nil
 end
 
--- Removes what is old, or too much, from the front; returns the fields that say so.
+-- Removes what is old, or too much, from the front.
 local function forget(key, memory, last)
   local first, gone, forgot_ms = memory.first, {}, nil
   for _ = 1, EVICT_AT_ONCE do
@@ -65,16 +66,16 @@ local function forget(key, memory, last)
     end
     first = first + 1
   end
-  if #gone == 0 then return {} end
+  if #gone == 0 then return end
   redis.call('HDEL', key, unpack(gone))
-  return {'#first', first, '#forgot', forgot_ms}
+  redis.call('HSET', key, '#first', first, '#forgot', forgot_ms)
 end
 
 local function remember(key, operation, result, memory)
   local last = memory.last + 1
+  local number, entry = whole(last), whole(memory.now_ms) .. ':' .. operation
+  redis.call('HSET', key, operation, result, '#last', number, '#' .. number, entry)
   -- Now and then is enough, and spares most writes the look.
-  local forgotten = last % EVICT_EVERY == 0 and forget(key, memory, last) or {}
-  redis.call('HSET', key, operation, result, '#last', last,
-    '#' .. last, memory.now_ms .. ':' .. operation, unpack(forgotten))
-  redis.call('PEXPIRE', key, MEMORY_MS)
+  if last % EVICT_EVERY == 0 then forget(key, memory, last) end
+  redis.call('PEXPIRE', key, MEMORY_TTL)
 end

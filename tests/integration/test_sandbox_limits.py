@@ -1,0 +1,149 @@
+"""Hostile code in a sandbox session: what it may use is bounded, and the limit is named."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule_tasks.errors import ExecutionFailed
+from capsule_tasks.protocol.messages import Error
+from capsule_tasks.sessions import Session
+from capsule_tasks.sessions.confinement import Confinement
+from capsule_tasks.settings import (
+    LimitSettings,
+)
+from tests.sandboxes import MIB, config
+from tests.sessions import HANG_S, Watched, eventually
+
+
+async def test_a_fork_bomb_ends_its_execution_with_the_limit_named() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_processes=8)) as session:
+        source = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+        error = await _limit_error(session, source)
+        assert error.message.startswith("limit of 8 processes: ")
+        assert (await session.run("1 + 1")).value == 2
+
+
+async def test_filling_the_disk_ends_its_execution_with_the_limit_named() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        source = "import os\nf = open('big', 'wb')\nwhile True: f.write(bytes(100_000))"
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nf = open('x', 'wb')\nos.unlink('x')\nwhile True: f.write(bytes(100_000))",
+        "n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1",
+        "import os\nwhile True:\n    os.mkdir('d' * 99)\n    os.chdir('d' * 99)",
+        "import os\nos.mkdir('d', 0o300)\nf = open('d/x', 'wb')\nwhile True: f.write(bytes(9999))",
+    ],
+    ids=["unlinked", "only-names", "nested", "unreadable"],
+)
+async def test_what_hides_from_the_measure_of_the_disk_is_found(source: str) -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        directory = Path((await session.run("import os; os.getcwd()")).value)
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
+    await eventually(lambda: not directory.exists())
+
+
+async def test_many_files_do_not_hold_up_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    measurers: list[int] = []
+    measure = Confinement._measure
+
+    def noted(watch: Confinement, *rest: Any) -> None:
+        measurers.append(threading.get_ident())
+        measure(watch, *rest)
+
+    monkeypatch.setattr(Confinement, "_measure", noted)
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        source = "import os, time\nfor n in range(1000): os.mknod(str(n))\ntime.sleep(3600)"
+        watched = Watched(session, source)
+        await eventually(lambda: len(measurers) >= 3)
+        assert await session.cancel(watched.execution_id) == "interrupted"
+        await watched.ended()
+    assert threading.get_ident() not in measurers
+
+
+async def test_what_an_execution_left_behind_is_still_bounded() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        source = (
+            "import threading, time\n"
+            "def fill():\n"
+            "    with open('big', 'wb') as file:\n"
+            "        time.sleep(0.1)\n"
+            "        while True: file.write(bytes(100_000))\n"
+            "threading.Thread(target=fill, daemon=True).start()"
+        )
+        first = session.info.pid
+        await session.run(source)
+        await eventually(lambda: session.info.restarts == 1 and session.state == "ready")
+        assert session.info.pid != first
+        assert (await session.run("__import__('os').listdir()")).value == []
+
+
+async def test_short_executions_in_a_row_are_watched_too() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        with pytest.raises(ExecutionFailed) as failure:  # noqa: PT012 - any of them may be the last
+            await session.run("f = open('big', 'wb')")
+            while True:
+                await session.run("f.write(bytes(10_000))")
+        assert failure.value.error.kind == "limit"
+
+
+async def test_a_thread_bomb_ends_its_execution_with_the_limit_named() -> None:
+    async with asyncio.timeout(HANG_S), Session(config(max_threads=64)) as session:
+        source = (
+            "import threading, time\nthreading.stack_size(32768)\nwhile True:\n"
+            "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+        )
+        error = await _limit_error(session, source)
+        assert error.message.startswith("limit of 64 threads: ")
+
+
+async def test_the_memory_of_several_processes_is_counted_together() -> None:
+    limits = LimitSettings(memory_bytes=400 * MIB)
+    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
+        source = (
+            "import os, time\n"
+            "for _ in range(6):\n"
+            "    if os.fork() == 0:\n"
+            "        kept = b'x' * 100_000_000\n"
+            "        time.sleep(60)\n"
+            "time.sleep(60)"
+        )
+        error = await _limit_error(session, source)
+        assert error.message.startswith(f"memory limit of {400 * MIB} bytes: ")
+        assert "were used by" in error.message
+
+
+async def test_a_memory_bomb_ends_its_execution_with_the_limit_named() -> None:
+    limits = LimitSettings(memory_bytes=512 * MIB)
+    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
+        error = await _limit_error(session, "x = []\nwhile True: x.append(bytearray(10_000_000))")
+        assert f"memory limit of {512 * MIB} bytes" in error.message
+        assert (await session.run("x = None; 1 + 1")).value == 2
+
+
+async def test_cpu_time_and_output_limits_name_the_limit_and_the_amount() -> None:
+    limits = LimitSettings(cpu_time_s=0.2, output_bytes=1000)
+    async with asyncio.timeout(HANG_S), Session(config(limits)) as session:
+        error = await _limit_error(session, "while True: x = 1")
+        assert error.message.startswith("CPU time limit of 0.2 s: 0.2")
+        error = await _limit_error(session, "while True: print('x' * 99)")
+        assert error.message.startswith("output limit of 1000 bytes: ")
+
+
+async def _limit_error(session: Session, source: str) -> Error:
+    with pytest.raises(ExecutionFailed) as failure:
+        await session.run(source)
+    error = failure.value.error
+    assert isinstance(error, Error)
+    assert error.kind == "limit", error
+    return error

@@ -1,0 +1,61 @@
+"""The bridge between the runtime thread and Celery's hub, over an eventfd and over a self-pipe."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from capsule_tasks.taskpool import bridge
+from capsule_tasks.taskpool.bridge import Bridge
+
+
+@pytest.fixture(params=[True, False], ids=["eventfd", "self-pipe"])
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bridge]:
+    monkeypatch.setattr(bridge, "IS_LINUX", request.param)
+    made = Bridge()
+    assert (made._reader == made._writer) is request.param
+    yield made
+    made.close()
+
+
+def test_calls_of_another_thread_are_made_in_order(made: Bridge) -> None:
+    heard: list[int] = []
+    thread = threading.Thread(
+        target=lambda: [made.put(lambda n=n: heard.append(n)) for n in range(100_000)]
+    )
+    thread.start()
+    while len(heard) < 100_000:
+        made.wait(None)  # a wake-up that is lost is a hang
+        made.drain()
+    thread.join()
+    assert heard == list(range(100_000))
+
+
+def test_what_is_put_lazily_waits_for_a_flush(made: Bridge) -> None:
+    heard: list[str] = []
+    made.put_lazily(lambda: heard.append("lazily"))
+    made.wait(0)
+    assert heard == []
+    made.flush()
+    made.wait(None)
+    made.drain()
+    assert heard == ["lazily"]
+
+
+def test_a_call_that_fails_holds_up_no_other(
+    made: Bridge, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    made.put(lambda: 1 / 0)
+    made.put(lambda: heard.append("next"))
+    made.drain()
+    assert heard == ["next"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_closed_it_takes_no_offence(made: Bridge) -> None:
+    made.close()
+    made.put(lambda: None)
+    made.close()

@@ -32,7 +32,11 @@ app.conf.update(
         "visibility_timeout": int(os.environ.get("TEST_VISIBILITY", "3600")),
         "unacked_restore_interval": 0.2,  # kombu looks at every tenth of these
         "global_keyprefix": os.environ.get("TEST_KEY_PREFIX", ""),
+        "client_name": os.environ.get("TEST_CLIENT_NAME"),
     },
+    task_acks_late=bool(os.environ.get("TEST_ALL_LATE")),
+    task_reject_on_worker_lost=bool(os.environ.get("TEST_ALL_LATE")),
+    task_publish_retry_policy={"max_retries": 60, "interval_max": 0.5},
     capsule_start=os.environ.get("TEST_START", "fork"),
     worker_pool_restarts=True,
     accept_content=["json", "msgpack", "yaml", "pickle"],

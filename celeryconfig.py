@@ -20,10 +20,10 @@ task_acks_late = True
 # it; with fewer, a child waits for the network between two short ones.
 worker_prefetch_multiplier = 2
 
-# A message whose worker died is delivered again after so long. It must be longer than any task
-# runs and any countdown: an hour is Celery's own default, written down because it matters. Kombu
-# looks at every tenth tick of the other interval: so every 5 seconds, instead of every 100.
-broker_transport_options = {"visibility_timeout": 3600, "unacked_restore_interval": 0.5}
+# A message whose worker died is delivered again after so long. Workers renew what they hold, so
+# this need not be longer than a task runs; it is Celery's own default, which suits prefork workers
+# beside them too.
+broker_transport_options = {"visibility_timeout": 3600}
 
 # No task runs for ever: it hears of the soft limit and may clean up, and is killed at the hard one.
 task_soft_time_limit = 55 * 60

@@ -154,10 +154,10 @@ class Unconfined(OperatorError):
 class LostTooOften(OperatorError):
     """A task was delivered again and again, and its process was lost each time."""
 
-    def __init__(self, name: str, task_id: str, losses: int, last: Exception) -> None:
+    def __init__(self, name: str, task_id: str, losses: int, last: Exception | None) -> None:
         super().__init__(
-            f"task {name}[{task_id}] is not delivered again: it has cost this worker {losses} "
-            f"processes, the last with {last} Give it more memory or mend it, or raise "
+            f"task {name}[{task_id}] is not delivered again: it has cost {losses} processes, "
+            f"the last with {last or 'its whole worker.'} Give it more memory or mend it, or raise "
             "capsule_loss_limit"
         )
         self.task_id = task_id

@@ -6,6 +6,8 @@ from typing import Any
 
 from celery.result import AsyncResult, EagerResult
 
+from capsule_tasks.client.revokes import keep_revoked
+
 
 class Execution(AsyncResult):
     """An `AsyncResult` of a task that runs in a session; its id is the execution's."""
@@ -17,6 +19,11 @@ class Execution(AsyncResult):
         stays as it is.
         """
         self.revoke(terminate=True, signal=signal)
+
+    def revoke(self, *args: Any, **options: Any) -> None:
+        """As Celery's; and known to workers that are not there to hear it."""
+        keep_revoked(self.app, self.id)
+        super().revoke(*args, **options)
 
 
 class EagerExecution(EagerResult, Execution):

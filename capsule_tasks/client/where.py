@@ -41,13 +41,13 @@ def _conf() -> Any:
     return (current_app if task is None else task.app).conf
 
 
-def redis_url() -> str:
-    """The Redis for what this package stores.
+def redis_url(app: Any = None) -> str:
+    """The Redis for what this package stores; of the current app, unless it is given.
 
     In this order: `capsule_redis_url` of the app, `CAPSULE_REDIS_URL` of the environment, the
     result backend, the broker, where these are a Redis.
     """
-    conf = _conf()
+    conf = _conf() if app is None else app.conf
     brokers = conf.broker_url or ""
     broker = str(brokers[0] if isinstance(brokers, (list, tuple)) else brokers).split(";")[0]
     if stated := conf.get(REDIS_SETTING) or redis_url_of_environment():

@@ -123,3 +123,19 @@ class StepKeys:
         root = f"{checked_prefix(prefix)}:{{E:{escaped('execution id', execution_id)}}}"
         self.steps = f"{root}:steps"
         self.batches = f"{root}:batches"
+
+
+def revokes_key(prefix: str = "capsule") -> str:
+    """What was revoked lately, for every worker."""
+    return f"{checked_prefix(prefix)}:{{revokes}}"
+
+
+def losses_key(execution_id: str, attempt: str, prefix: str = "capsule") -> str:
+    """The processes that one delivered message has cost."""
+    root = f"{checked_prefix(prefix)}:{{E:{escaped('execution id', execution_id)}}}"
+    return f"{root}:losses:{escaped('attempt', attempt)}"
+
+
+def unacked_marks(index: str) -> str:
+    """Beside kombu's index of messages that are held: those whose worker renews them."""
+    return f"{index}.renewed"

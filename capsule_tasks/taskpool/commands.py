@@ -6,9 +6,12 @@ commands that it does not know.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
-from celery.worker.control import inspect_command
+from celery.utils.functional import maybe_list
+from celery.worker.control import Panel, inspect_command
 
 _NO_POOL = {"error": "this worker's pool is not capsule_tasks.taskpool:TaskPool"}
 
@@ -25,3 +28,40 @@ def capsule_stack(state: Any, task_id: str, **_: Any) -> Any:
     """Where the code of a running task is: files, lines and functions, never values."""
     pool = state.consumer.pool
     return pool.stack_of(task_id) if hasattr(pool, "stack_of") else _NO_POOL
+
+
+def _keeping(name: str) -> Callable[..., Any]:
+    """Celery's own command of that name; what it revokes is kept for workers that do not hear it.
+
+    Its description stays, and so does its answer.
+    """
+    own = Panel.data[name]
+
+    @functools.wraps(own)
+    def command(state: Any, *args: Any, **kwargs: Any) -> Any:
+        keeper = getattr(state.consumer, "capsule_revokes", None)
+        if keeper is not None:
+            ids = kwargs.get("task_id")
+            keeper.keep(ids=map(str, maybe_list(ids) or ()), stamps=_stamps(kwargs.get("headers")))
+        return own(state, *args, **kwargs)
+
+    return command
+
+
+def _stamps(headers: Any) -> list[tuple[str, str]]:
+    """As Celery reads them: a mapping, or `header=value` from a command line."""
+    if isinstance(headers, list):
+        headers = dict(header.split("=")[:2] for header in headers if "=" in header)
+    return [
+        (str(header), value)
+        for header, values in (headers or {}).items()
+        for value in maybe_list(values)
+        if isinstance(value, str)
+    ]
+
+
+Panel.data |= {
+    name: _keeping(name)
+    for name in ("revoke", "terminate", "revoke_by_stamped_headers")
+    if not hasattr(Panel.data[name], "__wrapped__")
+}

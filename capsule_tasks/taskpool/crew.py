@@ -66,6 +66,8 @@ class CrewLimits:
     max_rss_bytes: int | None = None
     async_limit: int = 1000
     losses: int = 5
+    losses_url: str | None = None
+    """The Redis where they are counted, over all workers."""
 
 
 class Crew:
@@ -94,7 +96,9 @@ class Crew:
         self._on_end = on_end
         self._hiring: dict[Kind, set[asyncio.Task[None]]] = {"blocking": set(), "async": set()}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._losses = Losses(limits.losses)
+        self._checking: set[Job] = set()
+        """Delivered before, and not yet in line."""
+        self._losses = Losses(limits.losses, limits.losses_url)
         self._stopped = False
 
     # --- size ----------------------------------------------------------------------------------
@@ -174,6 +178,24 @@ class Crew:
     def submit(self, job: Job) -> None:
         if job.stage is Stage.OVER:
             return
+        if not job.is_async and self._losses.is_suspect(job.call):
+            self._checking.add(job)
+            self._spawn(self._check(job))
+        else:
+            self._enqueue(job)
+
+    async def _check(self, job: Job) -> None:
+        """Whether a message that was delivered before may cost one more process."""
+        error = await self._losses.admit(job.call)
+        self._checking.discard(job)
+        if job.stage is Stage.OVER:
+            await self._losses.forget(job.call)
+        elif error is not None:
+            self._end(job, partial(job.say_failed, error))
+        else:
+            self._enqueue(job)
+
+    def _enqueue(self, job: Job) -> None:
         kind: Kind = "async" if job.is_async else "blocking"
         self.waiting[kind].append(job)
         self._dispatch(kind)
@@ -183,6 +205,8 @@ class Crew:
         for jobs in self.waiting.values():
             while jobs:
                 self._end(jobs.popleft(), None)
+        for job in list(self._checking):
+            self._end(job, None)
 
     def terminate(self, job: Job, signum: int) -> None:
         """End one job, and no other, with a signal or as a coroutine is ended."""
@@ -223,6 +247,7 @@ class Crew:
                 for job in list(member.jobs.values()):
                     self._settle(job)
         self.drop_waiting()
+        await self._losses.close()
 
     def _dispatch(self, kind: Kind) -> None:
         waiting = self.waiting[kind]
@@ -291,7 +316,7 @@ class Crew:
             if job.signum is not None and end.escaped:
                 self._lose(job, end, None)
             else:
-                self._losses.forget(job.call)
+                self._losses.forget_here(job.call)
                 self._end(job, partial(job.say_traced, end))
         elif job.stage is not Stage.OVER:
             status = member.session.exit_status
@@ -346,12 +371,21 @@ class Crew:
         why = why_lost(job, end, status)
         # Coroutines share a child: which of them it died of, nobody can say.
         if status is not None and job.signum is None and not job.is_async:
-            why = self._losses.judge(job.call, why)
-        self._end(job, partial(job.say_failed, why))
+            self._spawn(self._judge(job, why))
+        else:
+            self._end(job, partial(job.say_failed, why))
+
+    async def _judge(self, job: Job, why: Exception) -> None:
+        """The child is lost; whether its message may have another is known a moment later."""
+        why = await self._losses.judge(job.call, why)
+        if job.stage is not Stage.OVER:
+            self._end(job, partial(job.say_failed, why))
 
     def _end(self, job: Job, news: Callable[[], object] | None) -> None:
         """The one place where a job is over; `news` is for Celery."""
         self._settle(job)
+        if self._losses.is_noted(job.call):
+            self._spawn(self._losses.forget(job.call))
         self._bridge.put(partial(self._finish, job, news))
 
     def _settle(self, job: Job) -> None:

@@ -1,42 +1,113 @@
-"""Stops a message that kills every child it is given to, and is delivered again each time."""
+"""Stops a message that costs every process it is given to, and is delivered again each time.
+
+What runs out of memory once does so again. A task with `reject_on_worker_lost` is delivered again
+when its child dies, and any late acknowledged one when its whole worker does; neither would ever
+end. So the processes that a message has cost are counted in Redis, over all workers. One that is
+delivered *again* is counted when it begins, as a worker that dies counts nothing, and no more when
+it has ended, in whatever way. Where no Redis is known, or none answers, a worker counts for itself.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.errors import LostTooOften
+from capsule_tasks.errors import CapsuleError, LostTooOften
 from capsule_tasks.protocol.messages import TaskCall
+from capsule_tasks.storage import SyncConnections
+from capsule_tasks.storage.drivers import drive_blocking
+from capsule_tasks.storage.loss_core import LossCore
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+Key = tuple[str, str]
 
 _MOST_KNOWN = 10_000
+_PATIENCE_S = 5.0
 
 
 class Losses:
-    """How many children each message has cost this worker; the oldest are forgotten first.
+    """Counts and judges, on the runtime thread; Redis is asked from others."""
 
-    A task with `reject_on_worker_lost` is delivered again when its child dies, with any number of
-    others behind it. What runs out of memory once does so again, and would never end.
-    """
-
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, url: str | None = None) -> None:
         self._most = most
-        self._counts: dict[tuple[str, Any], int] = {}
+        self._connections = SyncConnections(url) if url else None
+        self._here: dict[Key, int] = {}
+        """The oldest are forgotten first."""
+        self._noted: dict[Key, str] = {}
+        """Those that run now and were counted when they began."""
 
-    def judge(self, call: TaskCall, lost: Exception) -> Exception:
+    def is_suspect(self, call: TaskCall) -> bool:
+        """Whether it was delivered before, so that it may have cost a process already."""
+        about = call.request.get("delivery_info")
+        return self._connections is not None and bool(about and about.get("redelivered"))
+
+    async def admit(self, call: TaskCall) -> Exception | None:
+        """Count a suspect before it begins; the error with which it ends instead, if any."""
+        loss, key = _new_id(), _key(call)
+        count = await self._add(key, loss)
+        if count > self._most:
+            await self._drop(key, loss)
+            return LostTooOften(call.name, call.task_id, count - 1, None)
+        if count:
+            self._noted[key] = loss
+        return None
+
+    async def judge(self, call: TaskCall, lost: Exception) -> Exception:
         """Count one more; `lost` itself, or the error after which Celery does not deliver again."""
         key = _key(call)
-        count = self._counts.pop(key, 0) + 1
+        here = self._here.pop(key, 0) + 1
+        count = max(here, await self._add(key, self._noted.pop(key, "") or _new_id()))
         if count >= self._most:
             return LostTooOften(call.name, call.task_id, count, lost)
-        self._counts[key] = count
-        if len(self._counts) > _MOST_KNOWN:
-            del self._counts[next(iter(self._counts))]
+        self._here[key] = here
+        if len(self._here) > _MOST_KNOWN:
+            del self._here[next(iter(self._here))]
         return lost
 
-    def forget(self, call: TaskCall) -> None:
-        """It came to its end."""
-        self._counts.pop(_key(call), None)
+    def is_noted(self, call: TaskCall) -> bool:
+        return _key(call) in self._noted
+
+    async def forget(self, call: TaskCall) -> None:
+        """It came to an end that cost nothing."""
+        if loss := self._noted.pop(_key(call), None):
+            await self._drop(_key(call), loss)
+
+    def forget_here(self, call: TaskCall) -> None:
+        """It came to its own end."""
+        self._here.pop(_key(call), None)
+
+    async def close(self) -> None:
+        """Its worker leaves in good order: what it stops now is no loss."""
+        noted, self._noted = self._noted, {}
+        await asyncio.gather(*(self._drop(key, loss) for key, loss in noted.items()))
+
+    async def _add(self, key: Key, loss: str) -> int:
+        """How many there are now; 0 if nobody can say."""
+        count = await self._ask(lambda core, store: drive_blocking(core.add(loss), store), key)
+        return int(count or 0)
+
+    async def _drop(self, key: Key, loss: str) -> None:
+        await self._ask(lambda core, store: drive_blocking(core.drop(loss), store), key)
+
+    async def _ask(self, ask: Callable[[LossCore, SyncConnections], Any], key: Key) -> Any:
+        if self._connections is None:
+            return None
+        try:
+            asking = asyncio.to_thread(ask, LossCore(*key), self._connections)
+            return await asyncio.wait_for(asking, _PATIENCE_S)
+        except (CapsuleError, TimeoutError) as fault:
+            log.warning("what task %s has cost is counted here only: %s", key[0], fault)
+            return None
 
 
-def _key(call: TaskCall) -> tuple[str, Any]:
+def _key(call: TaskCall) -> Key:
     """A retry has the same id, and is counted by Celery itself."""
-    return call.task_id, call.request.get("retries")
+    return call.task_id, str(call.request.get("retries") or 0)
+
+
+def _new_id() -> str:
+    return os.urandom(8).hex()

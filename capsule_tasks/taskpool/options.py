@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import (
     AppLaneSettings,
@@ -88,4 +89,12 @@ def crew_limits(app: Any, options: dict[str, Any]) -> CrewLimits:
         max_rss_bytes=most_kib * KIB if most_kib else None,
         async_limit=setting(app, "capsule_async_limit"),
         losses=setting(app, "capsule_loss_limit"),
+        losses_url=_known_redis(app),
     )
+
+
+def _known_redis(app: Any) -> str | None:
+    try:
+        return redis_url(app)
+    except InvalidSetting:
+        return None

@@ -1,4 +1,4 @@
-"""The pool's place in Celery's consumer: it learns which consumer there is."""
+"""The pool's place in Celery's consumer: it learns which consumer there is, and what that holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 
+from capsule_tasks.taskpool.holding import Holding
 from capsule_tasks.taskpool.requests import mix_into_tasks
+from capsule_tasks.taskpool.revokes import Revokes
 
 
 class ConsumerStep(bootsteps.StartStopStep):
@@ -19,15 +21,35 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
+        self._holding = Holding()
+        self._revokes = parent.capsule_revokes = Revokes()
         if getattr(parent.pool, "takes_without_slot", None) is not None:
             # Now, since each task's strategy remembers both when the consumer starts.
             mix_into_tasks(parent.app)
             parent.on_task_request = _beside_the_slots(parent.pool, parent.on_task_request)
+            parent.ensure_connected = _prepared(self._holding, parent.ensure_connected)
 
     def start(self, parent: Any) -> None:
         introduce = getattr(parent.pool, "introduce", None)
         if introduce is not None:
             introduce(parent)
+            self._revokes.watch(parent)
+            self._holding.watch(parent)
+
+    def shutdown(self, _parent: Any) -> None:
+        """After the pool has ended: until then its last tasks hold their messages."""
+        self._revokes.stop()
+        self._holding.stop()
+
+
+def _prepared(holding: Holding, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Each connection of the consumer is prepared before it is made."""
+
+    def ensure_connected(connection: Any) -> Any:
+        holding.prepare(connection)
+        return connect(connection)
+
+    return ensure_connected
 
 
 def _beside_the_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:

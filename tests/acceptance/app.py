@@ -31,10 +31,16 @@ app.conf.update(
     broker_transport_options={
         "visibility_timeout": int(os.environ.get("TEST_VISIBILITY", "3600")),
         "unacked_restore_interval": 0.2,  # kombu looks at every tenth of these
+        "global_keyprefix": os.environ.get("TEST_KEY_PREFIX", ""),
+        "client_name": os.environ.get("TEST_CLIENT_NAME"),
     },
+    task_acks_late=bool(os.environ.get("TEST_ALL_LATE")),
+    task_reject_on_worker_lost=bool(os.environ.get("TEST_ALL_LATE")),
+    task_publish_retry_policy={"max_retries": 60, "interval_max": 0.5},
     capsule_start=os.environ.get("TEST_START", "fork"),
     worker_pool_restarts=True,
     accept_content=["json", "msgpack", "yaml", "pickle"],
+    capsule_loss_limit=int(os.environ.get("TEST_LOSS_LIMIT", "5")),
     capsule_ready_s=float(os.environ.get("TEST_READY_S", "60")),
     made_in_code="by the worker",
     worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_S", "0")),
@@ -230,11 +236,25 @@ def kill_each(key: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@app.task(name="kill_worker", acks_late=True)
+def kill_worker(key: str) -> None:
+    """As when the system takes memory back from all that a machine runs."""
+    mark(key, os.getpid())
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
 @app.task(name="hold_late", acks_late=True, reject_on_worker_lost=True)
 def hold_late(key: str) -> int:
     mark(key, os.getpid())
     app.backend.client.blpop(f"go:{key}", 30)
     return os.getpid()
+
+
+@app.task(name="told_late", acks_late=True)
+def told_late(key: str) -> str:
+    mark(key)
+    return "told"
 
 
 @app.task(name="tidy")

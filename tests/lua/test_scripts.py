@@ -19,7 +19,10 @@ from capsule_tasks.storage.keys import (
     SessionKeys,
     StepKeys,
     WorkerKeys,
+    losses_key,
+    revokes_key,
     run_place,
+    unacked_marks,
 )
 from capsule_tasks.storage.scripts import Code, Script, parsed_header, text_of
 
@@ -66,6 +69,12 @@ def spelled(script_name: str, key_name: str) -> str:
     if script_name.startswith("approvals_"):
         names = ("all", "due", "entries", "agent", "tool", "both")
         return approvals.all if key_name == "order" else orders[names.index(key_name)]
+    if key_name == "revokes":
+        return revokes_key()
+    if key_name == "losses":
+        return losses_key("<execution>", "<attempt>")
+    if script_name.startswith("unacked_"):
+        return "unacked_index" if key_name == "index" else unacked_marks("unacked_index")
     if key_name == "place":
         return run_place("<run>")
     if script_name.startswith("lease_"):

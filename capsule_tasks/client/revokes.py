@@ -1,0 +1,64 @@
+"""Revokes are kept in Redis, so that a worker which was not there finds them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from capsule_tasks.client.where import redis_url
+from capsule_tasks.errors import CapsuleError, InvalidSetting
+from capsule_tasks.storage import SyncConnections
+from capsule_tasks.storage.drivers import drive_blocking
+from capsule_tasks.storage.revoke_core import RevokeCore, Revoked
+
+log = logging.getLogger("capsule_tasks.client")
+
+KEEP_SETTING = "capsule_revoke_s"
+KEEP_S = 86_400.0
+
+
+class RevokeStore:
+    """What was revoked, in the Redis of an app; blocks its caller, never longer than its limits."""
+
+    def __init__(self, app: Any, connections: Any) -> None:
+        self._core = RevokeCore(checked_keep_s(app))
+        self._connections = connections
+
+    def add(self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, str]] = ()) -> None:
+        drive_blocking(self._core.add(ids, stamps), self._connections)
+
+    def read(self, since_ms: int = 0) -> Revoked:
+        return drive_blocking(self._core.read(since_ms), self._connections)
+
+    def close(self) -> None:
+        self._connections.close_blocking()
+
+
+def revoke_store(app: Any) -> RevokeStore | None:
+    """The store of an app; None if no Redis is known to it."""
+    try:
+        url = redis_url(app)
+    except InvalidSetting:
+        return None
+    return RevokeStore(app, SyncConnections(url))
+
+
+def checked_keep_s(app: Any) -> float:
+    keep_s = app.conf.get(KEEP_SETTING, KEEP_S)
+    if not isinstance(keep_s, (int, float)) or isinstance(keep_s, bool) or keep_s < 1:
+        raise InvalidSetting(KEEP_SETTING, keep_s, "a number of seconds from 1")
+    return float(keep_s)
+
+
+def keep_revoked(app: Any, task_id: str) -> None:
+    """Note that a task was revoked, before its workers are told; a failure is only logged."""
+    store = revoke_store(app)
+    if store is None:
+        return
+    try:
+        store.add([task_id])
+    except CapsuleError as fault:
+        log.warning("the revoke of task %s is not kept in Redis: %s", task_id, fault)
+    finally:
+        store.close()

@@ -1,0 +1,29 @@
+"""How many processes one message has cost, counted over all workers."""
+
+from __future__ import annotations
+
+from capsule_tasks.settings import RetrySettings
+from capsule_tasks.storage.keys import losses_key
+from capsule_tasks.storage.operations import Operation, perform
+from capsule_tasks.storage.scripts import Call, script
+
+_ADD = script("losses_add", keys="losses", args="keep_ms loss")
+_DROP = script("losses_drop", keys="losses", args="loss")
+_KEEP_MS = 7 * 86_400_000
+_TWICE = RetrySettings(attempts=2)
+
+
+class LossCore:
+    """The losses of one attempt at an execution; each has an id, and so counts once."""
+
+    def __init__(self, execution_id: str, attempt: str, prefix: str = "capsule") -> None:
+        self._key = losses_key(execution_id, attempt, prefix)
+
+    def add(self, loss: str) -> Operation[int]:
+        """Count it; how many there are now."""
+        reply = yield from perform(Call(_ADD, (self._key,), [_KEEP_MS, loss]), _TWICE)
+        return int(reply[1])
+
+    def drop(self, loss: str) -> Operation[None]:
+        """It was none."""
+        yield from perform(Call(_DROP, (self._key,), [loss]), _TWICE)

@@ -1,0 +1,70 @@
+"""What was revoked, kept for workers that were not there when it was told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from capsule_tasks.settings import RetrySettings
+from capsule_tasks.storage.keys import revokes_key
+from capsule_tasks.storage.operations import Operation, perform
+from capsule_tasks.storage.scripts import Call, script
+
+_ADD = script("revokes_add", keys="revokes", args="keep_ms most member...")
+_READ = script("revokes_read", keys="revokes", args="since_ms most")
+MOST = 50_000
+"""As many as Celery keeps in memory."""
+_AT_ONCE = 1000
+_ONCE = RetrySettings(attempts=1)
+
+
+@dataclass
+class Revoked:
+    """Task ids, and stamps as (header, value); `until_ms` is the moment to go on from."""
+
+    ids: list[str] = field(default_factory=list)
+    stamps: list[tuple[str, str]] = field(default_factory=list)
+    until_ms: int = 0
+
+
+class RevokeCore:
+    """Adds and reads; nothing is repeated here, as its callers do so in their own time."""
+
+    def __init__(self, keep_s: float, prefix: str = "capsule") -> None:
+        self._keep_ms = int(keep_s * 1000)
+        self._key = revokes_key(prefix)
+
+    def add(
+        self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, str]] = ()
+    ) -> Operation[None]:
+        """Keep these; the oldest are forgotten where there are more than MOST."""
+        members = iter(
+            [*(f"t{task_id}" for task_id in ids), *(f"s{json.dumps(pair)}" for pair in stamps)]
+        )
+        for some in _in_parts(members):
+            call = Call(_ADD, (self._key,), [self._keep_ms, MOST, *some])
+            yield from perform(call, _ONCE)
+
+    def read(self, since_ms: int = 0) -> Operation[Revoked]:
+        """What was revoked since; and the moment of that answer."""
+        args: list[str | bytes | int] = [since_ms, MOST]
+        reply = yield from perform(Call(_READ, (self._key,), args), _ONCE)
+        found = Revoked(until_ms=int(reply[1]))
+        for member in reply[2]:
+            _take(member.decode(), found)
+        return found
+
+
+def _in_parts(members: Iterator[str]) -> Iterator[list[str]]:
+    while some := list(islice(members, _AT_ONCE)):
+        yield some
+
+
+def _take(member: str, found: Revoked) -> None:
+    if member.startswith("t"):
+        found.ids.append(member[1:])
+    elif member.startswith("s"):  # what a newer release keeps, it reads itself
+        header, value = json.loads(member[1:])
+        found.stamps.append((header, value))

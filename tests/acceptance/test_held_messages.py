@@ -1,0 +1,167 @@
+"""What a worker holds comes to nobody else while it lives, and to another soon after it died."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.workers import HANG_S, Worker, eventually, unique
+
+VISIBILITY_S = 3
+
+
+def starts(worker: Worker, key: str) -> int:
+    """How often a task that was heard once has said that it began again."""
+    return int(worker.app.backend.client.llen(f"mark:{key}")) + 1
+
+
+def see_a_sweep(worker: Worker, prefix: str = "") -> None:
+    """Returns once a message of nobody, made up here, has been put back and run.
+
+    It is as old as the timeout and not as old as kombu's own sweep waits for.
+    """
+    client, key, side = worker.app.backend.client, unique(), unique("q")
+    worker.app.send_task("told", args=(key,), queue=side)
+    raw = json.loads(eventually(lambda: client.rpop(f"{prefix}{side}"), "the message"))
+    raw["properties"]["delivery_info"]["routing_key"] = worker.queue
+    tag = raw["properties"]["delivery_tag"]
+    client.hset(f"{prefix}unacked", tag, json.dumps([raw, "", worker.queue]))
+    score = time.time() - VISIBILITY_S
+    for index in ("unacked_index", "unacked_index.renewed"):
+        client.zadd(f"{prefix}{index}", {tag: score})
+    worker.heard(key)
+
+
+def take_no_more(worker: Worker) -> None:
+    """What it has in hand it keeps; what comes goes to another."""
+    worker.tell("cancel_consumer", worker.queue)
+
+
+def outlast_the_timeout(worker: Worker, prefix: str = "") -> None:
+    """The timeout passes, and then another worker has looked for what is overdue."""
+    end = time.monotonic() + VISIBILITY_S + 0.5
+    eventually(lambda: time.monotonic() > end)
+    see_a_sweep(worker, prefix)
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:"])
+def test_a_long_task_and_a_long_eta_are_run_once(
+    redis_url: str, tmp_path: Path, prefix: str
+) -> None:
+    settings = {"TEST_VISIBILITY": str(VISIBILITY_S), "TEST_KEY_PREFIX": prefix}
+    with Worker(redis_url, tmp_path, concurrency=1, **settings) as worker:
+        worker.app.conf.broker_transport_options["global_keyprefix"] = prefix
+        long, late = unique(), unique()
+        held = worker.send("hold_late", long)
+        worker.heard(long)
+        planned = worker.send("told_late", late, countdown=2 * VISIBILITY_S)
+        eventually(lambda: worker.ask("scheduled"), "the schedule")
+        take_no_more(worker)
+        with Worker(redis_url, tmp_path, queue=worker.queue, **settings) as other:
+            other.app.conf.broker_transport_options["global_keyprefix"] = prefix
+            outlast_the_timeout(other, prefix)
+            assert not other.ask("scheduled")
+            worker.go(long)
+            assert held.get(timeout=HANG_S) > 0
+            assert planned.get(timeout=HANG_S) == "told"
+            see_a_sweep(other, prefix)
+            assert starts(worker, long) == 1
+            assert worker.heard(late) == ""
+            assert starts(worker, late) == 1
+
+
+def test_a_warm_shutdown_may_outlast_the_timeout(redis_url: str, tmp_path: Path) -> None:
+    key = unique()
+    with (
+        Worker(redis_url, tmp_path, TEST_VISIBILITY=str(VISIBILITY_S)) as leaving,
+        Worker(
+            redis_url, tmp_path, queue=leaving.queue, TEST_VISIBILITY=str(VISIBILITY_S)
+        ) as other,
+    ):
+        take_no_more(other)
+        result = leaving.send("hold_late", key)
+        leaving.heard(key)
+        other.tell("add_consumer", leaving.queue)
+        assert leaving.process is not None
+        leaving.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "Warm shutdown" in leaving.log, "the shutdown")
+        outlast_the_timeout(other)
+        leaving.go(key)
+        assert leaving.process.wait(HANG_S) == 0
+        assert result.get(timeout=HANG_S) > 0
+        see_a_sweep(other)
+        assert starts(other, key) == 1
+
+
+def test_what_a_killed_worker_held_is_back_within_its_time(redis_url: str, tmp_path: Path) -> None:
+    keys = [unique(), unique()]
+    settings = {"TEST_VISIBILITY": str(VISIBILITY_S)}
+    with Worker(redis_url, tmp_path, **settings) as worker:
+        results = [worker.send("hold_late", key) for key in keys]
+        planned = worker.send("add", 1, 1, countdown=VISIBILITY_S)
+        for key in keys:
+            worker.heard(key)
+        eventually(lambda: worker.ask("scheduled"), "the schedule")
+        # It sweeps by a phase of its own, and so is told of no death.
+        with Worker(redis_url, tmp_path, queue=worker.queue, **settings) as second:
+            worker.kill()
+            began = time.monotonic()
+            for key in keys:
+                second.heard(key)
+            assert time.monotonic() - began < VISIBILITY_S + 10
+            for key, result in zip(keys, results, strict=True):
+                second.go(key)
+                assert result.get(timeout=HANG_S) > 0
+            assert planned.get(timeout=HANG_S) == 2
+
+
+def test_workers_that_do_not_renew_are_not_robbed(redis_url: str, tmp_path: Path) -> None:
+    """One of Celery's own shares the queue; its task takes longer than the timeout of ours."""
+    key = unique()
+    with Worker(redis_url, tmp_path, pool="prefork", concurrency=1) as stock:
+        result = stock.send("hold_late", key)
+        stock.heard(key)
+        take_no_more(stock)
+        with Worker(
+            redis_url, tmp_path, queue=stock.queue, TEST_VISIBILITY=str(VISIBILITY_S)
+        ) as ours:
+            outlast_the_timeout(ours)
+            stock.go(key)
+            assert result.get(timeout=HANG_S) > 0
+            assert starts(stock, key) == 1, stock.log[-3000:] + "\nOURS " + ours.log[-3000:]
+
+
+def test_a_timeout_that_cannot_be_kept_is_refused(redis_url: str, tmp_path: Path) -> None:
+    worker = Worker(redis_url, tmp_path, TEST_VISIBILITY="0")
+    with pytest.raises(AssertionError), worker:
+        pass
+    assert worker.process is not None
+    assert worker.process.wait(HANG_S) != 0
+    assert "['visibility_timeout'] = 0: must be a number of seconds from 1" in worker.log
+
+
+def nothing_is_left(worker: Worker, result: Any) -> bool:
+    client = worker.app.backend.client
+    index = {tag.decode() for tag in client.zrange("unacked_index", 0, -1)}
+    marks = {tag.decode() for tag in client.zrange("unacked_index.renewed", 0, -1)}
+    unacked = [message for message in client.hvals("unacked") if result.id.encode() in message]
+    return not unacked and marks <= index
+
+
+def test_an_acknowledgement_leaves_nothing_behind(redis_url: str, tmp_path: Path) -> None:
+    with Worker(redis_url, tmp_path, TEST_VISIBILITY=str(VISIBILITY_S)) as worker:
+        for name, arguments in (("add", (1, 2)), ("count", (unique(), 1)), ("reject", (unique(),))):
+            result = worker.send(name, *arguments)
+            result.get(timeout=HANG_S)
+            eventually(lambda result=result: nothing_is_left(worker, result), f"the end of {name}")
+        key = unique()
+        worker.send("hold_late", key)
+        worker.heard(key)
+        ttl = worker.app.backend.client.ttl
+        eventually(lambda: ttl("unacked_index.renewed") > 0, "a time to live")
+        worker.go(key)

@@ -1,0 +1,105 @@
+"""A revoke is known to workers that were not there when it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+
+from capsule_tasks import Capsule
+from capsule_tasks.client.revokes import keep_revoked, revoke_store
+from tests.acceptance.test_delivery import stamped
+from tests.acceptance.workers import HANG_S, Worker, close, eventually, producer, unique
+
+
+def kept(worker: Worker, member: str) -> bool:
+    return worker.app.backend.client.zscore("capsule:{revokes}", member) is not None
+
+
+def never_began(worker: Worker, key: str) -> bool:
+    """Of a task before one that has run by now, in a worker that runs one after the other."""
+    last = unique()
+    worker.send("told", last)
+    worker.heard(last)
+    return not worker.app.backend.client.exists(f"mark:{key}")
+
+
+@pytest.fixture
+def sent(redis_url: str) -> Iterator[Any]:
+    """Calls a task as an app does that has the line `Capsule(app)`."""
+    app: Celery = producer(redis_url, unique("q"))
+    Capsule(app)
+
+    @app.task(name="told")
+    def told(_key: str) -> None: ...
+
+    yield told
+    close(app)
+
+
+def test_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> None:
+    busy, key = unique(), unique()
+    with Worker(redis_url, tmp_path, concurrency=1) as worker:
+        worker.send("hold", busy)
+        worker.heard(busy)
+        worker.tell("cancel_consumer", worker.queue)
+        result = worker.send("told", key)
+        worker.tell("revoke", result.id)
+        eventually(lambda: kept(worker, f"t{result.id}"), "the note in Redis")
+        worker.kill()
+        with Worker(redis_url, tmp_path, queue=worker.queue, concurrency=1) as second:
+            assert result.id in second.ask("revoked")
+            assert never_began(second, key)
+            with pytest.raises(TaskRevokedError):
+                result.get(timeout=HANG_S)
+
+
+def test_by_stamp_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> None:
+    batch, busy, key = unique(), unique(), unique()
+    with Worker(redis_url, tmp_path, concurrency=1) as worker:
+        worker.send("hold", busy)
+        worker.heard(busy)
+        worker.tell("cancel_consumer", worker.queue)
+        result = stamped(worker, batch, "told", key)
+        worker.tell("revoke_by_stamped_headers", {"batch": [batch]})
+        eventually(lambda: kept(worker, f's["batch", "{batch}"]'), "the note in Redis")
+        worker.kill()
+        with Worker(redis_url, tmp_path, queue=worker.queue, concurrency=1) as second:
+            assert never_began(second, key)
+            with pytest.raises(TaskRevokedError):
+                result.get(timeout=HANG_S)
+
+
+def test_told_while_no_worker_is_there(redis_url: str, tmp_path: Path, sent: Any) -> None:
+    key = unique()
+    execution = sent.delay(key)
+    execution.revoke()
+    with Worker(
+        redis_url, tmp_path, queue=sent.app.conf.task_default_queue, concurrency=1
+    ) as worker:
+        assert never_began(worker, key)
+        with pytest.raises(TaskRevokedError):
+            execution.get(timeout=HANG_S)
+
+
+def test_one_that_was_missed_is_found_by_a_worker_that_runs(worker: Worker) -> None:
+    if worker.is_prefork:
+        pytest.skip("prefork never finds what it has not heard")
+    missed = unique()
+    keep_revoked(worker.app, missed)
+    eventually(lambda: missed in worker.ask("revoked"), "the revoke")
+
+
+def test_what_is_kept_lapses_and_is_bounded(redis_url: str, worker: Worker) -> None:
+    keep_revoked(worker.app, unique())
+    assert 0 < worker.app.backend.client.ttl("capsule:{revokes}") <= 86_400
+
+
+def test_without_a_redis_nothing_is_kept() -> None:
+    app = Celery("none", broker="amqp://localhost", backend="rpc://", set_as_current=False)
+    assert revoke_store(app) is None
+    keep_revoked(app, unique())

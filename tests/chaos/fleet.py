@@ -1,0 +1,195 @@
+"""Workers on one queue, and what is done to them and to their Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+
+from scripts._redis_server import PrivateServer
+from tests.acceptance.workers import Worker, close, eventually, is_running, unique
+
+VISIBILITY_S = 4
+_OWN_NAME = "the-test"
+
+
+class Fleet:
+    """Two workers, always; whoever goes is replaced."""
+
+    def __init__(self, directory: Path, rng: random.Random, size: int = 2) -> None:
+        self._directory = directory
+        self._rng = rng
+        self._size = size
+        self._server = PrivateServer(directory / "redis", aof=True)
+        self.queue = unique("q")
+        self.workers: list[Worker] = []
+        self.done: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        self._port = self._server.port
+        self.url = self._server.url
+        self.admin = redis.Redis.from_url(self.url, client_name=_OWN_NAME)
+        for _ in range(self._size):
+            self._hire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.__exit__()
+        self.admin.close()
+        self._server.stop()
+
+    def storm(self) -> Callable[[], None]:
+        """One of the faults, each of them in turn before any comes again."""
+        faults = [
+            self.kill_a_child,
+            self.stop_a_child,
+            self.stop_a_worker,
+            self.kill_a_worker,
+            self.replace_a_worker,
+            self.cut_connections,
+            self.restart_redis,
+        ]
+        rarest = min(self.done[fault.__name__] for fault in faults)
+        fault = self._rng.choice([f for f in faults if self.done[f.__name__] == rarest])
+        self.done[fault.__name__] += 1
+        return fault
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def kill_a_child(self) -> None:
+        if child := self._child():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+    def stop_a_child(self) -> None:
+        if child := self._child():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGSTOP)
+                time.sleep(self._rng.uniform(0.1, 1))
+                os.kill(child, signal.SIGCONT)
+
+    def stop_a_worker(self) -> None:
+        """Sometimes for longer than its messages are waited for."""
+        worker = self._rng.choice(self.workers)
+        os.kill(worker.pid, signal.SIGSTOP)
+        time.sleep(self._rng.choice([0.2, 1, VISIBILITY_S + 1]))
+        os.kill(worker.pid, signal.SIGCONT)
+
+    def kill_a_worker(self) -> None:
+        worker = self._rng.choice(self.workers)
+        self._hold_still(worker)
+        worker.kill()
+        self._replace(worker)
+
+    def replace_a_worker(self) -> None:
+        """As a deployment does: asked to leave, it finishes what it runs."""
+        worker = self._rng.choice(self.workers)
+        worker.stop()
+        self._replace(worker)
+
+    def cut_connections(self) -> None:
+        """All but those on which a message may be on its way, which kombu would lose."""
+        for client in self.admin.client_list():
+            if client["name"] != _OWN_NAME and client["cmd"] != "brpop":
+                with contextlib.suppress(redis.ResponseError):  # it has gone by itself
+                    self.admin.client_kill_filter(_id=client["id"])
+
+    def restart_redis(self) -> None:
+        for worker in self.workers:
+            self._hold_still(worker)
+        self._server.stop()
+        self._server = PrivateServer(self._directory / "redis", port=self._port, aof=True)
+        self._server.start()
+        for worker in self.workers:
+            os.kill(worker.pid, signal.SIGCONT)
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def waiting(self) -> int:
+        return int(self.admin.llen(self.queue))
+
+    def held(self) -> int:
+        return int(self.admin.hlen("unacked"))
+
+    def processes(self) -> list[int]:
+        """Everybody who was started for this fleet, however far from home."""
+        mark = f"TEST_QUEUE={self.queue}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        return [pid for pid in found if is_running(pid)]
+
+    def logs(self) -> str:
+        return "\n\n".join(
+            f"{path.name}\n{path.read_text(errors='replace')[-20_000:]}"
+            for path in self._directory.glob("*.log")
+        )
+
+    def _child(self) -> int | None:
+        worker = self._rng.choice(self.workers)
+        children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+        return int(self._rng.choice(children)) if children else None
+
+    def _hold_still(self, worker: Worker) -> None:
+        """Stop a worker while Redis has nothing on the way to it.
+
+        Kombu takes a message off the queue and notes that it is held in two steps. What is between
+        them is lost with the worker or with the server, whatever the pool; this is not about that.
+        """
+
+        def is_still() -> bool:
+            os.kill(worker.pid, signal.SIGSTOP)
+            waiting = [
+                client["id"]
+                for client in self.admin.client_list()
+                if client["name"] == worker.name.partition("@")[0]
+                and client["cmd"] == "brpop"
+                and "b" in client["flags"]
+            ]
+            if waiting and all(self.admin.client_unblock(one) for one in waiting):
+                return True
+            os.kill(worker.pid, signal.SIGCONT)
+            return False
+
+        eventually(is_still, f"a moment in which {worker.name} waits for work")
+
+    def _hire(self) -> None:
+        worker = Worker(
+            self.url,
+            self._directory,
+            queue=self.queue,
+            TEST_VISIBILITY=str(VISIBILITY_S),
+            TEST_ALL_LATE="1",
+            TEST_LOSS_LIMIT="1000",
+        )
+        worker.environment["TEST_CLIENT_NAME"] = worker.name.partition("@")[0]
+        worker.__enter__()
+        self.workers.append(worker)
+
+    def _replace(self, worker: Worker) -> None:
+        self.workers.remove(worker)
+        close(worker.app)
+        self._hire()
+
+    def leave(self) -> None:
+        """All are asked to go, and go."""
+        for worker in self.workers:
+            assert worker.stop() == 0, worker.log[-5000:]
+        eventually(lambda: not self.processes(), f"the end of {self.processes()}")
+
+
+def settled(fleet: Fleet) -> Any:
+    """Nothing waits and nothing is held any more."""
+    return eventually(lambda: not fleet.waiting() and not fleet.held(), "the last acknowledgement")

@@ -1,0 +1,105 @@
+# ruff: noqa: T201 - what it prints is for whoever runs it with -s
+"""Thousands of tasks through canvas, while all that can die dies: none is lost, all are right."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult, GroupResult
+
+from tests.acceptance.test_many_tasks import (
+    SCALE,
+    TASKS_IN_A_ROUND,
+    Fails,
+    check,
+    one_round,
+    rss_kib,
+)
+from tests.acceptance.workers import HANG_S, close, eventually, producer
+from tests.chaos.fleet import Fleet, settled
+
+SEED = os.environ.get("CAPSULE_CHAOS_SEED", "20261118")
+ROUNDS = max(14, int(10_000 * SCALE) // TASKS_IN_A_ROUND)
+AT_ONCE = 3
+"""Rounds between two faults."""
+MOST_WAITING = 40
+
+pytestmark = pytest.mark.chaos
+
+
+class Caller:
+    """What sends tasks, as the helpers of the acceptance tests know it: a worker has one too."""
+
+    def __init__(self, url: str, queue: str) -> None:
+        self.app = producer(url, queue)
+        self.app.conf.task_publish_retry_policy = {"max_retries": 60, "interval_max": 0.5}
+        self.queue = queue
+
+    def sig(self, name: str, *args: Any, **options: Any) -> Any:
+        return self.app.signature(name, args=args, queue=self.queue, **options)
+
+    def send(self, name: str, *args: Any, **options: Any) -> Any:
+        return self.sig(name, *args).apply_async(**options)
+
+
+def outcome(app: Any, result: Any) -> Any:
+    """What became of it, asked anew: whoever sent it may have lost its connection since."""
+    if isinstance(result, GroupResult):
+        return [outcome(app, child) for child in result.results]
+    return AsyncResult(result.id, app=app).get(timeout=HANG_S)
+
+
+def judge(app: Any, sent: list[tuple[Any, Any]]) -> list[str]:
+    """Every task whose end is missing or wrong."""
+    wrong = []
+    for result, expected in sent:
+        try:
+            got = outcome(app, result)
+        except Exception as error:  # noqa: BLE001 - whatever a task can end with
+            if not (
+                isinstance(expected, Fails) and re.search(re.escape(expected.words), str(error))
+            ):
+                wrong.append(f"{result!r}: {error!r} instead of {expected!r}")
+        else:
+            if isinstance(expected, Fails) or (expected is not ... and got != expected):
+                wrong.append(f"{result!r}: {got!r} instead of {expected!r}")
+    return wrong
+
+
+def test_all_that_was_sent_comes_to_its_right_end(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    began = time.monotonic()
+    sent: list[tuple[Any, Any]] = []
+    with Fleet(tmp_path, rng) as fleet:
+        caller: Any = Caller(fleet.url, fleet.queue)
+        for number in range(3):
+            check(caller, one_round(caller, number))
+        before = rss_kib(fleet.processes())
+        for start in range(0, ROUNDS, AT_ONCE):
+            for number in range(start, min(start + AT_ONCE, ROUNDS)):
+                sent += one_round(caller, number)
+            fault = fleet.storm()
+            print(f"{time.monotonic() - began:.1f} s, {fleet.waiting()} waiting: {fault.__name__}")
+            fault()
+            eventually(lambda: fleet.waiting() < MOST_WAITING, f"progress\n{fleet.logs()}")
+        stormed = time.monotonic()
+        print(f"{stormed - began:.1f} s, the last fault")
+        asker = producer(fleet.url, fleet.queue)
+        wrong = judge(asker, sent)
+        assert not wrong, f"CAPSULE_CHAOS_SEED={SEED}\n" + "\n".join(wrong) + fleet.logs()
+        settled(fleet)
+        after = rss_kib(fleet.processes())
+        for app in (asker, caller.app):
+            close(app)
+        fleet.leave()
+        print(
+            f"{ROUNDS * TASKS_IN_A_ROUND} tasks, {sum(fleet.done.values())} faults, "
+            f"{time.monotonic() - began:.1f} s; memory {before} KiB, {after} KiB at the end"
+        )
+        assert after < 1.5 * before, f"{after} KiB after {before} KiB"

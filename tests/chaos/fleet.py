@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -98,20 +98,18 @@ class Fleet:
         self._replace(worker)
 
     def cut_connections(self) -> None:
-        """All but those on which a message may be on its way, which kombu would lose."""
-        for client in self.admin.client_list():
-            if client["name"] != _OWN_NAME and client["cmd"] != "brpop":
-                with contextlib.suppress(redis.ResponseError):  # it has gone by itself
-                    self.admin.client_kill_filter(_id=client["id"])
+        """All at once, those of children and of the caller too, in the middle of what they do."""
+        with self._all_still():
+            for client in self.admin.client_list():
+                if client["name"] != _OWN_NAME:
+                    with contextlib.suppress(redis.ResponseError):  # it has gone by itself
+                        self.admin.client_kill_filter(_id=client["id"])
 
     def restart_redis(self) -> None:
-        for worker in self.workers:
-            self._hold_still(worker)
-        self._server.stop()
-        self._server = PrivateServer(self._directory / "redis", port=self._port, aof=True)
-        self._server.start()
-        for worker in self.workers:
-            os.kill(worker.pid, signal.SIGCONT)
+        with self._all_still():
+            self._server.stop()
+            self._server = PrivateServer(self._directory / "redis", port=self._port, aof=True)
+            self._server.start()
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -146,7 +144,8 @@ class Fleet:
         """Stop a worker while Redis has nothing on the way to it.
 
         Kombu takes a message off the queue and notes that it is held in two steps. What is between
-        them is lost with the worker or with the server, whatever the pool; this is not about that.
+        them is lost with the worker, the connection or the server, whatever the pool; this is not
+        about that.
         """
 
         def is_still() -> bool:
@@ -164,6 +163,14 @@ class Fleet:
             return False
 
         eventually(is_still, f"a moment in which {worker.name} waits for work")
+
+    @contextlib.contextmanager
+    def _all_still(self) -> Iterator[None]:
+        for worker in self.workers:
+            self._hold_still(worker)
+        yield
+        for worker in self.workers:
+            os.kill(worker.pid, signal.SIGCONT)
 
     def _hire(self) -> None:
         worker = Worker(

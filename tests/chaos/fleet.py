@@ -130,8 +130,9 @@ class Fleet:
         return [pid for pid in found if is_running(pid)]
 
     def logs(self) -> str:
+        """All that the workers said, also those that have gone."""
         return "\n\n".join(
-            f"{path.name}\n{path.read_text(errors='replace')[-20_000:]}"
+            f"{path.name}\n{path.read_text(errors='replace')}"
             for path in self._directory.glob("*.log")
         )
 

@@ -17,7 +17,8 @@ import redis
 from scripts._redis_server import PrivateServer
 from tests.acceptance.workers import Worker, close, eventually, is_running, unique
 
-VISIBILITY_S = 4
+VISIBILITY_S = 7
+"""Longer than Celery believes in whoever has said that it sends the body of a chord."""
 _OWN_NAME = "the-test"
 
 
@@ -135,6 +136,11 @@ class Fleet:
             f"{path.name}\n{path.read_text(errors='replace')}"
             for path in self._directory.glob("*.log")
         )
+
+    @property
+    def kills(self) -> int:
+        """How many children have been killed, with their workers or alone."""
+        return self.done["kill_a_child"] + 2 * self.done["kill_a_worker"]
 
     def _child(self) -> int | None:
         worker = self._rng.choice(self.workers)

@@ -78,8 +78,8 @@ def is_noted_late(app: Any, result: Any, logs: str) -> bool:
 def is_claimed_by_the_dead(app: Any, result: Any, logs: str) -> bool:
     """Whether all parts of a chord have ended and nobody has sent its body: Celery's own doing.
 
-    Whoever returns the last part claims the sending for some seconds. If it is killed just then, and
-    the part is delivered again before the claim has lapsed, nobody sends.
+    Whoever returns the last part claims the sending for some seconds. If it is killed just then,
+    and the part is delivered again before the claim has lapsed, nobody sends.
     """
     parts = getattr(result.parent, "results", None)
     if parts is None or result.id in logs:

@@ -84,6 +84,8 @@ class Losses:
         """Its worker leaves in good order: what it stops now is no loss."""
         noted, self._noted = self._noted, {}
         await asyncio.gather(*(self._drop(key, loss) for key, loss in noted.items()))
+        if self._connections is not None:
+            self._connections.close_blocking()
 
     async def _add(self, key: Key, loss: str) -> int:
         """How many there are now; 0 if nobody can say."""

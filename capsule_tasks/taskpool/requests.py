@@ -18,6 +18,7 @@ from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import states
 from celery.backends.base import DisabledBackend
+from celery.backends.redis import RedisBackend
 from celery.backends.rpc import RPCBackend
 from celery.platforms import signals
 from celery.utils.imports import symbol_by_name
@@ -72,13 +73,26 @@ class TruthfulRequest:
         error = error.exc if isinstance(error, ExceptionWithTraceback) else error
         if isinstance(error, _ENDS_OF_THE_POOL) and not return_ok:
             stored = self._stored_end()
-            if stored is not None:
+            if stored is not None and not self._runs_again(error, stored):
                 self._tell_as_stored(stored, error)
                 return None
             if isinstance(error, TimeLimitExceeded) and self._is_told_by_timeout():
                 return None
         return super().on_failure(  # type: ignore[misc]
             exc_info, send_failed_event=send_failed_event, return_ok=return_ok
+        )
+
+    def _runs_again(self: Any, error: Exception, stored: dict[str, Any]) -> bool:
+        """Whether a failure is left to the next delivery, as Celery has it.
+
+        Its child may have died before what follows of a failure: for the chord or the chain that it
+        is in, and for errbacks.
+        """
+        return (
+            isinstance(error, WorkerLostError)
+            and stored["status"] == states.FAILURE
+            and self.task.acks_late
+            and self.task.reject_on_worker_lost
         )
 
     def on_timeout(self: Any, soft: bool, timeout: float) -> None:
@@ -140,6 +154,7 @@ class TruthfulRequest:
         has_succeeded = stored["status"] == states.SUCCESS
         log.info("%s[%s] has ended as %s before: %s", self.name, self.id, stored["status"], why)
         task_ready(self, successful=has_succeeded)
+        self._return_chord_part(stored)
         if self.task.acks_late and not (has_succeeded or self.task.acks_on_failure):
             self.reject(requeue=False)
         else:
@@ -151,6 +166,18 @@ class TruthfulRequest:
         else:
             traceback = stored.get("traceback")
             self.send_event("task-failed", exception=saferepr(result), traceback=traceback)
+
+    def _return_chord_part(self: Any, stored: dict[str, Any]) -> None:
+        """A child stores its end and then counts it in the chord, and may have died in between.
+
+        Only Redis knows parts apart, so that counting one twice does no harm.
+        """
+        backend = self.task.backend
+        if self._context.chord and isinstance(backend, RedisBackend):
+            try:
+                backend.on_chord_part_return(self._context, stored["status"], stored.get("result"))
+            except Exception as fault:  # noqa: BLE001 - a result backend may raise anything
+                log.warning("the chord of %s[%s] may not end: %s", self.name, self.id, fault)
 
 
 @functools.cache

@@ -34,6 +34,7 @@ app.conf.update(
         "global_keyprefix": os.environ.get("TEST_KEY_PREFIX", ""),
         "client_name": os.environ.get("TEST_CLIENT_NAME"),
     },
+    result_backend_always_retry=bool(os.environ.get("TEST_ALL_LATE")),
     task_acks_late=bool(os.environ.get("TEST_ALL_LATE")),
     task_reject_on_worker_lost=bool(os.environ.get("TEST_ALL_LATE")),
     task_publish_retry_policy={"max_retries": 60, "interval_max": 0.5},

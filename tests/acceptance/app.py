@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import os
@@ -347,6 +348,14 @@ def linger(fails: bool) -> str:
     if fails:
         raise ValueError("its own")
     return "done"
+
+
+@app.task(name="async_deaf")
+async def async_deaf(key: str) -> None:
+    mark(key)
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
 
 
 @app.task(name="stubborn")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from celery import chain, chord
-from celery.exceptions import TimeLimitExceeded
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 
@@ -108,6 +109,24 @@ def test_a_hard_limit_ends_one_and_leaves_its_neighbours(worker: Worker) -> None
         worker.get("async_hold", key, time_limit=0.3)
     worker.heard(f"{key}:finally")
     assert neighbour.get(timeout=HANG_S) == "tidied"
+
+
+def test_one_that_ignores_its_end_keeps_no_other_from_running(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Its child takes nothing new, and lives on while its neighbours may finish."""
+    key, other = unique(), unique()
+    with Worker(redis_url, tmp_path) as worker:
+        deaf = worker.send("async_deaf", key)
+        worker.send("async_hold", other)
+        worker.heard(key)
+        worker.heard(other)
+        worker.tell("revoke", deaf.id, terminate=True)
+        eventually(lambda: "a child is condemned" in worker.log, "the verdict")
+        for result in [worker.send("nap", 0) for _ in range(3)]:
+            assert result.get(timeout=HANG_S)
+        with pytest.raises(TaskRevokedError):
+            deaf.get(timeout=HANG_S)
 
 
 def test_what_it_prints_reaches_the_log(worker: Worker) -> None:

@@ -96,6 +96,17 @@ class FrameTooLarge(CallerError, ValueError):
         self.ceiling = ceiling
 
 
+class TaskNotCarried(CallerError, ValueError):
+    """A task's message, or its end, does not fit between the worker and its child."""
+
+    def __init__(self, name: str, task_id: str, why: str) -> None:
+        super().__init__(
+            f"task {name}[{task_id}] cannot pass between the worker and its child, and is not "
+            f"delivered again: {why}"
+        )
+        self.task_id = task_id
+
+
 class ExecutionTimeout(CallerError, TimeoutError):
     """An execution ran longer than its caller allowed and was stopped."""
 

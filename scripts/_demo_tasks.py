@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts._redis_server import PrivateServer, free_port  # noqa: E402 - the path comes first
 
+_URLS = ("CAPSULE_BROKER_URL", "CAPSULE_RESULT_URL", "REDIS_URL")
 PAGES = 100
 WAIT_S = 60
 
@@ -29,7 +30,8 @@ def main() -> None:
     parser.add_argument("--stay", action="store_true", help="keep everything running until Ctrl-C")
     stays = parser.parse_args().stay
     with tempfile.TemporaryDirectory() as directory, PrivateServer(Path(directory)) as server:
-        os.environ["REDIS_URL"] = server.url
+        # The stock app asks these first, and somebody's own Redis is none of the demo's.
+        os.environ |= dict.fromkeys(_URLS, server.url)
         log = Path(directory) / "worker.log"
         with log.open("wb") as sink, process(sink, "worker", "-c", "2", "-l", "INFO"):
             print(f"Redis   {server.url}")
@@ -55,6 +57,7 @@ def process(sink: object, *arguments: str) -> Iterator[None]:
             running.wait(20)
         except subprocess.TimeoutExpired:
             running.kill()
+            running.wait()
 
 
 def run_pipeline(log: Path) -> None:

@@ -19,10 +19,13 @@ from typing import Any, Self
 from billiard.common import human_status
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 
-from capsule_tasks.protocol.messages import Error, Terminal, Traced
+from capsule_tasks.errors import TaskNotCarried
+from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, Traced
 from capsule_tasks.taskpool.einfo import info_of, rebuild_info
 
 _numbers = itertools.count(1)
+_NOT_CARRIED = (ErrorKind.TOO_LARGE, ErrorKind.RAISED)
+"""A task that raises is told as `Traced`: these are said of the frame that should carry it."""
 
 
 class Stage(Enum):
@@ -138,6 +141,9 @@ def why_lost(job: Job, end: Terminal, status: int | None) -> Exception:
     if job.signum is not None:
         terminated: Exception = Terminated(-job.signum)
         return terminated
+    if isinstance(end, Error) and end.kind in _NOT_CARRIED:
+        # No lost worker: another delivery would end in the same way, and so on for ever.
+        return TaskNotCarried(job.call.name, job.call.task_id, f"{end.type}: {end.message}")
     if status is not None:
         why = f"Worker exited prematurely: {human_status(status)} Job: {job.number}."
     else:

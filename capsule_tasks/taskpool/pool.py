@@ -9,7 +9,6 @@ import threading
 from functools import partial
 from typing import Any
 
-from billiard.exceptions import WorkerLostError
 from celery import signals
 from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import _run_ready_callbacks
@@ -17,6 +16,7 @@ from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.child import app_lane
+from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.sessions import SessionPool
@@ -284,7 +284,7 @@ class TaskPool(BasePool):
 
     def _refuse(self, error_callback: Any, args: Any, fault: Exception) -> None:
         """It cannot be sent: its failure is told once the caller has the answer."""
-        error = WorkerLostError(f"task {args[0]}[{args[1]}] cannot be sent to a child: {fault}")
+        error = TaskNotCarried(str(args[0]), str(args[1]), str(fault))
 
         def refuse() -> None:
             if not self.takes_without_slot(args[0]):

@@ -43,6 +43,7 @@ def test_the_services_start_and_a_task_runs_through_them(tmp_path: Path) -> None
     environment = {
         **os.environ,
         "CAPSULE_BROKER_URL": url,
+        "CAPSULE_RESULT_URL": url,
         "HOSTNAME": socket.gethostname(),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }

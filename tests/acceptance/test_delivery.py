@@ -130,3 +130,14 @@ def test_a_request_class_of_the_apps_own_hears_of_all(worker: Worker) -> None:
 def test_any_serializer_that_is_configured(worker: Worker, serializer: str) -> None:
     value = {"a": [1, 2.5, "ä"], "b": None}
     assert worker.get("add", [value], [], serializer=serializer) == [value]
+
+
+def test_a_message_that_no_child_can_be_sent_fails_and_does_not_come_again(worker: Worker) -> None:
+    """A failure that is a lost worker's would have it delivered again at once, and for ever."""
+    if worker.is_prefork:
+        pytest.skip("it pickles what it sends")
+    result = worker.send("hold_late", unique(), headers={"too_big": 2**70})
+    with pytest.raises(Exception, match=r"is not delivered again: .*2\*\*64"):
+        result.get(timeout=HANG_S)
+    assert worker.get("add", 1, 1) == 2
+    assert worker.log.count(f"hold_late[{result.id}] received") == 1

@@ -145,14 +145,18 @@ def test_a_child_that_has_grown_is_replaced(redis_url: str, tmp_path: Path, pool
 
 
 def test_autoscale_follows_the_load(redis_url: str, tmp_path: Path) -> None:
-    with Worker(redis_url, tmp_path, "--autoscale=3,1") as worker:
+    with Worker(redis_url, tmp_path, "--autoscale=3,1", AUTOSCALE_KEEPALIVE="1") as worker:
         keys = [unique() for _ in range(3)]
         results = [worker.send("hold", key) for key in keys]
-        assert len({worker.heard(key) for key in keys}) == 3
+        pids = {int(worker.heard(key)) for key in keys}
+        assert len(pids) == 3
         for key in keys:
             worker.go(key)
         for result in results:
             result.get(timeout=HANG_S)
+        eventually(lambda: sum(map(is_running, pids)) == 1, "the shrinking")
+        assert worker.ask("stats")["pool"]["max-concurrency"] == 1
+        assert worker.get("add", 1, 1) == 2
 
 
 @pytest.mark.parametrize("start", ["exec", "cold"])

@@ -47,13 +47,16 @@ class Losses:
 
     async def admit(self, call: TaskCall) -> Exception | None:
         """Count a suspect before it begins; the error with which it ends instead, if any."""
-        loss, key = _new_id(), _key(call)
+        key = _key(call)
+        # Known from here on: a worker that leaves meanwhile takes it back, see `close`; and a
+        # message that this worker was given twice is counted once.
+        loss = self._noted.setdefault(key, _new_id())
         count = await self._add(key, loss)
         if count > self._most:
-            await self._drop(key, loss)
+            await self.forget(call)
             return LostTooOften(call.name, call.task_id, count - 1, None)
-        if count:
-            self._noted[key] = loss
+        if not count:
+            self._noted.pop(key, None)
         return None
 
     async def judge(self, call: TaskCall, lost: Exception) -> Exception:
@@ -73,8 +76,11 @@ class Losses:
 
     async def forget(self, call: TaskCall) -> None:
         """It came to an end that cost nothing."""
-        if loss := self._noted.pop(_key(call), None):
-            await self._drop(_key(call), loss)
+        key = _key(call)
+        if loss := self._noted.get(key):
+            await self._drop(key, loss)  # cancelled here, it is dropped by `close`
+            if self._noted.get(key) == loss:
+                del self._noted[key]
 
     def forget_here(self, call: TaskCall) -> None:
         """It came to its own end."""

@@ -14,6 +14,7 @@ from capsule_tasks.child.gate import Gate
 from capsule_tasks.child.landing import landing, leavable
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.output import Sink
+from capsule_tasks.child.streams import SessionStream
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse
 from capsule_tasks.protocol.values import sendable
 
@@ -183,7 +184,7 @@ def _eof(request: InputRequest) -> InputResponse:
     return InputResponse(execution_id=request.execution_id, request_id=request.id, eof=True)
 
 
-class _Stdin(io.TextIOBase):
+class _Stdin(SessionStream):
     """`sys.stdin`: each line is asked for; there is no terminal behind it."""
 
     encoding = "utf-8"
@@ -212,25 +213,8 @@ class _Stdin(io.TextIOBase):
     def readable(self) -> bool:
         return True
 
-    def isatty(self) -> bool:
-        return False
-
-    def reconfigure(
-        self,
-        *,
-        encoding: str | None = None,
-        errors: str | None = None,
-        newline: str | None = None,
-        line_buffering: bool | None = None,
-        write_through: bool | None = None,
-    ) -> None:
-        """Accepted, as programs begin with it; answers come as text."""
-
     def fileno(self) -> int:
         raise io.UnsupportedOperation("the input of a session has no file descriptor")
-
-    def close(self) -> None:
-        """A session's input outlives whoever closes it (`quit()` does)."""
 
 
 class _StdinBytes(io.RawIOBase):

@@ -23,6 +23,7 @@ from typing import Protocol
 from capsule_tasks.child.gate import Gate
 from capsule_tasks.child.landing import landing, leavable
 from capsule_tasks.child.outbox import Outbox
+from capsule_tasks.child.streams import SessionStream
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost, utf8_size
 from capsule_tasks.protocol.messages import Gap, Message, Output, Stream
@@ -432,7 +433,7 @@ class Pump:
                 time.sleep(self._interval_s)
 
 
-class CapturedStream(io.TextIOBase):
+class CapturedStream(SessionStream):
     """`sys.stdout` or `sys.stderr` of a session: text goes to the sink of the caller's context."""
 
     encoding = "utf-8"
@@ -475,26 +476,9 @@ class CapturedStream(io.TextIOBase):
     def writable(self) -> bool:
         return True
 
-    def isatty(self) -> bool:
-        return False
-
     def fileno(self) -> int:
         """The raw descriptor; what is written there arrives too, behind no promise of order."""
         return self._descriptor
-
-    def reconfigure(
-        self,
-        *,
-        encoding: str | None = None,
-        errors: str | None = None,
-        newline: str | None = None,
-        line_buffering: bool | None = None,
-        write_through: bool | None = None,
-    ) -> None:
-        """Accepted, as programs begin with it; text stays text on its way out of a session."""
-
-    def close(self) -> None:
-        """A session's streams outlive whoever closes them."""
 
 
 class CapturedErrorStream(CapturedStream):

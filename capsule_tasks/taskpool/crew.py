@@ -1,4 +1,4 @@
-"""The children of a pool, and which job is in which: all of it on the runtime thread.
+"""The children of a pool, and which job is in which: all of it on the runtime's loop.
 
 A *member* is one session on loan from the session pool. Blocking members take one job at a time;
 async members take many, and are beside the others: neither kind ever waits for the other. A member

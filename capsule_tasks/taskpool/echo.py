@@ -17,7 +17,7 @@ _DESCRIPTORS = {"stdout": 1, "stderr": 2}
 
 
 class Echo:
-    """Writes on the runtime thread. Text that was printed is logged if the worker redirects."""
+    """Writes on the runtime's loop. Text that was printed is logged if the worker redirects."""
 
     def __init__(self, app: Any) -> None:
         redirects = bool(app.conf.worker_redirect_stdouts)

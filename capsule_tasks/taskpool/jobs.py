@@ -1,6 +1,6 @@
 """A job: one Celery message on its way through the pool.
 
-Where it stands is changed by the runtime thread alone, in one direction:
+Where it stands is changed on the runtime's loop alone, in one direction:
 
     waiting ──▶ sent ──▶ accepted ──▶ over
         └─────────┴──────────────────▶ over

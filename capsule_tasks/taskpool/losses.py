@@ -30,7 +30,7 @@ _PATIENCE_S = 5.0
 
 
 class Losses:
-    """Counts and judges, on the runtime thread; Redis is asked from others."""
+    """Counts and judges on the runtime's loop; Redis is asked from other threads."""
 
     def __init__(self, most: int, url: str | None = None) -> None:
         self._most = most

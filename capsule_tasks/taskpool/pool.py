@@ -385,7 +385,7 @@ class TaskPool(BasePool):
             self._runtime.post(self._crew.terminate, job, signum)
 
     def _terminate_pid(self, pid: int, signum: int) -> None:
-        """On the runtime thread."""
+        """On the runtime's loop."""
         crew = self._crew
         job = crew.job_of(pid) if crew is not None else None
         if crew is not None and job is not None:

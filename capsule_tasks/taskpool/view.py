@@ -87,7 +87,7 @@ def _complaints(crew: Crew, sessions: SessionPool) -> list[str]:
 
 
 async def stack(crew: Crew, task_id: str) -> dict[str, str]:
-    """Where a running task is, on the runtime thread; or why nobody can say."""
+    """Where a running task is, on the runtime's loop; or why nobody can say."""
     for member in members(crew):
         for execution_id, job in member.jobs.items():
             if job.call.task_id == task_id:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from capsule_tasks.child.context import progress
-    from capsule_tasks.client import Capsule, Execution, step
+    from capsule_tasks.client import Capsule, Execution, GroupExecution, step
     from capsule_tasks.errors import EffectUncertain, ExecutionCancelled
     from capsule_tasks.sessions import Session, SessionConfig, SessionPool
     from capsule_tasks.settings import (
@@ -29,6 +29,7 @@ __all__ = [
     "EffectUncertain",
     "Execution",
     "ExecutionCancelled",
+    "GroupExecution",
     "History",
     "LimitSettings",
     "PoolSettings",
@@ -45,10 +46,11 @@ __all__ = [
 
 _HOME_OF = {
     "Capsule": "capsule_tasks.client",
-    "Execution": "capsule_tasks.client",
     "ChildSettings": "capsule_tasks.settings",
     "EffectUncertain": "capsule_tasks.errors",
+    "Execution": "capsule_tasks.client",
     "ExecutionCancelled": "capsule_tasks.errors",
+    "GroupExecution": "capsule_tasks.client",
     "History": "capsule_tasks.storage",
     "LimitSettings": "capsule_tasks.settings",
     "PoolSettings": "capsule_tasks.settings",

@@ -422,6 +422,53 @@ class StepMisused(CallerError, TypeError):
         self.why = why
 
 
+class ExecutionEnded(CallerError, RuntimeError):
+    """An execution is over, and nothing more can be asked of it."""
+
+    def __init__(self, execution_id: str, outcome: str) -> None:
+        super().__init__(f"execution {_shortened(execution_id)} is over: it {outcome or 'ended'}")
+        self.execution_id = execution_id
+        self.outcome = outcome
+
+
+class ExecutionUnknown(CallerError, LookupError):
+    """Redis holds nothing of an execution: it has not begun, or has expired."""
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__(f"nothing is known of execution {_shortened(execution_id)}")
+        self.execution_id = execution_id
+
+
+class AttemptStale(CallerError, RuntimeError):
+    """A worker spoke for an attempt that another one had followed; nothing was stored."""
+
+    def __init__(self, execution_id: str, attempt: int, current: int) -> None:
+        super().__init__(
+            f"attempt {attempt} of execution {_shortened(execution_id)} is stale; attempt "
+            f"{current} has followed"
+        )
+        self.execution_id = execution_id
+        self.attempt = attempt
+
+
+class AttemptClosed(CallerError, RuntimeError):
+    """A worker spoke for an attempt that is over; nothing was stored."""
+
+    def __init__(self, execution_id: str, attempt: int, outcome: str) -> None:
+        super().__init__(f"attempt {attempt} of execution {_shortened(execution_id)} is over")
+        self.execution_id = execution_id
+        self.attempt = attempt
+        self.outcome = outcome
+
+
+class NotAsking(CallerError, LookupError):
+    """An execution was answered that asks for nothing."""
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__(f"execution {_shortened(execution_id)} does not ask for input")
+        self.execution_id = execution_id
+
+
 class InvalidId(CallerError, ValueError):
     """An id cannot be part of a key."""
 

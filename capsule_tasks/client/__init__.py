@@ -1,8 +1,29 @@
-"""The producer's side, and what the code of tasks uses of it."""
+"""The producer's side: what an application that sends tasks imports.
+
+An `Execution` is made from an id and holds no state. Redis is the truth: a doorbell wakes whoever
+watches, who then reads what is behind the last event it has seen. So any number may watch, late or
+twice, and a watcher that was away resumes where it was.
+"""
 
 from capsule_tasks.client.capsule import Capsule
 from capsule_tasks.client.execution import EagerExecution, Execution
+from capsule_tasks.client.group import GroupExecution, GroupState
 from capsule_tasks.client.steps import Steps, step
+from capsule_tasks.client.streaming import Snapshot
+from capsule_tasks.client.tally import Failure
 from capsule_tasks.client.task import Task
+from capsule_tasks.storage.execution_types import Event
 
-__all__ = ["Capsule", "EagerExecution", "Execution", "Steps", "Task", "step"]
+__all__ = [
+    "Capsule",
+    "EagerExecution",
+    "Event",
+    "Execution",
+    "Failure",
+    "GroupExecution",
+    "GroupState",
+    "Snapshot",
+    "Steps",
+    "Task",
+    "step",
+]

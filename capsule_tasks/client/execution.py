@@ -1,24 +1,36 @@
-"""What `.delay()` returns."""
+"""What `.delay()` returns, and what is made from an id."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any, Self
 
 from celery.result import AsyncResult, EagerResult
 
+from capsule_tasks.client.results import ended_of_meta
 from capsule_tasks.client.revokes import keep_revoked
+from capsule_tasks.client.streaming import Asked, Streaming, check_type
+from capsule_tasks.errors import InvalidId
+from capsule_tasks.storage.execution_types import Event
 
 
-class Execution(AsyncResult):
-    """An `AsyncResult` of a task that runs in a session; its id is the execution's."""
+class Execution(Streaming, AsyncResult):
+    """An `AsyncResult` of a task that runs in a session: its id is the execution's.
 
-    def cancel(self, *, signal: str = "SIGTERM") -> None:
-        """Stop the task wherever it is: waiting, or running, then with this signal.
+    Watching is free of side effects: any number may watch one execution, from any process, at any
+    time. Each method that waits has a twin for asyncio, whose name begins with `a`.
+    """
 
-        It ends as REVOKED, unless it comes to an end of its own all the same. A task that has ended
-        stays as it is.
-        """
-        self.revoke(terminate=True, signal=signal)
+    def __init__(self, execution_id: str, *args: Any, **options: Any) -> None:
+        check_type("execution_id", execution_id, str)
+        if not execution_id:
+            raise InvalidId("execution id", execution_id, "must not be empty")
+        super().__init__(execution_id, *args, **options)
+
+    @classmethod
+    def of(cls, result: AsyncResult) -> Self:
+        """The execution of a result that another task class has given."""
+        return cls(result.id, app=result.app)
 
     def revoke(self, *args: Any, **options: Any) -> None:
         """As Celery's; and known to workers that are not there to hear it."""
@@ -35,5 +47,21 @@ class EagerExecution(EagerResult, Execution):
         made.__dict__.update(vars(result))
         return made
 
-    def cancel(self, *, signal: str = "SIGTERM") -> None:
+    def events(self, after: str | None = None) -> Iterator[Event]:
+        """Its one event, the end; what it wrote went where the caller writes."""
+        ended = ended_of_meta(
+            {"status": self.state, "result": self.result, "traceback": self.traceback}
+        )
+        if after is None and ended is not None:
+            yield Event(id="0-1", at=0.0, message=ended)
+
+    async def aevents(self, after: str | None = None) -> AsyncGenerator[Event, None]:
+        for event in self.events(after):
+            yield event
+
+    async def aget(self, timeout_s: float | None = None) -> Any:
+        return self.get(timeout=timeout_s)
+
+    def cancel(self, grace_s: float | None = None) -> Asked:  # noqa: ARG002  as an Execution's
         """It has ended already."""
+        return "over"

@@ -110,6 +110,14 @@ class SessionPool:
         """Allow so many sessions from now on; those beyond it stay until they are given back."""
         self._pool(profile).resize(max_sessions)
 
+    def renew(self, spawner: WarmSpawner, profiles: Mapping[str, Profile]) -> None:
+        """Start sessions by these from now on; the others end, those on loan once they are back.
+
+        How many sessions each pool may have, and for how long, stays as it was.
+        """
+        for name, profile in profiles.items():
+            self._pool(name).renew(spawner, profile)
+
     def info(self, profile: str = DEFAULT_PROFILE) -> PoolInfo:
         """What the pool of a profile holds, and what it has done so far."""
         return self._pool(profile).info()

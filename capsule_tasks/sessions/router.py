@@ -165,9 +165,15 @@ class Router:
     # --- raw bytes -----------------------------------------------------------------------------
 
     def raw_owner(self) -> ExecutionStream | None:
-        """Whom descriptor bytes belong to: the only execution that runs, else nobody."""
-        running = [stream for stream in self.streams.values() if stream.is_running]
-        return running[0] if len(running) == 1 else None
+        """Whom descriptor bytes belong to: the only execution that runs, else nobody.
+
+        They overtake the news that it runs, which comes by another way and, of a task, later: if
+        none is known to run, it is the only one of which nothing is known yet.
+        """
+        streams = self.streams.values()
+        running = [stream for stream in streams if stream.is_running]
+        able = running or [stream for stream in streams if not stream.acked]
+        return able[0] if len(able) == 1 else None
 
     def on_raw(self, stream_name: Stream, text: str, size: int) -> bool:
         """Whether more may be read right now."""

@@ -160,8 +160,9 @@ class Session(SessionLife):
     ) -> None:
         """Begin an execution whose messages `consumer` is called with, its terminal one last.
 
-        It is called on the event loop, and may submit the next one. Nothing is awaited: if the
-        session does not take executions right now, SessionStateError is raised.
+        It is called on the event loop, and may submit the next one. If it returns False, the code
+        has no more credit for output until `read_on` is called. Nothing is awaited: if the session
+        does not take executions right now, SessionStateError is raised.
         """
         child, _ = self._taken_on("submit()")
         if execution_id in child.router.streams:
@@ -171,6 +172,12 @@ class Session(SessionLife):
             execution_id=execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
         )
         self._submit(child, stream, execute)
+
+    def read_on(self, execution_id: str) -> None:
+        """The consumer of an execution has room again; nothing happens if it is over."""
+        stream = self._child.router.streams.get(execution_id) if self._child is not None else None
+        if stream is not None:
+            stream.read_on()
 
     async def _accepting(self, call: str) -> tuple[Incarnation, Stopper]:
         """The child, if it takes executions; one that is being replaced is waited for."""

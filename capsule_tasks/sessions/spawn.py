@@ -113,6 +113,7 @@ def _socket_pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.sock
     undo.callback(ours.close)
     undo.callback(theirs.close)
     ours.setblocking(False)
+    theirs.setblocking(True)  # not so under a default timeout, which Celery sets to stop
     return ours, theirs
 
 

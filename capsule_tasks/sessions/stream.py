@@ -40,7 +40,8 @@ class ExecutionStream:
 
     Output is charged when it arrives and credited to the child when it is read, so the queue
     holds a window of it at most. A child that sends more than it has credit for is at fault.
-    With a `consumer` there is no queue: it is handed each message as it comes.
+    With a `consumer` there is no queue: it is handed each message as it comes. One that returns
+    False has no room for more: what it was given stays charged until `read_on` is called.
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class ExecutionStream:
         self._grant = grant
         self._resume_raw = resume_raw
         self._consumer = consumer
+        self._unread: list[tuple[int, bool]] = []
         self._queue: deque[tuple[Message, int, bool]] = deque()
         self._outstanding = 0
         self._owed = 0
         self._carried: dict[Stream, int] = {"stdout": 0, "stderr": 0}
-        self._early: list[tuple[Message, int]] = []
+        self._early: list[tuple[Message, int, bool]] = []
         self._reader: asyncio.Future[None] | None = None
 
     @property
@@ -121,13 +123,16 @@ class ExecutionStream:
         if self.acked:
             self._put(message, cost)
         else:  # many control messages were in its way: the Ack still comes first
-            self._early.append((message, cost))
+            self._early.append((message, cost, False))
 
     def push_raw(self, message: Output, size: int) -> None:
         """Queue bytes read from a descriptor; the reader pauses while too many wait."""
         self._carried[message.stream] += utf8_size(message.data)
         self.raw_waiting += size
-        self._put(message, size, raw=True)
+        if self.acked:
+            self._put(message, size, raw=True)
+        else:  # it came by a shorter way than the Ack
+            self._early.append((message, size, True))
 
     def finish(self, terminal: Terminal) -> None:
         """Queue the last message. The first one wins; later ones are ignored."""
@@ -146,6 +151,12 @@ class ExecutionStream:
         self.abandoned = True
         while self._queue:
             self._account(*self._queue.popleft()[1:])
+
+    def read_on(self) -> None:
+        """The consumer has room again: what it had not read it has read now."""
+        unread, self._unread = self._unread, []
+        for cost, raw in unread:
+            self._account(cost, raw)
 
     async def next(self) -> Message:
         """The next message, in order; waits for one."""
@@ -170,9 +181,11 @@ class ExecutionStream:
             self._account(cost, raw)
             return
         if self._consumer is not None:
-            self._consumer(message)
-            if cost:
+            has_room = self._consumer(message) is not False
+            if cost and has_room:
                 self._account(cost, raw)
+            elif cost:
+                self._unread.append((cost, raw))
             return
         self._queue.append((message, cost, raw))
         if self._reader is not None and not self._reader.done():
@@ -180,8 +193,8 @@ class ExecutionStream:
 
     def _put_early(self) -> None:
         early, self._early = self._early, []
-        for message, cost in early:
-            self._put(message, cost)
+        for message, cost, raw in early:
+            self._put(message, cost, raw=raw)
 
     def _account(self, cost: int, raw: bool) -> None:
         if raw:

@@ -22,7 +22,7 @@ from capsule_tasks.sessions.plan import Action, Give, PoolPlan, Refuse, Retire, 
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.sessions.warm import WarmSpawner
-from capsule_tasks.settings import Profile
+from capsule_tasks.settings import Profile, SessionConfig
 from capsule_tasks.system.usage import resident_bytes
 
 log = logging.getLogger("capsule_tasks.sessions")
@@ -55,6 +55,11 @@ class PoolInfo:
     sessions: tuple[SessionInfo, ...]
 
 
+def _config(profile: Profile) -> SessionConfig:
+    """The pool replaces sessions itself, so none of them comes back on its own."""
+    return msgspec.structs.replace(profile.session, replace_killed=False)
+
+
 class SubPool:
     """Feeds the plan with events and carries out its actions; owns every session it starts."""
 
@@ -68,8 +73,7 @@ class SubPool:
         self._name = name
         self._on_new = on_new
         self._asks = profile.farewell == "ask"
-        # The pool replaces sessions itself, so none of them comes back on its own.
-        self._config = msgspec.structs.replace(profile.session, replace_killed=False)
+        self._config = _config(profile)
         self._plan = PoolPlan(profile.pool)
         self._is_spawner_own = spawner is None
         self.spawner = spawner or WarmSpawner(profile)
@@ -155,6 +159,16 @@ class SubPool:
         self._plan.settings = msgspec.structs.replace(
             self._plan.settings, max_sessions=max_sessions
         )
+        self._decide()
+
+    def renew(self, spawner: WarmSpawner, profile: Profile) -> None:
+        """Whoever lent it its spawner lends it another."""
+        if self._is_spawner_own:
+            raise ValueError(f"pool {self._name!r} has its own spawner, which cannot be renewed")
+        self._check_loop("renew()")
+        self.spawner, self._config = spawner, _config(profile)
+        for number in list(self._plan.slots):
+            self._plan.lost(number, "the pool was renewed")
         self._decide()
 
     def info(self) -> PoolInfo:

@@ -67,11 +67,6 @@ class WarmSpawner:
             if template is not None:
                 template.stop()
 
-    async def renew(self) -> None:
-        """Let go of the template; the next one is loaded in its place."""
-        if self._template is not None:
-            self._template.stop()
-
     async def _keep(self, tried: asyncio.Event) -> None:
         """Load a template, wait for its end, load the next; slower after each failure."""
         delay_s = _FIRST_RETRY_S

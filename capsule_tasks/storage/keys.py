@@ -125,6 +125,69 @@ class StepKeys:
         self.batches = f"{root}:batches"
 
 
+class ExecutionKeys:
+    """The keys of one execution, all in one slot, and the channel on which it rings."""
+
+    __slots__ = ("channel", "control", "events", "meta")
+
+    def __init__(self, execution_id: str, prefix: str = "capsule") -> None:
+        root = f"{checked_prefix(prefix)}:{{E:{escaped('execution id', execution_id)}}}"
+        self.events = f"{root}:events"
+        self.control = f"{root}:control"
+        self.meta = f"{root}:meta"
+        self.channel = f"{root}:said"
+
+    @property
+    def signs(self) -> tuple[str, str]:
+        """One of these is there, if anything is known of the execution."""
+        return self.meta, self.control
+
+
+class HeldKeys:
+    """What one incarnation of a worker holds, in the slot of its lease."""
+
+    __slots__ = ("held", "worker")
+
+    def __init__(self, incarnation: str, prefix: str = "capsule") -> None:
+        self.worker = WorkerKeys(incarnation, prefix).worker
+        self.held = f"{self.worker}:held"
+
+
+def worker_bells(prefix: str = "capsule") -> str:
+    """What the channel of a worker begins with; its incarnation follows."""
+    return f"{checked_prefix(prefix)}:bell:"
+
+
+def worker_index(prefix: str = "capsule") -> str:
+    """The incarnations that may hold something."""
+    return f"{checked_prefix(prefix)}:workers"
+
+
+class RecentKeys:
+    """The index of executions by time, and the channel that rings when it changes."""
+
+    __slots__ = ("channel", "entries", "order")
+
+    def __init__(self, prefix: str = "capsule") -> None:
+        root = f"{checked_prefix(prefix)}:{{recent}}"
+        self.order = f"{root}:order"
+        self.entries = f"{root}:entries"
+        self.channel = f"{root}:changed"
+
+
+class GroupKeys:
+    """How far a group of executions is, all in one slot."""
+
+    __slots__ = ("channel", "counts", "failures", "seen")
+
+    def __init__(self, group_id: str, prefix: str = "capsule") -> None:
+        root = f"{checked_prefix(prefix)}:{{G:{escaped('group id', group_id)}}}"
+        self.counts = f"{root}:counts"
+        self.failures = f"{root}:failures"
+        self.seen = f"{root}:seen"
+        self.channel = f"{root}:changed"
+
+
 def revokes_key(prefix: str = "capsule") -> str:
     """What was revoked lately, for every worker."""
     return f"{checked_prefix(prefix)}:{{revokes}}"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from capsule_tasks.errors import InternalError
@@ -99,18 +99,33 @@ class Call:
 
         The client library does the same for any command, at twice the time for a batch of ten.
         """
-        words = (command, script, len(self.keys), *self.keys, *self.args)
-        parts = [b"*%d\r\n" % len(words)]
-        for word in words:
-            raw = word if type(word) is bytes else str(word).encode()
-            parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
-        return b"".join(parts)
+        words = (*self.keys, *self.args)
+        head = _head(command, script, len(self.keys))
+        return b"*%d\r\n%b%b" % (len(words) + 3, head, _bulk(words))
 
     def repeated(self, age_ms: int) -> Call:
         """The same call, which says that it was sent before."""
         if not self.script.is_write:
             return self
         return Call(self.script, self.keys, [self.args[0], age_ms, *self.args[2:]])
+
+
+@lru_cache(maxsize=500)
+def _head(command: bytes, script: str, keys: int) -> bytes:
+    return _bulk((command, script, keys))
+
+
+def packed(words: Sequence[Argument]) -> bytes:
+    """One command as it goes over the wire."""
+    return b"*%d\r\n%b" % (len(words), _bulk(words))
+
+
+def _bulk(words: Sequence[Argument]) -> bytes:
+    parts: list[bytes] = []
+    for word in words:
+        raw = word if type(word) is bytes else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return b"".join(parts)
 
 
 def script(name: str, *, keys: str, args: str) -> Script:

@@ -13,6 +13,9 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 PR_SET_NO_NEW_PRIVS = 38
 
+DEATH_SIGNAL: int = getattr(signal, "SIGSTKFLT", signal.SIGHUP)
+"""Tells a child that its parent is gone, and nothing else: nobody has a use for it."""
+
 libc = ctypes.CDLL(None, use_errno=True) if IS_LINUX else None
 """Loaded once: a child that was forked finds it ready."""
 
@@ -32,17 +35,17 @@ def is_subreaper() -> bool:
 def die_with_parent(parent_pid: int) -> bool:
     """Have this process end when the thread that started it ends.
 
-    The kernel sends SIGHUP, whose handler is libc's own `alarm`: called with the signal's
-    number, 1, it arms a SIGALRM in one second. No Python runs, so it works while a C call holds
-    the GIL; the second is for the control thread, which sees EOF and takes the descendants along.
+    The kernel sends a signal whose handler is libc's own `alarm`: called with the signal's number,
+    16, it arms a SIGALRM in so many seconds. No Python runs, so it works while a C call holds the
+    GIL; the time is for the control thread, which sees EOF at once and takes the descendants along.
     """
-    if libc is None or not _prctl(PR_SET_PDEATHSIG, signal.SIGHUP):
+    if libc is None or not _prctl(PR_SET_PDEATHSIG, DEATH_SIGNAL):
         return False
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p
-    libc.signal(signal.SIGHUP, ctypes.cast(libc.alarm, ctypes.c_void_p))
+    libc.signal(DEATH_SIGNAL, ctypes.cast(libc.alarm, ctypes.c_void_p))
     if os.getppid() != parent_pid:  # it died before the request was in place
-        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), DEATH_SIGNAL)
     return True
 
 

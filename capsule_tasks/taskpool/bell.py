@@ -22,6 +22,8 @@ class Bell:
         return self._reader
 
     def ring(self) -> None:
+        if self._closed:
+            return  # somebody else may have its number by now
         try:
             os.write(self._writer, _ONE)
         except BlockingIOError:
@@ -31,6 +33,8 @@ class Bell:
                 raise
 
     def silence(self) -> None:
+        if self._closed:
+            return
         with contextlib.suppress(OSError):  # it was not rung, or it is closed
             os.read(self._reader, 4096)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from capsule_tasks.taskpool.bell import Bell
+from capsule_tasks.taskpool.turns import QuietThread
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -70,8 +71,16 @@ class Bridge:
                 raise
 
     def wait(self, timeout_s: float | None) -> None:
-        """Sleep until there is something to drain, or the time is up."""
-        select.select([self._bell], [], [], timeout_s)
+        """Sleep until there is something to drain, the time is up, or it is closed.
+
+        A second signal may end the pool inside of this call.
+        """
+        try:
+            if not self._closing:
+                select.select([self._bell], [], [], timeout_s)
+        except OSError:
+            if not self._closing:
+                raise
 
     @property
     def is_served(self) -> bool:
@@ -81,9 +90,7 @@ class Bridge:
     def serve_alone(self) -> None:
         """Drain on a thread of its own: this worker has no hub."""
         if self._alone is None:
-            self._alone = threading.Thread(
-                target=self._serve, name="capsule-callbacks", daemon=True
-            )
+            self._alone = QuietThread(target=self._serve, name="capsule-callbacks", daemon=True)
             self._alone.start()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ whose child ends is given back, and another is hired.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import signal
@@ -17,11 +18,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal
 
+from billiard.exceptions import TimeLimitExceeded
+
 from capsule_tasks.errors import CapsuleError, PoolUnavailable
 from capsule_tasks.protocol.messages import (
     Ack,
     Gap,
     Heartbeat,
+    InputRequest,
     Message,
     Output,
     Terminal,
@@ -32,7 +36,8 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.jobs import Job, Stage, why_lost
+from capsule_tasks.taskpool.endings import Ending, another, ending_of_error, ending_of_traced
+from capsule_tasks.taskpool.jobs import SILENT, Job, Stage, why_lost
 from capsule_tasks.taskpool.losses import Losses
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -40,6 +45,10 @@ log = logging.getLogger("capsule_tasks.taskpool")
 Kind = Literal["blocking", "async"]
 
 _RETRY_S = 1.0
+MOST_BARREN = 3
+"""Children in a row that may end before their first task, until their successors are delayed."""
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
 """After the session pool said that it has none to give."""
 _ASYNC_GRACE_S = 5.0
 """From the cancel of a coroutine to the kill of its child and so of its neighbours."""
@@ -80,6 +89,7 @@ class Crew:
         bridge: Bridge,
         on_output: Callable[[Job | None, Output | Gap], None],
         on_over: Callable[[Job], None],
+        on_told: Callable[[Job], None],
         on_end: Callable[[Job], None],
     ) -> None:
         self.size: dict[Kind, int] = {"blocking": 0, "async": 0}
@@ -87,19 +97,27 @@ class Crew:
         self.waiting: dict[Kind, deque[Job]] = {"blocking": deque(), "async": deque()}
         self.totals: Counter[str] = Counter()
         self.last_error = ""
+        self.barren = 0
+        """Children in a row that ended before they had a task."""
         self._free: deque[Member] = deque()
         self._pool = pool
         self._limits = limits
         self._bridge = bridge
         self._on_output = on_output
         self._on_over = on_over
+        self._on_told = on_told
         self._on_end = on_end
         self._hiring: dict[Kind, set[asyncio.Task[None]]] = {"blocking": set(), "async": set()}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._checking: set[Job] = set()
         """Delivered before, and not yet in line."""
+        self._unknown: set[str] = set()
+        """Tasks that only children of the next era know, and what is to run of them."""
+        self._early: list[Job] = []
         self._losses = Losses(limits.losses, limits.losses_url)
         self._stopped = False
+        self._era = 0
+        """Grows when all are replaced: whoever was asked for before may be what is replaced."""
 
     # --- size ----------------------------------------------------------------------------------
 
@@ -111,6 +129,7 @@ class Crew:
 
     def replace_all(self, why: str) -> None:
         """Let every member go once it has finished what it has in hand."""
+        self._era += 1
         for kind, members in self.members.items():
             for member in list(members):
                 member.worn = member.worn or why
@@ -139,10 +158,16 @@ class Crew:
 
     async def _hire(self, kind: Kind) -> None:
         """Borrow a session, for as long as it takes to get one."""
+        if self.barren > MOST_BARREN:
+            pause_s = _FIRST_PAUSE_S * 2 ** min(self.barren - MOST_BARREN, 10)
+            await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
         while True:
+            era = self._era
             try:
                 session = await self._pool.acquire(kind)
-                break
+                if era == self._era:
+                    break
+                self._pool.retire(session)
             except PoolUnavailable as news:
                 self.last_error = str(news)
                 log.error("%s", self.last_error)  # noqa: TRY400 - it says all there is
@@ -198,11 +223,26 @@ class Crew:
         if job.stage is Stage.OVER:
             await self._losses.forget(job.call)
         elif error is not None:
-            self._end(job, partial(job.say_failed, error))
+            self._fail(job, error)
         else:
             self._enqueue(job)
 
+    def expect(self, names: set[str]) -> None:
+        """Jobs of these tasks wait for children that know them."""
+        self._unknown |= names
+
+    def learn(self, names: set[str]) -> None:
+        """The next child knows these, or will never know them: either way their jobs go on."""
+        self._unknown -= names
+        early, self._early = self._early, []
+        for job in early:
+            if job.stage is not Stage.OVER:
+                self._enqueue(job)
+
     def _enqueue(self, job: Job) -> None:
+        if job.call.name in self._unknown:
+            self._early.append(job)
+            return
         kind: Kind = "async" if job.is_async else "blocking"
         self.waiting[kind].append(job)
         self._dispatch(kind)
@@ -211,9 +251,15 @@ class Crew:
         """The connection is lost: what no child has begun will be delivered again."""
         for jobs in self.waiting.values():
             while jobs:
-                self._end(jobs.popleft(), None)
-        for job in list(self._checking):
-            self._end(job, None)
+                self.drop(jobs.popleft())
+        early, self._early = self._early, []
+        for job in (*self._checking, *early):
+            if job.stage is not Stage.OVER:
+                self.drop(job)
+
+    def drop(self, job: Job) -> None:
+        """It has not begun and will be delivered again; Celery is told nothing."""
+        self._end(job, None, another("requeued", "the connection to the broker was lost"))
 
     def terminate(self, job: Job, signum: int) -> None:
         """End one job, and no other, with a signal or as a coroutine is ended."""
@@ -235,6 +281,35 @@ class Crew:
             # when this thread has heard the end of the last.
             member.worn = member.worn or f"a task was terminated with signal {signum}"
             member.session.signal(signum)
+
+    def cancel(self, job: Job, grace_s: float) -> None:
+        """End one job in order, and by force after the grace; also one that has not begun."""
+        member = self._member_of(job)
+        if member is None:
+            self.terminate(job, signal.SIGTERM)
+        elif job.stage is not Stage.OVER:
+            job.signum = job.signum or int(signal.SIGTERM)
+            self._spawn(member.session.cancel(job.execution_id, grace_s))
+
+    def end_input(self, job: Job, request_id: str) -> None:
+        """Have `input()` raise EOFError: nobody can hear what it asks."""
+        session = self.session_of(job)
+        if session is not None:
+            self._spawn(_end_input(session, job.execution_id, request_id))
+
+    def session_of(self, job: Job) -> Session | None:
+        """Where a job runs now."""
+        member = self._member_of(job)
+        return member.session if member is not None else None
+
+    def kill_busy(self) -> None:
+        """End all that runs, also what no signal reaches."""
+        for members in self.members.values():
+            for member in members:
+                for job in member.jobs.values():
+                    job.signum = job.signum or int(signal.SIGKILL)
+                if member.jobs:
+                    self._kill(member)
 
     def job_of(self, pid: int) -> Job | None:
         """The only job of a process, for callers that know no better."""
@@ -295,19 +370,29 @@ class Crew:
 
     # --- what children say ---------------------------------------------------------------------
 
-    def _on_said(self, member: Member, job: Job, message: Message) -> None:
+    def _on_said(self, member: Member, job: Job, message: Message) -> bool | None:
+        """False if there is no room for more output of this job."""
         if isinstance(message, Ack):
             self._accept(member, job, message.accepted_at)
-        elif isinstance(message, (Output, Gap)):
-            self._on_output(job, message)
         elif isinstance(message, Terminal):
             self._on_terminal(member, job, message)
+        else:
+            if isinstance(message, (Output, Gap)):
+                self._on_output(job, message)
+            elif isinstance(message, InputRequest) and not job.publication.is_heard:
+                self.end_input(job, message.id)
+            has_room: bool | None = job.publication.say(message)
+            return has_room
+        return None
 
     def _accept(self, member: Member, job: Job, accepted_at: float) -> None:
         if job.stage is not Stage.SENT:
             return
         job.stage = Stage.ACCEPTED
-        self._bridge.put(partial(job.say_accepted, member.pid, accepted_at))
+        waits = job.acks_when_claimed and job.publication is not SILENT
+        self._bridge.put(partial(job.say_accepted, member.pid, accepted_at, puts_ack_off=waits))
+        claimed = partial(self._bridge.put, job.say_claimed) if waits else None
+        job.publication.accepted(member.pid, claimed)
         if not (job.soft_limit_s or job.hard_limit_s):
             return
         loop = asyncio.get_running_loop()
@@ -326,7 +411,7 @@ class Crew:
                 self._lose(job, end, None)
             else:
                 self._losses.forget_here(job.call)
-                self._end(job, partial(job.say_traced, end))
+                self._end(job, partial(job.say_traced, end), ending_of_traced(end))
         elif job.stage is not Stage.OVER:
             status = member.session.exit_status
             if status is not None:
@@ -341,6 +426,8 @@ class Crew:
             self._let_go_if_done(member)
             return
         is_there = member.session.is_alive and member in self.members[member.kind]
+        if is_there:
+            self.barren = 0
         if member.kind == "blocking" and is_there:
             self._free.append(member)
         self._dispatch(member.kind)
@@ -365,6 +452,7 @@ class Crew:
             return
         self._remove(member)
         self.totals["children_lost"] += not member.worn
+        self.barren += not member.worn and not member.taken
         self._pool.retire(member.session)
         self._balance(member.kind)
 
@@ -375,27 +463,39 @@ class Crew:
 
     def _lose(self, job: Job, end: Terminal, status: int | None) -> None:
         if job.is_over_limit and job.signum is None:
-            self._end(job, job.say_hard_limit)
+            error = TimeLimitExceeded(job.hard_limit_s)
+            self._end(job, job.say_hard_limit, ending_of_error(error, job.request, end))
             return
         why = why_lost(job, end, status)
         # Coroutines share a child: which of them it died of, nobody can say.
         if status is not None and job.signum is None and not job.is_async:
-            self._spawn(self._judge(job, why))
+            self._spawn(self._judge(job, why, end))
         else:
-            self._end(job, partial(job.say_failed, why))
+            self._fail(job, why, end)
 
-    async def _judge(self, job: Job, why: Exception) -> None:
+    async def _judge(self, job: Job, why: Exception, end: Terminal) -> None:
         """The child is lost; whether its message may have another is known a moment later."""
         why = await self._losses.judge(job.call, why)
         if job.stage is not Stage.OVER:
-            self._end(job, partial(job.say_failed, why))
+            self._fail(job, why, end)
 
-    def _end(self, job: Job, news: Callable[[], object] | None) -> None:
-        """The one place where a job is over; `news` is for Celery."""
+    def _fail(self, job: Job, why: Exception, end: Terminal | None = None) -> None:
+        self._end(job, partial(job.say_failed, why), ending_of_error(why, job.request, end))
+
+    def _end(self, job: Job, news: Callable[[], object] | None, ending: Ending) -> None:
+        """The one place where a job is over; `news` is for Celery, `ending` for who watches.
+
+        The slot is free at once, so that the next task is on its way. Celery hears the news when
+        the last event is stored: a message that was acknowledged has its end in the stream.
+        """
         self._settle(job)
         if self._losses.is_noted(job.call):
             self._spawn(self._losses.forget(job.call))
-        self._bridge.put(partial(self._finish, job, news))
+        if job.publication is SILENT:
+            self._bridge.put(partial(self._finish, job, news, True))
+            return
+        self._bridge.put(partial(self._on_over, job))
+        job.publication.end(ending, partial(self._bridge.put, partial(self._finish, job, news)))
 
     def _settle(self, job: Job) -> None:
         job.stage = Stage.OVER
@@ -403,11 +503,17 @@ class Crew:
             timer.cancel()
         job.timers.clear()
 
-    def _finish(self, job: Job, news: Callable[[], object] | None) -> None:
+    def _finish(
+        self, job: Job, news: Callable[[], object] | None, holds_slot: bool = False
+    ) -> None:
         """On the hub thread: the slot first, so that the next task is on its way."""
-        self._on_over(job)
-        if news is not None:
-            news()
+        if holds_slot:
+            self._on_over(job)
+        try:
+            if news is not None:
+                news()
+        finally:
+            self._on_told(job)
 
     def _kill(self, member: Member) -> None:
         """The whole family, at once; the job in hand has been told, or will be."""
@@ -436,3 +542,8 @@ class Crew:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _end_input(session: Session, execution_id: str, request_id: str) -> None:
+    with contextlib.suppress(CapsuleError):  # it has ended, or its child has
+        await session.input_response("", request_id=request_id, execution_id=execution_id, eof=True)

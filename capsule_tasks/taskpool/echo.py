@@ -29,7 +29,12 @@ class Echo:
         """One message of a child, of a job or of none."""
         if isinstance(output, Gap):
             log.warning("%d bytes of a task's output were dropped", output.lost_bytes)
-        elif output.raw or self._level is None or not self._logger.hasHandlers():
+        elif (
+            output.raw
+            or (source is None and not output.late)
+            or self._level is None
+            or not self._logger.hasHandlers()
+        ):
             self._write(output)
         else:
             self._log_lines(source, output)

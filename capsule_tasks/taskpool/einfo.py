@@ -20,6 +20,11 @@ _ROOTS = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}
 def rebuild_info(failure: Failure) -> Any:
     """What Celery's tracer had: the exception, its type, the text of its traceback."""
     error = rebuild(failure)
+    if isinstance(error, MemoryError):
+        # Celery raises this type again in the worker's own process, which is not short of memory,
+        # and leaves the message unsettled.
+        kind = create_exception_cls(failure.name, failure.module, Exception)
+        error = _made(kind, [failure.message], failure)
     if failure.traceback:
         error.__cause__ = RemoteTraceback(f'\n"""\n{failure.traceback}"""')
     info = ExceptionInfo.__new__(ExceptionInfo)
@@ -49,7 +54,9 @@ def rebuild(failure: Raised) -> BaseException:
     kind = _type_of(failure)
     if kind is not None and failure.args is not None:
         try:
-            return _made(kind, failure.args, failure)
+            error = _made(kind, failure.args, failure)
+            _ = repr(error), str(error)  # they may need what only the constructor sets
+            return error
         except Exception:
             log.debug("no %s.%s can be made", failure.module, failure.name, exc_info=True)
     base = _ROOTS.get(failure.name, Exception) if kind is None else _safe_base(kind)

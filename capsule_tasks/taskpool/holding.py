@@ -14,20 +14,19 @@ mark is waited for SAFE_S all the same.
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import logging
 import threading
 import time
 from typing import Any
 
 from celery.worker import state
-from kombu.transport import virtual
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.storage.keys import unacked_marks
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.unacked_core import MOST, Overdue, claim, claimed
+from capsule_tasks.taskpool.noting import Notes, marking
+from capsule_tasks.taskpool.turns import QuietThread
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -45,7 +44,7 @@ class Holding:
     """Renews and puts back, from the first `watch` to `stop`; both idempotent."""
 
     def __init__(self) -> None:
-        self._keeper: threading.Thread | None = None
+        self._keeper: QuietThread | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._connection: Any = None
@@ -57,6 +56,7 @@ class Holding:
         self._source: Any = None
         self._next_sweep = 0.0
         self._short_s: float | None = None
+        self._notes: Notes | None = None
 
     def prepare(self, connection: Any) -> None:
         """Have kombu's own sweep, the first of which is made on connecting, wait long enough.
@@ -80,8 +80,7 @@ class Holding:
             return
         is_short = self._short_s is not None
         timeout_s = self._short_s or float(qos.channel.visibility_timeout)
-        if is_short:
-            qos.__class__ = marking(qos.__class__)
+        self._notes = Notes(qos, consumer.hub, has_marks=is_short, before=self._notes)
         with self._lock:
             self._qos = qos
             self._overdue = Overdue(timeout_s, max(timeout_s, SAFE_S))
@@ -90,11 +89,13 @@ class Holding:
             self._is_stale = True  # the thread's connection: its server may not be this consumer's
         if self._keeper is None:
             self._over.clear()
-            self._keeper = threading.Thread(target=self._keep, name="capsule-holding", daemon=True)
+            self._keeper = QuietThread(target=self._keep, name="capsule-holding", daemon=True)
             self._keeper.start()
 
     def stop(self) -> None:
         """Let go: what is still held is given back by kombu, or found by others."""
+        if self._notes is not None:
+            self._notes.end()
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             self._over.set()
@@ -190,34 +191,6 @@ def _copied(things: Any) -> list[Any]:
             return list(things)
         except RuntimeError:  # it has changed meanwhile
             continue
-
-
-class _MarksMessages:
-    """Mixed into kombu's QoS: what it delivers is marked as renewed, until it is acknowledged."""
-
-    def append(self: Any, message: Any, delivery_tag: str) -> None:
-        """What kombu's own does, and the mark, in one round trip."""
-        info = message.delivery_info
-        stored = json.dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
-        scores = {delivery_tag: time.time()}
-        with self.pipe_or_acquire() as pipe:
-            pipe.zadd(self.unacked_index_key, scores)
-            pipe.zadd(unacked_marks(self.unacked_index_key), scores)
-            pipe.hset(self.unacked_key, delivery_tag, stored)
-            pipe.execute()
-        virtual.QoS.append(self, message, delivery_tag)
-
-    def _remove_from_indices(self: Any, delivery_tag: str, pipe: Any = None) -> Any:
-        pipe = super()._remove_from_indices(delivery_tag, pipe)  # type: ignore[misc]
-        return pipe.zrem(unacked_marks(self.unacked_index_key), delivery_tag)
-
-
-@functools.cache
-def marking(base: Any) -> Any:
-    """A QoS that is the class `base` and marks."""
-    if issubclass(base, _MarksMessages):
-        return base
-    return type(base.__name__, (_MarksMessages, base), {"__module__": base.__module__})
 
 
 def _checked(timeout_s: Any) -> float:

@@ -22,10 +22,13 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, Traced
 from capsule_tasks.taskpool.einfo import info_of, rebuild_info
+from capsule_tasks.taskpool.requests import TruthfulRequest
 
 _numbers = itertools.count(1)
 _NOT_CARRIED = (ErrorKind.TOO_LARGE, ErrorKind.RAISED)
 """A task that raises is told as `Traced`: these are said of the frame that should carry it."""
+_MOST_MEMBERS = 2**27
+"""What a bitmap in Redis may count without being a danger to it: 16 MiB."""
 
 
 class Stage(Enum):
@@ -33,6 +36,22 @@ class Stage(Enum):
     SENT = auto()
     ACCEPTED = auto()
     OVER = auto()
+
+
+class _Silent:
+    """The publication of a job that has no stream."""
+
+    is_heard = False
+
+    def say(self, _message: Any) -> None: ...
+
+    def accepted(self, _pid: int, _then: Any) -> None: ...
+
+    def end(self, _ending: Any, then: Callable[[], object]) -> None:
+        then()
+
+
+SILENT = _Silent()
 
 
 class ExecutionPid(int):
@@ -65,6 +84,9 @@ class Job:
         soft_limit_s: float | None,
         hard_limit_s: float | None,
         terminate: Callable[[Job, int], object],
+        request: Any = None,
+        group: tuple[str, int] = ("", -1),
+        is_retry: bool = False,
     ) -> None:
         self.number = next(_numbers)
         self.call = call
@@ -79,7 +101,19 @@ class Job:
         self.timers: list[Any] = []
         self.holds_slot = True
         self.qos: Any = None
-        """The consumer's prefetch counter, while this job is counted beside it."""
+        """The consumer's prefetch counter, while it has room for this job's message."""
+        self.request = request
+        self.group = group
+        self.is_retry = is_retry
+        self.publication: Any = SILENT
+        """Where what it says goes."""
+        task = getattr(request, "task", None)
+        self.acks_late = bool(getattr(task, "acks_late", False))
+        self._acks_early = task is not None and not self.acks_late
+        self.acks_when_claimed = not self.acks_late and isinstance(request, TruthfulRequest)
+        """Once its message is acknowledged only the reaper finds it, and that if it is claimed."""
+        self.kept: dict[str, Any] = dict(getattr(task, "capsule_kept", None) or {})
+        """What the task has settings of its own for."""
         self._accept_callback = accept_callback
         self._callback = callback
         self._error_callback = error_callback
@@ -100,9 +134,24 @@ class Job:
 
     # --- said to Celery, on the hub thread -----------------------------------------------------
 
-    def say_accepted(self, pid: int, accepted_at: float) -> None:
+    def say_accepted(self, pid: int, accepted_at: float, *, puts_ack_off: bool) -> None:
+        """With `puts_ack_off`, `say_claimed` follows."""
         if self._accept_callback is not None:
+            if puts_ack_off:
+                self.request.puts_ack_off = True
             self._accept_callback(ExecutionPid(pid, self), accepted_at)
+        if self._acks_early and not puts_ack_off:
+            self.give_room_back()
+
+    def give_room_back(self) -> None:
+        """Its message is held no more, or nobody counts it any more."""
+        counter, self.qos = self.qos, None
+        if counter is not None:
+            counter.narrow()
+
+    def say_claimed(self) -> None:
+        self.request.on_claimed()
+        self.give_room_back()
 
     def say_soft_limit(self) -> None:
         if self._timeout_callback is not None:
@@ -151,3 +200,18 @@ def why_lost(job: Job, end: Terminal, status: int | None) -> Exception:
         why = f"The task did not come to its end: {said} Job: {job.number}."
     lost: Exception = WorkerLostError(why)
     return lost
+
+
+def group_of(headers: Any) -> tuple[str, int]:
+    """The group of a task, and its place there."""
+    group, index = headers.get("group"), headers.get("group_index")
+    is_one = isinstance(group, str) and isinstance(index, int) and 0 <= index < _MOST_MEMBERS
+    return (group, index) if is_one else ("", -1)
+
+
+class NotCalled:
+    """The call of a job that never comes to a child."""
+
+    def __init__(self, name: str, task_id: str) -> None:
+        self.name = name
+        self.task_id = task_id

@@ -5,6 +5,8 @@ Each setting of ours is named `capsule_…` in the app's configuration; the othe
 
 from __future__ import annotations
 
+import logging
+from difflib import get_close_matches
 from typing import Any
 
 from capsule_tasks.client.where import redis_url
@@ -21,6 +23,8 @@ from capsule_tasks.settings import (
 )
 from capsule_tasks.taskpool.crew import CrewLimits
 
+log = logging.getLogger("capsule_tasks.taskpool")
+
 KIB = 1024
 
 DEFAULTS: dict[str, Any] = {
@@ -30,6 +34,14 @@ DEFAULTS: dict[str, Any] = {
     "capsule_loss_limit": 5,
     "capsule_ready_s": 60.0,
     "capsule_shutdown_s": 5.0,
+    "capsule_streams": True,
+    "capsule_redis_url": None,
+    "capsule_prefix": "capsule",
+    "capsule_output": "drop_oldest",
+    "capsule_kept": {},
+    "capsule_publish": {},
+    "capsule_lease_s": 15.0,
+    "capsule_leave_s": 30.0,
 }
 """
 - `capsule_start`: `fork` copies the worker; `exec` imports the app in a fresh interpreter that is
@@ -38,9 +50,23 @@ DEFAULTS: dict[str, Any] = {
   such tasks each runs at once. They start with the first such task.
 - `capsule_loss_limit`: how many children one message may cost, before it is not delivered again.
 - `capsule_ready_s`: how long a child may take to become ready, imports included.
-- `capsule_shutdown_s`: how long an idle child may take to leave before it is killed.
+- `capsule_shutdown_s`: how long an idle child, and in a cold shutdown a task, may take to leave
+  before it is killed.
+- `capsule_leave_s`: how much longer a worker that has nothing left to do may take to end.
+- `capsule_streams`: whether tasks have streams. `capsule_redis_url`: where those are; else the
+  environment's `CAPSULE_REDIS_URL`, the broker, or the result backend, the first that is a Redis.
+- `capsule_prefix`: what keys begin with.
+- `capsule_output`: `drop_oldest` never waits for a reader; `block` never loses any output.
+- `capsule_kept`: how much is kept, and how long (fields of `ExecutionSettings`); a task may have
+  an attribute of the same name. `capsule_publish`: fields of `PublishSettings`.
+- `capsule_lease_s`: how long a worker that says nothing is believed to live.
 """
 
+_CHECKED_ELSEWHERE = (
+    *("capsule_streams", "capsule_redis_url", "capsule_prefix", "capsule_output"),
+    *("capsule_kept", "capsule_publish", "capsule_lease_s"),
+)
+_KNOWN = (*DEFAULTS, "capsule_revoke_s", "capsule_store")
 _STARTS = ("fork", "exec", "cold")
 
 
@@ -51,6 +77,8 @@ def setting(app: Any, name: str) -> Any:
         if value not in _STARTS:
             raise InvalidSetting(name, value, "one of " + ", ".join(map(repr, _STARTS)))
         return value
+    if name in _CHECKED_ELSEWHERE:
+        return value
     least = 1 if name.endswith(("_children", "_limit")) else 0.001
     is_number = isinstance(value, int if least == 1 else (int, float))
     if not is_number or isinstance(value, bool) or value < least:
@@ -58,12 +86,28 @@ def setting(app: Any, name: str) -> Any:
     return value
 
 
+def check(app: Any) -> None:
+    """InvalidSetting for the first of our settings that is wrong, before anything is started.
+
+    A name that nobody knows is told: it may be another version's.
+    """
+    for name in DEFAULTS:
+        setting(app, name)
+    for name in app.conf:
+        if name.startswith("capsule_") and name not in _KNOWN:
+            close = get_close_matches(name, _KNOWN, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            log.warning("there is no setting %s%s", name, hint)
+
+
 def profile(app: Any, lane: AppLaneSettings, *, size: int) -> Profile:
     """How children of one kind are started and kept."""
     start = setting(app, "capsule_start")
     return Profile.app(
         session=SessionConfig(
-            child=ChildSettings(app=lane, output=OutputSettings(backpressure="drop_oldest")),
+            child=ChildSettings(
+                app=lane, output=OutputSettings(backpressure=setting(app, "capsule_output"))
+            ),
             timeouts=TimeoutSettings(
                 ready_s=setting(app, "capsule_ready_s"),
                 shutdown_s=setting(app, "capsule_shutdown_s"),

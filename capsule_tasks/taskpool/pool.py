@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
+import math
 import signal
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -15,32 +16,26 @@ from celery.concurrency.prefork import _run_ready_callbacks
 from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
-from capsule_tasks.child import app_lane
 from capsule_tasks.errors import TaskNotCarried
-from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.protocol.values import NotCarried
-from capsule_tasks.sessions import SessionPool
-from capsule_tasks.sessions.session import Session
-from capsule_tasks.sessions.template import Template
-from capsule_tasks.sessions.warm import WarmSpawner
-from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.calls import is_coroutine_task, task_call
 from capsule_tasks.taskpool.crew import Crew
-from capsule_tasks.taskpool.echo import Echo
-from capsule_tasks.taskpool.jobs import ExecutionPid, Job
-from capsule_tasks.taskpool.options import crew_limits, profile, setting
-from capsule_tasks.taskpool.origin import lane_settings
+from capsule_tasks.taskpool.jobs import ExecutionPid, Job, NotCalled, Stage, group_of
+from capsule_tasks.taskpool.leaving import Leaving
+from capsule_tasks.taskpool.options import check, setting
 from capsule_tasks.taskpool.replies import Later, PatientNode
 from capsule_tasks.taskpool.runtime import RuntimeThread
 from capsule_tasks.taskpool.slots import Slots
+from capsule_tasks.taskpool.staff import Staff
 from capsule_tasks.taskpool.steps import ConsumerStep
 from capsule_tasks.taskpool.view import describe, health, members, settings, stack, totals
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _STOP_S = 30.0
+_TERM = signal.SIGTERM
 _LONGEST_WAIT_S = 1.0
 """Between two looks at the hub's timers, while the pool waits for its last jobs."""
 
@@ -57,82 +52,52 @@ class TaskPool(BasePool):
         self._size = int(self.limit or 1)
         self._jobs: set[Job] = set()
         self._job_over = threading.Condition()
-        self._coroutines: dict[str, bool] = {}
+        self._kinds: dict[str, bool] = {}
+        """Whether a task of this name is a coroutine, where that is known."""
+        self._beside: set[Job] = set()
+        """Coroutines, from when they are applied until they are over."""
         self._bridge = Bridge()
         self._runtime = RuntimeThread()
-        self._crew: Crew | None = None
-        self._sessions: SessionPool | None = None
-        self._spawner: WarmSpawner | None = None
+        self._staff: Staff | None = None
         self._consumer: Any = None
         self._hub: Any = None
         self._last_info: dict[str, Any] = {}
         self._semaphore = self.options.get("semaphore")
         self._slots = Slots(self._size) if self.putlocks else None
+        check(self.app)
+        limits = (setting(self.app, name) for name in ("capsule_shutdown_s", "capsule_leave_s"))
+        self._leaving = Leaving(sum(limits), self._is_busy)
+        signals.worker_shutting_down.connect(self._on_shutting_down)
+        signals.worker_shutdown.connect(self._leaving.note_end)
         self.app.steps["consumer"].add(ConsumerStep)
         self.app.control.mailbox.node_cls = PatientNode
 
     # --- life ----------------------------------------------------------------------------------
 
     def on_start(self) -> None:
-        """Take the template while this process is as it should be in every child; then begin."""
         signals.worker_before_create_process.send(sender=self)
-        template = self._take_template()
-        hostname = self.options["initargs"][1]
-        self._profiles = {
-            kind: profile(
-                self.app,
-                lane_settings(
-                    self.app,
-                    hostname,
-                    kind=kind,
-                    async_limit=setting(self.app, "capsule_async_limit"),
-                    log_file=os.environ.get("CELERY_LOG_FILE") or None,
-                    log_level=int(os.environ.get("CELERY_LOG_LEVEL") or 0),
-                ),
-                size=self._size,
-            )
-            for kind in ("blocking", "async")
-        }
-        self._echo = Echo(self.app)
+        self._staff = Staff(
+            self.app,
+            self.options,
+            self._size,
+            self._runtime,
+            self._bridge,
+            on_over=self._on_over,
+            on_told=self._on_told,
+        )
+        self._leaving.arm()
         self._runtime.start()
-        self._runtime.begin(self._open(template)).result()
+        self._runtime.begin(self._staff.open(self._size)).result()
         if self.options.get("threads", True):
             self._bridge.serve_alone()
 
-    def _take_template(self) -> Template | None:
-        if setting(self.app, "capsule_start") != "fork" or not IS_LINUX:
-            return None
-        others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
-        if others:
-            log.info("the worker is copied while other threads run: %s", ", ".join(others))
-        app_lane.bequeath(self.app)
-        # Prefork does the same; and these are imports of the app's own, which it knows.
-        return Template.fork_of_caller(despite_threads=True)
-
-    async def _open(self, template: Template | None) -> None:
-        blocking = self._profiles["blocking"]
-        self._spawner = WarmSpawner(blocking, template)
-        await self._spawner.start()
-        self._sessions = SessionPool(
-            self._profiles, spawner=self._spawner, on_new=self._listen_from_the_start
-        )
-        await self._sessions.start()
-        self._crew = Crew(
-            self._sessions,
-            crew_limits(self.app, self.options),
-            self._bridge,
-            self._on_output,
-            self._on_over,
-            self._echo.forget,
-        )
-        self._crew.resize("blocking", self._size)
-
     def did_start_ok(self) -> bool:
         """False if children cannot be started, so that the worker says so and ends."""
-        sessions = self._sessions
-        return sessions is None or not sessions.info("blocking").breaker_open
+        return self._staff is None or self._staff.can_start
 
     def register_with_event_loop(self, hub: Any) -> None:
+        if not self._runtime.is_running:  # a cold shutdown while the worker was still starting
+            return
         self._bridge.register(hub)
         hub.add_reader(self._runtime, self._on_news)
         # A task that is alone goes at once. With others about, those that one turn of the hub
@@ -157,34 +122,61 @@ class TaskPool(BasePool):
     def introduce(self, consumer: Any) -> None:
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
         self._consumer = consumer
-        for job in self._jobs:
-            if job.qos is not None:
-                job.qos = consumer.qos
-                consumer.qos.increment_eventually()
+        self._leaving.watch(consumer.controller.blueprint.shutdown_complete)
+        for job in self._jobs:  # their messages are not among those that it holds
+            job.give_room_back()
 
     def on_close(self) -> None:
         """Nothing new will come; what there is goes on."""
+        self._leaving.begin()
+
+    def _on_shutting_down(self, **_: Any) -> None:
+        """In the signal's handler: Celery's main thread may hang before it hears of it.
+
+        Of a cold shutdown it is sent when what a soft one waits for is over.
+        """
+        self.on_close()
+
+    def _is_busy(self) -> bool:
+        """Whether something runs, and is waited for; Celery need not have heard of its end."""
+        jobs = list(self._jobs)
+        return not state.should_terminate and any(job.stage is not Stage.OVER for job in jobs)
 
     def on_stop(self) -> None:
         """Wait for every job and tell Celery of each, then end the children."""
+        self.on_close()
         self._runtime.dismiss_hub()
         hub = get_event_loop()
-        if self._bridge.is_served:
-            with self._job_over:
-                self._job_over.wait_for(lambda: not self._jobs)
-        while self._jobs and self._crew is not None:
-            self._bridge.wait(min(hub.fire_timers(), _LONGEST_WAIT_S) if hub is not None else None)
-            self._bridge.drain()
-            self._cancel_what_began_late()
+        kill_at = math.inf
+        while self._jobs and self._staff is not None:
+            self._await_news(hub)
+            kill_at = self._hurry(kill_at)
             self._runtime.make_posts()
             if hub is not None:  # late acknowledgements are among these
                 _run_ready_callbacks(hub)
         self._end()
 
-    def _cancel_what_began_late(self) -> None:
-        """A cold shutdown has cancelled what Celery knew to run; others are heard of after it."""
-        if state.should_terminate and self._consumer is not None:
+    def _await_news(self, hub: Any) -> None:
+        if self._bridge.is_served:
+            with self._job_over:
+                self._job_over.wait_for(lambda: not self._jobs, _LONGEST_WAIT_S)
+        else:
+            timeout_s = hub.fire_timers() if hub is not None else _LONGEST_WAIT_S
+            self._bridge.wait(min(timeout_s, _LONGEST_WAIT_S))
+            self._bridge.drain()
+
+    def _hurry(self, kill_at: float) -> float:
+        """In a cold shutdown nothing begins any more, and what runs has a while; when that ends."""
+        staff = self._staff
+        if staff is None or not state.should_terminate:
+            return math.inf
+        if self._consumer is not None:  # Celery has cancelled what it knew to run then
             self._consumer.cancel_active_requests()
+        self._runtime.post(staff.crew.drop_waiting)
+        now = time.monotonic()
+        if now >= kill_at:
+            self._runtime.post(staff.crew.kill_busy)
+        return float(min(kill_at, now + setting(self.app, "capsule_shutdown_s")))
 
     def on_terminate(self) -> None:
         """Kill what runs. Its messages are not acknowledged, and so are delivered again."""
@@ -192,48 +184,42 @@ class TaskPool(BasePool):
 
     def _end(self) -> None:
         """Safe at any time, any number of times."""
-        if self._crew is None:
+        if self._staff is None:
             return
         self._runtime.dismiss_hub()
+        hub = get_event_loop()
+        if hub is not None:
+            self._bridge.unregister(hub)
+            hub.remove_reader(self._runtime)
+            hub.on_tick.discard(self._runtime.make_posts)
         self._last_info = self._get_info()
-        crew, self._crew = self._crew, None
-        ending = self._runtime.begin(self._close(crew))
+        staff, self._staff = self._staff, None
+        ending = self._runtime.begin(staff.close())
         try:
             ending.result(_STOP_S)
         except TimeoutError:
             log.exception("the sessions did not end within %s s", _STOP_S)
         self._runtime.stop(_STOP_S)
         self._jobs.clear()
-        hub = get_event_loop()
-        if hub is not None:
-            self._bridge.unregister(hub)
-            hub.remove_reader(self._runtime)
-            hub.on_tick.discard(self._runtime.make_posts)
         self._bridge.close()
-
-    async def _close(self, crew: Crew) -> None:
-        await crew.stop()
-        if self._sessions is not None:
-            await self._sessions.stop()
-        if self._spawner is not None:
-            await self._spawner.stop()
 
     def restart(self) -> None:
         """New children, of an app that is imported anew; nothing that runs is lost."""
-        if self._crew is not None:
-            self._runtime.begin(self._renew(self._crew))
-
-    async def _renew(self, crew: Crew) -> None:
-        if self._spawner is not None:
-            await self._spawner.renew()
-        crew.replace_all("the pool was restarted")
+        if self._staff is not None:
+            self._kinds.clear()
+            self._staff.restart()
 
     def flush(self) -> None:
         """The connection to the broker is lost: what no child has begun comes again."""
-        if self._crew is not None:
-            self._runtime.post(self._crew.drop_waiting)
+        if self._staff is not None:
+            self._staff.drop_waiting()
 
     # --- work ----------------------------------------------------------------------------------
+
+    def expect(self, task_id: str) -> None:
+        """A task will be applied once there is a slot for it."""
+        if self._staff is not None:
+            self._staff.expect(task_id)
 
     def on_apply(
         self,
@@ -250,7 +236,7 @@ class TaskPool(BasePool):
         waitforslot: bool = False,
         **_: Any,
     ) -> Job | None:
-        if self._crew is None:
+        if self._staff is None:
             return None
         if len(args) != 6:
             raise TypeError(f"this pool runs Celery tasks only, not {target!r}")
@@ -271,13 +257,16 @@ class TaskPool(BasePool):
             soft_limit_s=soft_s,
             hard_limit_s=hard_s,
             terminate=self._terminate,
+            request=request,
+            group=group_of(args[2]),
+            is_retry=bool(args[2].get("retries")),
         )
-        self._jobs.add(job)
         if job.is_async:
             self._make_room(job)
         elif waitforslot and self._slots is not None:
             self._slots.acquire()
-        self._runtime.post_lazily(self._crew.submit, job)
+        self._jobs.add(job)
+        self._staff.admit(job)
         if self._hub is None or len(self._jobs) == 1:
             self._runtime.make_posts()
         return job
@@ -292,7 +281,7 @@ class TaskPool(BasePool):
             job.say_failed(error)
 
         job = Job(
-            call=_Refused(args[0], args[1]),
+            call=NotCalled(args[0], args[1]),
             is_async=False,
             accept_callback=None,
             callback=None,
@@ -322,34 +311,42 @@ class TaskPool(BasePool):
         return self._semaphore is not None and self._is_async(name)
 
     def _is_async(self, name: str) -> bool:
-        known = self._coroutines.get(name)
+        known = self._kinds.get(name)
         if known is None:
             task = self.app.tasks.get(name)
-            known = self._coroutines[name] = task is not None and is_coroutine_task(task)
+            known = self._kinds[name] = task is not None and is_coroutine_task(task)
         return known
 
     def _make_room(self, job: Job) -> None:
         """A coroutine takes no slot; and one more message may be fetched while it runs."""
         job.holds_slot = False
-        crew = self._crew
-        if crew is not None and not crew.size["async"]:
-            self._runtime.post(crew.resize, "async", setting(self.app, "capsule_async_children"))
-        running = sum(other.qos is not None for other in self._jobs)
-        most = setting(self.app, "capsule_async_limit") * setting(
-            self.app, "capsule_async_children"
-        )
-        if self._consumer is not None and running < most:
+        staff = self._staff
+        if staff is not None and not staff.crew.size["async"]:
+            children = setting(self.app, "capsule_async_children")
+            self._runtime.post(staff.crew.resize, "async", children)
+        self._beside.add(job)
+        if self._consumer is not None and len(self._beside) <= self._most_coroutines():
             job.qos = self._consumer.qos
-            job.qos.increment_eventually()
+            job.qos.widen()
 
-    def _on_over(self, job: Job) -> None:
+    def _most_coroutines(self) -> int:
+        return int(
+            setting(self.app, "capsule_async_limit") * setting(self.app, "capsule_async_children")
+        )
+
+    @property
+    def coroutines(self) -> int:
+        """How many are in hand that need no slot."""
+        return min(len(self._beside), self._most_coroutines())
+
+    def _on_told(self, job: Job) -> None:
         with self._job_over:
             self._jobs.discard(job)
             self._job_over.notify_all()
-        if job.qos is not None:
-            if self._consumer is not None and job.qos is self._consumer.qos:
-                job.qos.decrement_eventually()
-            job.qos = None
+        job.give_room_back()
+
+    def _on_over(self, job: Job) -> None:
+        self._beside.discard(job)
         if job.holds_slot:
             self._release_slot()
 
@@ -362,14 +359,6 @@ class TaskPool(BasePool):
         if self._semaphore is not None:
             self._semaphore.release()
 
-    def _listen_from_the_start(self, session: Session) -> None:
-        """What a child says while it becomes ready is heard too."""
-        session.add_output_listener(partial(self._on_output, None))
-
-    def _on_output(self, job: Job | None, output: Output | Gap) -> None:
-        """On the loop; what tasks say comes with their jobs, the rest with none."""
-        self._echo.say(job, output)
-
     # --- stopping one job ----------------------------------------------------------------------
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
@@ -377,19 +366,12 @@ class TaskPool(BasePool):
         job = pid.job() if isinstance(pid, ExecutionPid) else None
         if job is not None:
             self._terminate(job, signum)
-        elif self._crew is not None and not isinstance(pid, ExecutionPid):
-            self._runtime.post(self._terminate_pid, pid, signum)
+        elif self._staff is not None and not isinstance(pid, ExecutionPid):
+            self._staff.terminate_pid(pid, signum)
 
     def _terminate(self, job: Job, signum: int) -> None:
-        if self._crew is not None:
-            self._runtime.post(self._crew.terminate, job, signum)
-
-    def _terminate_pid(self, pid: int, signum: int) -> None:
-        """On the runtime's loop."""
-        crew = self._crew
-        job = crew.job_of(pid) if crew is not None else None
-        if crew is not None and job is not None:
-            crew.terminate(job, signum)
+        if self._staff is not None:
+            self._staff.terminate(job, signum)
 
     # --- size ----------------------------------------------------------------------------------
 
@@ -404,7 +386,7 @@ class TaskPool(BasePool):
         """ValueError if fewer than `n` children are idle."""
         if n >= self._size:
             raise ValueError(f"can't shrink pool by {n}: it has {self._size} children")
-        if self._crew is not None and self._crew.free_count() < n:
+        if self._staff is not None and self._staff.crew.free_count() < n:
             raise ValueError("Can't shrink pool. All processes busy!")
         self._resize(self._size - n)
         if self._semaphore is not None:
@@ -421,47 +403,38 @@ class TaskPool(BasePool):
 
     def _resize(self, size: int) -> None:
         self._size = self.limit = size
-        if self._crew is not None:
-            self._runtime.post(self._crew.resize, "blocking", size)
+        if self._staff is not None:
+            self._runtime.post(self._staff.crew.resize, "blocking", size)
 
     # --- looking -------------------------------------------------------------------------------
 
     def _get_info(self) -> dict[str, Any]:
-        crew, sessions = self._crew, self._sessions
-        if crew is None or sessions is None:
+        staff = self._staff
+        if staff is None:
             return self._last_info or {**super()._get_info(), **settings(self.options, self._size)}
         return {
             **super()._get_info(),
             **settings(self.options, self._size),
             "put-guarded-by-semaphore": self.putlocks,
-            "processes": [member.pid for member in members(crew)],
-            "sessions": [describe(member) for member in members(crew)],
-            "capsule": totals(crew, sessions, len(self._jobs)),
+            "processes": [member.pid for member in members(staff.crew)],
+            "sessions": [describe(member) for member in members(staff.crew)],
+            "capsule": totals(staff.crew, staff.sessions, len(self._jobs)),
         }
 
     def health(self) -> dict[str, Any]:
         """The answer to `inspect capsule_health`."""
-        if self._crew is None or self._sessions is None:
+        if self._staff is None:
             return {"healthy": False, "reasons": ["the pool is not running"]}
-        return health(self._crew, self._sessions, len(self._jobs))
+        return health(self._staff.crew, self._staff.sessions, len(self._jobs))
 
     def stack_of(self, task_id: str) -> Later:
         """The answer to `inspect capsule_stack`, once the child has given it."""
         later = Later()
-        if self._crew is None:
+        if self._staff is None:
             self._bridge.put(partial(later.give, {"error": "the pool is not running"}))
         else:
-            self._runtime.begin(self._ask_stack(self._crew, task_id, later))
+            self._runtime.begin(self._ask_stack(self._staff.crew, task_id, later))
         return later
 
     async def _ask_stack(self, crew: Crew, task_id: str, later: Later) -> None:
         self._bridge.put(partial(later.give, await stack(crew, task_id)))
-
-
-_TERM = signal.SIGTERM
-
-
-class _Refused:
-    def __init__(self, name: str, task_id: str) -> None:
-        self.name = name
-        self.task_id = task_id

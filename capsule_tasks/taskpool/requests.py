@@ -8,8 +8,10 @@ event, the stored state and what happened are one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +29,8 @@ from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
+from capsule_tasks.taskpool.noting import leave
+
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _MOST_ATTEMPTS = 3
@@ -42,6 +46,17 @@ class TruthfulRequest:
 
     _has_told = False
     """Its end was in the result backend already, and was told so."""
+    puts_ack_off = False
+    """Its message is acknowledged when its stream is claimed, and not before."""
+
+    def acknowledge(self: Any) -> None:
+        if not self.puts_ack_off:
+            super().acknowledge()  # type: ignore[misc]
+
+    def on_claimed(self: Any) -> None:
+        """If the message is gone and the worker too, the reaper finds the task from now on."""
+        self.puts_ack_off = False
+        self.acknowledge()
 
     def terminate(self: Any, pool: Any, signal: Any = None) -> None:
         """Have the task stopped; what it ended as is told at its end."""
@@ -69,6 +84,10 @@ class TruthfulRequest:
         self: Any, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
         """`return_ok` says that it is the task's own failure, which the child has stored."""
+        with self._left_if_untold():
+            return self._on_failure(exc_info, send_failed_event, return_ok)
+
+    def _on_failure(self: Any, exc_info: Any, send_failed_event: bool, return_ok: bool) -> Any:
         error = exc_info.exception
         error = error.exc if isinstance(error, ExceptionWithTraceback) else error
         if isinstance(error, _ENDS_OF_THE_POOL) and not return_ok:
@@ -98,7 +117,20 @@ class TruthfulRequest:
     def on_timeout(self: Any, soft: bool, timeout: float) -> None:
         """Of a hard limit Celery tells here all that `on_failure` has told already."""
         if soft or not self._has_told:
-            super().on_timeout(soft, timeout)  # type: ignore[misc]
+            with self._left_if_untold():
+                super().on_timeout(soft, timeout)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _left_if_untold(self: Any) -> Iterator[None]:
+        """A message whose end cannot be told is for another delivery, not held for ever."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception:
+            comes_again = not self.acknowledged and leave(self.message)
+            later = " now; its message comes again" if comes_again else ""
+            log.exception("how %s[%s] ended cannot be told%s", self.name, self.id, later)
 
     def _is_told_by_timeout(self: Any) -> bool:
         """Whether `on_timeout` comes next and does all, so that errbacks are called only once.

@@ -22,6 +22,7 @@ from celery.worker import state
 from capsule_tasks.client.revokes import RevokeStore, revoke_store
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.storage.revoke_core import Revoked
+from capsule_tasks.taskpool.turns import QuietThread
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -59,7 +60,7 @@ class Revokes:
         except CapsuleError as fault:
             log.warning("what was revoked cannot be read yet: %s", fault)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="capsule-revokes", daemon=True)
+            self._thread = QuietThread(target=self._run, name="capsule-revokes", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:

@@ -14,7 +14,6 @@ import concurrent.futures
 import logging
 import math
 import select
-import signal
 import threading
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from capsule_tasks.taskpool.bell import Bell
-from capsule_tasks.taskpool.turns import PUT_OFF, TurnedLoop
+from capsule_tasks.taskpool.turns import QuietThread, TurnedLoop
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -54,7 +53,7 @@ class RuntimeThread:
             return
         self._loop = TurnedLoop()
         self._bell = Bell()
-        self._thread = threading.Thread(
+        self._thread = QuietThread(
             target=self._run, args=(self._loop, self._bell), name="capsule-runtime", daemon=True
         )
         self._thread.start()
@@ -103,6 +102,10 @@ class RuntimeThread:
         if thread.is_alive():
             log.warning("the runtime thread did not end within %s s", timeout_s)
 
+    @property
+    def is_running(self) -> bool:
+        return self._loop is not None
+
     # --- from the hub thread -------------------------------------------------------------------
 
     def fileno(self) -> int:
@@ -133,7 +136,6 @@ class RuntimeThread:
     # --- the runtime thread --------------------------------------------------------------------
 
     def _run(self, loop: TurnedLoop, bell: Bell) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, PUT_OFF)  # or it would take what the hub puts off
         asyncio.set_event_loop(loop.asyncio_loop)
         poller = select.poll()
         poller.register(loop, select.POLLIN)

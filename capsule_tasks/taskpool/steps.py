@@ -10,6 +10,7 @@ from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 
 from capsule_tasks.taskpool.holding import Holding
+from capsule_tasks.taskpool.prefetch import count_beside
 from capsule_tasks.taskpool.requests import mix_into_tasks
 from capsule_tasks.taskpool.revokes import Revokes
 
@@ -32,6 +33,7 @@ class ConsumerStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         introduce = getattr(parent.pool, "introduce", None)
         if introduce is not None:
+            count_beside(parent)
             introduce(parent)
             self._revokes.watch(parent)
             self._holding.watch(parent)
@@ -47,18 +49,37 @@ def _prepared(holding: Holding, connect: Callable[[Any], Any]) -> Callable[[Any]
 
     def ensure_connected(connection: Any) -> Any:
         holding.prepare(connection)
+        close_wholly(connection)
         return connect(connection)
 
     return ensure_connected
 
 
+def close_wholly(connection: Any) -> None:
+    """The connection closes its channel at the first call, also when the broker has gone.
+
+    Kombu first reads the answer to a BRPOP that is on its way, and when that fails it leaves the
+    channel open, but without an address. Celery closes the connection once more, the channel asks
+    for the address, and its AttributeError ends the worker.
+    """
+    close = connection.maybe_close_channel
+
+    def maybe_close_channel(channel: Any) -> None:
+        close(channel)
+        if not getattr(channel, "closed", True):
+            close(channel)  # no answer is on its way any more
+
+    connection.maybe_close_channel = maybe_close_channel
+
+
 def _beside_the_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:
     """Requests go to the pool when a slot is free, as Celery has it; those of coroutines at once.
 
-    Else they would wait behind every blocking task that waits for a slot.
+    Else they would wait behind every blocking task that waits for a slot. The pool hears of each.
     """
 
     def on_task_request(request: Any) -> None:
+        pool.expect(request.id)
         if not pool.takes_without_slot(request.name):
             take_slot(request)
             return

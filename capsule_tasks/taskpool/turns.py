@@ -31,6 +31,20 @@ _mask: Callable[[int, Any], Any] = getattr(signal, "_signal", signal).pthread_si
 """The function itself: its wrapper makes enumerations of the old mask, which takes far longer."""
 
 
+class QuietThread(threading.Thread):
+    """Takes no signal that a turn puts off: else its handler would run in the middle of the turn.
+
+    The system gives a signal to any thread that does not block it.
+    """
+
+    def start(self) -> None:
+        old_mask = _mask(signal.SIG_BLOCK, PUT_OFF)
+        try:
+            super().start()
+        finally:
+            _mask(signal.SIG_SETMASK, old_mask)
+
+
 class _Selector(selectors.DefaultSelector):
     """Looks once in a turn, and ends the turn when nothing more can be done without waiting."""
 

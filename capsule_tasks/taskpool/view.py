@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.sessions import SessionPool
-from capsule_tasks.taskpool.crew import Crew, Kind, Member
+from capsule_tasks.taskpool.crew import MOST_BARREN, Crew, Kind, Member
 
 _MOST_IDS = 20
 """Of the coroutines that run in one session."""
@@ -79,6 +79,8 @@ def _complaints(crew: Crew, sessions: SessionPool) -> list[str]:
         for kind in get_args(Kind)
         if crew.size[kind] and (pool := sessions.info(kind)).breaker_open
     ]
+    if crew.barren > MOST_BARREN:
+        found.append(f"children end before their first task, {crew.barren} in a row")
     return found + [
         f"session {member.session.session_id} (process {member.pid}) does not answer"
         for member in members(crew)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import json
 import logging
 import os
 import signal
@@ -15,10 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, Task, chain, signals
+from celery import Celery, Task, bootsteps, chain, signals
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.result import allow_join_result
 from celery.worker.request import Request
 from redis.exceptions import ConnectionError  # noqa: A004 - Redis's own
+
+import capsule_tasks
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost")
 
@@ -45,8 +49,17 @@ app.conf.update(
     capsule_loss_limit=int(os.environ.get("TEST_LOSS_LIMIT", "5")),
     capsule_ready_s=float(os.environ.get("TEST_READY_S", "60")),
     made_in_code="by the worker",
+    capsule_lease_s=float(os.environ.get("TEST_LEASE", "15")),
+    capsule_kept={
+        "quiet_s": float(os.environ.get("TEST_QUIET", "30")),
+        "live_bytes": int(os.environ.get("TEST_LIVE", str(1024 * 1024))),
+        "kept_bytes": int(os.environ.get("TEST_LIVE", str(64 * 1024))),
+    },
+    capsule_output=os.environ.get("TEST_OUTPUT", "drop_oldest"),
+    capsule_redis_url=os.environ.get("TEST_STREAMS_URL"),
     worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_S", "0")),
 )
+app.conf.update(json.loads(os.environ.get("TEST_CONF", "{}")))
 log = logging.getLogger("tests.acceptance.app")
 
 
@@ -70,10 +83,25 @@ def tell_ready(**_: Any) -> None:
         os.write(int(descriptor), b"ready\n")
 
 
+class SignalAtStart(bootsteps.StartStopStep):
+    """The worker is told to leave when its children run and its loop does not yet."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, _parent: Any) -> None:
+        signal.raise_signal(int(os.environ["TEST_SIGNAL_AT_START"]))
+
+
+if "TEST_SIGNAL_AT_START" in os.environ:
+    app.steps["consumer"].add(SignalAtStart)
+
+
 @signals.worker_process_init.connect
 def tell_process_init(**_: Any) -> None:
     if (gate := os.environ.get("TEST_GATE")) and Path(gate).exists():
         signal.pause()
+    if (trap := os.environ.get("TEST_TRAP")) and Path(trap).exists():
+        threading.Timer(0.05, os._exit, (3,)).start()  # once it is ready
     print(f"process {os.getpid()} begins")
     if os.environ.get("TEST_MARK_PROCESSES"):
         mark("process_init", os.getpid())
@@ -218,6 +246,86 @@ def speak(word: str) -> int:
     return os.getpid()
 
 
+@app.task(name="steps")
+def steps(key: str, count: int) -> int:
+    """Says what it does, and waits before its end until the test says go."""
+    for number in range(count):
+        print(f"step {number}")
+        capsule_tasks.progress(number + 1, count, f"note {number}")
+    mark(key, os.getpid())
+    app.backend.client.blpop(f"go:{key}", 30)
+    return count
+
+
+@app.task(name="twice")
+def twice(key: str) -> int:
+    """Speaks, waits until the test says go, and speaks again."""
+    print("before", flush=True)
+    mark(key, os.getpid())
+    app.backend.client.blpop(f"go:{key}", 60)
+    print("after", flush=True)
+    return 2
+
+
+@app.task(name="paint")
+def paint(key: str) -> None:
+    """Writes a colour, and what would move the cursor, ring, and set the title."""
+    print("\x1b[31mred\x1b[0m \x1b[2J\x1b[1;1Hmoved\x07 \x1b]0;title\x07end", flush=True)
+    app.backend.client.blpop(f"go:{key}", 60)
+
+
+@app.task(name="ask")
+def ask(question: str) -> str:
+    return f"heard {input(question)}"
+
+
+@app.task(name="ask_in_threads")
+def ask_in_threads(*questions: str) -> list[str]:
+    """Asks all of them at once."""
+    answers: dict[str, str] = {}
+
+    def ask_one(question: str) -> None:
+        answers[question] = input(question)
+
+    threads = [threading.Thread(target=ask_one, args=(question,)) for question in questions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [answers[question] for question in questions]
+
+
+@app.task(name="from_a_process")
+def from_a_process() -> None:
+    """Over before its worker has heard that it began."""
+    os.system("echo out; echo err >&2")
+
+
+@app.task(name="busy")
+def busy(key: str) -> None:
+    mark(key, os.getpid())
+    while True:
+        pass
+
+
+@app.task(name="interruptible")
+def interruptible(key: str) -> str:
+    try:
+        mark(key)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "slept"
+
+
+@app.task(name="flood")
+def flood(size: int) -> int:
+    line = "x" * 999 + "\n"
+    for _ in range(size // 1000):
+        sys.stdout.write(line)
+    return size
+
+
 @app.task(name="sleep")
 def sleep(seconds: float) -> float:
     time.sleep(seconds)
@@ -230,6 +338,15 @@ def hold(key: str) -> int:
     mark(key, os.getpid())
     app.backend.client.blpop(f"go:{key}", 30)
     return os.getpid()
+
+
+@app.task(name="wait_for_another", acks_late=True, reject_on_worker_lost=True)
+def wait_for_another(key: str) -> Any:
+    """Waits for a task that nobody runs."""
+    result = app.send_task("told", (key,), queue=f"nobody-{key}")
+    mark(key, os.getpid())
+    with allow_join_result():
+        return result.get()
 
 
 @app.task(name="kill_each", acks_late=True, reject_on_worker_lost=True)
@@ -246,11 +363,30 @@ def kill_worker(key: str) -> None:
     time.sleep(60)
 
 
+@app.task(name="reject_when_full", bind=True, acks_late=True)
+def reject_when_full(self: Any, key: str, requeue: bool) -> str:
+    """Refused on its first delivery, when Redis has just run out of memory."""
+    if not self.request.delivery_info["redelivered"]:
+        mark(key)
+        app.backend.client.config_set("maxmemory", 1)
+        raise Reject("no room", requeue=requeue)
+    return "again"
+
+
 @app.task(name="hold_late", acks_late=True, reject_on_worker_lost=True)
 def hold_late(key: str) -> int:
     mark(key, os.getpid())
     app.backend.client.blpop(f"go:{key}", 30)
     return os.getpid()
+
+
+@app.task(name="write_late", acks_late=True, ignore_result=True)
+def write_late(path: str, until: str) -> None:
+    """Needs no Redis: adds a line to a file, and runs until there is another one."""
+    with Path(path).open("a", encoding="utf-8") as lines:
+        lines.write("began\n")
+    while not Path(until).exists():
+        time.sleep(0.01)
 
 
 @app.task(name="told_late", acks_late=True)
@@ -376,6 +512,26 @@ def die(how: str) -> None:
     os.kill(os.getpid(), signal.SIGSEGV if how == "segfault" else signal.SIGKILL)
 
 
+@app.task(name="run_out_of_memory", acks_late=True)
+def run_out_of_memory() -> None:
+    raise MemoryError("too much")
+
+
+@app.task(name="async_run_out_of_memory", acks_late=True)
+async def async_run_out_of_memory() -> None:
+    await asyncio.sleep(0)
+    raise MemoryError("too much")
+
+
+@app.task(name="signal_itself")
+def signal_itself(name: str, key: str) -> None:
+    try:
+        os.kill(os.getpid(), signal.Signals[name])
+        time.sleep(60)
+    finally:
+        mark(key)
+
+
 @app.task(name="count", acks_late=True, reject_on_worker_lost=True)
 def count(key: str, number: int) -> int:
     while True:
@@ -387,6 +543,17 @@ def count(key: str, number: int) -> int:
             return number
 
 
+def say_lines(number: int, lines: int) -> int:
+    for line in range(lines):
+        print(f"{number}: {line}", flush=True)
+        time.sleep(0.01)  # so that others may break in between
+    return number
+
+
+app.task(name="say_early")(say_lines)
+app.task(name="say_late", acks_late=True, reject_on_worker_lost=True)(say_lines)
+
+
 @app.task(name="eat")
 def eat(megabytes: int) -> int:
     global _eaten
@@ -395,6 +562,17 @@ def eat(megabytes: int) -> int:
 
 
 _eaten: bytearray = bytearray()
+
+
+@app.task(name="feast")
+def feast(megabytes: int, key: str = "") -> int:
+    """Eats, holds if there is a key, and gives it all back."""
+    food = bytearray(megabytes * 1024 * 1024)
+    if key:
+        mark(key, os.getpid())
+        app.backend.client.blpop(f"go:{key}", 30)
+    del food
+    return os.getpid()
 
 
 @app.task(name="start_things")

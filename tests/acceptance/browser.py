@@ -68,6 +68,7 @@ def chromium(directory: Path) -> Iterator[webdriver.Chrome]:
         "no-sandbox",  # root has none; it looks at our own page only
         "disable-dev-shm-usage",
         "disable-gpu",
+        "force-prefers-reduced-motion",  # where a page scrolls smoothly, its buttons move on
         "disable-background-networking",
         "hide-scrollbars",
         f"window-size={WIDTH},{HEIGHT}",

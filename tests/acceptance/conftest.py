@@ -20,6 +20,12 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(params=BOTH)
+def pool(request: pytest.FixtureRequest) -> str:
+    """For tests that start workers of their own."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module", params=BOTH)
 def worker(
     request: pytest.FixtureRequest, redis_url: str, tmp_path_factory: pytest.TempPathFactory

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from capsule_tasks.client import EagerExecution
 from capsule_tasks.client import Task as CapsuleTask
 from capsule_tasks.testing import eager
 from scripts._redis_server import free_port
-from tests.acceptance.workers import HANG_S, ROOT, Worker, unique
+from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, is_running, unique
 
 pytest_plugins = ["capsule_tasks.testing.fixtures"]
 
@@ -198,12 +200,25 @@ def test_a_worker_in_a_thread_of_this_process_works(redis_url: str) -> None:
         await asyncio.sleep(0.01)
         return "slept"
 
+    handlers = {n: signal.getsignal(n) for n in signal.valid_signals()}
+    threads = set(threading.enumerate())
     with start_worker(
         app, pool=app.conf.worker_pool, perform_ping_check=False, shutdown_timeout=HANG_S
-    ):
+    ) as worker:
         assert add.delay(1, 2).get(timeout=HANG_S) == 3
         assert nap.delay().get(timeout=HANG_S) == "slept"
+        assert {n: signal.getsignal(n) for n in handlers} == handlers
+        pids = worker.stats()["pool"]["processes"]
     app.close()
+    assert {n: signal.getsignal(n) for n in handlers} == handlers
+    eventually(lambda: not any(map(is_running, pids)), "the end of the children")
+
+    def left() -> list[threading.Thread]:
+        ours = [t for t in threading.enumerate() if t.name.startswith("capsule")]
+        return [thread for thread in ours if thread not in threads]
+
+    eventually(lambda: not left(), "the end of the threads")
+    assert worker.pool.info["processes"] == pids  # what is asked afterwards has an answer
 
 
 def test_a_django_project_with_its_results_and_its_beat(redis_url: str, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Flower in a real browser: the worker, its pool and its sessions, tasks and their states.
+"""Flower in a real browser: every page, and every button with its effect on the worker.
 
 With CAPSULE_SCREENSHOTS=docs/images the pictures of the guide are taken anew.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 
@@ -39,7 +41,11 @@ class Page:
         self._browser, self._url, self._pictures = browser, url, pictures
 
     def open(self, path: str) -> None:
+        """After a `#` comes the name of a worker's tab."""
+        path, _, tab = path.partition("#")
         self._browser.get(self._url + path)
+        if tab:
+            self.click(f"worker-tab-{tab}")
 
     def text(self) -> str:
         return str(self._browser.find_element(By.TAG_NAME, "body").text)
@@ -60,7 +66,10 @@ class Page:
             seen = _without_breaks(text)
             return text if all(_without_breaks(word) in seen for word in words) else None
 
-        return str(eventually(has_all, f"{words} on the page"))
+        try:
+            return str(eventually(has_all))
+        except AssertionError:
+            raise AssertionError(f"not all of {words} on the page:\n{self.text()}") from None
 
     def click(self, button: str) -> None:
         eventually(lambda: self._click(button), f"the button {button}")
@@ -71,6 +80,33 @@ class Page:
         except WebDriverException:
             return False
         return True
+
+    def write(self, field: str, text: str) -> None:
+        """Into a field that a selector of CSS names."""
+
+        def write() -> bool:
+            try:
+                element = self._browser.find_element(By.CSS_SELECTOR, field)
+                element.clear()
+                element.send_keys(text)
+            except WebDriverException:  # not shown yet
+                return False
+            return element.get_attribute("value") == text
+
+        eventually(write, f"{text} in {field}")
+
+    def limit(self, worker: Worker, button: str, task: str, value: int) -> None:
+        """Write it beside one of the buttons of a task's limits, and press that."""
+        # Flower leaves out what a worker has not told it within a second.
+        self.shows(task, "Soft", "Hard", again=f"/worker/{worker.name}#limits")
+        kind = {"task-rate-limit": "Rate limit"}.get(button, "Timeout")
+        self.write(f'[aria-label^="{kind} for {task}"]', str(value))
+        # A task that has a rate limit says so in its name.
+        self.click(next(one for one in self.ids(f"{button}-{task}") if one))
+
+    def ids(self, start: str) -> list[str]:
+        found = self._browser.find_elements(By.CSS_SELECTOR, f'[id^="{start}"]')
+        return [str(element.get_attribute("id")) for element in found]
 
     def picture(self, name: str, height: int = HEIGHT) -> None:
         self._browser.set_window_size(WIDTH, height)
@@ -95,6 +131,12 @@ def page(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 def pool_of(worker: Worker) -> Any:
     return worker.ask("stats")["pool"]
+
+
+def children(worker: Worker) -> list[int]:
+    """Those of slots; another test's coroutines may have a child of their own."""
+    sessions = pool_of(worker)["sessions"]
+    return [session["pid"] for session in sessions if session["kind"] == "blocking"]
 
 
 def test_the_workers_page_counts_what_the_worker_did(worker: Worker, page: Page) -> None:
@@ -129,25 +171,141 @@ def test_the_tasks_page_lists_them(worker: Worker, page: Page) -> None:
     page.shows("add", "SUCCESS", *(result.id[:8] for result in results), again="/tasks")
 
 
+def test_a_task_that_waits_is_revoked_from_its_page(worker: Worker, page: Page) -> None:
+    holds, key = [unique(), unique()], unique()
+    for hold in holds:
+        worker.send("hold", hold)
+        worker.heard(hold)
+    result = worker.send("told", key)
+    page.shows("told", "RECEIVED", again=f"/task/{result.id}")
+    page.click("task-revoke")
+    eventually(lambda: result.id in worker.ask("revoked"), "the revoke")
+    for hold in holds:
+        worker.go(hold)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=HANG_S)
+    page.shows("told", "REVOKED", again=f"/task/{result.id}")
+    assert not worker.app.backend.client.exists(f"mark:{key}")
+
+
+def test_each_tab_of_a_workers_page_is_filled(worker: Worker, page: Page) -> None:
+    holds = [unique(), unique()]
+    running = [worker.send("hold", hold) for hold in holds]
+    for hold in holds:
+        worker.heard(hold)
+    waiting, scheduled = worker.send("add", 1, 1), worker.send("add", 1, 1, countdown=600)
+    worker.tell("revoke", scheduled.id)
+    path = f"/worker/{worker.name}"
+    ids = (waiting.id, scheduled.id, *(one.id for one in running))
+
+    def has_all() -> bool:  # it is scheduled, and revoked
+        shown = page.shows(*ids, again=f"{path}#tasks")
+        return _without_breaks(shown).count(scheduled.id) == 2
+
+    eventually(has_all, "each in its table")
+    page.shows("Actions", "Max concurrency 2", str(worker.pid), again=f"{path}#pool")
+    page.shows("Transport", "redis", again=f"{path}#broker")
+    page.shows(worker.queue, "Cancel Consumer", again=f"{path}#queues")
+    page.shows("async_hold", "Soft", "Hard", again=f"{path}#limits")
+    page.shows("worker_pool", "capsule_tasks.taskpool:TaskPool", again=f"{path}#config")
+    page.shows("utime", "maxrss", again=f"{path}#system")
+    page.shows("uptime", again=f"{path}#other")
+    page.open(path)
+    page.click("worker-group")
+    page.click("worker-refresh")
+    page.shows("Successfully refreshed")
+    page.click("worker-group")
+    page.click("worker-refresh-all")
+    page.shows("Refreshed All Workers")
+    for hold in holds:
+        worker.go(hold)
+    assert waiting.get(timeout=HANG_S) == 2
+
+
+def test_the_other_pages_open(worker: Worker, page: Page) -> None:
+    page.shows(worker.name, "Online", again="/")
+    page.shows("redis://", worker.queue, again="/broker")
+    page.shows("flower_worker_online", worker.name, again="/metrics")
+    page.shows("page not found", again="/nowhere")
+
+
+def test_a_queue_is_added_and_cancelled(worker: Worker, page: Page) -> None:
+    queue, path = unique("q"), f"/worker/{worker.name}#queues"
+
+    def queues() -> list[str]:
+        return [one["name"] for one in worker.ask("active_queues")]
+
+    page.open(path)
+    page.write("#add-consumer-name", queue)
+    page.click("worker-add-consumer")
+    page.shows(f"add consumer {queue}")
+    assert queue in queues()
+    assert worker.sig("add", 1, 2).set(queue=queue).apply_async().get(timeout=HANG_S) == 3
+    page.shows(queue, again=path)
+    page.click(f"worker-cancel-consumer-{queue}")
+    eventually(lambda: queue not in queues(), "the end of the consumer")
+    worker.sig("add", 1, 2).set(queue=queue).apply_async()
+    assert worker.get("add", 2, 2) == 4
+    assert worker.app.backend.client.llen(queue) == 1
+
+
+def test_time_limits_and_rate_limits_are_set(worker: Worker, page: Page) -> None:
+    page.limit(worker, "task-timeout-soft", "async_hold", 1)
+    page.shows("time limits set successfully")
+    assert worker.get("async_hold", unique()) == "tidied"
+    page.limit(worker, "task-timeout-hard", "hold", 1)
+    page.shows("time limits set successfully")
+    with pytest.raises(TimeLimitExceeded):
+        worker.get("hold", unique())
+    for name in ("async_hold", "hold"):
+        worker.tell("time_limit", name, soft=None, hard=None)
+    worker.tell("rate_limit", "limited", "1000/s")
+    page.limit(worker, "task-rate-limit", "limited", 1)
+    page.shows("new rate limit set successfully")
+    times = [one.get(timeout=HANG_S) for one in [worker.send("limited") for _ in range(3)]]
+    assert max(times) - min(times) > 1.5
+
+
 def test_the_pools_page_shows_sessions_and_its_buttons_work(worker: Worker, page: Page) -> None:
     path = f"/worker/{worker.name}"
-    before = pool_of(worker)
-    page.open(path)
-    shown = page.shows("TaskPool", "Sessions", *(str(pid) for pid in before["processes"]))
+    eventually(lambda: len(children(worker)) == 2, "both children")
+    shown = page.shows("TaskPool", "Sessions", *map(str, children(worker)), again=path)
     assert "blocking" in shown
     page.picture("flower-pool", height=1220)
+    page.write("#pool-size", "2")
     page.click("worker-pool-grow")
-    grown = eventually(
-        lambda: (pool := pool_of(worker)) and len(pool["processes"]) == 3 and pool, "a third child"
-    )
-    assert grown["max-concurrency"] == 3
+    eventually(lambda: len(children(worker)) == 4, "more children")
+    assert pool_of(worker)["max-concurrency"] == 4
     page.click("worker-pool-shrink")
-    eventually(lambda: len(pool_of(worker)["processes"]) == 2, "the shrinking")
-    before = set(pool_of(worker)["processes"])
+    eventually(lambda: len(children(worker)) == 2, "the shrinking")
+    before = set(children(worker))
     page.click("worker-group")
     page.click("worker-pool-restart")
     eventually(lambda: not any(map(is_running, before)), "new children")
     assert worker.get("signalled") not in before
+
+
+def test_the_range_of_an_autoscaler_is_set(
+    redis_url: str, tmp_path: Path, worker: Worker, page: Page
+) -> None:
+    options = {"TEST_CONF": json.dumps({"worker_pool_restarts": False})}
+    with Worker(redis_url, tmp_path, "-E", "--autoscale=3,1", **options) as scaled:
+        path = f"/worker/{scaled.name}"
+        page.shows(scaled.name, "Autoscaler options", again=path)
+        page.write("#min-autoscale", "2")
+        page.write("#max-autoscale", "4")
+        page.click("worker-pool-autoscale")
+        page.shows("(min=2, max=4)")
+        told = scaled.ask("stats")["autoscaler"]
+        assert (told["min"], told["max"]) == (2, 4)
+        eventually(lambda: len(children(scaled)) == 2, "a second child")
+        # What Celery refuses is said.
+        page.click("worker-pool-grow")
+        page.shows("not supported with autoscale")
+        page.click("worker-group")
+        page.click("worker-pool-restart")
+        page.shows("Pool restarts not enabled")
+        assert scaled.stop() == 0
 
 
 def test_a_worker_is_shut_down_from_its_page(worker: Worker, page: Page) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from scripts._redis_server import PrivateServer
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 
 VISIBILITY_S = 3
@@ -98,9 +99,11 @@ def test_a_warm_shutdown_may_outlast_the_timeout(redis_url: str, tmp_path: Path)
         assert starts(other, key) == 1
 
 
-def test_what_a_killed_worker_held_is_back_within_its_time(redis_url: str, tmp_path: Path) -> None:
+def test_what_a_killed_worker_held_is_back_within_its_time(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
     keys = [unique(), unique()]
-    settings = {"TEST_VISIBILITY": str(VISIBILITY_S)}
+    settings = {"pool": pool, "TEST_VISIBILITY": str(VISIBILITY_S)}
     with Worker(redis_url, tmp_path, **settings) as worker:
         results = [worker.send("hold_late", key) for key in keys]
         planned = worker.send("add", 1, 1, countdown=VISIBILITY_S)
@@ -134,6 +137,26 @@ def test_workers_that_do_not_renew_are_not_robbed(redis_url: str, tmp_path: Path
             stock.go(key)
             assert result.get(timeout=HANG_S) > 0
             assert starts(stock, key) == 1, stock.log[-3000:] + "\nOURS " + ours.log[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("requeue", "said"), [(True, "a message is put back only when"), (False, "cannot be told")]
+)
+def test_what_a_full_redis_keeps_from_being_settled_comes_again(
+    tmp_path: Path, requeue: bool, said: str
+) -> None:
+    """Neither does the worker end of it, nor does it hold the message for as long as it lives."""
+    with (
+        PrivateServer(tmp_path / "redis") as server,
+        Worker(server.url, tmp_path, TEST_VISIBILITY=str(VISIBILITY_S)) as worker,
+    ):
+        key = unique()
+        result = worker.send("reject_when_full", key, requeue)
+        worker.heard(key)
+        eventually(lambda: said in worker.log, said)
+        worker.app.backend.client.config_set("maxmemory", 0)
+        assert result.get(timeout=HANG_S) == "again"
+        assert worker.stop() == 0
 
 
 def test_a_timeout_that_cannot_be_kept_is_refused(redis_url: str, tmp_path: Path) -> None:

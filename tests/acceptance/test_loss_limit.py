@@ -47,11 +47,11 @@ def test_one_that_takes_its_worker_with_it_is_given_up(redis_url: str, tmp_path:
 
 
 def test_a_message_that_comes_again_and_ends_well_costs_nothing(
-    redis_url: str, tmp_path: Path
+    redis_url: str, tmp_path: Path, pool: str
 ) -> None:
     """Workers may be killed as often as it takes: only a delivery that never ended counts."""
     key = unique()
-    with Worker(redis_url, tmp_path, TEST_LOSS_LIMIT="1") as worker:
+    with Worker(redis_url, tmp_path, pool=pool, TEST_LOSS_LIMIT="1") as worker:
         client = worker.app.backend.client
         result = worker.send("reject", key)
         assert result.get(timeout=HANG_S) == "done"
@@ -60,7 +60,9 @@ def test_a_message_that_comes_again_and_ends_well_costs_nothing(
         eventually(lambda: not client.exists(left), "the end of the count")
 
 
-def test_a_worker_that_is_told_to_leave_loses_nothing(redis_url: str, tmp_path: Path) -> None:
+def test_a_worker_that_is_told_to_leave_loses_nothing(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
     """Its children are killed, and their messages given back: that may happen any number of times.
 
     From the second delivery on each is counted when it begins.
@@ -68,14 +70,14 @@ def test_a_worker_that_is_told_to_leave_loses_nothing(redis_url: str, tmp_path: 
     key, queue = unique(), unique("q")
     settings = {"TEST_VISIBILITY": "2", "TEST_LOSS_LIMIT": "1"}
     for number in range(3):
-        with Worker(redis_url, tmp_path, queue=queue, **settings) as worker:
+        with Worker(redis_url, tmp_path, pool=pool, queue=queue, **settings) as worker:
             client = worker.app.backend.client
             if not number:
                 result = worker.send("hold_late", key)
             worker.heard(key)
             worker.stop(signal.SIGQUIT)
             assert not client.exists(f"capsule:{{E:{result.id}}}:losses:0")
-    with Worker(redis_url, tmp_path, queue=queue, **settings) as worker:
+    with Worker(redis_url, tmp_path, pool=pool, queue=queue, **settings) as worker:
         worker.heard(key)
         worker.go(key)
         eventually(lambda: worker.app.AsyncResult(result.id).ready(), "the end")

@@ -97,6 +97,28 @@ def test_celerys_command_line_knows_them(worker: Worker) -> None:
     assert (done.returncode, done.stderr.strip()) == (69, "no worker replied")
 
 
+def test_children_that_end_before_their_first_task_are_replaced_ever_more_slowly(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Else the worker would do nothing but fork."""
+    trap = tmp_path / "trap"
+    trap.touch()
+    with Worker(redis_url, tmp_path, TEST_TRAP=str(trap)) as worker:
+        said = eventually(
+            lambda: not (told := ask(worker, "capsule_health"))["healthy"] and told, "the complaint"
+        )
+        assert "children end before their first task" in said["reasons"][0]
+        trap.unlink()
+        # The last of those that were trapped may still take one along.
+        eventually(
+            lambda: worker.send("add", 1, 1).get(timeout=HANG_S, propagate=False) == 2,
+            "a child that stays",
+        )
+        eventually(lambda: ask(worker, "capsule_health")["healthy"], "the recovery")
+        begun = worker.log.count(" begins")
+        assert begun < 30, "a child lives for a twentieth of a second"
+
+
 def test_a_worker_whose_children_never_become_ready_says_so(redis_url: str, tmp_path: Path) -> None:
     """What waits is done once they do; the worker tries again, less and less often."""
     gate = tmp_path / "gate"

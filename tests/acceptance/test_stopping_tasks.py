@@ -55,7 +55,7 @@ def test_a_revoked_task_does_not_run(worker: Worker) -> None:
         result.get(timeout=HANG_S)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGQUIT", "SIGHUP", "SIGKILL"])
 def test_terminate_ends_the_task_that_is_meant(worker: Worker, name: str) -> None:
     key, other = unique(), unique()
     result = worker.send("tidy", key)
@@ -65,7 +65,7 @@ def test_terminate_ends_the_task_that_is_meant(worker: Worker, name: str) -> Non
     worker.tell("revoke", result.id, terminate=True, signal=name)
     with pytest.raises((TaskRevokedError, Terminated)):
         result.get(timeout=HANG_S)
-    if name == "SIGTERM":
+    if name != "SIGKILL":
         worker.heard(f"{key}:finally")
     worker.go(other)
     assert neighbour.get(timeout=HANG_S) > 0
@@ -91,15 +91,60 @@ def test_terminate_among_thousands_of_short_tasks_hits_no_other(worker: Worker) 
             assert result.state in ("SUCCESS", "REVOKED")
 
 
-@pytest.mark.parametrize("how", ["kill", "segfault", "exit"])
-def test_a_lost_child_is_reported_for_its_task_alone(worker: Worker, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("kill", r"signal 9 \(SIGKILL\)"),
+        ("segfault", r"signal 11 \(SIGSEGV\)"),
+        ("exit", "exitcode 3"),
+    ],
+)
+def test_a_lost_child_is_reported_for_its_task_alone(worker: Worker, how: str, why: str) -> None:
     key = unique()
     neighbour = worker.send("hold", key)
     worker.heard(key)
-    with pytest.raises(WorkerLostError):
+    with pytest.raises(WorkerLostError, match=why):
         worker.get("die", how)
     worker.go(key)
     assert neighbour.get(timeout=HANG_S) > 0
+    assert worker.get("add", 1, 1) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("SIGHUP", r"signal 1 \("), ("SIGTERM", r"signal 15 \("), ("SIGQUIT", "exitcode 131")],
+)
+def test_a_task_that_signals_its_process_may_tidy_up_and_the_signal_is_told(
+    worker: Worker, name: str, why: str
+) -> None:
+    key = unique()
+    result = worker.send("signal_itself", name, key)
+    worker.heard(key)
+    with pytest.raises(WorkerLostError, match="exited" if worker.is_prefork else why):
+        result.get(timeout=HANG_S)
+    assert worker.get("add", 1, 1) == 2
+
+
+@pytest.mark.parametrize("name", ["run_out_of_memory", "async_run_out_of_memory"])
+def test_a_task_that_runs_out_of_memory_fails_alone_and_is_settled(
+    worker: Worker, name: str
+) -> None:
+    """Under prefork the error is raised again in the worker's own process, which it ends."""
+    if worker.is_prefork:
+        pytest.skip("it would end the worker")
+    key = unique()
+    neighbour = worker.send("async_hold", key, soft_time_limit=2)
+    worker.heard(key)
+    result = worker.send(name)
+    with pytest.raises(MemoryError, match="too much"):
+        result.get(timeout=HANG_S)
+    assert result.state == "FAILURE"
+    client = worker.app.backend.client
+    eventually(
+        lambda: not any(result.id.encode() in held for held in client.hvals("unacked")),
+        "the acknowledgement",
+    )
+    assert neighbour.get(timeout=HANG_S) == "tidied"
     assert worker.get("add", 1, 1) == 2
 
 

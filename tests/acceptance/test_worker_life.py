@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts._redis_server import PrivateServer
-from tests.acceptance.conftest import BOTH
 from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
-
-
-@pytest.fixture(params=BOTH)
-def pool(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def family(worker: Worker) -> list[int]:
@@ -101,6 +98,43 @@ def test_redis_restarted_under_load_loses_nothing(tmp_path: Path) -> None:
                 assert worker.get("add", 1, 1) == 2
 
 
+def test_a_worker_outlives_a_server_that_hangs_up_on_its_commands_first(tmp_path: Path) -> None:
+    """Kombu's channel of tasks then still waits for an answer when it is closed."""
+    with PrivateServer(tmp_path / "redis", aof=True) as server:
+        port = server.port
+        with Worker(server.url, tmp_path, TEST_VISIBILITY="3") as worker:
+            held = worker.send("add", 1, 1, countdown=2)
+            eventually(lambda: worker.ask("scheduled"), "the task in the worker")
+            with socket.create_connection(("127.0.0.1", port)) as operator:
+                operator.sendall(b"CLIENT KILL TYPE pubsub\r\nSHUTDOWN NOSAVE\r\n")
+                while operator.recv(1024):
+                    pass
+            with PrivateServer(tmp_path / "redis", port=port, aof=True):
+                assert held.get(timeout=HANG_S) == 2
+                assert worker.stop() == 0
+
+
+def test_what_ends_while_redis_is_away_is_acknowledged_when_it_is_back(tmp_path: Path) -> None:
+    began, end = tmp_path / "began", tmp_path / "end"
+    with PrivateServer(tmp_path / "redis", aof=True) as server:
+        port = server.port
+        with Worker(server.url, tmp_path, TEST_VISIBILITY="2") as worker:
+            result = worker.send("write_late", str(began), str(end))
+            eventually(began.exists, "the task")
+            client = worker.app.backend.client
+            eventually(lambda: client.hlen("unacked") == 1, "the note of it")
+            server.stop()
+            end.touch()
+            eventually(lambda: f"write_late[{result.id}] succeeded" in worker.log, "its end")
+            with PrivateServer(tmp_path / "redis", port=port, aof=True):
+                eventually(lambda: client.hlen("unacked") == 0, "the acknowledgement")
+                told = unique()
+                worker.send("told", told)
+                worker.heard(told)
+                assert client.llen(worker.queue) == 0
+                assert began.read_text() == "began\n"
+
+
 def test_the_pool_grows_and_shrinks(redis_url: str, tmp_path: Path, pool: str) -> None:
     with Worker(redis_url, tmp_path, pool=pool, concurrency=1) as worker:
         assert worker.tell("pool_grow", 2) == {"ok": "pool will grow"}
@@ -144,8 +178,35 @@ def test_a_child_that_has_grown_is_replaced(redis_url: str, tmp_path: Path, pool
         eventually(lambda: worker.get("signalled") != first, "another child")
 
 
-def test_autoscale_follows_the_load(redis_url: str, tmp_path: Path) -> None:
-    with Worker(redis_url, tmp_path, "--autoscale=3,1", AUTOSCALE_KEEPALIVE="1") as worker:
+def test_memory_is_looked_at_while_a_task_runs(redis_url: str, tmp_path: Path) -> None:
+    """By prefork only after a task, when this one has given it all back."""
+    key = unique()
+    with Worker(redis_url, tmp_path, "--max-memory-per-child=150000", concurrency=1) as worker:
+        result = worker.send("feast", 200, key)
+        pid = int(worker.heard(key))
+        eventually(lambda: "is replaced: it uses" in worker.log, "the news")
+        (session,) = worker.ask("stats")["pool"]["sessions"]
+        assert (session["pid"], session["running"]) == (pid, [result.id])
+        assert "it uses" in session["leaving"]
+        worker.go(key)
+        assert result.get(timeout=HANG_S) == pid
+        assert worker.get("signalled") != pid
+
+
+def test_memory_that_was_given_back_does_not_count(redis_url: str, tmp_path: Path) -> None:
+    """By prefork it does: it asks for the most that a child ever had."""
+    with Worker(redis_url, tmp_path, "--max-memory-per-child=150000", concurrency=1) as worker:
+
+        def is_kept() -> bool:  # unless somebody looked at its memory just then
+            return len({worker.get(*call) for call in (["feast", 200], ["signalled"])}) == 1
+
+        eventually(is_kept, "a child that stays")
+
+
+def test_autoscale_follows_the_load(redis_url: str, tmp_path: Path, pool: str) -> None:
+    with Worker(
+        redis_url, tmp_path, "--autoscale=3,1", pool=pool, AUTOSCALE_KEEPALIVE="1"
+    ) as worker:
         keys = [unique() for _ in range(3)]
         results = [worker.send("hold", key) for key in keys]
         pids = {int(worker.heard(key)) for key in keys}
@@ -173,9 +234,9 @@ def test_children_that_are_no_fork_run_the_same_tasks(
 
 
 def test_a_restarted_pool_has_new_children_and_loses_nothing(
-    redis_url: str, tmp_path: Path
+    redis_url: str, tmp_path: Path, pool: str
 ) -> None:
-    with Worker(redis_url, tmp_path, concurrency=2) as worker:
+    with Worker(redis_url, tmp_path, pool=pool) as worker:
         before = set(worker.ask("stats")["pool"]["processes"])
         key = unique()
         result = worker.send("hold", key)
@@ -202,9 +263,9 @@ def test_stats_show_the_sessions(redis_url: str, tmp_path: Path) -> None:
         result.get(timeout=HANG_S)
 
 
-def test_an_idle_worker_sleeps(redis_url: str, tmp_path: Path) -> None:
+def test_an_idle_worker_sleeps(redis_url: str, tmp_path: Path, pool: str) -> None:
     """Neither the hub nor the runtime wakes more often than Celery's own timers make it."""
-    with Worker(redis_url, tmp_path, concurrency=1) as worker:
+    with Worker(redis_url, tmp_path, pool=pool, concurrency=1) as worker:
         assert worker.get("add", 1, 1) == 2
         tick = os.sysconf("SC_CLK_TCK")
 
@@ -261,6 +322,22 @@ def test_a_soft_shutdown_gives_tasks_their_time(
         assert left == (0 if is_done else 1)
 
 
+def test_signals_are_the_main_threads(redis_url: str, tmp_path: Path) -> None:
+    """Another thread would take them in the middle of a turn, which the main thread blocks for."""
+    late = unique()
+    with Worker(redis_url, tmp_path, TEST_VISIBILITY="5") as worker:
+        worker.get("add", 1, 1)
+        worker.send("add", 1, 1, task_id=late, countdown=3600)
+        worker.tell("revoke", late)
+        threads = {int(path.name): path for path in Path(f"/proc/{worker.pid}/task").iterdir()}
+        others = [path for tid, path in threads.items() if tid != worker.pid]
+        assert len(others) >= 3
+        for thread in others:
+            blocked = int((thread / "status").read_text().split("SigBlk:\t")[1].split()[0], 16)
+            for signum in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT, signal.SIGHUP):
+                assert blocked >> (signum - 1) & 1, (thread, signum)
+
+
 def test_sigterm_can_be_made_a_cold_shutdown(redis_url: str, tmp_path: Path, pool: str) -> None:
     key = unique()
     with Worker(redis_url, tmp_path, pool=pool, REMAP_SIGTERM="SIGQUIT") as worker:
@@ -287,3 +364,19 @@ def test_a_hangup_restarts_the_worker(redis_url: str, tmp_path: Path, pool: str)
         assert worker.get("signalled") not in before
         assert worker.ask("stats")["pid"] == worker.pid
         assert worker.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("capsule_async_children", 0), ("capsule_ready_s", "soon"), ("capsule_async_limit", 1.5)],
+)
+def test_a_wrong_setting_is_refused_before_anything_is_started(
+    redis_url: str, tmp_path: Path, name: str, value: Any
+) -> None:
+    worker = Worker(redis_url, tmp_path, TEST_CONF=json.dumps({name: value}))
+    with pytest.raises(AssertionError), worker:
+        pass
+    assert worker.process is not None
+    assert worker.process.wait(HANG_S) == 1
+    assert f"{name} = {value!r}: must be a number from" in worker.log
+    assert "template" not in worker.log

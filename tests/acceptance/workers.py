@@ -67,6 +67,19 @@ class Worker:
 
     def start(self) -> None:
         """Start it, again too; it is ready then."""
+        reading = self.launch()
+        try:
+            ready, _, _ = select.select([reading], [], [], HANG_S)
+            assert ready, f"the worker did not become ready:\n{self.log}"
+            assert os.read(reading, 64), f"the worker ended:\n{self.log}"
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            os.close(reading)
+
+    def launch(self) -> int:
+        """Start it, and wait for nothing; the descriptor from which it is heard to be ready."""
         reading, writing = os.pipe()
         command = [*self._celery, "-A", self._module, "worker", "-n", self.name]
         command += ["-l", "INFO", "-Q", self.queue, "--without-mingle", "--without-gossip"]
@@ -82,15 +95,7 @@ class Worker:
                 start_new_session=True,
             )
         os.close(writing)
-        try:
-            ready, _, _ = select.select([reading], [], [], HANG_S)
-            assert ready, f"the worker did not become ready:\n{self.log}"
-            assert os.read(reading, 64), f"the worker ended:\n{self.log}"
-        except BaseException:
-            self.kill()
-            raise
-        finally:
-            os.close(reading)
+        return reading
 
     def __exit__(self, *_: object) -> None:
         self.kill()

@@ -84,7 +84,7 @@ def producer(url: str) -> Celery:
 def drain(url: str, pool: str) -> float:
     app = producer(url)
     client = app.backend.client
-    client.flushdb()
+    client.flushall()
     with app.producer_pool.acquire(block=True) as channel:
         for number in range(_DRAINED):
             app.send_task("add", (number, 1), producer=channel)
@@ -108,7 +108,7 @@ def until_keys(client: Any, count: int) -> float:
 
 def latency_and_steady(url: str, pool: str) -> tuple[list[float], float]:
     app = producer(url)
-    app.backend.client.flushdb()
+    app.backend.client.flushall()
     took: list[float] = []
     with worker(url, pool):
         for _ in range(50):
@@ -131,7 +131,7 @@ def latency_and_steady(url: str, pool: str) -> tuple[list[float], float]:
 
 def memory_pss(url: str, pool: str) -> float:
     app = producer(url)
-    app.backend.client.flushdb()
+    app.backend.client.flushall()
     with worker(url, pool, concurrency=8) as pid:
         results = [app.send_task("add", (number, 1)) for number in range(800)]
         for result in results:
@@ -144,7 +144,7 @@ def memory_pss(url: str, pool: str) -> float:
 
 def sleeps(url: str) -> float:
     app = producer(url)
-    app.backend.client.flushdb()
+    app.backend.client.flushall()
     with worker(url, "capsule"):
         app.send_task("nap", (0.0,)).get(timeout=_WAIT_S)
         begun = time.perf_counter()

@@ -23,12 +23,24 @@ _OWN_NAME = "the-test"
 
 
 class Fleet:
-    """Two workers, always; whoever goes is replaced."""
+    """As many workers, always; whoever goes is replaced."""
 
-    def __init__(self, directory: Path, rng: random.Random, size: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rng: random.Random,
+        *options: str,
+        size: int = 2,
+        app: str = "tests.acceptance.app",
+        **environment: str,
+    ) -> None:
+        """`options` and `environment` are those of each worker."""
         self._directory = directory
         self._rng = rng
+        self._options = options
         self._size = size
+        self._app = app
+        self._environment = environment
         self._server = PrivateServer(directory / "redis", aof=True)
         self.queue = unique("q")
         self.workers: list[Worker] = []
@@ -94,7 +106,9 @@ class Fleet:
 
     def replace_a_worker(self) -> None:
         """As a deployment does: asked to leave, it finishes what it runs."""
-        worker = self._rng.choice(self.workers)
+        self.replace(self._rng.choice(self.workers))
+
+    def replace(self, worker: Worker) -> None:
         worker.stop()
         self._replace(worker)
 
@@ -183,10 +197,12 @@ class Fleet:
         worker = Worker(
             self.url,
             self._directory,
+            *self._options,
             queue=self.queue,
+            app=self._app,
             TEST_VISIBILITY=str(VISIBILITY_S),
-            TEST_ALL_LATE="1",
             TEST_LOSS_LIMIT="1000",
+            **self._environment,
         )
         worker.environment["TEST_CLIENT_NAME"] = worker.name.partition("@")[0]
         worker.__enter__()

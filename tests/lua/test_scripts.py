@@ -15,6 +15,10 @@ from capsule_tasks import storage
 from capsule_tasks.errors import InternalError
 from capsule_tasks.storage.keys import (
     ApprovalKeys,
+    ExecutionKeys,
+    GroupKeys,
+    HeldKeys,
+    RecentKeys,
     RunKeys,
     SessionKeys,
     StepKeys,
@@ -23,6 +27,7 @@ from capsule_tasks.storage.keys import (
     revokes_key,
     run_place,
     unacked_marks,
+    worker_index,
 )
 from capsule_tasks.storage.scripts import Code, Script, parsed_header, text_of
 
@@ -69,18 +74,27 @@ def spelled(script_name: str, key_name: str) -> str:
     if script_name.startswith("approvals_"):
         names = ("all", "due", "entries", "agent", "tool", "both")
         return approvals.all if key_name == "order" else orders[names.index(key_name)]
-    if key_name == "revokes":
-        return revokes_key()
-    if key_name == "losses":
-        return losses_key("<execution>", "<attempt>")
+    alone = {
+        "workers": worker_index(),
+        "revokes": revokes_key(),
+        "losses": losses_key("<execution>", "<attempt>"),
+        "place": run_place("<run>"),
+    }
+    if key_name in alone:
+        return alone[key_name]
     if script_name.startswith("unacked_"):
         return "unacked_index" if key_name == "index" else unacked_marks("unacked_index")
-    if key_name == "place":
-        return run_place("<run>")
-    if script_name.startswith("lease_"):
-        return str(getattr(WorkerKeys("<incarnation>"), key_name))
-    if script_name.startswith("step_"):
-        return str(getattr(StepKeys("<execution>"), key_name))
+    owners = {
+        "execution_": ExecutionKeys("<execution>"),
+        "worker_": HeldKeys("<incarnation>"),
+        "recent_": RecentKeys(),
+        "group_": GroupKeys("<group>"),
+        "lease_": WorkerKeys("<incarnation>"),
+        "step_": StepKeys("<execution>"),
+    }
+    for prefix, owner in owners.items():
+        if script_name.startswith(prefix):
+            return str(getattr(owner, key_name))
     if key_name == "stage":
         return SessionKeys("<session>").stage("<operation>")
     is_run = script_name.startswith("run_")

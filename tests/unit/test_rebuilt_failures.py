@@ -38,3 +38,21 @@ def test_a_type_that_refuses_to_be_made_is_replaced_by_one_of_its_name() -> None
     assert type(info.exception).__name__ == "Picky"
     assert str(info.exception) == "why"
     assert info.traceback == "where"
+
+
+class Constructed(Exception):
+    """Speaks only of what its constructor has set."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.kind = "network"
+
+    def __repr__(self) -> str:
+        return f"{self.kind}:Constructed"
+
+
+def test_a_type_that_cannot_speak_unless_constructed_is_replaced_too() -> None:
+    """No constructor runs here, and Celery's log of the failure is its `repr`."""
+    error = rebuild(Failure(module=__name__, name="Constructed", args=["x"], message="why"))
+    assert repr(error) == "Constructed('why')"
+    assert repr(Constructed("x")) == "network:Constructed"

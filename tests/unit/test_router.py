@@ -329,7 +329,7 @@ async def test_a_flood_of_questions_is_a_bad_frame() -> None:
 async def test_raw_bytes_belong_to_the_only_execution_that_runs() -> None:
     parent = Parent()
     router = parent.router
-    assert router.raw_owner() is None
+    assert router.raw_owner() is None  # e and f have been sent
     router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
     assert router.raw_owner() is parent.stream("e")
     router.route(Ack(ack_of="x", execution_id="f", accepted_at=0.0, queued=True))
@@ -338,6 +338,18 @@ async def test_raw_bytes_belong_to_the_only_execution_that_runs() -> None:
     assert router.raw_owner() is None
     assert router.on_raw("stderr", "of nobody", 9)
     assert list(router.general)[-1].data == "of nobody"
+
+
+async def test_raw_bytes_that_overtake_the_ack_follow_it() -> None:
+    parent = Parent()
+    del parent.router.streams["f"]
+    assert parent.router.on_raw("stdout", "early", 5)
+    assert parent.stream("e").buffered_messages == 0
+    parent.router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
+    said = [await parent.stream("e").next() for _ in range(2)]
+    assert [type(message) for message in said] == [Ack, Output]
+    assert said[1].data == "early"
+    assert parent.stream("e").raw_waiting == 0
 
 
 async def test_raw_bytes_ask_for_a_pause_when_a_window_of_them_waits() -> None:

@@ -1,0 +1,174 @@
+"""What the commands show: events and tables, for people and as JSON."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from capsule_tasks.cli.terminal import Cleaner, cleaned, without_controls
+from capsule_tasks.client import Event, Failure, GroupState
+from capsule_tasks.protocol.events import (
+    Accepted,
+    AttemptEnded,
+    Begun,
+    Ended,
+    Outcome,
+    Stacks,
+    UnknownEvent,
+)
+from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress
+from capsule_tasks.storage.execution_types import RecentEntry
+
+_COLOURS = {
+    "running": "cyan",
+    "waiting": "yellow",
+    "succeeded": "green",
+    "failed": "red",
+    "lost": "red",
+    "cancelled": "magenta",
+}
+_BAR = 30
+
+
+def as_json(event: Event) -> str:
+    """One line: the event with its id, its time and its type."""
+    message: Any = event.message
+    fields = msgspec.to_builtins(message, str_keys=True)
+    fields["t"] = getattr(message.__struct_config__, "tag", None) or "unknown"
+    for name in ("timestamp", "execution_id"):
+        fields.pop(name, None)
+    if not isinstance(message, InputRequest):
+        fields.pop("id", None)
+    record = {"event": event.id, "at": event.at, **fields}
+    return msgspec.json.encode(record).decode()
+
+
+class Narrator:
+    """Shows events one after another: what was written as it is, the rest in lines of its own."""
+
+    def __init__(self, execution_id: str, *, raw: bool) -> None:
+        self._id = execution_id
+        self._raw = raw
+        self._cleaners = {"stdout": Cleaner(), "stderr": Cleaner()}
+        self._is_in_line = False
+
+    def show(self, event: Event) -> None:
+        message = event.message
+        if isinstance(message, Output):
+            text = message.data if self._raw else self._cleaners[message.stream].clean(message.data)
+            if text:
+                # What is piped has no colours, unless all was asked for.
+                colour = True if self._raw else None
+                click.echo(text, nl=False, err=message.stream == "stderr", color=colour)
+                self._is_in_line = not text.endswith("\n")
+            return
+        said = _told(message, self._id)
+        if said:
+            if self._is_in_line:
+                click.echo()
+                self._is_in_line = False
+            ending = "".join(cleaner.end() for cleaner in self._cleaners.values())
+            click.echo(f"{ending}{click.style(said, dim=True)}", err=True)
+
+
+def _told(message: Any, execution_id: str) -> str:
+    match message:
+        case Begun():
+            return f"-- begun by {cleaned(message.worker)}"
+        case Progress():
+            total = f"/{message.total:g}" if message.total is not None else ""
+            note = f" {cleaned(message.note)}" if message.note else ""
+            return f"-- {message.done:g}{total}{note}"
+        case InputRequest():
+            return (
+                f"-- asks: {cleaned(message.prompt)}\n"
+                f"-- answer with: celery capsule respond {execution_id} TEXT"
+            )
+        case Gap():
+            return f"-- {message.lost_bytes} bytes in {message.lost_messages} events are missing"
+        case AttemptEnded():
+            return f"-- attempt ended ({message.how}) {cleaned(message.detail)}"
+        case Ended():
+            return f"-- {message.outcome}{_why(message)}"
+        case Stacks():
+            return without_controls(message.text)
+        case UnknownEvent():
+            return f"-- an event of an unknown type: {cleaned(message.type)}"
+        case Accepted():
+            return ""
+    return ""
+
+
+def _why(ended: Ended) -> str:
+    if ended.type:
+        return f": {cleaned(ended.type)}: {cleaned(ended.message)}"
+    return f": {cleaned(ended.text)}" if ended.text else ""
+
+
+def exit_status(event: Event | None) -> int:
+    """0 for a task that succeeded, 1 for any other end."""
+    message = event.message if event is not None else None
+    return 0 if isinstance(message, Ended) and message.outcome == Outcome.SUCCEEDED else 1
+
+
+def bar(state: GroupState) -> str:
+    """A group's progress in one line."""
+    share = state.done / state.total if state.total else 1.0
+    filled = int(share * _BAR)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(state.counts.items()))
+    return f"[{'#' * filled}{'-' * (_BAR - filled)}] {state.done}/{state.total} {counts}"
+
+
+def line_of(record: dict[str, Any]) -> str:
+    return msgspec.json.encode(record).decode()
+
+
+def failure_line(failure: Failure) -> str:
+    return click.style(f"{cleaned(failure.execution_id)}: {cleaned(failure.why)}", fg="red")
+
+
+def entry_json(entry: RecentEntry) -> str:
+    return msgspec.json.encode(
+        {
+            "id": entry.execution_id,
+            "state": entry.state,
+            "task": entry.task,
+            "worker": entry.worker,
+            "began_at": entry.began_at,
+            "noted_at": entry.noted_at,
+        }
+    ).decode()
+
+
+def table(entries: list[RecentEntry]) -> str:
+    """Executions, one a line."""
+    now = time.time()
+    rows = [("ID", "STATE", "TASK", "WORKER", "TIME")]
+    rows += [
+        (
+            cleaned(entry.execution_id),
+            entry.state,
+            cleaned(entry.task),
+            cleaned(entry.worker),
+            _took(entry, now),
+        )
+        for entry in entries
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[1] = click.style(cells[1], fg=_COLOURS.get(row[1]))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _took(entry: RecentEntry, now: float) -> str:
+    if entry.began_at is None:
+        return ""
+    end = now if entry.state == "running" else entry.noted_at
+    seconds = max(0.0, end - entry.began_at)
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

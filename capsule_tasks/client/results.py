@@ -1,0 +1,88 @@
+"""How the result backend says that an execution ended: for those that have no stream (any more)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from celery.backends.base import DisabledBackend
+
+from capsule_tasks.protocol.events import Ended, Outcome
+
+_OUTCOMES = {
+    "SUCCESS": Outcome.SUCCEEDED,
+    "FAILURE": Outcome.FAILED,
+    "REVOKED": Outcome.CANCELLED,
+    "REJECTED": Outcome.REJECTED,
+    "IGNORED": Outcome.IGNORED,
+}
+_MOST_TEXT = 4096
+_RECENT_S = 5.0
+
+
+def ended_of(app: Any, task_id: str) -> Ended | None:
+    """The end that the backend has stored, or None if it has none or cannot say."""
+    return ended_of_meta(_meta_of(app, task_id))
+
+
+def stored_end(app: Any, task_id: str) -> tuple[Ended | None, bool]:
+    """The same, and whether it may have been stored just now, as far as clocks agree."""
+    meta = _meta_of(app, task_id)
+    return ended_of_meta(meta), _is_recent(meta.get("date_done"))
+
+
+def stored_ends(app: Any, task_ids: Sequence[str]) -> dict[str, Ended]:
+    """The ends of those that the backend knows to have ended: in one call, if it can."""
+    backend = app.backend
+    if backend.supports_native_join:
+        # One look, without waiting: an interval of nothing, once.
+        found = backend.get_many(task_ids, interval=0, max_iterations=1)
+        ends = {task_id: ended_of_meta(meta) for task_id, meta in found}
+    else:
+        ends = {task_id: ended_of(app, task_id) for task_id in task_ids}
+    return {task_id: ended for task_id, ended in ends.items() if ended is not None}
+
+
+def keeps_results(app: Any) -> bool:
+    """Whether there is a backend that could be asked."""
+    return not isinstance(app.backend, DisabledBackend)
+
+
+def _meta_of(app: Any, task_id: str) -> dict[str, Any]:
+    try:
+        meta: dict[str, Any] = app.backend.get_task_meta(task_id, cache=False)
+    except TypeError:  # a backend of its own making, without that option
+        meta = app.backend.get_task_meta(task_id)
+    except NotImplementedError:  # results are disabled
+        return {}
+    return meta
+
+
+def _is_recent(done: Any) -> bool:
+    if isinstance(done, str):
+        try:
+            done = datetime.fromisoformat(done)
+        except ValueError:
+            return True
+    if not isinstance(done, datetime):
+        return True
+    if done.tzinfo is None:
+        done = done.replace(tzinfo=UTC)
+    age_s: float = (datetime.now(UTC) - done).total_seconds()
+    return abs(age_s) < _RECENT_S
+
+
+def ended_of_meta(meta: dict[str, Any]) -> Ended | None:
+    outcome = _OUTCOMES.get(str(meta.get("status")))
+    if outcome is None:
+        return None
+    result = meta.get("result")
+    is_error = isinstance(result, BaseException)
+    return Ended(
+        outcome=outcome,
+        type=type(result).__name__ if is_error else "",
+        message=str(result)[:_MOST_TEXT] if is_error else "",
+        traceback=str(meta.get("traceback") or "")[-_MOST_TEXT:],
+        text="" if is_error else repr(result)[:_MOST_TEXT],
+    )

@@ -1,0 +1,292 @@
+"""One execution, seen from anywhere: what it says, how it stands, and telling it something."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from celery.result import AsyncResult
+
+from capsule_tasks.client.configuration import redis_url
+from capsule_tasks.client.hub import hub
+from capsule_tasks.client.results import ended_of, stored_end
+from capsule_tasks.client.watching import Watchtower, ended_of_entry
+from capsule_tasks.errors import ExecutionEnded, ExecutionUnknown, NotAsking
+from capsule_tasks.protocol.events import (
+    AttemptEnded,
+    CancelCommand,
+    Command,
+    Ended,
+    InterruptCommand,
+    RespondCommand,
+    StackCommand,
+    Stacks,
+)
+from capsule_tasks.protocol.messages import InputClosed, InputRequest, Output
+from capsule_tasks.storage.execution_types import Event, Record, State
+
+Asked = Literal["asked", "waiting", "over"]
+"""`asked`: a worker runs it and was told. `waiting`: nobody has begun it; whoever does will see it.
+`over`: there was nothing to ask any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How an execution stands."""
+
+    execution_id: str
+    state: State
+    outcome: str
+    task: str
+    worker: str
+    attempt: int
+    begun_at: float | None
+    ended_at: float | None
+
+
+class Streaming:
+    """What an execution's id and its app are enough for."""
+
+    id: str
+    app: Any
+
+    # --- watching ------------------------------------------------------------------------------
+
+    async def aevents(self, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """Every event after that id, each once and in order; the terminal one is the last.
+
+        Waits for what is still to come, also for a task that has not begun. Where events are gone
+        (trimmed, expired), a `Gap` stands for them. A task whose stream has expired, or that ran
+        on another pool, ends with what the result backend says.
+        """
+        _check_id(after)
+        tower = await hub.tower(self.app)
+        events = tower.events(self.id, after, self._ask_stored, self._result_channel())
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    def events(self, after: str | None = None) -> Iterator[Event]:
+        """As `aevents`, for callers that block."""
+        _check_id(after)
+        return hub.iterate(lambda: self.aevents(after))
+
+    async def aoutput(self, after: str | None = None) -> AsyncIterator[str]:
+        """The text that it writes, both streams, as it comes."""
+        async for event in self.aevents(after):
+            if isinstance(event.message, Output):
+                yield event.message.data
+
+    def output(self, after: str | None = None) -> Iterator[str]:
+        """As `aoutput`, for callers that block."""
+        for event in self.events(after):
+            if isinstance(event.message, Output):
+                yield event.message.data
+
+    def tail(self, limit: int = 100) -> list[Event]:
+        """The last events that are there now; nothing is waited for."""
+        return hub.call(self.atail(limit))
+
+    async def atail(self, limit: int = 100) -> list[Event]:
+        if limit < 0:
+            raise ValueError(f"limit = {limit!r}: must be how many events, from 0")
+        tower = await hub.tower(self.app)
+        events: list[Event] = []
+        after = ""
+        while (page := await tower.store.read(self.id, after)) and page.events:
+            events += page.events
+            del events[: -limit or None]
+            after = page.events[-1].id
+        return events
+
+    async def asnapshot(self) -> Snapshot:
+        """How it stands now; of a task without a stream as far as the result backend knows."""
+        tower = await hub.tower(self.app)
+        record = await tower.store.look(self.id)
+        if record.state == "unknown":
+            ended = await self._ended_without_stream(tower)
+            if ended is not None:
+                record = Record("ended", outcome=str(ended.outcome))
+        return Snapshot(
+            execution_id=self.id,
+            state=record.state,
+            outcome=record.outcome,
+            task=record.task,
+            worker=record.worker,
+            attempt=record.attempt,
+            begun_at=record.begun_at,
+            ended_at=record.ended_at,
+        )
+
+    def snapshot(self) -> Snapshot:
+        return hub.call(self.asnapshot())
+
+    async def aget(self, timeout_s: float | None = None) -> Any:
+        """The task's value, or what it raised; as `AsyncResult.get`, and no thread waits."""
+        async with asyncio.timeout(timeout_s):
+            async for event in self.aevents():
+                if isinstance(event.message, Ended):
+                    break
+        return await asyncio.to_thread(self._value)
+
+    # --- telling -------------------------------------------------------------------------------
+
+    async def acancel(self, grace_s: float | None = None) -> Asked:
+        """Have it stopped: in order within the grace, then by force. Safe twice.
+
+        Before the start the cancel waits for it, also through a restart of the worker; on a pool
+        without streams it is Celery's revoke.
+        """
+        asked = await self.tell_to_stop(grace_s)
+        if asked == "waiting":
+            await asyncio.to_thread(terminate, self.app, [self.id])
+        return asked
+
+    async def tell_to_stop(self, grace_s: float | None) -> Asked:
+        """A cancel, as far as a stream goes."""
+        if grace_s is not None and not 0 <= grace_s <= 86400:
+            raise ValueError(f"grace_s = {grace_s!r}: must be from 0 to 86400 seconds")
+        if redis_url(self.app) is None:
+            return "waiting"
+        return await self._tell(CancelCommand(grace_s=grace_s))
+
+    def cancel(self, grace_s: float | None = None) -> Asked:
+        return hub.call(self.acancel(grace_s))
+
+    async def ainterrupt(self) -> Asked:
+        """Raise KeyboardInterrupt in it, as Ctrl-C does; nothing happens before it begins."""
+        return await self._tell(InterruptCommand())
+
+    def interrupt(self) -> Asked:
+        return hub.call(self.ainterrupt())
+
+    async def arespond(
+        self, text: str, *, request_id: str | None = None, eof: bool = False
+    ) -> None:
+        """Answer the question it asks: the one that is open, or the one that is named.
+
+        NotAsking if none is open; the first answer of several counts.
+        """
+        check_type("text", text, str)
+        if request_id is None:
+            request = await self.aquestion()
+            if request is None:
+                raise NotAsking(self.id)
+            request_id = request.id
+        asked = await self._tell(RespondCommand(text=text, request_id=request_id, eof=eof))
+        if asked != "asked":
+            raise NotAsking(self.id)
+
+    def respond(self, text: str, *, request_id: str | None = None, eof: bool = False) -> None:
+        hub.call(self.arespond(text, request_id=request_id, eof=eof))
+
+    async def aquestion(self) -> InputRequest | None:
+        """The question that it asks now, if it does; of several the first that is open."""
+        questions: dict[str, InputRequest] = {}
+        for event in await self.atail(10_000):
+            match event.message:
+                case InputRequest(id=request_id) as question:
+                    questions[request_id] = question
+                case InputClosed(request_id=request_id):
+                    questions.pop(request_id, None)
+                case AttemptEnded() | Ended():
+                    questions.clear()  # whoever died while asking has not closed them
+        return next(iter(questions.values()), None)
+
+    def question(self) -> InputRequest | None:
+        return hub.call(self.aquestion())
+
+    async def astack(self, timeout_s: float = 10.0) -> str:
+        """The Python stacks of its process, wherever it runs."""
+        request_id = uuid.uuid4().hex
+        tail = await self.atail(1)
+        asked = await self._tell(StackCommand(request_id=request_id))
+        if asked == "waiting" and not tail:
+            raise ExecutionUnknown(self.id)
+        if asked != "asked":
+            raise ExecutionEnded(self.id, "")
+        async with asyncio.timeout(timeout_s):
+            async for event in self.aevents(tail[-1].id if tail else None):
+                said = event.message
+                if isinstance(said, Stacks) and said.in_reply_to == request_id:
+                    return said.text
+        raise ExecutionEnded(self.id, "")
+
+    def stack(self, timeout_s: float = 10.0) -> str:
+        return hub.call(self.astack(timeout_s))
+
+    async def _tell(self, command: Command) -> Asked:
+        tower = await hub.tower(self.app)
+        try:
+            state = await tower.tell(self.id, command)
+        except ExecutionEnded:
+            return "over"
+        if state == "ended":
+            return "over"
+        if state == "unknown":
+            ended = await self._ended_without_stream(tower)
+            return "over" if ended is not None else "waiting"
+        return "asked" if state == "running" else "waiting"
+
+    # --- the result backend --------------------------------------------------------------------
+
+    async def _ended_without_stream(self, tower: Watchtower) -> Ended | None:
+        """The end of one that has no stream any more, or never had one."""
+        ended = await asyncio.to_thread(self._ask_backend, self.id)
+        return ended or ended_of_entry(await tower.store.find_recent(self.id))
+
+    def _ask_backend(self, task_id: str) -> Ended | None:
+        return ended_of(self.app, task_id)
+
+    def _ask_stored(self, task_id: str) -> tuple[Ended | None, bool]:
+        return stored_end(self.app, task_id)
+
+    def _result_channel(self) -> str | None:
+        """The channel on which a Redis backend says that a result is there."""
+        key = getattr(self.app.backend, "get_key_for_task", None)
+        consumer = getattr(self.app.backend, "result_consumer", None)
+        if key is None or consumer is None or not hasattr(self.app.backend, "connparams"):
+            return None
+        name = key(self.id)
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def _value(self) -> Any:
+        """What the backend has; it may be stored a moment after the stream has ended."""
+        if self.app.conf.task_ignore_result:
+            return None
+        return AsyncResult(self.id, app=self.app).get(
+            timeout=_BACKEND_S, disable_sync_subtasks=False
+        )
+
+
+_BACKEND_S = 30.0
+
+
+def terminate(app: Any, ids: list[str]) -> None:
+    """Another pool may have them, which knows of no stream: there they are terminated."""
+    app.control.revoke(ids, terminate=True, signal="SIGTERM")
+
+
+def current_app() -> Any:
+    from celery import current_app as known  # noqa: PLC0415  the app is known when one is asked for
+
+    return known._get_current_object()  # noqa: SLF001  there is no public way
+
+
+def check_type(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
+
+
+def _check_id(after: str | None) -> None:
+    if after is None:
+        return
+    check_type("after", after, str)
+    attempt, dash, seq = after.partition("-")
+    if not (dash and attempt.isdigit() and seq.isdigit()):
+        raise ValueError(f"after = {after!r}: must be the id of an event")

@@ -1,0 +1,236 @@
+"""Doorbells: Redis says that a key has changed, over one connection for all that is watched.
+
+A ring is only a hint. Who is rung reads the key; who was deaf for a while (the connection was lost,
+the server changed) is rung for everything it listens to, and reads again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+
+from capsule_tasks.errors import StorageUnavailable
+from capsule_tasks.settings import ConnectionSettings
+from capsule_tasks.storage import targets
+from capsule_tasks.storage.async_connections import _no_retry, _sentinel_pool, server_pool
+from capsule_tasks.storage.faults import FAULTS
+
+log = logging.getLogger("capsule_tasks.storage")
+
+Ring = Callable[[bytes | None], object]
+"""Called with what was said, or with None after a time in which rings may have been missed."""
+
+_SILENCE_S = 15.0
+_FIRST_RETRY_S = 0.05
+_LAST_RETRY_S = 1.0
+_SLICE = 500
+_chance = random.Random()  # noqa: S311  spreads load, and leaves the program's own chance alone
+
+
+class Doorbells:
+    """Listens on channels, on the loop that it was made on; the connection is made when needed."""
+
+    def __init__(
+        self,
+        url: str,
+        settings: ConnectionSettings | None = None,
+        *,
+        patience_s: float | None = None,
+    ) -> None:
+        """`patience_s` is how long `listen` waits for a Redis that is away; None: for ever."""
+        self._patience_s = patience_s
+        self._fault: BaseException | None = None
+        self._settings = settings or ConnectionSettings()
+        self._target = targets.parsed(url, self._settings)
+        self._sentinel: Any = None
+        self._pools = self._made_pools()
+        self._rings: dict[bytes, list[Ring]] = {}
+        self._asked: dict[bytes, asyncio.Future[None]] = {}
+        self._heard: set[bytes] = set()
+        self._connection: AbstractConnection | None = None
+        self._server: asyncio.Task[None] | None = None
+        self._changed: list[tuple[str, bytes]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def listen(self, channel: str, ring: Ring) -> None:
+        """Have `ring` called from now on; returns once nothing that is said can be missed.
+
+        StorageUnavailable if Redis stays away for longer than the patience.
+        """
+        name = channel.encode()
+        self._rings.setdefault(name, []).append(ring)
+        if self._server is None and not self._is_closed:
+            self._server = asyncio.get_running_loop().create_task(self._serve())
+        if name in self._heard:
+            return
+        asked = self._asked.get(name)
+        if asked is None:
+            asked = self._asked[name] = asyncio.get_running_loop().create_future()
+            self._send("SUBSCRIBE", name)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await asyncio.shield(asked)
+        except TimeoutError:
+            why = f"{self._fault or 'no answer'} (for {self._patience_s:g} s)"
+            raise StorageUnavailable(f"Redis: {why}") from self._fault
+
+    def leave(self, channel: str, ring: Ring) -> None:
+        """Stop calling `ring`; safe if it never was."""
+        name = channel.encode()
+        rings = self._rings.get(name, [])
+        if ring in rings:
+            rings.remove(ring)
+        if not rings and self._rings.pop(name, None) is not None:
+            self._heard.discard(name)
+            if (asked := self._asked.pop(name, None)) is not None:
+                asked.cancel()
+            self._send("UNSUBSCRIBE", name)
+
+    async def close(self) -> None:
+        """Stop listening; safe twice, and before anything was heard."""
+        self._is_closed = True
+        for task in (self._server, self._writer):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        for asked in self._asked.values():
+            asked.cancel()
+        self._asked.clear()
+        if self._sentinel is not None:
+            for sentinel in self._sentinel.sentinels:
+                await sentinel.aclose()
+
+    def _made_pools(self) -> list[ConnectionPool]:
+        """Where to connect; to any node of a cluster, which passes on what is said on another."""
+        match self._target.kind:
+            case "server":
+                return [server_pool(self._target)]
+            case "sentinel":
+                pool, self._sentinel = _sentinel_pool(self._target)
+                return [pool]
+        options = {
+            **{k: v for k, v in self._target.options.items() if k != "db"},
+            "protocol": 2,
+            "socket_timeout": None,
+            "retry": _no_retry(),
+        }
+        return [
+            ConnectionPool(host=host, port=port, **options) for host, port in self._target.addresses
+        ]
+
+    # --- the connection ------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        attempt = 0
+        while not self._is_closed:
+            connection = self._pools[attempt % len(self._pools)].make_connection()
+            try:
+                limit_s = self._settings.connect_timeout_s + self._settings.reply_timeout_s
+                async with asyncio.timeout(limit_s):  # a server may accept and say nothing
+                    await connection.connect()
+                await self._subscribe_all(connection)
+                attempt = 0
+                self._fault = None
+                await self._hear(connection)
+            except FAULTS as error:
+                self._fault = error
+                log.info("the doorbell connection was lost: %s", error)
+            finally:
+                self._connection = None
+                self._heard.clear()
+                with contextlib.suppress(*FAULTS):
+                    await connection.disconnect(nowait=True)
+            attempt += 1
+            pause_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** min(attempt, 10))
+            await asyncio.sleep(pause_s * _chance.uniform(0.5, 1))
+
+    async def _subscribe_all(self, connection: AbstractConnection) -> None:
+        self._changed.clear()
+        names = list(self._rings)
+        self._connection = connection
+        for first in range(0, len(names), _SLICE):
+            await self._write(connection, "SUBSCRIBE", names[first : first + _SLICE])
+
+    async def _write(
+        self, connection: AbstractConnection, command: str, names: Iterable[bytes]
+    ) -> None:
+        packed = connection.pack_command(command, *names)
+        await connection.send_packed_command(packed, check_health=False)
+
+    async def _hear(self, connection: AbstractConnection) -> None:
+        is_waiting_for_pong = False
+        while True:
+            try:
+                async with asyncio.timeout(
+                    self._settings.reply_timeout_s if is_waiting_for_pong else _SILENCE_S
+                ):
+                    message = await connection.read_response(
+                        disable_decoding=True, disconnect_on_error=False
+                    )
+            except TimeoutError:
+                if is_waiting_for_pong:
+                    raise
+                is_waiting_for_pong = True
+                await self._write(connection, "PING", ())
+                continue
+            is_waiting_for_pong = False
+            self._take(message)
+
+    def _take(self, message: Any) -> None:
+        kind = message[0] if isinstance(message, list) and len(message) > 2 else b""
+        if kind == b"message":
+            for ring in tuple(self._rings.get(message[1], ())):
+                self._ring(ring, message[2])
+        elif kind == b"subscribe":
+            name = message[1]
+            if name not in self._rings:
+                return
+            self._heard.add(name)
+            if (asked := self._asked.pop(name, None)) is not None:
+                if not asked.done():
+                    asked.set_result(None)
+            else:  # it was heard before the connection was lost
+                for ring in tuple(self._rings[name]):
+                    self._ring(ring, None)
+
+    def _ring(self, ring: Ring, data: bytes | None) -> None:
+        try:
+            ring(data)
+        except Exception:
+            log.exception("a doorbell could not be answered")
+
+    def _send(self, command: str, name: bytes) -> None:
+        """With all that is asked for in this turn of the loop."""
+        if self._connection is None:
+            return  # it will be asked for when there is a connection
+        self._changed.append((command, name))
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._send_changes())
+
+    async def _send_changes(self) -> None:
+        try:
+            while self._changed and self._connection is not None:
+                changed, self._changed = self._changed, []
+                for command, names in _runs(changed):
+                    await self._write(self._connection, command, names)
+        except FAULTS as error:
+            log.debug("channels could not be changed: %s", error)  # the listener sees it too
+        finally:
+            self._writer = None
+
+
+def _runs(changed: list[tuple[str, bytes]]) -> Iterable[tuple[str, list[bytes]]]:
+    """Neighbours with the same command together, in order."""
+    first = 0
+    for place in range(1, len(changed) + 1):
+        is_end = place == len(changed) or changed[place][0] != changed[first][0]
+        if is_end or place - first == _SLICE:
+            yield changed[first][0], [name for _, name in changed[first:place]]
+            first = place

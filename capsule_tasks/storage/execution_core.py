@@ -1,0 +1,433 @@
+"""Executions in one Redis, as generators without I/O.
+
+Every write can be repeated: claims carry an id, events their place in an attempt, commands an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.errors import (
+    AttemptClosed,
+    AttemptStale,
+    ExecutionEnded,
+    ExecutionUnknown,
+    InternalError,
+)
+from capsule_tasks.protocol.events import (
+    AttemptEnded,
+    Begun,
+    Command,
+    EventMessage,
+    decode_event,
+    encode_command,
+    encode_event,
+)
+from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.storage.execution_types import (
+    Claimed,
+    Event,
+    GroupProgress,
+    Page,
+    RecentEntry,
+    Record,
+    State,
+    Told,
+)
+from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys, worker_bells
+from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.scripts import Argument, Call, Code, script
+
+_CLAIM = script(
+    "execution_claim",
+    keys="meta events control",
+    args="claim owner held_by about state outcome is_loud channel lost event...",
+)
+_APPEND = script(
+    "execution_append",
+    keys="meta events control",
+    args="attempt first_seq state outcome is_loud limits channel event...",
+)
+_REAP = script(
+    "execution_reap",
+    keys="meta events control",
+    args="owner attempt outcome limits channel event",
+)
+_CONTROL = script(
+    "execution_control", keys="meta control", args="command keep_ms bells execution data"
+)
+_TOLD = script("execution_told", keys="control", args="after")
+_READ = script("execution_read", keys="meta events", args="after count")
+_LOOK = script("execution_look", keys="meta", args="")
+_RECENT_NOTE = script("recent_note", keys="order entries", args="most keep_ms channel note...")
+_RECENT_LIST = script("recent_list", keys="order entries", args="before count")
+_RECENT_FIND = script("recent_find", keys="entries", args="id")
+_GROUP_NOTE = script(
+    "group_note", keys="counts failures seen", args="keep_ms most channel member..."
+)
+_GROUP_READ = script("group_read", keys="counts failures seen", args="after count which")
+
+_LOST = encode_event(AttemptEnded(how="lost", detail="another worker took the execution"))
+_RETAKEN = encode_event(AttemptEnded(how="replaced", detail="its worker lost its lease"))
+_MARKS = 4
+"""Marks in what is kept of an ended execution: so exact is its trimming."""
+PAGE = 128
+NOBODY = "-"
+"""Who must have had an execution that is claimed for the first time."""
+
+
+class ExecutionCore:
+    """What executions say and are told. What it promises is said here for every face."""
+
+    def __init__(self, settings: ExecutionSettings | None = None) -> None:
+        self.settings = settings or ExecutionSettings()
+        prefix = self.settings.prefix
+        self._retry = self.settings.retry
+        self._bells = worker_bells(prefix)
+        self._recent = RecentKeys(prefix)
+
+    def keys_of(self, execution_id: str) -> ExecutionKeys:
+        return ExecutionKeys(execution_id, self.settings.prefix)
+
+    def group_keys_of(self, group_id: str) -> GroupKeys:
+        return GroupKeys(group_id, self.settings.prefix)
+
+    @property
+    def recent_channel(self) -> str:
+        return self._recent.channel
+
+    def bell_of(self, incarnation: str) -> str:
+        return self._bells + incarnation
+
+    # --- workers -------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        execution_id: str,
+        *,
+        owner: str,
+        claim: str,
+        held_by: str = "",
+        ack: str = "late",
+        task: str = "",
+        worker: str = "",
+        group: str = "",
+        index: int = -1,
+    ) -> Operation[Claimed]:
+        """Begin its next attempt; with the same `claim` it is the same one.
+
+        ExecutionEnded if it is over. Who had it before can no longer write. With `held_by` it is
+        taken from that worker alone, or with NOBODY as its first attempt; AttemptStale if another
+        has it.
+        """
+        about = about_attempt(ack, task, worker, group, index, self.settings)
+        begun = encode_event(Begun(worker=worker, task=task))
+        keys = self.keys_of(execution_id)
+        call = self.claim_call(keys, claim, about, owner, [begun], held_by=held_by)
+        reply = yield from perform(call, self._retry)
+        return self.claimed(execution_id, reply)
+
+    @staticmethod
+    def claim_call(
+        keys: ExecutionKeys,
+        claim: str,
+        about: bytes,
+        owner: str,
+        events: Sequence[bytes],
+        *,
+        held_by: str = "",
+        state: str = "",
+        outcome: str = "",
+        is_loud: bool = False,
+    ) -> Call:
+        """A claim and what the attempt has said already: to its end, if it is over."""
+        lost = _LOST if held_by == "" else b"" if held_by == NOBODY else _RETAKEN
+        said = "1" if is_loud else ""
+        args: list[Argument] = [claim, owner, held_by, about, state, outcome, said]
+        return Call(
+            _CLAIM, (keys.meta, keys.events, keys.control), [*args, keys.channel, lost, *events]
+        )
+
+    @staticmethod
+    def claimed(execution_id: str, reply: Reply) -> Claimed:
+        """What the reply to a claim says."""
+        match reply[0]:
+            case Code.DONE:
+                return Claimed(int(reply[1]), int(reply[2]), _told(reply[3:]))
+            case Code.ENDED:
+                raise ExecutionEnded(execution_id, reply[1].decode())
+            case Code.STALE:
+                raise AttemptStale(execution_id, 0, int(reply[1]))
+        raise refused(reply, "a claim")
+
+    def append(
+        self,
+        execution_id: str,
+        attempt: int,
+        first_seq: int,
+        events: Sequence[bytes],
+        *,
+        state: str = "",
+        outcome: str = "",
+        is_loud: bool = False,
+        kept: ExecutionSettings | None = None,
+    ) -> Operation[int]:
+        """Store what an attempt said next; the last number that is stored.
+
+        What is stored already is left out. `state` ends the attempt (`waiting`) or the execution
+        (`ended`). AttemptStale if another attempt followed, AttemptClosed if it is over,
+        ExecutionUnknown if nothing of it is left.
+        """
+        call = self.append_call(
+            self.keys_of(execution_id),
+            attempt,
+            first_seq,
+            events,
+            state=state,
+            outcome=outcome,
+            is_loud=is_loud,
+            kept=kept,
+        )
+        reply = yield from perform(call, self._retry)
+        return self.appended(execution_id, call, reply)
+
+    def append_call(
+        self,
+        keys: ExecutionKeys,
+        attempt: int,
+        first_seq: int,
+        events: Sequence[bytes],
+        *,
+        state: str = "",
+        outcome: str = "",
+        is_loud: bool = False,
+        kept: ExecutionSettings | None = None,
+    ) -> Call:
+        args: list[Argument] = [attempt, first_seq, state, outcome, int(is_loud)]
+        args += [_limits(kept or self.settings), keys.channel, *events]
+        return Call(_APPEND, (keys.meta, keys.events, keys.control), args)
+
+    @staticmethod
+    def appended(execution_id: str, call: Call, reply: Reply) -> int:
+        """What the reply to an append says."""
+        attempt, first_seq = int(call.args[0]), call.args[1]
+        match reply[0]:
+            case Code.DONE:
+                return int(reply[1])
+            case Code.MISSING:
+                raise ExecutionUnknown(execution_id)
+            case Code.STALE:
+                raise AttemptStale(execution_id, attempt, int(reply[1]))
+            case Code.ENDED:
+                raise AttemptClosed(execution_id, attempt, reply[1].decode())
+            case Code.CONFLICT:
+                raise InternalError(
+                    f"execution {execution_id!r} has {reply[1]!r} events, the next is {first_seq!r}"
+                )
+        raise refused(reply, "an append")
+
+    def make(self, call: Call) -> Operation[Reply]:
+        """Have a call made, again where its reply was lost."""
+        return (yield from perform(call, self._retry))
+
+    def reap(
+        self, execution_id: str, owner: str, attempt: int, event: EventMessage, outcome: str = ""
+    ) -> Operation[bool]:
+        """Write the end of an attempt whose worker is gone; False if somebody else was first."""
+        keys = self.keys_of(execution_id)
+        args: list[Argument] = [owner, attempt, outcome, _limits(self.settings), keys.channel]
+        args.append(encode_event(event))
+        call = Call(_REAP, (keys.meta, keys.events, keys.control), args)
+        reply = yield from perform(call, self._retry)
+        return bool(reply[0] == Code.DONE)
+
+    def told(self, execution_id: str, after: str = "") -> Operation[tuple[Told, ...]]:
+        """What it was told after that entry."""
+        call = Call(_TOLD, (self.keys_of(execution_id).control,), [after])
+        reply = yield from perform(call, self._retry)
+        return _told(reply[1:])
+
+    # --- watchers ------------------------------------------------------------------------------
+
+    def tell(
+        self, execution_id: str, command: Command, *, command_id: str | None = None
+    ) -> Operation[State]:
+        """Tell it something, also before it begins; how it stands. ExecutionEnded if it is over."""
+        keys = self.keys_of(execution_id)
+        args: list[Argument] = [command_id or new_operation(), _ms(self.settings.control_s)]
+        args += [self._bells, execution_id, encode_command(command)]
+        reply = yield from perform(Call(_CONTROL, (keys.meta, keys.control), args), self._retry)
+        if reply[0] == Code.ENDED:
+            raise ExecutionEnded(execution_id, reply[1].decode())
+        return _state(reply[1])
+
+    def read(self, execution_id: str, after: str = "", count: int = PAGE) -> Operation[Page | None]:
+        """Some events after that one; None for an execution of which nothing is there."""
+        keys = self.keys_of(execution_id)
+        call = Call(_READ, (keys.meta, keys.events), [after, count])
+        reply = yield from perform(call, self._retry)
+        if reply[0] == Code.MISSING:
+            return None
+        _, state, outcome, attempt, seq, gone, *flat = reply
+        events = tuple(
+            Event(flat[n].decode(), int(flat[n + 1]) / 1000, *decode_event(flat[n + 2]))
+            for n in range(0, len(flat), 3)
+        )
+        return Page(_state(state), outcome.decode(), int(attempt), int(seq), gone.decode(), events)
+
+    def look(self, execution_id: str) -> Operation[Record]:
+        """How it stands."""
+        call = Call(_LOOK, (self.keys_of(execution_id).meta,), [])
+        reply = yield from perform(call, self._retry)
+        if reply[0] == Code.MISSING:
+            return Record("unknown")
+        words = [value.decode(errors="replace") for value in reply[1:]]
+        return Record(
+            state=_state(reply[1]),
+            attempt=int(words[1] or 0),
+            owner=words[2],
+            worker=words[3],
+            task=words[4],
+            ack=words[5],
+            outcome=words[6],
+            begun_at=_seconds(words[7]),
+            ended_at=_seconds(words[8]),
+            group=words[9],
+            index=int(words[10] or -1),
+            is_loud=bool(words[11]),
+        )
+
+    # --- indexes -------------------------------------------------------------------------------
+
+    def note_recent(self, notes: Sequence[tuple[int, RecentEntry]]) -> Operation[None]:
+        """Put executions into the index, each with its attempt; the newest stay in it."""
+        settings = self.settings
+        args: list[Argument] = [settings.recent, _ms(settings.recent_s), self._recent.channel]
+        for attempt, entry in notes:
+            record = {"s": entry.state, "t": entry.task, "w": entry.worker, "b": entry.began_at}
+            args += [entry.execution_id, attempt, msgspec.json.encode(record)]
+        yield from perform(
+            Call(_RECENT_NOTE, (self._recent.order, self._recent.entries), args), self._retry
+        )
+
+    def list_recent(
+        self,
+        *,
+        state: str | None = None,
+        task: str | None = None,
+        since: float | None = None,
+        limit: int = 50,
+    ) -> Operation[list[RecentEntry]]:
+        """The latest executions first, of a state, a task, a time."""
+        found: list[RecentEntry] = []
+        before = ""
+        while len(found) < limit:
+            call = Call(_RECENT_LIST, (self._recent.order, self._recent.entries), [before, 500])
+            reply = yield from perform(call, self._retry)
+            page = [_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3)]
+            for entry in page:
+                if since is not None and entry.noted_at < since:
+                    return found[:limit]
+                if state in (None, entry.state) and task in (None, entry.task):
+                    found.append(entry)
+            if not page:
+                break
+            before = reply[-2].decode()
+        return found[:limit]
+
+    def find_recent(self, execution_id: str) -> Operation[RecentEntry | None]:
+        """What the index knows of one, also when nothing else is left of it."""
+        call = Call(_RECENT_FIND, (self._recent.entries,), [execution_id])
+        reply = yield from perform(call, self._retry)
+        if reply[0] == Code.MISSING:
+            return None
+        return _recent(execution_id.encode(), reply[1], reply[2])
+
+    def note_group(
+        self, group_id: str, members: Sequence[tuple[int, str, str, str]]
+    ) -> Operation[None]:
+        """Count ends of members: (place, outcome, execution id, what went wrong), each once."""
+        keys, settings = self.group_keys_of(group_id), self.settings
+        args: list[Argument] = [_ms(settings.group_s), settings.group_failures, keys.channel]
+        for index, outcome, execution_id, failure in members:
+            is_failure = outcome in ("failed", "lost")
+            said = msgspec.json.encode([execution_id, failure[:1000]]) if is_failure else b""
+            args += [index, outcome, said]
+        call = Call(_GROUP_NOTE, (keys.counts, keys.failures, keys.seen), args)
+        yield from perform(call, self._retry)
+
+    def read_group(
+        self, group_id: str, after: str = "", count: int = 100, *, which: bool = False
+    ) -> Operation[GroupProgress]:
+        """How far a group is, failures after that one, and if asked `which` members are counted."""
+        keys = self.group_keys_of(group_id)
+        args: list[Argument] = [after, count, int(which)]
+        call = Call(_GROUP_READ, (keys.counts, keys.failures, keys.seen), args)
+        reply = yield from perform(call, self._retry)
+        end = 3 + 2 * int(reply[2])
+        counts = {reply[n].decode(): int(reply[n + 1]) for n in range(3, end, 2)}
+        failures = tuple(
+            (reply[n].decode(), *msgspec.json.decode(reply[n + 1], type=tuple[str, str]))
+            for n in range(end, len(reply), 2)
+        )
+        return GroupProgress(counts, failures, reply[1] if which else None)
+
+    def kept_as(self, **changes: Any) -> ExecutionSettings:
+        """These settings for one task, with changes of its own."""
+        return msgspec.structs.replace(self.settings, **changes)
+
+
+@lru_cache(maxsize=1000)
+def about_attempt(
+    ack: str, task: str, worker: str, group: str, index: int, kept: ExecutionSettings
+) -> bytes:
+    """What a claim says of an attempt, whoever holds it."""
+    place = str(index) if group else ""
+    return msgspec.msgpack.encode([ack, task, worker, group, place, _limits(kept).decode()])
+
+
+@lru_cache(maxsize=1000)
+def _limits(kept: ExecutionSettings) -> bytes:
+    """As the scripts take them."""
+    numbers = (max(1, kept.kept_bytes // _MARKS), kept.live_bytes, kept.kept_bytes)
+    times = (_ms(kept.age_s), _ms(kept.kept_s), _ms(kept.quiet_s))
+    return " ".join(map(str, (*numbers, *times))).encode()
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _seconds(ms: str) -> float | None:
+    return int(ms) / 1000 if ms else None
+
+
+def _state(value: bytes) -> State:
+    state: State = value.decode() or "unknown"  # type: ignore[assignment]
+    return state
+
+
+def _told(flat: Reply) -> tuple[Told, ...]:
+    return tuple(Told(flat[n].decode(), flat[n + 1]) for n in range(0, len(flat), 2))
+
+
+class _RecentRecord(msgspec.Struct):
+    s: str = ""
+    t: str = ""
+    w: str = ""
+    b: float | None = None
+
+
+_recent_record = msgspec.json.Decoder(_RecentRecord).decode
+
+
+def _recent(execution_id: bytes, noted: bytes, record: bytes) -> RecentEntry:
+    known = _recent_record(record)
+    return RecentEntry(execution_id.decode(), int(noted) / 1e6, known.s, known.t, known.w, known.b)
+
+
+__all__ = ["NOBODY", "PAGE", "ExecutionCore", "about_attempt"]

@@ -1,0 +1,138 @@
+"""What the store of executions takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from capsule_tasks.protocol.events import (
+    Accepted,
+    AttemptEnded,
+    Begun,
+    Ended,
+    EventMessage,
+    Stacks,
+    UnknownEvent,
+)
+from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
+
+State = Literal["unknown", "running", "waiting", "ended"]
+Ack = Literal["early", "late"]
+
+__all__ = [
+    "Accepted",
+    "AttemptEnded",
+    "Begun",
+    "Claimed",
+    "Ended",
+    "Event",
+    "Gap",
+    "GroupProgress",
+    "InputClosed",
+    "InputRequest",
+    "Output",
+    "Page",
+    "Progress",
+    "RecentEntry",
+    "Record",
+    "Stacks",
+    "UnknownEvent",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of an execution. `id` is where to resume after it; `at` is Redis's time."""
+
+    id: str
+    at: float
+    message: EventMessage | UnknownEvent
+    offset: int = 0
+
+    @property
+    def attempt(self) -> int:
+        return int(self.id.partition("-")[0])
+
+    @property
+    def seq(self) -> int:
+        return int(self.id.partition("-")[2])
+
+    @property
+    def is_last(self) -> bool:
+        return isinstance(self.message, Ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One entry of what an execution is told."""
+
+    id: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """An attempt that is ours, and what waited for it."""
+
+    attempt: int
+    seq: int
+    told: tuple[Told, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some events, and how the execution stood when they were read."""
+
+    state: State
+    outcome: str
+    attempt: int
+    seq: int
+    gone: str
+    """The first event that is left, if some were trimmed."""
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How an execution stands. Times are seconds of Redis's clock, None for what is not yet."""
+
+    state: State
+    attempt: int = 0
+    owner: str = ""
+    worker: str = ""
+    task: str = ""
+    ack: str = ""
+    outcome: str = ""
+    begun_at: float | None = None
+    ended_at: float | None = None
+    group: str = ""
+    index: int = -1
+    is_loud: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEntry:
+    """One execution in the index of recent ones."""
+
+    execution_id: str
+    noted_at: float
+    state: str
+    """`running`, `waiting`, or an outcome."""
+    task: str = ""
+    worker: str = ""
+    began_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """How far a group is: how many of its members ended, and how."""
+
+    counts: dict[str, int]
+    failures: tuple[tuple[str, str, str], ...] = field(default=())
+    """(id to resume after, execution id, what went wrong)"""
+    counted: bytes | None = None
+    """A bit for each member's place, the first the highest; None if it was not asked for."""
+
+    @property
+    def done(self) -> int:
+        return sum(self.counts.values())

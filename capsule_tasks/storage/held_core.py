@@ -1,0 +1,77 @@
+"""What workers hold, and which of them are gone, as generators without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from capsule_tasks.errors import LeaseLost
+from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.storage.keys import HeldKeys, worker_index
+from capsule_tasks.storage.operations import Operation, Reply, perform
+from capsule_tasks.storage.scripts import Argument, Call, Code, script
+
+_HOLD = script("worker_hold", keys="worker held", args="token keep_ms count id...")
+_HELD = script("worker_held", keys="worker held", args="count done...")
+_NOTE = script("workers_note", keys="workers", args="worker lease_ms keep_ms most forget...")
+
+MOST_DUE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Workers to look at now, and how long it takes until the next is; None if there is none."""
+
+    workers: tuple[str, ...]
+    next_s: float | None
+
+
+class HeldCore:
+    """Which executions each worker's incarnation holds."""
+
+    def __init__(self, settings: ExecutionSettings) -> None:
+        self._prefix = settings.prefix
+        self._retry = settings.retry
+        self._keep_ms = int(settings.held_s * 1000)
+
+    def hold(
+        self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]
+    ) -> Operation[None]:
+        """Note what it is going to hold, and what not any more; LeaseLost if it may not."""
+        call = self.hold_call(incarnation, token, held, released)
+        reply = yield from perform(call, self._retry)
+        if not self.is_held(reply):
+            raise LeaseLost(incarnation)
+
+    def hold_call(
+        self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]
+    ) -> Call:
+        keys = HeldKeys(incarnation, self._prefix)
+        args: list[Argument] = [token, self._keep_ms, len(held), *held, *released]
+        return Call(_HOLD, (keys.worker, keys.held), args)
+
+    @staticmethod
+    def is_held(reply: Reply) -> bool:
+        return bool(reply[0] == Code.DONE)
+
+    def held_by(
+        self, incarnation: str, done: Sequence[str] = (), count: int = 500
+    ) -> Operation[list[str] | None]:
+        """Some of what it held, without what was seen to; None while its lease lasts."""
+        keys = HeldKeys(incarnation, self._prefix)
+        call = Call(_HELD, (keys.worker, keys.held), [count, *done])
+        reply = yield from perform(call, self._retry)
+        if reply[0] != Code.DONE:
+            return None
+        return [value.decode() for value in reply[1:]]
+
+    def note_worker(
+        self, incarnation: str, lease_s: float, forget: Sequence[str] = ()
+    ) -> Operation[Due]:
+        """Say that it lives, and that others are gone for good; who is due to be looked at."""
+        args: list[Argument] = [incarnation, int(lease_s * 1000), self._keep_ms, MOST_DUE, *forget]
+        call = Call(_NOTE, (worker_index(self._prefix),), args)
+        reply = yield from perform(call, self._retry)
+        next_ms = int(reply[1])
+        due = tuple(value.decode() for value in reply[2:])
+        return Due(due, next_ms / 1000 if next_ms >= 0 else None)

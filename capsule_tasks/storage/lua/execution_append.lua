@@ -1,0 +1,45 @@
+-- Adds what an attempt said; only what is missing, and nothing of an attempt that is stale.
+--
+-- KEYS
+--   meta     hash    capsule:{E:<execution>}:meta
+--   events   stream  capsule:{E:<execution>}:events
+--   control  stream  capsule:{E:<execution>}:control
+-- ARGV
+--   attempt    that speaks
+--   first_seq  of the first event
+--   state      empty, waiting (the attempt ends, another follows) or ended
+--   outcome    of the execution, if it ended
+--   is_loud    1 if an event among these is worth a stream
+--   limits     how much is kept, and for how long
+--   channel    that is rung
+--   event...   in order
+-- RETURNS {DONE, seq}
+-- REFUSES {MISSING} an execution nobody claimed, or that has expired
+--         {STALE, attempt} an attempt that another one followed
+--         {ENDED, outcome} an attempt or execution that is over
+--         {CONFLICT, seq} events after a hole
+-- USES once, execution
+
+local meta_key, events_key, control_key = KEYS[1], KEYS[2], KEYS[3]
+local attempt, first_seq, state, outcome = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local is_loud, limits, channel = ARGV[5] == '1', ARGV[6], ARGV[7]
+local FIRST = 8
+
+local meta = load_execution(meta_key, limits)
+if not meta.state then
+  redis.call('PUBLISH', channel, '') -- who watches it would wait for it for ever
+  return {MISSING}
+end
+if meta.attempt ~= attempt then return {STALE, whole(meta.attempt)} end
+local last_seq = first_seq + #ARGV - FIRST
+if meta.state ~= 'running' then
+  if last_seq <= meta.seq then return {DONE, meta.seq} end
+  return {ENDED, meta.outcome or ''}
+end
+if first_seq > meta.seq + 1 then return {CONFLICT, meta.seq} end
+if last_seq <= meta.seq then return {DONE, meta.seq} end
+
+store(meta_key, events_key, meta, ARGV, FIRST + meta.seq + 1 - first_seq, #ARGV, is_loud)
+close(meta_key, events_key, control_key, meta, state, outcome)
+redis.call('PUBLISH', channel, '')
+return {DONE, meta.seq}

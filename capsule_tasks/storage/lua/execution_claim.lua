@@ -1,0 +1,55 @@
+-- Gives an execution's next attempt to a worker with what it said so far, and tells what it was told.
+--
+-- KEYS
+--   meta     hash    capsule:{E:<execution>}:meta
+--   events   stream  capsule:{E:<execution>}:events
+--   control  stream  capsule:{E:<execution>}:control
+-- ARGV
+--   claim     id of this claim; the same one again gets the same answer
+--   owner     incarnation of the worker
+--   held_by   who must have it now; `-` nobody, ever; empty takes it from whoever has it
+--   about     as MessagePack: ack (early or late), task, worker, group, place in it, limits
+--   state     as in execution_append: empty, or the end of the attempt or the execution
+--   outcome   of the execution, if it ended
+--   is_loud   1 if an event among these is worth a stream
+--   channel   that is rung
+--   lost      event: an attempt before this one came to no end
+--   event...  that this attempt begins, and what follows
+-- RETURNS {DONE, attempt, seq, control entries: id, data, …}
+-- REFUSES {ENDED, outcome} an execution that is over
+--         {STALE, attempt} one that is not held as was said
+-- USES once, execution
+
+local meta_key, events_key, control_key = KEYS[1], KEYS[2], KEYS[3]
+local claim, owner, held_by, about = ARGV[1], ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
+local state, outcome, is_loud = ARGV[5], ARGV[6], ARGV[7] == '1'
+local channel, lost = ARGV[8], ARGV[9]
+local FIRST = 10
+
+local ack, task, worker, group, index, limits = unpack(about)
+local meta = load_execution(meta_key, limits)
+if meta.claim == claim then
+  return {DONE, whole(meta.attempt), meta.seq, unpack(control_entries(control_key, ''))}
+end
+if held_by == '-' then
+  if meta.state then return {STALE, whole(meta.attempt)} end
+elseif meta.state == 'ended' then
+  return {ENDED, meta.outcome or ''}
+elseif held_by ~= '' and (meta.state ~= 'running' or meta.owner ~= held_by) then
+  return {STALE, whole(meta.attempt)}
+end
+
+local was_running = meta.state == 'running'
+meta.attempt = math.max(meta.attempt + 1, tonumber(meta.now_ms))
+meta.seq = 0
+change(meta, 'state', 'running', 'attempt', whole(meta.attempt), 'claim', claim, 'ack', ack,
+  'worker', worker, 'begun', meta.now_ms)
+if state == '' then change(meta, 'owner', owner) end
+if task ~= '' then change(meta, 'task', task) end
+if group ~= '' then change(meta, 'group', group, 'index', index) end
+if was_running then store(meta_key, events_key, meta, {lost}, 1, 1, false) end
+store(meta_key, events_key, meta, ARGV, FIRST, #ARGV, is_loud)
+local told = control_entries(control_key, '')
+close(meta_key, events_key, control_key, meta, state, outcome)
+redis.call('PUBLISH', channel, '')
+return {DONE, whole(meta.attempt), meta.seq, unpack(told)}

@@ -1,0 +1,383 @@
+"""Many calls at once over one connection: each is sent at once, replies come in the same order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import NoScriptError, ResponseError
+
+from capsule_tasks.errors import (
+    InvalidSetting,
+    StorageClosed,
+    StorageError,
+    StorageNotReady,
+    StorageUnavailable,
+)
+from capsule_tasks.settings import ConnectionSettings
+from capsule_tasks.storage import targets
+from capsule_tasks.storage.async_connections import (
+    AsyncConnections,
+    _reply,
+    _sentinel_pool,
+    server_pool,
+)
+from capsule_tasks.storage.faults import FAULTS, told
+from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.scripts import Call, packed
+
+_MOST_WAITING = 64
+
+Answer = Callable[[Reply | StorageError], object]
+
+log = logging.getLogger("capsule_tasks.storage")
+
+
+class PipelinedConnection:
+    """The way to one Redis for a loop that makes many small calls; an `AsyncStore`.
+
+    Calls to one server share a connection, so that a thousand in flight cost one. A cluster has
+    a connection for each call in flight, as `AsyncConnections` makes them. A caller that leaves
+    does not disturb the others: its reply is dropped when it comes.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: ConnectionSettings | None = None,
+        *,
+        replicas: int = 0,
+        replica_wait_s: float = 1.0,
+    ) -> None:
+        """With `replicas` a reply is given when so many have it too, or have had their time."""
+        settings = settings or ConnectionSettings()
+        self._settings = settings
+        self._replication = (replicas, int(replica_wait_s * 1000))
+        self._target = targets.parsed(url, settings)
+        self._others: AsyncConnections | None = None
+        self._pool: Any = None
+        self._sentinel: Any = None
+        match self._target.kind:
+            case "cluster":
+                if replicas:
+                    raise InvalidSetting("replicas", replicas, "0 where the Redis is a cluster")
+                self._others = AsyncConnections(url, settings)
+            case "sentinel":
+                self._pool, self._sentinel = _sentinel_pool(self._target)
+            case "server":
+                self._pool = server_pool(self._target)
+        self._line: _Line | None = None
+        self.before_flush: Callable[[], object] | None = None
+        # redis-py's cluster client closes connections that are in use when it needs more than it
+        # may have: it is never asked for so many.
+        self._places = asyncio.Semaphore(max(1, settings.max_connections // 2))
+        self._knows_cluster = False
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether calls are done in the order in which they were begun."""
+        return self._others is None
+
+    async def run(self, call: Call, *, is_patient: bool = False) -> Reply:
+        """The reply of a script; raises StorageError.
+
+        A patient call waits for others of its turn: each packet costs more than a call.
+        """
+        if self._is_closed:
+            raise StorageClosed
+        if self._others is not None:
+            return await self._run_in_cluster(self._others, call)
+        line = self._line
+        if line is None or line.is_broken:
+            line = await self._connected()
+        return await line.run(call, is_patient)
+
+    def cast(self, call: Call, answer: Answer, *, is_patient: bool = False) -> None:
+        """The same for a caller that does not wait: `answer` has the reply, or the error.
+
+        For small calls in great number, where order is kept. It is tried once, and not at all
+        without a connection: whoever is told of an error makes the call by `run`.
+        """
+        line = self._line
+        if line is None or line.is_broken or self._is_closed:
+            error = StorageUnavailable("Redis: there is no connection")
+            asyncio.get_running_loop().call_soon(answer, error)
+            return
+        line.cast(call, answer, is_patient)
+
+    def count(self, keys: Sequence[str], answer: Callable[[int | StorageError], object]) -> None:
+        """How many of the keys are there; patient, and tried as `cast` is."""
+        line = self._line
+        if line is None or line.is_broken or self._is_closed:
+            error = StorageUnavailable("Redis: there is no connection")
+            asyncio.get_running_loop().call_soon(answer, error)
+            return
+        line.count(keys, answer)
+
+    def flush(self, *, is_patient: bool = False) -> None:
+        """Send what waits for company, now or soon; `before_flush` may add to it."""
+        line = self._line
+        if line is None or line.is_broken:
+            if self.before_flush is not None:
+                self.before_flush()
+        elif is_patient:
+            line.wait_for_company()
+        else:
+            line.flush()
+
+    async def _run_in_cluster(self, cluster: AsyncConnections, call: Call) -> Reply:
+        if not self._knows_cluster:
+            async with self._connecting:  # while it learns the nodes it can serve nobody else
+                reply = await cluster.run(call)
+                self._knows_cluster = True
+                return reply
+        async with self._places:
+            return await cluster.run(call)
+
+    async def close(self) -> None:
+        """End the connection; what is in flight fails. Safe twice."""
+        self._is_closed = True
+        if self._others is not None:
+            await self._others.close()
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+        if self._sentinel is not None:
+            for sentinel in self._sentinel.sentinels:
+                await sentinel.aclose()
+
+    def _on_flush(self) -> None:
+        if self.before_flush is not None:
+            self.before_flush()
+
+    async def _connected(self) -> _Line:
+        async with self._connecting:
+            line = self._line
+            if line is not None and not line.is_broken:
+                return line
+            connection = self._pool.make_connection()
+            limit_s = self._settings.connect_timeout_s + self._settings.reply_timeout_s
+            try:
+                async with asyncio.timeout(limit_s):  # a server may accept and say nothing
+                    await connection.connect()
+            except FAULTS as error:
+                with contextlib.suppress(*FAULTS):
+                    await connection.disconnect(nowait=True)
+                raise told(error, was_sent=False) from error
+            if self._is_closed:
+                await connection.disconnect(nowait=True)
+                raise StorageClosed
+            self._line = _Line(
+                connection, self._settings.reply_timeout_s, self._on_flush, self._replication
+            )
+            return self._line
+
+
+class _Line:
+    """One connection in its life: from connected to broken."""
+
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        timeout_s: float,
+        on_flush: Callable[[], object],
+        replication: tuple[int, int],
+    ) -> None:
+        self.is_broken = False
+        self._replicas, wait_ms = replication
+        self._wait = connection.pack_command("WAIT", self._replicas, wait_ms)
+        self._held: list[tuple[Callable[[Any], object], Any]] = []
+        """Replies that wait until the replicas have what was done."""
+        self._on_flush = on_flush
+        self._connection = connection
+        self._timeout_s = timeout_s + (wait_ms / 1000 if self._replicas else 0)
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[Callable[[Any], object], float]] = deque()
+        self._outbox: list[bytes] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._is_flushing = False
+        self._reader = self._loop.create_task(self._read())
+        self._watch: asyncio.TimerHandle | None = None
+        self._patience: asyncio.Handle | None = None
+
+    async def run(self, call: Call, is_patient: bool) -> Reply:
+        try:
+            return _reply(await self._sent(b"EVALSHA", call, call.script.sha, is_patient))
+        except NoScriptError:
+            # The server was restarted, flushed or failed over. EVAL makes it remember the script.
+            pass
+        except FAULTS as error:
+            raise told(error, was_sent=True) from error
+        try:
+            return _reply(await self._sent(b"EVAL", call, call.script.source))
+        except FAULTS as error:
+            raise told(error, was_sent=True) from error
+
+    def cast(self, call: Call, answer: Answer, is_patient: bool) -> None:
+        def on_reply(reply: Any) -> None:
+            if type(reply) is list or isinstance(reply, StorageError):
+                answer(reply)
+            elif isinstance(reply, NoScriptError) and not self.is_broken:
+                self._send(call.packed(b"EVAL", call.script.source), on_reply, is_patient)
+            elif isinstance(reply, BaseException):
+                answer(told(reply, was_sent=True))
+            else:
+                answer(StorageNotReady(f"Redis: a script was answered with {reply!r}"))
+
+        self._send(call.packed(b"EVALSHA", call.script.sha), on_reply, is_patient)
+
+    async def close(self) -> None:
+        self._break(StorageClosed())
+        tasks = [task for task in (self._reader, self._writer) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(*FAULTS):
+            await self._connection.disconnect(nowait=True)
+
+    def count(self, keys: Sequence[str], answer: Callable[[int | StorageError], object]) -> None:
+        def on_reply(reply: Any) -> None:
+            is_answer = isinstance(reply, (int, StorageError))
+            answer(reply if is_answer else told(reply, was_sent=True))
+
+        self._send(packed((b"EXISTS", *keys)), on_reply, is_patient=True)
+
+    def _sent(
+        self, command: bytes, call: Call, script: str, is_patient: bool = False
+    ) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self.is_broken:
+            future.set_exception(StorageUnavailable("Redis: the connection was lost"))
+            return future
+
+        def on_reply(reply: Any) -> None:
+            if future.done():
+                return
+            if isinstance(reply, BaseException):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+        self._send(call.packed(command, script), on_reply, is_patient)
+        return future
+
+    def _send(self, packed: bytes, on_reply: Callable[[Any], object], is_patient: bool) -> None:
+        self._outbox.append(packed)
+        self._waiting.append((on_reply, self._loop.time()))
+        if not is_patient or len(self._outbox) >= _MOST_WAITING:
+            self.flush()
+        else:
+            self.wait_for_company()
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._timeout_s, self._look)
+
+    def wait_for_company(self) -> None:
+        if self._patience is None and not self._is_flushing:
+            self._patience = self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self._is_flushing or self.is_broken:
+            return
+        self._is_flushing = True
+        self._on_flush()
+        self._is_flushing = False
+        if self._writer is None and self._outbox:
+            self._writer = self._loop.create_task(self._write())
+
+    async def _write(self) -> None:
+        try:
+            while self._outbox:
+                outbox, self._outbox = self._outbox, []
+                if self._replicas:
+                    outbox += self._wait
+                    self._waiting.append((self._on_replicated, self._loop.time()))
+                await self._connection.send_packed_command(b"".join(outbox), check_health=False)
+        except FAULTS as error:
+            self._break(error)
+        finally:
+            self._writer = None
+
+    async def _read(self) -> None:
+        while not self.is_broken:
+            try:
+                reply = await self._connection.read_response(disable_decoding=True)
+            except ResponseError as error:
+                self._answer(error)
+            except FAULTS as error:
+                self._break(error)
+            else:
+                self._answer(reply)
+
+    def _answer(self, reply: Any) -> None:
+        if not self._waiting:  # bytes that nobody asked for: no connection to go on with
+            self._break(StorageUnavailable("Redis: a reply to no call"))
+            return
+        on_reply = self._waiting.popleft()[0]
+        if self._replicas and on_reply != self._on_replicated:
+            self._held.append((on_reply, reply))
+        else:
+            self._tell(on_reply, reply)
+
+    def _on_replicated(self, reply: Any) -> None:
+        if self.is_broken:
+            return
+        if reply != self._replicas:
+            log.warning("Redis: %s replicas have what was written, not %s", reply, self._replicas)
+        held, self._held = self._held, []
+        for on_reply, answer in held:
+            self._tell(on_reply, answer)
+
+    def _tell(self, on_reply: Callable[[Any], object], reply: Any) -> None:
+        try:
+            on_reply(reply)
+        except Exception:  # the others on this line wait for theirs
+            log.exception("a reply of Redis could not be dealt with")
+
+    def _look(self) -> None:
+        """A server that is silent for too long is given up; what was sent may have been done."""
+        self._watch = None
+        if not self._waiting or self.is_broken:
+            return
+        oldest_s = self._loop.time() - self._waiting[0][1]
+        if oldest_s >= self._timeout_s:
+            self._break(TimeoutError(f"no reply within {self._timeout_s} s"))
+        else:
+            self._watch = self._loop.call_later(self._timeout_s - oldest_s, self._look)
+
+    def _break(self, error: BaseException) -> None:
+        if self.is_broken:
+            return
+        self.is_broken = True
+        for timer in (self._watch, self._patience):
+            if timer is not None:
+                timer.cancel()
+        self._outbox.clear()
+        for on_reply, _ in self._held:  # it may be lost with this primary
+            self._loop.call_soon(self._tell, on_reply, _copied(error))
+        self._held.clear()
+        while self._waiting:
+            # Later: who is told may make calls.
+            self._loop.call_soon(self._tell, self._waiting.popleft()[0], _copied(error))
+        self._reader.cancel()
+        self._loop.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        with contextlib.suppress(*FAULTS):
+            await self._connection.disconnect(nowait=True)
+
+
+def _copied(error: BaseException) -> BaseException:
+    """Each waiter raises one of its own: a traceback grows with every raise."""
+    if isinstance(error, StorageClosed):
+        return StorageClosed()
+    return StorageUnavailable(f"Redis: {str(error) or type(error).__name__}", may_have_written=True)

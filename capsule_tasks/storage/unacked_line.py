@@ -1,0 +1,177 @@
+"""What a worker is delivered and acknowledges, written as kombu writes it but without waiting.
+
+Kombu makes a call for each delivery and one for each acknowledgement, and whoever makes them waits
+for both answers. Here they go over one connection, and their answers are read before the next are
+sent. What was not confirmed is kept, and sent once more on the next connection.
+
+Never is anything sent while an answer lies unread: when a process is killed then, its connection is
+reset, and what the server has not read yet is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from capsule_tasks.errors import StorageUnavailable
+from capsule_tasks.storage.faults import FAULTS, told
+from capsule_tasks.storage.keys import unacked_marks
+from capsule_tasks.storage.scripts import Argument, packed
+
+_PATIENCE_S = 10.0
+"""For an answer, and for a connection; kombu's own have no limit."""
+
+_MULTI, _EXEC = packed([b"MULTI"]), packed([b"EXEC"])
+
+
+class _Notes:
+    """Deliveries and acknowledgements; a message that comes again is delivered after its end."""
+
+    __slots__ = ("done", "held")
+
+    def __init__(self) -> None:
+        self.held: dict[str, str] = {}
+        self.done: dict[str, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.held or self.done)
+
+    def add(self, later: _Notes) -> None:
+        for tag in later.done:
+            self.held.pop(tag, None)
+        self.done |= later.done
+        self.held |= later.held
+
+
+class UnackedLine:
+    """The notes of one channel of kombu's, for one thread."""
+
+    def __init__(self, channel: Any, *, has_marks: bool) -> None:
+        """With `has_marks` what is delivered is marked as renewed."""
+        prefix = getattr(channel, "global_keyprefix", "")
+        self._messages = prefix + channel.unacked_key
+        self._index = prefix + channel.unacked_index_key
+        self._indexes = [self._index]
+        if has_marks:
+            self._indexes.append(unacked_marks(self._index))
+        self._pool = channel.pool
+        self._connection: Any = None
+        self._new = _Notes()
+        self._sent = _Notes()
+        """What is on its way."""
+        self._answers = 0
+        """So many are to come."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything is known to be written."""
+        return not self._sent and not self._new
+
+    def hold(self, tag: str, message: str) -> None:
+        """It was delivered."""
+        self._new.held[tag] = message
+
+    def let_go(self, tag: str) -> None:
+        """It was acknowledged."""
+        self._new.held.pop(tag, None)
+        self._new.done[tag] = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether nothing has to be waited for now."""
+        try:
+            return not self._answers or bool(self._connection.can_read(0))
+        except FAULTS:
+            return True
+
+    def write(self) -> None:
+        """Send what is new; StorageError if it must be tried again later."""
+        with contextlib.suppress(StorageUnavailable):  # what lay idle may have been closed
+            self._read()
+        self._send()
+
+    def settle(self) -> None:
+        """Write everything and wait until it is done; StorageError if it is not."""
+        self.write()
+        self._read()
+
+    def close(self) -> None:
+        """End the connection; what was not confirmed is kept."""
+        connection, self._connection = self._connection, None
+        self._sent.add(self._new)
+        self._new, self._sent, self._answers = self._sent, _Notes(), 0
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it may be what has just failed
+                connection.disconnect()
+
+    def take_over(self, other: UnackedLine) -> None:
+        """Go on with what another one could not write; that is closed."""
+        other.close()
+        other._new.add(self._new)
+        self._new, other._new = other._new, _Notes()
+
+    # --- the connection ------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        if not self._new:
+            return
+        commands = self._commands(self._new)
+        try:
+            if self._connection is None:
+                self._connection = self._connected()
+            self._new, self._sent, self._answers = _Notes(), self._new, len(commands)
+            self._connection.send_packed_command([b"".join(commands)], check_health=False)
+        except FAULTS as fault:
+            self.close()
+            raise told(fault, was_sent=True) from fault
+
+    def _read(self) -> None:
+        """The answers to what is on its way."""
+        refusal: ResponseError | None = None
+        try:
+            while self._answers:
+                self._answers -= 1
+                try:
+                    self._connection.read_response(disable_decoding=True)
+                except ResponseError as error:
+                    refusal = refusal or error
+        except FAULTS as fault:
+            self.close()
+            raise told(fault, was_sent=True) from fault
+        if refusal is not None:
+            self.close()
+            raise told(refusal, was_sent=True) from refusal
+        self._sent = _Notes()
+
+    def _commands(self, notes: _Notes) -> list[bytes]:
+        """What frees memory is apart from the transaction that needs some, which may be refused.
+
+        It needs none of its own: an entry of the index without its message is nothing.
+        """
+        commands: list[bytes] = []
+        if notes.done:
+            commands.append(packed([b"HDEL", self._messages, *notes.done]))
+            commands += [packed([b"ZREM", index, *notes.done]) for index in self._indexes]
+        if notes.held:
+            commands.append(_MULTI)
+            now_s = f"{time.time():.6f}"  # kombu's clock, which others compare with theirs
+            scores: list[Argument] = []
+            fields: list[Argument] = []
+            for tag, message in notes.held.items():
+                scores += (now_s, tag)
+                fields += (tag, message)
+            commands += [packed([b"ZADD", index, *scores]) for index in self._indexes]
+            commands += [packed([b"HSET", self._messages, *fields]), _EXEC]
+        return commands
+
+    def _connected(self) -> Any:
+        """Made as the pool makes its own, but not one of them: it has time limits."""
+        limits = {"socket_timeout": _PATIENCE_S, "socket_connect_timeout": _PATIENCE_S}
+        given = self._pool.connection_kwargs
+        limits = {name: given.get(name) or limit for name, limit in limits.items()}
+        connection = self._pool.connection_class(**{**given, **limits})
+        connection.connect()
+        return connection

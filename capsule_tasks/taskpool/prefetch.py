@@ -1,0 +1,95 @@
+"""How many messages a worker may hold: what coroutines hold is beside what Celery counts.
+
+Celery counts up for each message with an ETA or a countdown, and down when its time has come. Up it
+counts to `worker_eta_task_limit` only, and down always: after more of them than the limit, the
+worker may hold one message. Here what was not counted up is not counted down.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import MethodType
+from typing import Any
+
+from celery.worker import state
+from celery.worker.autoscale import Autoscaler
+from kombu.common import QoS
+
+
+class Prefetch(QoS):
+    """Celery's counter, with room beside the limit."""
+
+    def __init__(self, counter: Any) -> None:
+        """What `counter` counts, this one counts from now on."""
+        super().__init__(counter.callback, counter.value, counter.max_prefetch)
+        self.prev = counter.prev
+        self._uncounted = 0
+
+    def increment_eventually(self, n: int = 1) -> int:
+        with self._mutex:
+            before = self.value
+            super().increment_eventually(n)
+            if before:
+                self._uncounted += max(n, 0) - (self.value - before)
+            return int(self.value)
+
+    def decrement_eventually(self, n: int = 1) -> int:
+        with self._mutex:
+            forgiven = min(n, self._uncounted)
+            self._uncounted -= forgiven
+            return int(super().decrement_eventually(n - forgiven))
+
+    def widen(self) -> None:
+        """One more message, that is no ETA's."""
+        with self._mutex:
+            if self.value:
+                self.value += 1
+                self._move_limit(1)
+
+    def narrow(self) -> None:
+        """Take back what `widen` gave."""
+        with self._mutex:
+            if self.value:
+                self.value = max(1, self.value - 1)
+                self._move_limit(-1)
+
+    def _move_limit(self, n: int) -> None:
+        if self.max_prefetch is not None:
+            self.max_prefetch += n
+
+
+def count_beside(consumer: Any) -> None:
+    """Have a consumer that has just connected count in this way."""
+    consumer.qos = Prefetch(consumer.qos)
+    channel_qos: Any = getattr(consumer.task_consumer.channel, "qos", None)
+    if "can_consume" in getattr(channel_qos, "__dict__", {}):
+        channel_qos.can_consume = MethodType(_within_slots(consumer), channel_qos)
+    scaler: Any = getattr(consumer.controller, "autoscaler", None)
+    if isinstance(scaler, Autoscaler) and not hasattr(type(scaler), "capsule_slots"):
+        scaler.__class__ = _for_slots(scaler.__class__)
+
+
+def _within_slots(consumer: Any) -> Any:
+    """What Celery asks with `worker_disable_prefetch`: no more messages than children are free."""
+
+    def can_consume(qos: Any) -> bool:
+        limit = getattr(consumer.controller, "max_concurrency", None) or consumer.pool.num_processes
+        if len(state.reserved_requests) - consumer.pool.coroutines >= limit:
+            return False
+        return bool(type(qos).can_consume(qos))
+
+    return can_consume
+
+
+@functools.cache
+def _for_slots(base: Any) -> Any:
+    """An autoscaler that is the class `base`, and does not take coroutines for work of slots."""
+
+    def qty(self: Any) -> int:
+        return int(base.qty.fget(self)) - int(self.pool.coroutines)
+
+    return type(
+        base.__name__,
+        (base,),
+        {"qty": property(qty), "capsule_slots": True, "__module__": base.__module__},
+    )

@@ -1,0 +1,203 @@
+"""All that a pool keeps on the runtime's loop: sessions, their crew, what they say and are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from capsule_tasks.child import app_lane
+from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.sessions import SessionPool
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.template import Template
+from capsule_tasks.sessions.warm import WarmSpawner
+from capsule_tasks.settings import Profile
+from capsule_tasks.system.portable import IS_LINUX
+from capsule_tasks.taskpool.bridge import Bridge
+from capsule_tasks.taskpool.crew import Crew
+from capsule_tasks.taskpool.echo import Echo
+from capsule_tasks.taskpool.jobs import Job
+from capsule_tasks.taskpool.options import crew_limits, profile, setting
+from capsule_tasks.taskpool.origin import lane_settings
+from capsule_tasks.taskpool.renewal import renewed, tried
+from capsule_tasks.taskpool.runtime import RuntimeThread
+from capsule_tasks.taskpool.streams.discarded import Discarded
+from capsule_tasks.taskpool.streams.setup import make_streams
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+
+class Staff:
+    """Opened and closed as one; what is not said to be on the loop is for the hub thread."""
+
+    def __init__(
+        self,
+        app: Any,
+        options: dict[str, Any],
+        size: int,
+        runtime: RuntimeThread,
+        bridge: Bridge,
+        *,
+        on_over: Callable[[Job], None],
+        on_told: Callable[[Job], None],
+    ) -> None:
+        """Take the template, while this process is as it should be in every child."""
+        self._app = app
+        self._runtime = runtime
+        self._hostname = options["initargs"][1]
+        self._echo = Echo(app)
+        self._profiles: dict[str, Profile] = {
+            kind: profile(
+                app,
+                lane_settings(
+                    app,
+                    self._hostname,
+                    kind=kind,
+                    async_limit=setting(app, "capsule_async_limit"),
+                    log_file=os.environ.get("CELERY_LOG_FILE") or None,
+                    log_level=int(os.environ.get("CELERY_LOG_LEVEL") or 0),
+                ),
+                size=size,
+            )
+            for kind in ("blocking", "async")
+        }
+        self._spawner = WarmSpawner(self._profiles["blocking"], _template(app))
+        self.sessions = SessionPool(self._profiles, spawner=self._spawner, on_new=self._listen)
+        self.crew = Crew(
+            self.sessions,
+            crew_limits(app, options),
+            bridge,
+            self._on_output,
+            on_over,
+            on_told,
+            self._echo.forget,
+        )
+        self._streams = make_streams(app, self._hostname, self.crew)
+        self._discarded: Discarded | None = None
+        self._renewing = asyncio.Lock()
+        self._names = set(app.tasks)
+        """Tasks that the children know."""
+        self._is_closed = False
+
+    async def open(self, size: int) -> None:
+        """On the loop, once."""
+        await self._spawner.start()
+        await self.sessions.start()
+        self.crew.resize("blocking", size)
+        if self._streams is not None:
+            self._streams.start()
+            self._discarded = Discarded(
+                self._app, partial(self._runtime.post, self._streams.discard)
+            )
+
+    async def close(self) -> None:
+        """On the loop, once: nothing of it is left, whatever ran."""
+        self._is_closed = True
+        async with contextlib.AsyncExitStack() as stack:  # each, whatever becomes of the others
+            stack.push_async_callback(self._spawner.stop)
+            stack.push_async_callback(self.sessions.stop)
+            stack.push_async_callback(self.crew.stop)
+            if self._discarded is not None:
+                self._discarded.stop()
+            if self._streams is not None:
+                await self._streams.stop()
+
+    # --- new code ------------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Children of an app that is imported anew; nothing that runs is lost."""
+        profiles = renewed(self._profiles, self._app)
+        new = set(self._app.tasks) - self._names
+        self._runtime.post(self.crew.expect, new)
+        self._runtime.begin(self._renew(profiles, new))
+
+    async def _renew(self, profiles: dict[str, Profile], new: set[str]) -> None:
+        async with self._renewing:
+            lane = profiles["blocking"].session.child.app
+            if lane is not None and not lane.app:
+                log.warning("the app is in no importable module: new children have the same code")
+                self.crew.replace_all("the pool was restarted")
+            elif await self._start_anew(profiles):
+                self.crew.replace_all("the pool was restarted")
+                self._names |= new
+            self.crew.learn(new)
+
+    async def _start_anew(self, profiles: dict[str, Profile]) -> bool:
+        """Have children started of the code as it now is, if they can be."""
+        try:
+            spawner = await tried(profiles["blocking"], self._listen)
+        except Exception as fault:  # noqa: BLE001 - whatever the new code raises
+            why = "\n".join((str(fault), *getattr(fault, "__notes__", ())))
+            self.crew.last_error = f"the pool was not restarted, and goes on as it was: {why}"
+            log.error("%s", self.crew.last_error)  # noqa: TRY400 - it says all there is
+            return False
+        if self._is_closed:
+            await spawner.stop()
+            return False
+        old, self._spawner = self._spawner, spawner
+        self.sessions.renew(spawner, profiles)
+        await old.stop()
+        self.crew.last_error = ""
+        return True
+
+    @property
+    def can_start(self) -> bool:
+        """Whether children can be started at all."""
+        return not self.sessions.info("blocking").breaker_open
+
+    # --- jobs ----------------------------------------------------------------------------------
+
+    def expect(self, task_id: str) -> None:
+        """A task will be admitted once there is a slot for it."""
+        if self._streams is not None:
+            self._runtime.post_lazily(self._streams.expect, task_id)
+
+    def admit(self, job: Job) -> None:
+        """Have it run, in its turn."""
+        admit = self._streams.admit if self._streams is not None else self.crew.submit
+        self._runtime.post_lazily(admit, job)
+
+    def drop_waiting(self) -> None:
+        """What no child has begun is not begun any more."""
+        self._runtime.post(self.crew.drop_waiting)
+        if self._streams is not None:
+            self._runtime.post(self._streams.drop_unbegun)
+
+    def terminate(self, job: Job, signum: int) -> None:
+        self._runtime.post(self.crew.terminate, job, signum)
+
+    def terminate_pid(self, pid: int, signum: int) -> None:
+        """The only job of a process, for callers that know no better."""
+        self._runtime.post(self._terminate_pid, pid, signum)
+
+    def _terminate_pid(self, pid: int, signum: int) -> None:
+        job = self.crew.job_of(pid)
+        if job is not None:
+            self.crew.terminate(job, signum)
+
+    # --- what they write -----------------------------------------------------------------------
+
+    def _listen(self, session: Session) -> None:
+        """What a child says while it becomes ready is heard too."""
+        session.add_output_listener(partial(self._on_output, None))
+
+    def _on_output(self, job: Job | None, output: Output | Gap) -> None:
+        """On the loop; what tasks say comes with their jobs, the rest with none."""
+        self._echo.say(job, output)
+
+
+def _template(app: Any) -> Template | None:
+    if setting(app, "capsule_start") != "fork" or not IS_LINUX:
+        return None
+    others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
+    if others:
+        log.info("the worker is copied while other threads run: %s", ", ".join(others))
+    app_lane.bequeath(app)
+    # Prefork does the same; and these are imports of the app's own, which it knows.
+    return Template.fork_of_caller(despite_threads=True)

@@ -1,0 +1,139 @@
+"""What a job has said and Redis has not been sent: in order, each byte in its place."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from capsule_tasks.protocol.events import Accepted, EventMessage, encode_event
+from capsule_tasks.protocol.flow import utf8_size
+from capsule_tasks.protocol.messages import Gap, Output, Stream
+from capsule_tasks.settings import PublishSettings
+from capsule_tasks.taskpool.streams.room import Room
+
+
+class _Text:
+    """Output that waits; what follows on the same stream joins it."""
+
+    __slots__ = ("parts", "size", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.parts: list[str] = []
+        self.size = 0
+
+
+class _Piece(Output, kw_only=True, tag="output"):
+    """Output as it is stored: nobody refers to it, so that it has no id."""
+
+    id: str = ""
+    timestamp: float = 0.0
+
+
+class Taken(NamedTuple):
+    """Events for one call."""
+
+    events: list[bytes]
+    size: int
+    """Bytes of output in them."""
+    is_loud: bool
+    """Whether anybody may want to read them once the execution is over."""
+
+
+class Backlog:
+    """One job's; where output may be lost, what is too old gives way, and is counted."""
+
+    __slots__ = ("_items", "_lost", "_room", "_settings", "offset", "waiting_bytes")
+
+    def __init__(self, settings: PublishSettings, room: Room) -> None:
+        self.offset = 0
+        """Bytes of output, lost ones included, before what is taken next."""
+        self.waiting_bytes = 0
+        """Of output that is not stored yet, also where it is on its way."""
+        self._settings = settings
+        self._room = room
+        self._items: deque[_Text | EventMessage] = deque()
+        self._lost: dict[Stream, tuple[int, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def add(self, event: EventMessage) -> None:
+        self._items.append(event)
+
+    def add_output(self, output: Output) -> None:
+        size = utf8_size(output.data)
+        self._account(size)
+        last = self._items[-1] if self._items else None
+        most = self._settings.piece_bytes
+        if not isinstance(last, _Text) or last.stream != output.stream or last.size + size > most:
+            last = _Text(output.stream)
+            self._items.append(last)
+        last.parts.append(output.data)
+        last.size += size
+        if output.raw and self._room.drops:
+            self._drop_beyond(2 * self._settings.window_bytes)
+
+    def take(self) -> Taken:
+        """What is next, as it is stored."""
+        events: list[bytes] = []
+        size, is_loud = 0, False
+        for stream, (lost_bytes, lost) in self._lost.items():
+            self._encode(Gap(stream=stream, lost_bytes=lost_bytes, lost_messages=lost), events)
+        self._lost.clear()
+        while self._items and len(events) < self._settings.batch:
+            item = self._items.popleft()
+            is_loud = is_loud or not isinstance(item, Accepted)
+            if isinstance(item, _Text):
+                size += item.size
+                self._encode_text(item, events)
+            else:
+                self._encode(item, events)
+        return Taken(events, size, is_loud)
+
+    def stored(self, size: int) -> None:
+        """So many bytes of what was taken have arrived."""
+        self._account(-size)
+
+    def clear(self) -> None:
+        """Nobody will have the rest."""
+        self._items.clear()
+        self._lost.clear()
+        self._account(-self.waiting_bytes)
+
+    def _encode(self, event: EventMessage, events: list[bytes]) -> None:
+        if isinstance(event, Gap):
+            self.offset += event.lost_bytes
+        events.append(encode_event(event, self.offset))
+
+    def _encode_text(self, text: _Text, events: list[bytes]) -> None:
+        for data in _pieces("".join(text.parts), text.size, self._settings.piece_bytes):
+            events.append(encode_event(_Piece(stream=text.stream, data=data), self.offset))
+            self.offset += utf8_size(data)
+
+    def _drop_beyond(self, most: int) -> None:
+        """A descriptor has no credit: the oldest output that waits gives way, and is counted."""
+        if self.waiting_bytes <= most:
+            return
+        kept: deque[_Text | EventMessage] = deque()
+        while self._items and self.waiting_bytes > most // 2:
+            item = self._items.popleft()
+            if isinstance(item, _Text):
+                lost_bytes, lost = self._lost.get(item.stream, (0, 0))
+                self._lost[item.stream] = (lost_bytes + item.size, lost + 1)
+                self._account(-item.size)
+            else:
+                kept.append(item)
+        self._items.extendleft(reversed(kept))
+
+    def _account(self, size: int) -> None:
+        self.waiting_bytes += size
+        self._room.waiting_bytes += size
+
+
+def _pieces(text: str, size: int, most: int) -> list[str]:
+    """The text in parts of at most so many bytes."""
+    if size <= most:
+        return [text]
+    step = most if size == len(text) else max(1, most // 4)
+    return [text[first : first + step] for first in range(0, len(text), step)]

@@ -1,0 +1,401 @@
+"""What one job says, on its way to its stream: claimed, stored in order, ended once.
+
+    claiming ──▶ live ──▶ over
+       ▲ │        ▲ │
+       │ ▼        │ │
+      fresh ──────┘ │
+         └──────────┴────▶ mute     another attempt followed, or the execution is over
+
+A job of which Redis knows nothing is *fresh*: it begins at once, and is claimed together with what
+it says first, its end, or a few milliseconds later, whatever comes first. Any other is claimed
+before it begins. Nothing here ever fails the job: a Redis that does not answer delays its first
+step for a while, and what it says waits, up to a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from capsule_tasks.errors import (
+    AttemptClosed,
+    AttemptStale,
+    CapsuleError,
+    ExecutionEnded,
+    ExecutionUnknown,
+    StorageError,
+)
+from capsule_tasks.protocol.events import Accepted, AttemptEnded, EventMessage, encode_event
+from capsule_tasks.protocol.messages import (
+    Gap,
+    InputClosed,
+    InputRequest,
+    Message,
+    Output,
+    Progress,
+)
+from capsule_tasks.storage.execution_core import NOBODY
+from capsule_tasks.storage.execution_types import Claimed
+from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.scripts import Call
+from capsule_tasks.taskpool.endings import Ending
+from capsule_tasks.taskpool.jobs import Job
+from capsule_tasks.taskpool.streams.attempt import Attempt
+from capsule_tasks.taskpool.streams.background import AGAIN_S
+from capsule_tasks.taskpool.streams.backlog import Backlog
+from capsule_tasks.taskpool.streams.line import Line
+from capsule_tasks.taskpool.streams.orders import Ear
+
+if TYPE_CHECKING:
+    from capsule_tasks.taskpool.streams.worker import Streams
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_PREVIOUS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_MOST_UNKNOWN_S = 0.05
+_MESSAGES = (Output, Gap, Progress, InputRequest, InputClosed)
+
+
+class Phase(Enum):
+    FRESH = auto()
+    CLAIMING = auto()
+    LIVE = auto()
+    MUTE = auto()
+    OVER = auto()
+
+
+_SPEAKING = (Phase.FRESH, Phase.CLAIMING, Phase.LIVE)
+
+
+class _Batch(NamedTuple):
+    """What is on its way."""
+
+    call: Call
+    is_claim: bool
+    size: int
+    ending: Ending | None
+
+
+class Publication:
+    """One job's stream, on the runtime's loop."""
+
+    def __init__(self, streams: Streams, job: Job, attempt: Attempt) -> None:
+        self.job = job
+        self.execution_id: str = job.call.task_id
+        self.phase = Phase.CLAIMING
+        self.attempt = attempt
+        self.backlog = Backlog(streams.settings, streams.room)
+        self.questions: dict[str, None] = {}
+        """The requests that wait for an answer, in order."""
+        self.has_begun = False
+        self.is_held = False
+        """Whoever looks at what its worker holds finds it."""
+        self.is_expected = False
+        """What Redis knows of it is on its way."""
+        self._streams = streams
+        self._ear = Ear(self.execution_id, streams.store, streams.background, self._obey)
+        self._line = Line(streams.connection, streams.store, streams.background, self._on_free)
+        self._is_accepted = False
+        self._is_due = False
+        """Also quiet events have waited for long enough."""
+        self._is_moving = False
+        self._ending: Ending | None = None
+        self._claimed_then: Callable[[], object] | None = None
+        self._then: Callable[[], object] | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        attempt.name_claim(streams.new_claim())
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its attempt is claimed, and not over."""
+        return self.phase is Phase.LIVE
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether what it says now comes into its stream."""
+        return self.phase in _SPEAKING and self._ending is None
+
+    # --- the beginning -------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Let the job run, whether or not its attempt could be claimed; once."""
+        if self.has_begun:
+            return
+        self.has_begun = True
+        self._stop_waiting()
+        self._streams.crew.submit(self.job)
+
+    def begin_fresh(self) -> None:
+        """Redis knows nothing of it: let it run, and claim it soon."""
+        self.is_expected = False
+        if self.phase is not Phase.CLAIMING:
+            return
+        self.phase = Phase.FRESH
+        if self._ending is not None and self._is_unseen(self._ending):
+            self._mute()
+            return
+        self.begin()
+        self._flush()
+
+    def wait_at_most(self, seconds: float) -> None:
+        self._limit = asyncio.get_running_loop().call_later(seconds, self.begin)
+
+    async def retake(self, owner: str) -> None:
+        """Its worker works under a new lease: go on in a new attempt, if nobody else has."""
+        self._is_moving = True
+        try:
+            await self._line.settle()  # what is on its way belongs to the attempt before
+        finally:
+            self._is_moving = False
+        if self.is_live and self.attempt.owner != owner:
+            self.phase = Phase.CLAIMING
+            self.attempt.name_claim(self._streams.new_claim())
+            await self.claim(owner, self.attempt.owner)
+
+    async def claim(self, owner: str, held_by: str = "") -> None:
+        """Have an attempt; begin the job, or end it if that is what it was told."""
+        if self.job.is_retry and not held_by:
+            await self._let_previous_end()
+        while self.phase is Phase.CLAIMING:
+            call = self.attempt.claim_call(owner, held_by=held_by)
+            try:
+                claimed = self.attempt.claimed(await self._streams.store.make(call))
+            except ExecutionEnded as over:
+                self._on_over(over)
+                return
+            except StorageError as error:
+                self._streams.background.say_unavailable(error)
+                await asyncio.sleep(AGAIN_S)
+            except CapsuleError as error:
+                log.warning("task %s has no stream: %s", self.execution_id, error)
+                self._mute()
+                self.begin()
+                return
+            else:
+                self._on_claimed(claimed)
+                self.begin()
+                self._flush()
+
+    async def _let_previous_end(self) -> None:
+        """A retry may be here before the attempt that asked for it has said its last words."""
+        waited_s = 0.0
+        for pause_s in _PREVIOUS_S:
+            try:
+                state = (await self._streams.store.look(self.execution_id)).state
+            except StorageError:
+                return
+            # It may not have said its first words either.
+            if state != "running" and not (state == "unknown" and waited_s < _MOST_UNKNOWN_S):
+                return
+            await asyncio.sleep(pause_s)
+            waited_s += pause_s
+
+    def _on_claimed(self, claimed: Claimed) -> None:
+        self.phase = Phase.LIVE
+        if self._ending is None:
+            self._streams.notes.state(self, "running")
+        self._tell_if_held()
+        self._ear.hear(claimed.told)
+        if self._ear.is_rung:
+            self.ring()
+        owner = self._streams.tenure.incarnation
+        if self.attempt.owner != owner:  # that lease was lost while the claim was on its way
+            self._streams.background.spawn(self.retake(owner))
+
+    def _on_over(self, over: ExecutionEnded) -> None:
+        """Its end was written: what Celery delivers once more runs unseen, unless cancelled."""
+        log.info("task %s was delivered again after its end", self.execution_id)
+        self._mute()
+        if over.outcome == "cancelled" and not self.has_begun:
+            self._streams.orders.cancel(self.job)
+        self.begin()
+
+    # --- what it says --------------------------------------------------------------------------
+
+    def say(self, message: Message) -> bool | None:
+        """One message of the child; False if there is no room for more output now."""
+        if not self.is_heard or not isinstance(message, _MESSAGES):
+            return None
+        if isinstance(message, InputRequest):
+            self.questions[message.id] = None
+        elif isinstance(message, InputClosed):
+            self.questions.pop(message.request_id, None)
+        if not isinstance(message, Output):
+            self.tell(message)
+            return None
+        self.backlog.add_output(message)
+        self._flush()
+        return self._streams.room.has_room(self, message)
+
+    def tell(self, event: EventMessage) -> None:
+        """One event, in order with what it says."""
+        if self.is_heard:
+            self.backlog.add(event)
+            self._is_due = True
+            self._flush()
+
+    def accepted(self, pid: int, then: Callable[[], object] | None) -> None:
+        """Its code runs; `then` is called once its claim is stored, or has had its time."""
+        self._is_accepted = True
+        self._claimed_then = then
+        if self.phase in _SPEAKING:
+            self.backlog.add(Accepted(pid=pid))
+            self._streams.soon.add(self)
+        if self.is_live:
+            self._tell_if_held()
+        elif self.phase is not Phase.FRESH:
+            self._tell_claimed()
+
+    def on_due(self) -> None:
+        """Nobody is in a hurry to hear that a task runs; but now it has for a while."""
+        self._is_due = True
+        self._flush()
+        self._limit_claim()
+
+    def _tell_if_held(self) -> None:
+        """A claim under a lease that is lost is for no reaper to find: it is taken anew first."""
+        if self._streams.tenure.is_sure(self.attempt.owner):
+            self._tell_claimed()
+        else:
+            self._limit_claim()
+
+    def _limit_claim(self) -> None:
+        if self._claimed_then is not None and self._limit is None:
+            limit_s = self._streams.settings.claim_wait_s
+            self._limit = asyncio.get_running_loop().call_later(limit_s, self._tell_claimed)
+
+    def _tell_claimed(self) -> None:
+        """Have Celery acknowledge its message, if that waits for the claim."""
+        then, self._claimed_then = self._claimed_then, None
+        if then is not None:
+            self._stop_waiting()
+            then()
+
+    # --- what it is told -----------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """There may be something that it was told."""
+        self._ear.is_rung = True
+        if self.phase is Phase.FRESH and self._is_accepted:  # its claim will tell
+            self.on_due()
+        if self.is_live:
+            self._ear.listen(lambda: self.is_live)
+
+    def _obey(self, data: bytes) -> None:
+        self._streams.orders.obey(self, data)
+
+    # --- to Redis ------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Send what waits, unless something is on its way."""
+        has_work = bool(self.backlog) or (self._ear.is_rung and self.phase is Phase.FRESH)
+        has_work = has_work and self._is_due
+        if self._line.is_busy or self._is_moving or not (has_work or self._ending is not None):
+            return
+        if self.phase is not Phase.FRESH and self.phase is not Phase.LIVE:
+            return
+        batch = self._next_batch()
+        is_patient = batch.ending is not None or not batch.size
+        self._line.send(batch.call, partial(self._take, batch), is_patient=is_patient)
+
+    def _next_batch(self) -> _Batch:
+        events, size, is_loud = self.backlog.take()
+        ending = self._ending if not self.backlog else None
+        if ending is not None:
+            events.append(encode_event(ending.event, self.backlog.offset))
+        is_claim = self.phase is Phase.FRESH
+        if not is_claim:
+            call = self.attempt.append_call(events, ending, is_loud=is_loud)
+            return _Batch(call, is_claim, size, ending)
+        # What has ended is held only until its group has counted it.
+        if not self.is_held and (ending is None or self.job.group[0]):
+            self._streams.hold([self])
+        call = self.attempt.claim_call(
+            self._streams.tenure.incarnation,
+            held_by=NOBODY,
+            events=events,
+            ending=ending,
+            is_loud=is_loud,
+        )
+        return _Batch(call, is_claim, size, ending)
+
+    def _take(self, batch: _Batch, reply: Reply) -> None:
+        """What was on its way has arrived, or was refused."""
+        try:
+            if batch.is_claim:
+                self._on_claimed(self.attempt.claimed(reply))
+            else:
+                self.attempt.appended(batch.call, reply)
+        except (AttemptStale, AttemptClosed, ExecutionEnded, ExecutionUnknown) as news:
+            log.warning("what task %s says is no longer stored: %s", self.execution_id, news)
+            self._mute()
+        except CapsuleError:
+            log.exception("what task %s says cannot be stored", self.execution_id)
+            self._mute()
+        else:
+            self.backlog.stored(batch.size)
+            if batch.ending is not None:
+                self.phase = Phase.OVER
+                self._streams.notes.end(self, batch.ending)
+                self._streams.forget(self)
+                self.call_then()
+
+    def _on_free(self) -> None:
+        self._streams.room.may_read_on(self)
+        self._flush()
+
+    async def drained(self) -> None:
+        """Wait until what was said is stored."""
+        while self._line.is_busy:
+            await self._line.settle()
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def end(self, ending: Ending, then: Callable[[], object]) -> None:
+        """The attempt is over: `then` is called once that is stored, or has had its time."""
+        if self._ending is not None or self.phase not in _SPEAKING:
+            then()
+            return
+        self.has_begun = True
+        if self._is_unseen(ending):
+            self._mute()
+            then()
+            return
+        self._ending = ending
+        self._then = then
+        self._stop_waiting()
+        self._streams.ends.add(self)
+        self._flush()
+
+    def _is_unseen(self, ending: Ending) -> bool:
+        """Whether it said nothing, nobody knows of it, and it will come again."""
+        is_known = self.phase is not Phase.FRESH or self._line.is_busy or bool(self.backlog)
+        return isinstance(ending.event, AttemptEnded) and not is_known
+
+    def _mute(self) -> None:
+        self.phase = Phase.MUTE
+        for request_id in self.questions:
+            self._streams.crew.end_input(self.job, request_id)
+        self.backlog.clear()
+        self._streams.room.may_read_on(self)
+        self._streams.forget(self)
+        self.call_then()
+
+    def call_then(self) -> None:
+        """Celery hears of the end."""
+        self._streams.ends.discard(self)
+        self._tell_claimed()
+        if self.has_begun:
+            self._stop_waiting()
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    def _stop_waiting(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None

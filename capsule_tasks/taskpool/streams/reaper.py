@@ -1,0 +1,101 @@
+"""The reaper: writes the ends of what a worker held that is gone. Any worker may be it.
+
+Each end is one script that compares owner and attempt, so two reapers at once do no harm; what a
+reaper leaves half done the next one finds where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from capsule_tasks.protocol.events import AttemptEnded, Ended, Outcome
+from capsule_tasks.storage.execution_types import RecentEntry, Record
+from capsule_tasks.storage.executions import ExecutionStore, Holdings
+from capsule_tasks.taskpool.endings import Ending
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_WHY = "its worker died"
+_LOST = Ending(Ended(outcome=Outcome.LOST, type="WorkerLostError", message=_WHY))
+_AT_ONCE = 32
+
+
+class Reaper:
+    """Sees to one dead worker at a time."""
+
+    def __init__(
+        self,
+        store: ExecutionStore,
+        holdings: Holdings,
+        ended_elsewhere: Callable[[str], Ending | None],
+        fail_result: Callable[[str, str], object],
+    ) -> None:
+        self._store = store
+        self._holdings = holdings
+        self._ended_elsewhere = ended_elsewhere
+        self._fail_result = fail_result
+        self._busy: set[str] = set()
+
+    async def reap(self, worker: str) -> None:
+        """See to all that a worker held; nothing happens while its lease lasts."""
+        if worker in self._busy:
+            return
+        self._busy.add(worker)
+        try:
+            done: list[str] = []
+            while True:
+                held = await self._holdings.held_by(worker, done)
+                if held is None:
+                    return
+                if not held:
+                    await self._holdings.note_worker("", 0, [worker])
+                    return
+                log.info("worker %s is gone; %d tasks of it are looked at", worker, len(held))
+                for first in range(0, len(held), _AT_ONCE):
+                    part = held[first : first + _AT_ONCE]
+                    found = await asyncio.gather(*(self._see_to(worker, one) for one in part))
+                    # Before it is forgotten who held them: nobody else would repair the index.
+                    await self._store.note_recent([note for note in found if note is not None])
+                done = held
+        finally:
+            self._busy.discard(worker)
+
+    async def _see_to(self, worker: str, execution_id: str) -> tuple[int, RecentEntry] | None:
+        """Have it ended if nobody has, and all told of that; its note for the index.
+
+        What another reaper has ended is told once more: it may have died before it could.
+        """
+        record, failure = await self._store.look(execution_id), ""
+        if record.state == "running" and record.owner == worker:
+            failure = await self._end(worker, execution_id, record)
+            record = await self._store.look(execution_id)
+        if record.state not in ("ended", "waiting"):
+            return None
+        if record.outcome == Outcome.LOST:
+            failure = failure or _LOST.failure
+            if await asyncio.to_thread(self._ended_elsewhere, execution_id) is None:
+                await asyncio.to_thread(self._fail_result, execution_id, _WHY)
+        if record.group and record.index >= 0 and record.outcome:
+            member = (record.index, record.outcome, execution_id, failure)
+            await self._store.note_group(record.group, [member])
+        state = record.outcome or "waiting"
+        return record.attempt, RecentEntry(
+            execution_id, 0.0, state, record.task, record.worker, record.begun_at
+        )
+
+    async def _end(self, worker: str, execution_id: str, record: Record) -> str:
+        """Write the end of the attempt, if nobody else has; what went wrong."""
+        stored = await asyncio.to_thread(self._ended_elsewhere, execution_id)
+        ending = stored or _ending_of(record)
+        attempt, outcome = record.attempt, ending.outcome
+        await self._store.reap(execution_id, worker, attempt, ending.event, outcome)
+        return ending.failure
+
+
+def _ending_of(record: Record) -> Ending:
+    """A message that was acknowledged does not come again; one that was not does."""
+    if record.ack == "early":
+        return _LOST
+    return Ending(AttemptEnded(how="lost", detail=_WHY))

@@ -1,0 +1,240 @@
+"""All streams of a worker, as its pool starts, feeds and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+
+from capsule_tasks.errors import CapsuleError, StorageError
+from capsule_tasks.protocol.events import Begun, Ended, Outcome, encode_event
+from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
+from capsule_tasks.storage.doorbells import Doorbells
+from capsule_tasks.storage.executions import ExecutionStore, Holdings
+from capsule_tasks.storage.pipeline import PipelinedConnection
+from capsule_tasks.taskpool.endings import Ending, another
+from capsule_tasks.taskpool.jobs import Job, Stage
+from capsule_tasks.taskpool.streams.admission import MOST_CLAIMS, Admission
+from capsule_tasks.taskpool.streams.attempt import Attempt
+from capsule_tasks.taskpool.streams.background import AGAIN_S, Background
+from capsule_tasks.taskpool.streams.delay import Delay
+from capsule_tasks.taskpool.streams.notes import Notes
+from capsule_tasks.taskpool.streams.orders import Crew, Orders
+from capsule_tasks.taskpool.streams.publication import Phase, Publication
+from capsule_tasks.taskpool.streams.reaper import Reaper
+from capsule_tasks.taskpool.streams.room import Room
+from capsule_tasks.taskpool.streams.tenure import Tenure
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_SOON_S = 0.01
+"""How long a task that is new runs before it is claimed, if it says nothing and does not end."""
+_STOP_S = 5.0
+
+
+class Streams:
+    """Starts and stops with the pool. `admit` is the way of a job to the crew."""
+
+    def __init__(
+        self,
+        url: str,
+        crew: Crew,
+        *,
+        worker: str,
+        settings: PublishSettings,
+        kept: ExecutionSettings,
+        lease: LeaseSettings,
+        drops: bool,
+        ended_elsewhere: Callable[[str], Ending | None],
+        fail_result: Callable[[str, str], object],
+    ) -> None:
+        self.settings = settings
+        self.crew = crew
+        self.connection = connection = PipelinedConnection(
+            url, replicas=settings.replicas, replica_wait_s=settings.replica_wait_s
+        )
+        self.store = ExecutionStore(connection, settings=kept)
+        self.background = Background()
+        self.orders = Orders(crew, self.background, grace_s=settings.cancel_grace_s)
+        self.room = Room(settings, drops=drops, read_on=self._read_on)
+        self.soon = Delay[Publication](_SOON_S, self._on_soon)
+        """These send also what nobody is in a hurry to hear."""
+        self.ends = Delay[Publication](settings.end_wait_s, self._on_late_ends)
+        """Of these the last event is on its way: Celery hears of the end, stored or not."""
+        self._worker = worker
+        self._kept = kept
+        self._bells = Doorbells(url)
+        self._publications: dict[str, Publication] = {}
+        holdings = Holdings(connection, kept)
+        self.tenure = Tenure(
+            connection,
+            holdings,
+            lease,
+            self.background,
+            self._publications,
+            prefix=kept.prefix,
+        )
+        self.notes = Notes(self.store, self.tenure, self.background, worker=worker)
+        self._admission = Admission(
+            connection,
+            self.store.core,
+            self.tenure,
+            self.background,
+            self._publications,
+            wait_s=settings.claim_wait_s,
+        )
+        self._reaper = Reaper(self.store, holdings, ended_elsewhere, fail_result)
+        self._begun: dict[str, bytes] = {}
+        self._claims_of, self._claims = os.urandom(6).hex(), 0
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; a Redis that is not there yet is waited for in the background."""
+        spawn = self.background.spawn
+        spawn(
+            self.tenure.keep(
+                self._listen,
+                lambda incarnation: spawn(self._retake_all(incarnation)),
+                lambda worker: spawn(self._reap(worker)),
+            )
+        )
+        spawn(self._admission.claim_all())
+        spawn(self.notes.keep())
+
+    async def stop(self) -> None:
+        """Give back what is still held, and see everything stored that can be, for some seconds."""
+        publications = list(self._publications.values())
+        for publication in publications:
+            late = publication.job.acks_late
+            publication.end(
+                another("requeued" if late else "lost", "its worker was stopped"), lambda: None
+            )
+        with contextlib.suppress(TimeoutError, CapsuleError):
+            async with asyncio.timeout(_STOP_S):
+                for publication in publications:
+                    await publication.drained()
+                await self.notes.write()
+                await self.tenure.end()
+        await self.background.stop()
+        await self._bells.close()
+        await self.connection.close()
+
+    # --- jobs ----------------------------------------------------------------------------------
+
+    def expect(self, execution_id: str) -> None:
+        """It will be admitted soon."""
+        self._admission.expect(execution_id)
+
+    def admit(self, job: Job) -> None:
+        """Have a job run: at once if it is new, else when its next attempt is claimed."""
+        self._admission.admit(self._publication_of(job))
+
+    def discard(self, job: Job, why: str) -> None:
+        """Write the end of a job that Celery has let go of before it came to the crew."""
+        self.background.spawn(self._discard(job, why))
+
+    async def _discard(self, job: Job, why: str) -> None:
+        execution_id = job.call.task_id
+        while True:
+            try:
+                state = (await self.store.look(execution_id)).state
+                break
+            except StorageError as error:
+                self.background.say_unavailable(error)
+                await asyncio.sleep(AGAIN_S)
+        # Where its message came twice, the other one ends it.
+        if state in ("unknown", "waiting") and execution_id not in self._publications:
+            job.stage = Stage.OVER
+            publication = self._publication_of(job)
+            event = Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message=why)
+            publication.end(Ending(event), lambda: None)
+            self._admission.admit(publication)
+
+    def _publication_of(self, job: Job) -> Publication:
+        name = job.call.name
+        begun = self._begun.get(name)
+        if begun is None:
+            begun = self._begun[name] = encode_event(Begun(worker=self._worker, task=name))
+        core = self.store.core
+        kept = core.kept_as(**job.kept) if job.kept else self._kept
+        publication = Publication(self, job, Attempt(core, job, kept, self._worker, begun))
+        job.publication = publication
+        self._publications[publication.execution_id] = publication
+        return publication
+
+    def drop_unbegun(self) -> None:
+        """The broker is lost: what has not begun will be delivered again."""
+        self._admission.forget_expected()
+        for publication in list(self._publications.values()):
+            if not publication.has_begun:
+                self.crew.drop(publication.job)
+
+    def forget(self, publication: Publication) -> None:
+        """It is over, here: nobody rings for it, and it is no longer held."""
+        execution_id = publication.execution_id
+        if self._publications.get(execution_id) is publication:
+            del self._publications[execution_id]
+            if publication.is_held:
+                self.notes.release(execution_id)
+
+    def hold(self, publications: list[Publication]) -> None:
+        """Have the reaper find these, which are about to be claimed."""
+        for publication in publications:
+            publication.is_held = True
+        self.tenure.hold_soon([publication.execution_id for publication in publications])
+
+    def new_claim(self) -> str:
+        """An id that no other claim has."""
+        self._claims += 1
+        return f"{self._claims_of}{self._claims}"
+
+    def _read_on(self, publication: Publication) -> None:
+        session = self.crew.session_of(publication.job)
+        if session is not None:
+            session.read_on(publication.job.execution_id)
+
+    def _on_soon(self, due: list[Publication]) -> None:
+        due = [one for one in due if one.phase is Phase.FRESH or one.phase is Phase.LIVE]
+        if unheld := [one for one in due if one.phase is Phase.FRESH and not one.is_held]:
+            self.hold(unheld)
+        for publication in due:
+            publication.on_due()
+
+    def _on_late_ends(self, late: list[Publication]) -> None:
+        for publication in late:
+            publication.call_then()
+
+    # --- under a lease -------------------------------------------------------------------------
+
+    async def _listen(self, incarnation: str) -> None:
+        for bell in (incarnation, ""):
+            await self._bells.listen(self.store.core.bell_of(bell), self._on_bell)
+
+    def _on_bell(self, said: bytes | None) -> None:
+        if said is None:
+            self._admission.on_deaf()
+            for publication in list(self._publications.values()):
+                publication.ring()
+            return
+        execution_id = said.decode(errors="replace")
+        self._admission.on_ring(execution_id)
+        if (rung := self._publications.get(execution_id)) is not None:
+            rung.ring()
+
+    async def _retake_all(self, incarnation: str) -> None:
+        """What runs was claimed under a lease that is lost: claim it anew, before it is reaped."""
+        held = [p for p in self._publications.values() if p.attempt.owner != incarnation]
+        for first in range(0, len(held), MOST_CLAIMS):
+            part = held[first : first + MOST_CLAIMS]
+            if await self.tenure.hold([one.execution_id for one in part]):
+                live = [one for one in part if one.is_live]
+                await asyncio.gather(*(one.retake(incarnation) for one in live))
+
+    async def _reap(self, worker: str) -> None:
+        try:
+            await self._reaper.reap(worker)
+        except StorageError as error:
+            log.info("worker %s is left to another reaper: %s", worker, error)

@@ -1,0 +1,169 @@
+"""A worker that is told to leave leaves: in bounded time, with nobody left behind, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from scripts._redis_server import PrivateServer
+from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
+
+SOON = json.dumps({"capsule_shutdown_s": 0.5})
+VERY_SOON = json.dumps({"capsule_shutdown_s": 0.5, "capsule_leave_s": 1})
+FORCED = 70
+
+
+def kin(worker: Worker) -> list[int]:
+    """Every process that has this worker's environment: itself, children, what they start."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if worker.queue.encode() in environment and is_running(int(entry.name)):
+            found.append(int(entry.name))
+    return found
+
+
+def begin(worker: Worker, name: str = "hold_late") -> int:
+    """Start a task; its child, once the worker knows of it."""
+    key = unique()
+    worker.send(name, key)
+    child = int(worker.heard(key))
+    eventually(lambda: worker.ask("active"), "the news that it runs")
+    return child
+
+
+def leave(worker: Worker, *signals: int) -> int:
+    """Send these, each once the one before has been heard; its exit status."""
+    assert worker.process is not None
+    for signum, words in zip(signals, ("shutdown (MainProcess)", None), strict=False):
+        worker.process.send_signal(signum)
+        if words is not None and len(signals) > 1:
+            eventually(lambda words=words: words in worker.log, "the first signal")
+    status = worker.process.wait(HANG_S)
+    eventually(lambda: not kin(worker), "the end of every process")
+    return status
+
+
+COLD = pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGQUIT,), (signal.SIGTERM, signal.SIGQUIT), (signal.SIGINT, signal.SIGINT)],
+    ids=["at once", "after a warm one", "Ctrl-C twice"],
+)
+
+
+@COLD
+@pytest.mark.parametrize("name", ["hold_late", "wait_for_another"])
+def test_a_cold_shutdown_gives_back_what_runs_and_what_waits(
+    redis_url: str, tmp_path: Path, pool: str, name: str, signals: tuple[int, ...]
+) -> None:
+    with Worker(redis_url, tmp_path, pool=pool) as worker:
+        begin(worker, name)
+        leave(worker, *signals)
+        assert worker.app.backend.client.llen(worker.queue) == 1
+        assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("soft_s", ["0", "0.5"], ids=["cold", "soft"])
+def test_a_child_that_is_stopped_holds_nobody_up(
+    redis_url: str, tmp_path: Path, soft_s: str
+) -> None:
+    """Under prefork it does, for ever; and so does one that is being started."""
+    with Worker(redis_url, tmp_path, TEST_CONF=SOON, TEST_SOFT_S=soft_s) as worker:
+        os.kill(begin(worker), signal.SIGSTOP)
+        assert leave(worker, signal.SIGQUIT) != FORCED
+        assert worker.app.backend.client.llen(worker.queue) == 1
+        assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
+def test_children_that_are_being_started_hold_nobody_up(
+    redis_url: str, tmp_path: Path, signum: int
+) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    with Worker(redis_url, tmp_path, TEST_CONF=SOON, TEST_GATE=str(gate)) as worker:
+        eventually(lambda: worker.ask("stats"), "a worker that listens")
+        if signum == signal.SIGQUIT:
+            worker.send("told_late", unique())
+            eventually(lambda: worker.ask("reserved"), "the task in the worker")
+        assert leave(worker, signum) != FORCED
+        assert worker.app.backend.client.llen(worker.queue) == (signum == signal.SIGQUIT)
+        assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_worker_that_has_not_quite_begun_leaves_as_others_do(
+    redis_url: str, tmp_path: Path, signum: int
+) -> None:
+    with Worker(redis_url, tmp_path, TEST_SIGNAL_AT_START=str(int(signum))) as worker:
+        assert worker.process is not None
+        assert worker.process.wait(HANG_S) == 0
+        eventually(lambda: not kin(worker), "the end of every process")
+        assert "Traceback" not in worker.log
+
+
+def test_a_redis_that_is_gone_holds_nobody_up(tmp_path: Path, pool: str) -> None:
+    with (
+        PrivateServer(tmp_path / "redis") as server,
+        Worker(server.url, tmp_path, pool=pool) as worker,
+    ):
+        assert worker.get("add", 1, 1) == 2
+        os.kill(server.pid, signal.SIGKILL)
+        assert leave(worker, signal.SIGTERM) != FORCED
+
+
+@pytest.mark.parametrize(
+    ("is_busy", "signals"),
+    [(False, (signal.SIGTERM,)), (True, (signal.SIGQUIT,))],
+    ids=["idle and warm", "busy and cold"],
+)
+def test_a_redis_that_accepts_and_says_nothing_holds_nobody_up(
+    tmp_path: Path, is_busy: bool, signals: tuple[int, ...]
+) -> None:
+    """Under prefork it does, for ever; here the log says where the worker hung."""
+    with (
+        PrivateServer(tmp_path / "redis") as server,
+        Worker(server.url, tmp_path, TEST_CONF=VERY_SOON, TEST_VISIBILITY="1") as worker,
+    ):
+        key = unique()
+        result = worker.send("hold_late", key) if is_busy else None
+        if is_busy:
+            worker.heard(key)
+        else:
+            assert worker.get("add", 1, 1) == 2
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            assert leave(worker, *signals) == FORCED
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert "did not end within" in worker.log
+        if result is not None:
+            with Worker(server.url, tmp_path, queue=worker.queue, TEST_VISIBILITY="1") as second:
+                second.heard(key)
+                second.go(key)
+                assert result.get(timeout=HANG_S) > 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
+def test_a_redis_that_has_never_said_anything_holds_nobody_up(tmp_path: Path, signum: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        worker = Worker(url, tmp_path, TEST_CONF=VERY_SOON)
+        os.close(worker.launch())
+        try:
+            silent.settimeout(HANG_S)
+            connection, _ = silent.accept()
+            eventually(lambda: worker.log.count("begins") == 2, "the children")
+            assert leave(worker, signum) == FORCED
+            assert "did not end within" in worker.log
+            connection.close()
+        finally:
+            worker.kill()

@@ -1,0 +1,326 @@
+"""Execution streams: how late a watcher hears, what they cost Redis and the tasks beside them.
+
+- *print to watcher*: from `print` in a task to an iterator in another process, one line at a time.
+- *throughput*: batches of 64 events of 16 KiB through the store's scripts, four executions at once,
+  beside a raw pipeline of XADD of the same bytes, in turns on the same server.
+- *cancel*: from `cancel()` to the terminal event at a watcher; idle, and while every other session
+  of the worker floods.
+- *watchers*: one process watches 10,000 executions that say 150 things a second together.
+- *drain*: tasks per second through the pool with streams beside prefork, and with sessions of the
+  same worker flooding beside none that do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import redis
+from celery import Celery
+from redis.asyncio import Redis
+
+from capsule_tasks.client import Execution
+from capsule_tasks.protocol.events import Accepted, encode_event
+from capsule_tasks.protocol.messages import Output
+from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.pipeline import PipelinedConnection
+from scripts._redis_server import PrivateServer
+from tests.benchmarks._app import streams_url
+from tests.benchmarks._measure import Bar, p50_ms, p99_ms, report, use_plain_interpreters
+from tests.benchmarks.tasks import POOLS, ROOT, until_keys
+
+BARS = (
+    Bar("over_raw_xadd", ">=", 0.5),
+    Bar("cancel_end_to_end_p99_ms", "<=", 50),
+    Bar("cancel_end_to_end_flooding_p99_ms", "<=", 50),
+    Bar("watchers_10k_p99_ms", "<=", 20),
+    Bar("redis_bytes_per_quiet_task", "<=", 1500),
+    Bar("drain_over_prefork", ">=", 1.0),
+    Bar("drain_under_flood", ">=", 0.8),
+)
+_WAIT_S = 120
+_LINES = 200
+_CANCELS = 40
+_PIECE = "x" * 16 * 1024
+_BATCH = 64
+_BATCHES = 24
+_AT_ONCE = 4
+_WATCHED = 10_000
+_EVENTS_PER_S = 150
+_WATCH_S = 10
+_QUIET = 5_000
+_DRAINED = 6_000
+_UNCOUNTED = 500
+
+
+@contextlib.contextmanager
+def worker(
+    url: str, concurrency: int, pool: str = "capsule", queue: str = "celery"
+) -> Iterator[int]:
+    command = [sys.executable, "-m", "celery", "-A", "tests.benchmarks._stream_app", "worker"]
+    command += ["-c", str(concurrency), "-l", "ERROR", "-Q", queue]
+    command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]
+    env = {**os.environ, "REDIS_URL": url, "BENCH_POOL": POOLS[pool]}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def producer(url: str) -> Celery:
+    app = Celery("bench", broker=url, backend=url, set_as_current=False)
+    app.conf.capsule_redis_url = streams_url(url)
+    return app
+
+
+def print_to_watcher(app: Celery) -> list[float]:
+    execution = Execution.of(app.send_task("clock", (_LINES, 0.01)))
+    return [
+        time.time() - float(event.message.data.split()[-1])
+        for event in execution.events()
+        if isinstance(event.message, Output)
+    ]
+
+
+def cancels(app: Celery, count: int) -> list[float]:
+    took = []
+    for _ in range(count):
+        execution = Execution.of(app.send_task("spin"))
+        events = execution.events()
+        while type(next(events).message).__name__ != "Accepted":
+            pass
+        begun = time.perf_counter()
+        execution.cancel()
+        for _event in events:
+            pass
+        took.append(time.perf_counter() - begun)
+    return took
+
+
+def cancels_under_flood(app: Celery, floods: int) -> list[float]:
+    flooding = [Execution.of(app.send_task("flood", (60.0,))) for _ in range(floods)]
+    time.sleep(1.0)
+    took = cancels(app, _CANCELS)
+    for execution in flooding:
+        execution.cancel()
+    for execution in flooding:
+        for _event in execution.events(after="9999999999999-1"):
+            pass
+    return took
+
+
+async def store_rate(url: str, name: str) -> float:
+    store = ExecutionStore(PipelinedConnection(url))
+    event = encode_event(Output(stream="stdout", data=_PIECE))
+
+    async def one(number: int) -> None:
+        execution_id = f"{name}-{number}"
+        claimed = await store.claim(execution_id, owner="w", claim="c")
+        seq = claimed.seq
+        for _ in range(_BATCHES):
+            seq = await store.append(
+                execution_id, claimed.attempt, seq + 1, [event] * _BATCH, is_loud=True
+            )
+
+    begun = time.perf_counter()
+    await asyncio.gather(*map(one, range(_AT_ONCE)))
+    took = time.perf_counter() - begun
+    await store.store.close()  # type: ignore[attr-defined]
+    return _AT_ONCE * _BATCHES * _BATCH * len(event) / took / 1e6
+
+
+async def raw_rate(url: str, name: str) -> float:
+    client = Redis.from_url(url)
+    event = encode_event(Output(stream="stdout", data=_PIECE))
+
+    async def one(number: int) -> None:
+        for _ in range(_BATCHES):
+            pipeline = client.pipeline(transaction=False)
+            for _ in range(_BATCH):
+                pipeline.xadd(f"{name}-{number}", {"d": event}, maxlen=64, approximate=True)
+            await pipeline.execute()
+
+    begun = time.perf_counter()
+    await asyncio.gather(*map(one, range(_AT_ONCE)))
+    took = time.perf_counter() - begun
+    await client.aclose()
+    return _AT_ONCE * _BATCHES * _BATCH * len(event) / took / 1e6
+
+
+def throughput(url: str) -> tuple[float, float]:
+    ours, raw = [], []
+    for number in range(5):
+        ours.append(asyncio.run(store_rate(url, f"ours{number}")))
+        raw.append(asyncio.run(raw_rate(url, f"raw{number}")))
+    return median(ours), median(raw)
+
+
+async def quiet_bytes(url: str) -> float:
+    store = ExecutionStore(PipelinedConnection(url))
+    client = redis.Redis.from_url(url)
+    client.flushdb()
+    before = client.info("memory")["used_memory"]
+
+    async def one(number: int) -> None:
+        execution_id = f"3f2504e0-4f89-11d3-9a0c-0305e8{number:06d}"
+        claimed = await store.claim(
+            execution_id,
+            owner="0123456789abcdef",
+            claim="0123456789ab",
+            task="shop.tasks.send_confirmation",
+            worker="celery@worker-17.example.org",
+        )
+        events = [encode_event(Accepted(pid=12345))]
+        await store.append(execution_id, claimed.attempt, 2, events)
+
+    for first in range(0, _QUIET, 500):
+        await asyncio.gather(*map(one, range(first, first + 500)))
+    after = client.info("memory")["used_memory"]
+    await store.store.close()  # type: ignore[attr-defined]
+    client.flushdb()
+    client.close()
+    return float(after - before) / _QUIET
+
+
+async def speak(url: str, watcher: subprocess.Popen[str]) -> None:
+    store = ExecutionStore(PipelinedConnection(url))
+    claimed = {}
+    for first in range(0, _WATCHED, 500):
+        ids = range(first, first + 500)
+        found = await asyncio.gather(
+            *(store.claim(f"watched-{n}", owner="w", claim="c") for n in ids)
+        )
+        claimed.update(zip(ids, found, strict=True))
+    assert watcher.stdout is not None
+    line = await asyncio.to_thread(watcher.stdout.readline)
+    assert line == "ready\n", line
+    begun = time.perf_counter()
+    for number in range(_EVENTS_PER_S * _WATCH_S):
+        await asyncio.sleep(max(0.0, begun + number / _EVENTS_PER_S - time.perf_counter()))
+        place = number * 7919 % _WATCHED
+        event = encode_event(Output(stream="stdout", data=f"{time.time():.6f}"))
+        claim = claimed[place]
+        await store.append(f"watched-{place}", claim.attempt, 2, [event], is_loud=True)
+    await store.store.close()  # type: ignore[attr-defined]
+
+
+def watchers(url: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "tests.benchmarks._watchers", url, str(_WATCHED)]
+    command.append(str(_EVENTS_PER_S * _WATCH_S))
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watcher:
+        asyncio.run(speak(url, watcher))
+        assert watcher.stdout is not None
+        found: dict[str, float] = json.loads(watcher.stdout.readline())
+    return found
+
+
+def drain(url: str, pool: str) -> float:
+    app = producer(url)
+    client = app.backend.client
+    client.flushall()
+    with app.producer_pool.acquire(block=True) as channel:
+        for number in range(_DRAINED):
+            app.send_task("add", (number, 1), producer=channel)
+    with worker(url, 2, pool):
+        begun_at = until_keys(client, _UNCOUNTED)
+        first = client.dbsize()
+        ended_at = until_keys(client, _DRAINED)
+    app.close()
+    return float((_DRAINED - first) / (ended_at - begun_at))
+
+
+def task_rates(url: str) -> tuple[float, float]:
+    """Tasks per second of one worker of four children, two of them flooding, and two idle."""
+    rates = []
+    for floods in (False, True):
+        app = producer(url)
+        client = app.backend.client
+        client.flushall()
+        with worker(url, 4):
+            app.send_task("add", (1, 1)).get(timeout=_WAIT_S)
+            busy = [
+                Execution.of(
+                    app.send_task("flood" if floods else "spin", (60.0,) if floods else ())
+                )
+                for _ in range(2)
+            ]
+            time.sleep(1.0)
+            before = client.dbsize()
+            with app.producer_pool.acquire(block=True) as channel:
+                for number in range(3000):
+                    app.send_task("add", (number, 1), producer=channel)
+            begun_at = until_keys(client, before + 300)
+            first = client.dbsize()
+            ended_at = until_keys(client, before + 2900)
+            rates.append(2900 + before - first)
+            rates[-1] = rates[-1] / (ended_at - begun_at)
+            for execution in busy:
+                execution.cancel()
+        app.close()
+    return rates[0], rates[1]
+
+
+def measure(url: str, rounds: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    own = streams_url(url)
+    figures["redis_bytes_per_quiet_task"] = asyncio.run(quiet_bytes(own))
+    ours, raw = throughput(own)
+    figures |= {"throughput_MB_s": ours, "raw_xadd_MB_s": raw, "over_raw_xadd": ours / raw}
+    redis.Redis.from_url(url).flushall()
+    found = watchers(own)
+    figures |= {f"watchers_10k_{name}": value for name, value in found.items()}
+    app = producer(url)
+    app.backend.client.flushall()
+    with worker(url, 4):
+        late = print_to_watcher(app)
+        figures |= {
+            "print_to_watcher_p50_ms": p50_ms(late),
+            "print_to_watcher_p99_ms": p99_ms(late),
+        }
+        figures["cancel_end_to_end_p99_ms"] = p99_ms(cancels(app, _CANCELS))
+        figures["cancel_end_to_end_flooding_p99_ms"] = p99_ms(cancels_under_flood(app, 3))
+    app.close()
+    drains: dict[str, list[float]] = {"capsule": [], "prefork": []}
+    for _ in range(rounds):
+        for pool, rates in drains.items():
+            rates.append(drain(url, pool))
+    for pool, rates in drains.items():
+        figures[f"drain_{pool}_per_s"] = median(rates)
+    figures["drain_over_prefork"] = figures["drain_capsule_per_s"] / figures["drain_prefork_per_s"]
+    pairs = [task_rates(url) for _ in range(rounds)]
+    figures["drain_under_flood"] = median(flooded / idle for idle, flooded in pairs)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench streams")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument("--rounds", type=int, default=3, help="how often the pools take turns")
+    arguments = parser.parse_args()
+    use_plain_interpreters()
+    with tempfile.TemporaryDirectory() as directory, PrivateServer(Path(directory)) as server:
+        figures = measure(server.url, arguments.rounds)
+    report(figures, BARS, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

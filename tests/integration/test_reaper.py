@@ -1,0 +1,104 @@
+"""Reapers over a real server: two at once, and one that finishes what another had begun."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from capsule_tasks.protocol.events import Ended, Outcome
+from capsule_tasks.settings import ExecutionSettings, LeaseSettings
+from capsule_tasks.storage.executions import ExecutionStore, Holdings
+from capsule_tasks.storage.pipeline import PipelinedConnection
+from capsule_tasks.storage.runs import Lease
+from capsule_tasks.taskpool.streams.reaper import Reaper
+from tests.servers import fresh_prefix
+
+HELD = [f"e{place}" for place in range(50)]
+GONE = "gone"
+
+
+class Died(Exception):
+    """What a reaper meets in the middle of its work."""
+
+
+class Ground:
+    """What a dead worker has left, and who sees to it."""
+
+    def __init__(self, connection: PipelinedConnection) -> None:
+        self.settings = ExecutionSettings(prefix=fresh_prefix())
+        self.connection = connection
+        self.store = ExecutionStore(connection, settings=self.settings)
+        self.holdings = Holdings(connection, self.settings)
+        self.failed: set[str] = set()
+
+    async def leave(self) -> None:
+        """A worker claims all of them, acknowledges, and is gone."""
+        lease = Lease(
+            GONE,
+            self.connection,
+            settings=LeaseSettings(lease_s=60),
+            prefix=self.settings.prefix,
+        )
+        await lease.acquire()
+        await self.holdings.note_worker(GONE, 0.0)
+        await self.holdings.hold(GONE, lease.core.token, HELD, ())
+        for place, name in enumerate(HELD):
+            await self.store.claim(
+                name, owner=GONE, claim="c", ack="early", task="t", group="g", index=place
+            )
+        await lease.release()
+
+    def reaper(self, *, dies: bool = False) -> Reaper:
+        def fail_result(name: str, _why: str) -> None:
+            if dies:
+                raise Died
+            self.failed.add(name)
+
+        def ended_elsewhere(_name: str) -> None:
+            return None
+
+        return Reaper(self.store, self.holdings, ended_elsewhere, fail_result)
+
+    async def look(self) -> None:
+        """All of them have one end, everybody has been told, and nothing is left to see to."""
+        for name in HELD:
+            page = await self.store.read(name)
+            assert page is not None
+            ends = [event.message for event in page.events if isinstance(event.message, Ended)]
+            assert [end.outcome for end in ends] == [Outcome.LOST]
+            assert page.events[-1].is_last
+        progress = await self.store.read_group("g")
+        assert progress.counts == {"lost": len(HELD)}
+        told = {name: why for _, name, why in progress.failures}
+        assert told == dict.fromkeys(HELD, "WorkerLostError: its worker died")
+        recent = await self.store.list_recent(state="lost", task="t", limit=100)
+        assert {entry.execution_id for entry in recent} == set(HELD)
+        assert self.failed == set(HELD)
+        due = await self.holdings.note_worker("living", 60.0)
+        assert GONE not in due.workers
+        assert await self.holdings.held_by(GONE) == []
+
+
+@pytest.fixture(params=["valkey_url", "cluster_url"])
+async def ground(request: pytest.FixtureRequest) -> AsyncIterator[Ground]:
+    connection = PipelinedConnection(request.getfixturevalue(request.param))
+    ground = Ground(connection)
+    await ground.leave()
+    yield ground
+    await connection.close()
+
+
+async def test_two_reapers_at_once_write_one_end_each(ground: Ground) -> None:
+    await asyncio.gather(ground.reaper().reap(GONE), ground.reaper().reap(GONE))
+    await ground.look()
+
+
+async def test_what_a_reaper_left_half_done_the_next_one_finishes(ground: Ground) -> None:
+    """It wrote ends, and died before it told the result backend, the group and the index."""
+    with pytest.raises(Died):
+        await ground.reaper(dies=True).reap(GONE)
+    assert await ground.store.list_recent() == []
+    await ground.reaper().reap(GONE)
+    await ground.look()

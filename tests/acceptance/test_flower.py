@@ -17,6 +17,7 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 
+from scripts._redis_server import PrivateServer
 from tests.acceptance.browser import HEIGHT, WIDTH, chromium, flower
 from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
 
@@ -24,6 +25,13 @@ _REOPEN_S = 2.0
 """A page that does not change by itself may have been opened too early; others draw themselves."""
 
 pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of its own: of the revokes that are kept there, a page shows fifty at most."""
+    with PrivateServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")

@@ -51,14 +51,14 @@ def checked_keep_s(app: Any) -> float:
     return float(keep_s)
 
 
-def keep_revoked(app: Any, task_id: str) -> None:
-    """Note that a task was revoked, before its workers are told; a failure is only logged."""
+def keep_revoked(app: Any, *task_ids: str) -> None:
+    """Note that tasks were revoked, before their workers are told; a failure is only logged."""
     store = revoke_store(app)
     if store is None:
         return
     try:
-        store.add([task_id])
+        store.add(task_ids)
     except CapsuleError as fault:
-        log.warning("the revoke of task %s is not kept in Redis: %s", task_id, fault)
+        log.warning("the revoke of %s is not kept in Redis: %s", ", ".join(task_ids), fault)
     finally:
         store.close()

@@ -13,6 +13,7 @@ from celery.result import AsyncResult
 from capsule_tasks.client.configuration import redis_url
 from capsule_tasks.client.hub import hub
 from capsule_tasks.client.results import ended_of, stored_end
+from capsule_tasks.client.revokes import keep_revoked
 from capsule_tasks.client.watching import Watchtower, ended_of_entry
 from capsule_tasks.errors import ExecutionEnded, ExecutionUnknown, NotAsking
 from capsule_tasks.protocol.events import (
@@ -268,7 +269,8 @@ _BACKEND_S = 30.0
 
 
 def terminate(app: Any, ids: list[str]) -> None:
-    """Another pool may have them, which knows of no stream: there they are terminated."""
+    """Have Celery end them: they wait, or another pool has them, which knows of no stream."""
+    keep_revoked(app, *ids)
     app.control.revoke(ids, terminate=True, signal="SIGTERM")
 
 

@@ -77,7 +77,7 @@ _MARKS = 4
 """Marks in what is kept of an ended execution: so exact is its trimming."""
 PAGE = 128
 NOBODY = "-"
-"""Who must have had an execution that is claimed for the first time."""
+"""Who must have an execution that is claimed while it is not known."""
 
 
 class ExecutionCore:
@@ -121,7 +121,7 @@ class ExecutionCore:
         """Begin its next attempt; with the same `claim` it is the same one.
 
         ExecutionEnded if it is over. Who had it before can no longer write. With `held_by` it is
-        taken from that worker alone, or with NOBODY as its first attempt; AttemptStale if another
+        taken from that worker alone, or with NOBODY if it runs nowhere; AttemptStale if another
         has it.
         """
         about = about_attempt(ack, task, worker, group, index, self.settings)

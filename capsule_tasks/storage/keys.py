@@ -137,11 +137,6 @@ class ExecutionKeys:
         self.meta = f"{root}:meta"
         self.channel = f"{root}:said"
 
-    @property
-    def signs(self) -> tuple[str, str]:
-        """One of these is there, if anything is known of the execution."""
-        return self.meta, self.control
-
 
 class HeldKeys:
     """What one incarnation of a worker holds, in the slot of its lease."""

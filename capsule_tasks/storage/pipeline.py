@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -29,7 +29,7 @@ from capsule_tasks.storage.async_connections import (
 )
 from capsule_tasks.storage.faults import FAULTS, told
 from capsule_tasks.storage.operations import Reply
-from capsule_tasks.storage.scripts import Call, packed
+from capsule_tasks.storage.scripts import Call
 
 _MOST_WAITING = 64
 
@@ -72,7 +72,6 @@ class PipelinedConnection:
             case "server":
                 self._pool = server_pool(self._target)
         self._line: _Line | None = None
-        self.before_flush: Callable[[], object] | None = None
         # redis-py's cluster client closes connections that are in use when it needs more than it
         # may have: it is never asked for so many.
         self._places = asyncio.Semaphore(max(1, settings.max_connections // 2))
@@ -112,26 +111,6 @@ class PipelinedConnection:
             return
         line.cast(call, answer, is_patient)
 
-    def count(self, keys: Sequence[str], answer: Callable[[int | StorageError], object]) -> None:
-        """How many of the keys are there; patient, and tried as `cast` is."""
-        line = self._line
-        if line is None or line.is_broken or self._is_closed:
-            error = StorageUnavailable("Redis: there is no connection")
-            asyncio.get_running_loop().call_soon(answer, error)
-            return
-        line.count(keys, answer)
-
-    def flush(self, *, is_patient: bool = False) -> None:
-        """Send what waits for company, now or soon; `before_flush` may add to it."""
-        line = self._line
-        if line is None or line.is_broken:
-            if self.before_flush is not None:
-                self.before_flush()
-        elif is_patient:
-            line.wait_for_company()
-        else:
-            line.flush()
-
     async def _run_in_cluster(self, cluster: AsyncConnections, call: Call) -> Reply:
         if not self._knows_cluster:
             async with self._connecting:  # while it learns the nodes it can serve nobody else
@@ -153,10 +132,6 @@ class PipelinedConnection:
             for sentinel in self._sentinel.sentinels:
                 await sentinel.aclose()
 
-    def _on_flush(self) -> None:
-        if self.before_flush is not None:
-            self.before_flush()
-
     async def _connected(self) -> _Line:
         async with self._connecting:
             line = self._line
@@ -174,9 +149,7 @@ class PipelinedConnection:
             if self._is_closed:
                 await connection.disconnect(nowait=True)
                 raise StorageClosed
-            self._line = _Line(
-                connection, self._settings.reply_timeout_s, self._on_flush, self._replication
-            )
+            self._line = _Line(connection, self._settings.reply_timeout_s, self._replication)
             return self._line
 
 
@@ -187,7 +160,6 @@ class _Line:
         self,
         connection: AbstractConnection,
         timeout_s: float,
-        on_flush: Callable[[], object],
         replication: tuple[int, int],
     ) -> None:
         self.is_broken = False
@@ -195,14 +167,12 @@ class _Line:
         self._wait = connection.pack_command("WAIT", self._replicas, wait_ms)
         self._held: list[tuple[Callable[[Any], object], Any]] = []
         """Replies that wait until the replicas have what was done."""
-        self._on_flush = on_flush
         self._connection = connection
         self._timeout_s = timeout_s + (wait_ms / 1000 if self._replicas else 0)
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Callable[[Any], object], float]] = deque()
         self._outbox: list[bytes] = []
         self._writer: asyncio.Task[None] | None = None
-        self._is_flushing = False
         self._reader = self._loop.create_task(self._read())
         self._watch: asyncio.TimerHandle | None = None
         self._patience: asyncio.Handle | None = None
@@ -242,13 +212,6 @@ class _Line:
         with contextlib.suppress(*FAULTS):
             await self._connection.disconnect(nowait=True)
 
-    def count(self, keys: Sequence[str], answer: Callable[[int | StorageError], object]) -> None:
-        def on_reply(reply: Any) -> None:
-            is_answer = isinstance(reply, (int, StorageError))
-            answer(reply if is_answer else told(reply, was_sent=True))
-
-        self._send(packed((b"EXISTS", *keys)), on_reply, is_patient=True)
-
     def _sent(
         self, command: bytes, call: Call, script: str, is_patient: bool = False
     ) -> asyncio.Future[Any]:
@@ -273,25 +236,16 @@ class _Line:
         self._waiting.append((on_reply, self._loop.time()))
         if not is_patient or len(self._outbox) >= _MOST_WAITING:
             self.flush()
-        else:
-            self.wait_for_company()
+        elif self._patience is None:
+            self._patience = self._loop.call_soon(self.flush)
         if self._watch is None:
             self._watch = self._loop.call_later(self._timeout_s, self._look)
-
-    def wait_for_company(self) -> None:
-        if self._patience is None and not self._is_flushing:
-            self._patience = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
-        if self._is_flushing or self.is_broken:
-            return
-        self._is_flushing = True
-        self._on_flush()
-        self._is_flushing = False
-        if self._writer is None and self._outbox:
+        if self._writer is None and self._outbox and not self.is_broken:
             self._writer = self._loop.create_task(self._write())
 
     async def _write(self) -> None:

@@ -51,6 +51,12 @@ def _encode_again(body: Any, request: Any, headers: dict[str, Any]) -> tuple[Any
     return content_type, encoding, data, 2
 
 
+def is_redelivered(headers: Any) -> bool:
+    """Whether a message was delivered before, by its request's headers."""
+    about = headers.get("delivery_info")
+    return bool(about and about.get("redelivered"))
+
+
 def is_coroutine_task(task: Any) -> bool:
     """Whether a task is made with `async def`, in whatever way."""
     functions = (

@@ -12,6 +12,8 @@ from capsule_tasks.protocol.messages import Terminal, Traced
 
 _MOST_TEXT = 4096
 _MOST_TRACEBACK = 16 * 1024
+_REPLACED = "Replaced by new task"
+"""So Celery's `Task.replace` tells its Ignore from others; what takes its place has its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ def ending_of_traced(traced: Traced) -> Ending:
     is_celerys = failure.module == "celery.exceptions"
     if is_celerys and failure.name == "Retry":
         return another("retry", failure.message)
+    if is_celerys and failure.name == "Ignore" and failure.message == _REPLACED:
+        return another("replaced", failure.message)
     if is_celerys and failure.name == "Reject" and failure.state.get("requeue"):
         return another("requeued", failure.message)
     outcomes = {"Reject": Outcome.REJECTED, "Ignore": Outcome.IGNORED}

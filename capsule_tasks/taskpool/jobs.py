@@ -87,6 +87,7 @@ class Job:
         request: Any = None,
         group: tuple[str, int] = ("", -1),
         is_retry: bool = False,
+        is_redelivered: bool = False,
     ) -> None:
         self.number = next(_numbers)
         self.call = call
@@ -105,6 +106,7 @@ class Job:
         self.request = request
         self.group = group
         self.is_retry = is_retry
+        self.is_redelivered = is_redelivered
         self.publication: Any = SILENT
         """Where what it says goes."""
         task = getattr(request, "task", None)

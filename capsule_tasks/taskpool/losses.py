@@ -20,6 +20,7 @@ from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.drivers import drive_blocking
 from capsule_tasks.storage.loss_core import LossCore
+from capsule_tasks.taskpool.calls import is_redelivered
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -42,8 +43,7 @@ class Losses:
 
     def is_suspect(self, call: TaskCall) -> bool:
         """Whether it was delivered before, so that it may have cost a process already."""
-        about = call.request.get("delivery_info")
-        return self._connections is not None and bool(about and about.get("redelivered"))
+        return self._connections is not None and is_redelivered(call.request)
 
     async def admit(self, call: TaskCall) -> Exception | None:
         """Count a suspect before it begins; the error with which it ends instead, if any."""

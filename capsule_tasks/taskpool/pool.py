@@ -20,7 +20,7 @@ from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.calls import is_coroutine_task, task_call
+from capsule_tasks.taskpool.calls import is_coroutine_task, is_redelivered, task_call
 from capsule_tasks.taskpool.crew import Crew
 from capsule_tasks.taskpool.jobs import ExecutionPid, Job, NotCalled, Stage, group_of
 from capsule_tasks.taskpool.leaving import Leaving
@@ -216,11 +216,6 @@ class TaskPool(BasePool):
 
     # --- work ----------------------------------------------------------------------------------
 
-    def expect(self, task_id: str) -> None:
-        """A task will be applied once there is a slot for it."""
-        if self._staff is not None:
-            self._staff.expect(task_id)
-
     def on_apply(
         self,
         target: Any,
@@ -260,6 +255,7 @@ class TaskPool(BasePool):
             request=request,
             group=group_of(args[2]),
             is_retry=bool(args[2].get("retries")),
+            is_redelivered=is_redelivered(args[2]),
         )
         if job.is_async:
             self._make_room(job)

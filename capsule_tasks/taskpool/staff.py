@@ -153,11 +153,6 @@ class Staff:
 
     # --- jobs ----------------------------------------------------------------------------------
 
-    def expect(self, task_id: str) -> None:
-        """A task will be admitted once there is a slot for it."""
-        if self._streams is not None:
-            self._runtime.post_lazily(self._streams.expect, task_id)
-
     def admit(self, job: Job) -> None:
         """Have it run, in its turn."""
         admit = self._streams.admit if self._streams is not None else self.crew.submit

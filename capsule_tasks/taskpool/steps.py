@@ -75,11 +75,10 @@ def close_wholly(connection: Any) -> None:
 def _beside_the_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:
     """Requests go to the pool when a slot is free, as Celery has it; those of coroutines at once.
 
-    Else they would wait behind every blocking task that waits for a slot. The pool hears of each.
+    Else they would wait behind every blocking task that waits for a slot.
     """
 
     def on_task_request(request: Any) -> None:
-        pool.expect(request.id)
         if not pool.takes_without_slot(request.name):
             take_slot(request)
             return

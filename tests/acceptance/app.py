@@ -222,6 +222,17 @@ def own_state(self: Any, key: str) -> str:
     return "done"
 
 
+@app.task(name="replace_by", bind=True)
+def replace_by(self: Any, word: str) -> Any:
+    print("before")
+    return self.replace(say_it.s(word))
+
+
+@app.task(name="say_it")
+def say_it(word: str) -> None:
+    print(word)
+
+
 @app.task(name="replace", bind=True)
 def replace(self: Any, x: int) -> Any:
     return self.replace(chain(add.s(x, 1), add.s(10)))

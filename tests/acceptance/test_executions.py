@@ -251,6 +251,28 @@ def test_a_failure_and_a_retry_are_told_as_they_are(worker: Worker) -> None:
     assert sum(isinstance(message, Ended) for message in heard) == 1
 
 
+def test_a_task_that_replaced_itself_goes_on_in_its_stream(worker: Worker) -> None:
+    """Who takes its place may be there before it has said its last words."""
+    executions = [Execution.of(worker.send("replace_by", word)) for word in "abcdefghij" * 5]
+    for word, execution in zip("abcdefghij" * 5, executions, strict=True):
+        said = [event.message for event in execution.events()]
+        assert [m.data for m in said if isinstance(m, Output)] == ["before\n", f"{word}\n"]
+        assert [m.how for m in said if isinstance(m, AttemptEnded)] == ["replaced"]
+        assert sum(isinstance(m, Ended) for m in said) == 1
+
+
+def test_a_message_that_was_sent_twice_has_one_end(worker: Worker) -> None:
+    keys, task_id = [unique(), unique()], unique()
+    for key in keys:
+        worker.send("hold", key, task_id=task_id)
+        worker.heard(key)
+    for key in keys:
+        worker.go(key)
+    heard = kinds(Execution(task_id, app=worker.app))
+    assert heard.count("Ended") == 1
+    assert heard[-1] == "Ended"
+
+
 def test_a_lost_child_ends_its_execution_with_what_it_had_said(worker: Worker) -> None:
     end = end_of(Execution.of(worker.send("die", "kill")))
     assert (end.outcome, end.type) == (Outcome.FAILED, "WorkerLostError")

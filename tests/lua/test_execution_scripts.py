@@ -158,13 +158,17 @@ def test_a_claim_may_bring_the_whole_attempt_and_be_repeated(
     assert most / 2 < bench.client.pttl(bench.keys.meta) <= most
 
 
-def test_a_first_claim_is_refused_where_anybody_was_before(bench: Bench) -> None:
-    assert bench.claim("c1", "w1", "-")[0] == Code.DONE
-    attempt = bench.meta()["attempt"].encode()
-    assert bench.claim("c2", "w2", "-", "END", state="ended") == [Code.STALE, attempt]
+def test_who_found_nobody_there_takes_it_from_nobody(bench: Bench) -> None:
+    attempt = bench.claim("c1", "w1", held_by="-")[1]
+    before = bench.meta()
+    assert bench.claim("c1", "w1", held_by="-")[:2] == [Code.DONE, attempt]
+    assert bench.claim("c2", "w2", held_by="-") == [Code.STALE, attempt]
+    assert bench.meta() == before
+    bench.append(attempt, 2, "LEFT", state="waiting")
+    attempt = bench.claim("c3", "w3", held_by="-")[1]
+    assert bench.said() == ["BEGUN", "LEFT", "BEGUN"]
     bench.append(attempt, 2, "END", state="ended", outcome="succeeded")
-    assert bench.claim("c2", "w2", "-") == [Code.STALE, attempt]
-    assert bench.said() == ["BEGUN", "END"]
+    assert bench.claim("c4", "w4", held_by="-") == [Code.ENDED, b"succeeded"]
 
 
 def test_a_claim_that_ends_tells_what_was_told(bench: Bench) -> None:

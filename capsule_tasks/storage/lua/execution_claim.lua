@@ -7,7 +7,7 @@
 -- ARGV
 --   claim     id of this claim; the same one again gets the same answer
 --   owner     incarnation of the worker
---   held_by   who must have it now; `-` nobody, ever; empty takes it from whoever has it
+--   held_by   who must have it now; `-` nobody; empty takes it from whoever has it
 --   about     as MessagePack: ack (early or late), task, worker, group, place in it, limits
 --   state     as in execution_append: empty, or the end of the attempt or the execution
 --   outcome   of the execution, if it ended
@@ -31,10 +31,9 @@ local meta = load_execution(meta_key, limits)
 if meta.claim == claim then
   return {DONE, whole(meta.attempt), meta.seq, unpack(control_entries(control_key, ''))}
 end
+if meta.state == 'ended' then return {ENDED, meta.outcome or ''} end
 if held_by == '-' then
-  if meta.state then return {STALE, whole(meta.attempt)} end
-elseif meta.state == 'ended' then
-  return {ENDED, meta.outcome or ''}
+  if meta.state == 'running' then return {STALE, whole(meta.attempt)} end
 elseif held_by ~= '' and (meta.state ~= 'running' or meta.owner ~= held_by) then
   return {STALE, whole(meta.attempt)}
 end

@@ -5,7 +5,7 @@ still write, and for whether it is over. What is here may be stale, and is refus
 
 - `worker`: all of it together, as the pool starts, feeds and stops it.
 - `tenure`: the one lease of the worker, and what is noted as held under it.
-- `admission`: on its way to the crew, Redis is asked what it knows of a job.
+- `admission`: on its way to the crew, a job begins at once, or when its attempt is claimed.
 - `publication`: one job, from there to its end. It has a `backlog` of what waits to be sent, an
   `attempt` that makes the calls, a `line` that they go on, and `orders` that it hears.
 - `room`, `delay`: what all publications share: bytes, and timers.

@@ -6,10 +6,10 @@
       fresh ──────┘ │
          └──────────┴────▶ mute     another attempt followed, or the execution is over
 
-A job of which Redis knows nothing is *fresh*: it begins at once, and is claimed together with what
-it says first, its end, or a few milliseconds later, whatever comes first. Any other is claimed
-before it begins. Nothing here ever fails the job: a Redis that does not answer delays its first
-step for a while, and what it says waits, up to a bound.
+A job that is new is *fresh*: it begins at once, and is claimed together with what it says first or
+with its end, or a few milliseconds later, whatever comes first. Any other is claimed before it
+begins. Nothing here ever fails the job: a Redis that does not answer delays its first step for a
+while, and what it says waits, up to a bound.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 _PREVIOUS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _MOST_UNKNOWN_S = 0.05
+_YOUNG_S = 1.0
+"""A worker that stood still for longer takes nothing from who came later."""
 _MESSAGES = (Output, Gap, Progress, InputRequest, InputClosed)
 
 
@@ -74,10 +76,11 @@ _SPEAKING = (Phase.FRESH, Phase.CLAIMING, Phase.LIVE)
 class _Batch(NamedTuple):
     """What is on its way."""
 
-    call: Call
-    is_claim: bool
+    events: list[bytes]
     size: int
+    is_loud: bool
     ending: Ending | None
+    is_claim: bool
 
 
 class Publication:
@@ -94,8 +97,6 @@ class Publication:
         self.has_begun = False
         self.is_held = False
         """Whoever looks at what its worker holds finds it."""
-        self.is_expected = False
-        """What Redis knows of it is on its way."""
         self._streams = streams
         self._ear = Ear(self.execution_id, streams.store, streams.background, self._obey)
         self._line = Line(streams.connection, streams.store, streams.background, self._on_free)
@@ -107,6 +108,7 @@ class Publication:
         self._claimed_then: Callable[[], object] | None = None
         self._then: Callable[[], object] | None = None
         self._limit: asyncio.TimerHandle | None = None
+        self._came_at = asyncio.get_running_loop().time()
         attempt.name_claim(streams.new_claim())
 
     @property
@@ -130,8 +132,7 @@ class Publication:
         self._streams.crew.submit(self.job)
 
     def begin_fresh(self) -> None:
-        """Redis knows nothing of it: let it run, and claim it soon."""
-        self.is_expected = False
+        """It is new: let it run, and claim it soon."""
         if self.phase is not Phase.CLAIMING:
             return
         self.phase = Phase.FRESH
@@ -299,40 +300,58 @@ class Publication:
         if self.phase is not Phase.FRESH and self.phase is not Phase.LIVE:
             return
         batch = self._next_batch()
-        is_patient = batch.ending is not None or not batch.size
-        self._line.send(batch.call, partial(self._take, batch), is_patient=is_patient)
+        if batch.is_claim:
+            self._send_claim(batch, held_by=NOBODY)
+        else:
+            call = self.attempt.append_call(batch.events, batch.ending, is_loud=batch.is_loud)
+            self._send(batch, call)
 
     def _next_batch(self) -> _Batch:
         events, size, is_loud = self.backlog.take()
         ending = self._ending if not self.backlog else None
         if ending is not None:
             events.append(encode_event(ending.event, self.backlog.offset))
-        is_claim = self.phase is Phase.FRESH
-        if not is_claim:
-            call = self.attempt.append_call(events, ending, is_loud=is_loud)
-            return _Batch(call, is_claim, size, ending)
+        return _Batch(events, size, is_loud, ending, is_claim=self.phase is Phase.FRESH)
+
+    def _send_claim(self, batch: _Batch, held_by: str) -> None:
         # What has ended is held only until its group has counted it.
-        if not self.is_held and (ending is None or self.job.group[0]):
+        if not self.is_held and (batch.ending is None or self.job.group[0]):
             self._streams.hold([self])
         call = self.attempt.claim_call(
             self._streams.tenure.incarnation,
-            held_by=NOBODY,
-            events=events,
-            ending=ending,
-            is_loud=is_loud,
+            held_by=held_by,
+            events=batch.events,
+            ending=batch.ending,
+            is_loud=batch.is_loud,
         )
-        return _Batch(call, is_claim, size, ending)
+        self._send(batch, call)
 
-    def _take(self, batch: _Batch, reply: Reply) -> None:
+    def _send(self, batch: _Batch, call: Call) -> None:
+        is_patient = batch.ending is not None or not batch.size
+        self._line.send(call, partial(self._take, batch, call), is_patient=is_patient)
+
+    async def _take_over(self, batch: _Batch) -> None:
+        """Somebody runs it who may be about to leave it: a task that replaced itself, say."""
+        await self._let_previous_end()
+        if self.phase is Phase.CLAIMING:
+            self._send_claim(batch, held_by="")
+
+    def _take(self, batch: _Batch, call: Call, reply: Reply) -> None:
         """What was on its way has arrived, or was refused."""
         try:
             if batch.is_claim:
                 self._on_claimed(self.attempt.claimed(reply))
             else:
-                self.attempt.appended(batch.call, reply)
-        except (AttemptStale, AttemptClosed, ExecutionEnded, ExecutionUnknown) as news:
-            log.warning("what task %s says is no longer stored: %s", self.execution_id, news)
-            self._mute()
+                self.attempt.appended(call, reply)
+        except AttemptStale as news:
+            age_s = asyncio.get_running_loop().time() - self._came_at
+            if batch.is_claim and self.phase is Phase.FRESH and age_s < _YOUNG_S:
+                self.phase = Phase.CLAIMING
+                self._streams.background.spawn(self._take_over(batch))
+            else:
+                self._on_refused(news)
+        except (AttemptClosed, ExecutionEnded, ExecutionUnknown) as news:
+            self._on_refused(news)
         except CapsuleError:
             log.exception("what task %s says cannot be stored", self.execution_id)
             self._mute()
@@ -343,6 +362,10 @@ class Publication:
                 self._streams.notes.end(self, batch.ending)
                 self._streams.forget(self)
                 self.call_then()
+
+    def _on_refused(self, news: CapsuleError) -> None:
+        log.warning("what task %s says is no longer stored: %s", self.execution_id, news)
+        self._mute()
 
     def _on_free(self) -> None:
         self._streams.room.may_read_on(self)

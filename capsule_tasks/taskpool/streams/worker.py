@@ -78,12 +78,7 @@ class Streams:
         )
         self.notes = Notes(self.store, self.tenure, self.background, worker=worker)
         self._admission = Admission(
-            connection,
-            self.store.core,
-            self.tenure,
-            self.background,
-            self._publications,
-            wait_s=settings.claim_wait_s,
+            connection, self.tenure, self.background, wait_s=settings.claim_wait_s
         )
         self._reaper = Reaper(self.store, holdings, ended_elsewhere, fail_result)
         self._begun: dict[str, bytes] = {}
@@ -124,10 +119,6 @@ class Streams:
 
     # --- jobs ----------------------------------------------------------------------------------
 
-    def expect(self, execution_id: str) -> None:
-        """It will be admitted soon."""
-        self._admission.expect(execution_id)
-
     def admit(self, job: Job) -> None:
         """Have a job run: at once if it is new, else when its next attempt is claimed."""
         self._admission.admit(self._publication_of(job))
@@ -167,7 +158,6 @@ class Streams:
 
     def drop_unbegun(self) -> None:
         """The broker is lost: what has not begun will be delivered again."""
-        self._admission.forget_expected()
         for publication in list(self._publications.values()):
             if not publication.has_begun:
                 self.crew.drop(publication.job)
@@ -215,14 +205,14 @@ class Streams:
 
     def _on_bell(self, said: bytes | None) -> None:
         if said is None:
-            self._admission.on_deaf()
             for publication in list(self._publications.values()):
                 publication.ring()
             return
         execution_id = said.decode(errors="replace")
-        self._admission.on_ring(execution_id)
         if (rung := self._publications.get(execution_id)) is not None:
             rung.ring()
+        else:
+            self._admission.on_ring(execution_id)
 
     async def _retake_all(self, incarnation: str) -> None:
         """What runs was claimed under a lease that is lost: claim it anew, before it is reaped."""

@@ -77,6 +77,7 @@ class CrewLimits:
     losses: int = 5
     losses_url: str | None = None
     """The Redis where they are counted, over all workers."""
+    losses_prefix: str = "capsule"
 
 
 class Crew:
@@ -114,7 +115,7 @@ class Crew:
         self._unknown: set[str] = set()
         """Tasks that only children of the next era know, and what is to run of them."""
         self._early: list[Job] = []
-        self._losses = Losses(limits.losses, limits.losses_url)
+        self._losses = Losses(limits.losses, limits.losses_url, limits.losses_prefix)
         self._stopped = False
         self._era = 0
         """Grows when all are replaced: whoever was asked for before may be what is replaced."""

@@ -9,6 +9,7 @@ import logging
 from difflib import get_close_matches
 from typing import Any
 
+from capsule_tasks.client.configuration import kept_settings
 from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import (
@@ -133,12 +134,6 @@ def crew_limits(app: Any, options: dict[str, Any]) -> CrewLimits:
         max_rss_bytes=most_kib * KIB if most_kib else None,
         async_limit=setting(app, "capsule_async_limit"),
         losses=setting(app, "capsule_loss_limit"),
-        losses_url=_known_redis(app),
+        losses_url=redis_url(app),
+        losses_prefix=kept_settings(app).prefix,
     )
-
-
-def _known_redis(app: Any) -> str | None:
-    try:
-        return redis_url(app)
-    except InvalidSetting:
-        return None

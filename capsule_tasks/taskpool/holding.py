@@ -56,7 +56,9 @@ class Holding:
         self._source: Any = None
         self._next_sweep = 0.0
         self._short_s: float | None = None
-        self._notes: Notes | None = None
+        self._notes = Notes()
+        self._every_s = _RENEW_AT_LEAST_EVERY_S
+        self._next_renewal = 0.0
 
     def prepare(self, connection: Any) -> None:
         """Have kombu's own sweep, the first of which is made on connecting, wait long enough.
@@ -80,10 +82,11 @@ class Holding:
             return
         is_short = self._short_s is not None
         timeout_s = self._short_s or float(qos.channel.visibility_timeout)
-        self._notes = Notes(qos, consumer.hub, has_marks=is_short, before=self._notes)
+        self._notes.follow(qos, consumer.hub, has_marks=is_short)
         with self._lock:
             self._qos = qos
             self._overdue = Overdue(timeout_s, max(timeout_s, SAFE_S))
+            self._every_s = min(timeout_s / 4, _RENEW_AT_LEAST_EVERY_S)
             self._source = consumer.connection
             self._options = {**_patience(timeout_s), **consumer.connection.transport_options}
             self._is_stale = True  # the thread's connection: its server may not be this consumer's
@@ -94,8 +97,7 @@ class Holding:
 
     def stop(self) -> None:
         """Let go: what is still held is given back by kombu, or found by others."""
-        if self._notes is not None:
-            self._notes.end()
+        self._notes.end()
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             self._over.set()
@@ -104,12 +106,12 @@ class Holding:
     # --- the thread ----------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        every_s = min(self._overdue.renewed_s / 4, _RENEW_AT_LEAST_EVERY_S)
         is_well = True
-        while not self._over.wait(every_s):
+        while not self._over.wait(self._every_s):
             try:
-                self._renew()
-                self._sweep()
+                channel = self._connected()
+                self._renew(channel)
+                self._sweep(channel)
             except Exception as fault:  # noqa: BLE001 - kombu's transports raise what they like
                 self._disconnect()
                 if is_well and not self._over.is_set():
@@ -121,12 +123,12 @@ class Holding:
                 is_well = True
         self._disconnect()
 
-    def _renew(self) -> None:
+    def _renew(self, channel: Any) -> None:
+        self._next_renewal = time.monotonic() + self._every_s
         tags = held(self._qos)
         for start in range(0, len(tags), _MOST_AT_ONCE):
             now_s = time.time()  # kombu's clock, which others compare with theirs
             scores = dict.fromkeys(tags[start : start + _MOST_AT_ONCE], now_s)
-            channel = self._connected()
             with channel.conn_or_acquire() as client:
                 pipe = client.pipeline(transaction=False)
                 pipe.zadd(channel.unacked_index_key, scores, xx=True)
@@ -136,17 +138,19 @@ class Holding:
                     pipe.pexpire(marks, int(2000 * SAFE_S))
                 pipe.execute()
 
-    def _sweep(self) -> None:
+    def _sweep(self, channel: Any) -> None:
+        """A dead worker may leave thousands: what lives is renewed while they are put back."""
         now = time.monotonic()
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_EVERY_S
-        channel = self._connected()
         index = f"{channel.global_keyprefix}{channel.unacked_index_key}"
         with channel.conn_or_acquire() as client:
-            while not self._over.is_set():
+            while not self._over.is_set() and not self._is_stale:
                 tags = claimed(_evaluate(client, claim(index, self._overdue, time.time())))
                 for tag in tags:
+                    if time.monotonic() >= self._next_renewal:
+                        self._renew(channel)
                     channel.qos.restore_by_tag(tag, client)
                 if tags:
                     log.info("messages that nobody holds any more are put back: %d", len(tags))

@@ -21,7 +21,8 @@ from typing import Any
 
 from celery.worker import state
 
-from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable
+from capsule_tasks.storage.faults import FAULTS, told
 from capsule_tasks.storage.keys import unacked_marks
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.unacked_core import MOST, Overdue, claim, claimed
@@ -59,6 +60,7 @@ class Holding:
         self._notes = Notes()
         self._every_s = _RENEW_AT_LEAST_EVERY_S
         self._next_renewal = 0.0
+        self._is_refused = False
 
     def prepare(self, connection: Any) -> None:
         """Have kombu's own sweep, the first of which is made on connecting, wait long enough.
@@ -139,11 +141,25 @@ class Holding:
                 pipe.execute()
 
     def _sweep(self, channel: Any) -> None:
-        """A dead worker may leave thousands: what lives is renewed while they are put back."""
+        """Put back what is overdue; told once if this Redis does not let it."""
         now = time.monotonic()
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_EVERY_S
+        try:
+            self._put_back(channel)
+        except FAULTS as fault:
+            refusal = told(fault, was_sent=True)
+            if not isinstance(refusal, (StorageDenied, StorageUnusable)):
+                raise
+            if not self._is_refused:
+                log.warning("what dead workers held is put back by kombu alone: %s", refusal)
+            self._is_refused = True
+        else:
+            self._is_refused = False
+
+    def _put_back(self, channel: Any) -> None:
+        """A dead worker may leave thousands: what lives is renewed meanwhile."""
         index = f"{channel.global_keyprefix}{channel.unacked_index_key}"
         with channel.conn_or_acquire() as client:
             while not self._over.is_set() and not self._is_stale:

@@ -68,6 +68,32 @@ def test_a_task_of_the_connection_before_the_last_is_acknowledged(
         assert client.hkeys("unacked") == []
 
 
+def test_a_redis_that_allows_no_scripts_is_told_of_once(
+    server: PrivateServer,
+    client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And what lives is renewed there, over one connection."""
+    client.acl_setuser(
+        "kombu", True, passwords="+x", keys=["*"], categories=["+@all", "-@scripting"]
+    )
+    monkeypatch.setattr(holding, "_SWEEP_EVERY_S", 0.0)
+    client.zadd("unacked_index", {"living": 0})
+    scores: set[float] = set()
+    connections: set[str] = set()
+    held = Holding()
+    with consumer_of(held, f"redis://kombu:x@127.0.0.1:{server.port}") as qos:
+        qos._delivered["living"] = None
+        while len(scores) < 4:
+            scores.add(client.zscore("unacked_index", "living"))
+            connections |= {entry["id"] for entry in client.client_list()}
+        held.stop()
+    assert caplog.text.count("is put back by kombu alone") == 1
+    assert "again" not in caplog.text
+    assert len(connections) <= 5
+
+
 def test_what_lives_is_renewed_while_much_is_put_back(
     server: PrivateServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

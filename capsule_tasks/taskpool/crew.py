@@ -36,7 +36,13 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.endings import Ending, another, ending_of_error, ending_of_traced
+from capsule_tasks.taskpool.endings import (
+    Ending,
+    another,
+    ending_of_error,
+    ending_of_traced,
+    is_put_back_when_lost,
+)
 from capsule_tasks.taskpool.jobs import SILENT, Job, Stage, why_lost
 from capsule_tasks.taskpool.losses import Losses
 
@@ -469,7 +475,8 @@ class Crew:
             return
         why = why_lost(job, end, status)
         # Coroutines share a child: which of them it died of, nobody can say.
-        if status is not None and job.signum is None and not job.is_async:
+        is_known = status is not None and job.signum is None and not job.is_async
+        if is_known and is_put_back_when_lost(job.request):
             self._spawn(self._judge(job, why, end))
         else:
             self._fail(job, why, end)

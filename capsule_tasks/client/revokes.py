@@ -26,7 +26,7 @@ class RevokeStore:
         self._core = RevokeCore(checked_keep_s(app), kept_settings(app).prefix)
         self._connections = connections
 
-    def add(self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, str]] = ()) -> None:
+    def add(self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, Any]] = ()) -> None:
         drive_blocking(self._core.add(ids, stamps), self._connections)
 
     def read(self, since_ms: int = 0) -> Revoked:

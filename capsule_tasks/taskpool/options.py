@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from capsule_tasks.client.configuration import kept_settings
+from capsule_tasks.client.revokes import checked_keep_s
 from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import (
@@ -94,6 +95,7 @@ def check(app: Any) -> None:
     """
     for name in DEFAULTS:
         setting(app, name)
+    checked_keep_s(app)
     for name in app.conf:
         if name.startswith("capsule_") and name not in _KNOWN:
             close = get_close_matches(name, _KNOWN, 1)

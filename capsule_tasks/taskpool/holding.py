@@ -67,12 +67,9 @@ class Holding:
 
         InvalidSetting for a timeout that cannot be kept.
         """
-        given = connection.transport_options.get("visibility_timeout")
-        if given is not None and connection.transport.driver_type == "redis":
-            timeout_s = _checked(given)
-            if timeout_s < SAFE_S:
-                self._short_s = timeout_s
-                connection.transport_options["visibility_timeout"] = SAFE_S
+        short_s = spare_others(connection)
+        if short_s is not None:  # of a connection that comes here again nothing is short any more
+            self._short_s = short_s
 
     def watch(self, consumer: Any) -> None:
         """Look after a consumer that has just connected, before it gets its first message.
@@ -189,6 +186,21 @@ class Holding:
         if connection is not None:
             with contextlib.suppress(Exception):  # it may be what has just failed
                 connection.close()
+
+
+def spare_others(connection: Any) -> float | None:
+    """Have kombu wait long enough before it puts back what others hold; the shorter time if any.
+
+    It looks for that over every connection that waits for messages, those of answers too.
+    """
+    given = connection.transport_options.get("visibility_timeout")
+    if given is None or connection.transport.driver_type != "redis":
+        return None
+    timeout_s = _checked(given)
+    if timeout_s >= SAFE_S:
+        return None
+    connection.transport_options["visibility_timeout"] = SAFE_S
+    return timeout_s
 
 
 def held(qos: Any) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from scripts._redis_server import PrivateServer
-from tests.acceptance.workers import HANG_S, Worker, eventually, unique
+from tests.acceptance.workers import HANG_S, ROOT, Worker, close, eventually, unique
 
 VISIBILITY_S = 3
 
@@ -137,6 +139,30 @@ def test_workers_that_do_not_renew_are_not_robbed(redis_url: str, tmp_path: Path
             stock.go(key)
             assert result.get(timeout=HANG_S) > 0
             assert starts(stock, key) == 1, stock.log[-3000:] + "\nOURS " + ours.log[-3000:]
+
+
+def test_asking_for_health_robs_nobody(redis_url: str, tmp_path: Path) -> None:
+    """As `celery inspect` does, whose process was given the short timeout too."""
+    asking = Worker(redis_url, tmp_path, TEST_VISIBILITY=str(VISIBILITY_S))  # never started
+    client, held = asking.app.backend.client, unique()
+    client.zadd("unacked_index", {held: time.time() - 2 * VISIBILITY_S})
+    command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.app"]
+
+    def ask(*words: str) -> bool:
+        """Whether it is still held after a question that nobody answers."""
+        subprocess.run(
+            [*command, *words, "-t", "0.2", "-d", "nobody"],
+            cwd=ROOT,
+            env=asking.environment,
+            timeout=HANG_S,
+            capture_output=True,
+            check=False,
+        )
+        return client.zscore("unacked_index", held) is not None
+
+    assert ask("capsule", "health")
+    assert not ask("inspect", "ping")
+    close(asking.app)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from capsule_tasks.taskpool import commands  # noqa: F401 - so that `celery inspect` knows them
+from capsule_tasks.taskpool.holding import spare_others
 
 _UNHEALTHY = 1
 _NOBODY = 69
@@ -50,9 +51,13 @@ def stack_by_inspect(
 def ask(
     ctx: click.Context, destination: tuple[str, ...], timeout: float, command: str, **arguments: Any
 ) -> dict[str, Any]:
-    control = ctx.obj.app.control
-    inspect = control.inspect(destination=list(destination) or None, timeout=timeout)
-    replies: dict[str, Any] = inspect._request(command, **arguments) or {}  # noqa: SLF001 - as Celery's own commands do
+    app = ctx.obj.app
+    with app.connection_for_write() as connection:
+        spare_others(connection)
+        inspect = app.control.inspect(
+            destination=list(destination) or None, timeout=timeout, connection=connection
+        )
+        replies: dict[str, Any] = inspect._request(command, **arguments) or {}  # noqa: SLF001 - as Celery's own commands do
     if not replies:
         click.echo("no worker replied", err=True)
         ctx.exit(_NOBODY)

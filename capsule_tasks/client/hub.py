@@ -13,8 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from queue import Queue
 from typing import Any, TypeVar
 
-from capsule_tasks.client.configuration import kept_settings, redis_url
+from capsule_tasks.client.configuration import kept_settings
 from capsule_tasks.client.watching import Watchtower
+from capsule_tasks.client.where import redis_of_backend, redis_url
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import ExecutionSettings
 
@@ -60,9 +61,7 @@ class _Hub:
             raise InvalidSetting(
                 "capsule_redis_url", None, "the URL of the Redis that the streams are in"
             )
-        backend = app.conf.result_backend
-        backend_url = backend if _is_redis(backend) else None
-        place = url, kept_settings(app), backend_url
+        place = url, kept_settings(app), redis_of_backend(app)
         loop = asyncio.get_running_loop()
         with self._lock:
             towers = self._towers.setdefault(loop, {})
@@ -138,10 +137,6 @@ class _Room:
 
     def give(self) -> None:
         self._loop.call_soon_threadsafe(self._left.release)
-
-
-def _is_redis(url: Any) -> bool:
-    return isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://"))
 
 
 hub = _Hub()

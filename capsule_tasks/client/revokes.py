@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from capsule_tasks.client.configuration import kept_settings
 from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import CapsuleError, InvalidSetting
 from capsule_tasks.storage import SyncConnections
@@ -22,10 +23,10 @@ class RevokeStore:
     """What was revoked, in the Redis of an app; blocks its caller, never longer than its limits."""
 
     def __init__(self, app: Any, connections: Any) -> None:
-        self._core = RevokeCore(checked_keep_s(app))
+        self._core = RevokeCore(checked_keep_s(app), kept_settings(app).prefix)
         self._connections = connections
 
-    def add(self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, str]] = ()) -> None:
+    def add(self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, Any]] = ()) -> None:
         drive_blocking(self._core.add(ids, stamps), self._connections)
 
     def read(self, since_ms: int = 0) -> Revoked:
@@ -37,11 +38,8 @@ class RevokeStore:
 
 def revoke_store(app: Any) -> RevokeStore | None:
     """The store of an app; None if no Redis is known to it."""
-    try:
-        url = redis_url(app)
-    except InvalidSetting:
-        return None
-    return RevokeStore(app, SyncConnections(url))
+    url = redis_url(app)
+    return None if url is None else RevokeStore(app, SyncConnections(url))
 
 
 def checked_keep_s(app: Any) -> float:

@@ -8,7 +8,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
-from capsule_tasks.client.where import current_execution_id, given_store, redis_url
+from capsule_tasks.client.configuration import kept_settings
+from capsule_tasks.client.where import (
+    app_of_task,
+    current_execution_id,
+    given_store,
+    needed_redis_url,
+)
 from capsule_tasks.errors import CapsuleError, StepMisused, StorageError
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
@@ -68,7 +74,8 @@ def step(
     The arguments `retry`, `no_effect` and `execution_id` are never the function's: use
     `functools.partial` for those.
     """
-    owner = Steps(execution_id=execution_id)
+    settings = StepSettings(prefix=kept_settings(app_of_task()).prefix)
+    owner = Steps(execution_id=execution_id, settings=settings)
     return owner.step(name, function, *args, retry=retry, no_effect=no_effect, **kwargs)
 
 
@@ -127,7 +134,7 @@ class Steps:
         return store
 
     def _kept_in(self, kind: Callable[[str], Any]) -> Any:
-        store = self._store or given_store() or redis_url()
+        store = self._store or given_store() or needed_redis_url()
         return _shared(kind, store) if isinstance(store, str) else store
 
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from celery.result import AsyncResult
 
-from capsule_tasks.client.configuration import redis_url
 from capsule_tasks.client.hub import hub
 from capsule_tasks.client.results import ended_of, stored_end
 from capsule_tasks.client.revokes import keep_revoked
 from capsule_tasks.client.watching import Watchtower, ended_of_entry
+from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import ExecutionEnded, ExecutionUnknown, NotAsking
 from capsule_tasks.protocol.events import (
     AttemptEnded,

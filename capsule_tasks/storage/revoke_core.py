@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from capsule_tasks.settings import RetrySettings
 from capsule_tasks.storage.keys import revokes_key
@@ -25,7 +26,7 @@ class Revoked:
     """Task ids, and stamps as (header, value); `until_ms` is the moment to go on from."""
 
     ids: list[str] = field(default_factory=list)
-    stamps: list[tuple[str, str]] = field(default_factory=list)
+    stamps: list[tuple[str, Any]] = field(default_factory=list)
     until_ms: int = 0
 
 
@@ -37,7 +38,7 @@ class RevokeCore:
         self._key = revokes_key(prefix)
 
     def add(
-        self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, str]] = ()
+        self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, Any]] = ()
     ) -> Operation[None]:
         """Keep these; the oldest are forgotten where there are more than MOST."""
         members = iter(

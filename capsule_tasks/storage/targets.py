@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from redis import RedisError
 from redis.connection import Connection, parse_url
@@ -35,7 +35,6 @@ _KINDS: dict[str, tuple[Kind, str]] = {
     "redis+cluster": ("cluster", "redis"),
     "rediss+cluster": ("cluster", "rediss"),
 }
-SCHEMES = tuple(_KINDS)
 _DEFAULT_PORT: dict[Kind, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 
 
@@ -72,7 +71,8 @@ def parsed(url: str, settings: ConnectionSettings) -> Target:
         path = f"/{database}"
         if not service:
             raise InvalidSetting("url", _without_password(url), "…/name/db for Sentinels")
-    plain = urlunsplit((scheme, f"{userinfo}{at}{hosts}", path, query, ""))
+    # Not by urlunsplit, which leaves out the slashes where there is no host, as with a socket.
+    plain = f"{scheme}://{userinfo}{at}{hosts}{path}" + (f"?{query}" if query else "")
     options = _options(plain, url)
     is_tls = scheme == "rediss"
     if kind != "server":

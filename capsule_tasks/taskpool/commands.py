@@ -35,7 +35,9 @@ def _keeping(name: str) -> Callable[..., Any]:
 
     Its description stays, and so does its answer.
     """
-    own = Panel.data[name]
+    own: Callable[..., Any] = Panel.data[name]
+    if hasattr(own, "keeps_revokes"):
+        return own
 
     @functools.wraps(own)
     def command(state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,23 +47,26 @@ def _keeping(name: str) -> Callable[..., Any]:
             keeper.keep(ids=map(str, maybe_list(ids) or ()), stamps=_stamps(kwargs.get("headers")))
         return own(state, *args, **kwargs)
 
+    # Not by `__wrapped__`: others may have put theirs around Celery's own.
+    command.keeps_revokes = True  # type: ignore[attr-defined]
     return command
 
 
-def _stamps(headers: Any) -> list[tuple[str, str]]:
-    """As Celery reads them: a mapping, or `header=value` from a command line."""
+def _stamps(headers: Any) -> list[tuple[str, Any]]:
+    """As Celery reads them: a mapping, or `header=value` from a command line.
+
+    A value keeps its type, as Celery compares it with that of the task.
+    """
     if isinstance(headers, list):
         headers = dict(header.split("=")[:2] for header in headers if "=" in header)
     return [
         (str(header), value)
         for header, values in (headers or {}).items()
-        for value in maybe_list(values)
-        if isinstance(value, str)
+        for value in maybe_list(values) or ()
+        if isinstance(value, (str, int, float))
     ]
 
 
 Panel.data |= {
-    name: _keeping(name)
-    for name in ("revoke", "terminate", "revoke_by_stamped_headers")
-    if not hasattr(Panel.data[name], "__wrapped__")
+    name: _keeping(name) for name in ("revoke", "terminate", "revoke_by_stamped_headers")
 }

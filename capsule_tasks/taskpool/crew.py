@@ -36,7 +36,13 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.endings import Ending, another, ending_of_error, ending_of_traced
+from capsule_tasks.taskpool.endings import (
+    Ending,
+    another,
+    ending_of_error,
+    ending_of_traced,
+    is_put_back_when_lost,
+)
 from capsule_tasks.taskpool.jobs import SILENT, Job, Stage, why_lost
 from capsule_tasks.taskpool.losses import Losses
 
@@ -77,6 +83,7 @@ class CrewLimits:
     losses: int = 5
     losses_url: str | None = None
     """The Redis where they are counted, over all workers."""
+    losses_prefix: str = "capsule"
 
 
 class Crew:
@@ -114,7 +121,7 @@ class Crew:
         self._unknown: set[str] = set()
         """Tasks that only children of the next era know, and what is to run of them."""
         self._early: list[Job] = []
-        self._losses = Losses(limits.losses, limits.losses_url)
+        self._losses = Losses(limits.losses, limits.losses_url, limits.losses_prefix)
         self._stopped = False
         self._era = 0
         """Grows when all are replaced: whoever was asked for before may be what is replaced."""
@@ -468,7 +475,8 @@ class Crew:
             return
         why = why_lost(job, end, status)
         # Coroutines share a child: which of them it died of, nobody can say.
-        if status is not None and job.signum is None and not job.is_async:
+        is_known = status is not None and job.signum is None and not job.is_async
+        if is_known and is_put_back_when_lost(job.request):
             self._spawn(self._judge(job, why, end))
         else:
             self._fail(job, why, end)

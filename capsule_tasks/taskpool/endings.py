@@ -105,11 +105,17 @@ def _comes_again(error: Exception, request: Any) -> bool:
     is_lost = isinstance(error, WorkerLostError)
     if is_lost and getattr(task, "retry_on_worker_lost", False):
         return task.max_retries is None or _retries(request) < task.max_retries
+    if is_lost:
+        return is_put_back_when_lost(request)
     if not task.acks_late:
         return False
-    if is_lost:
-        return bool(task.reject_on_worker_lost)
     return isinstance(error, TimeLimitExceeded) and not task.acks_on_timeout
+
+
+def is_put_back_when_lost(request: Any) -> bool:
+    """Whether the same message comes again when the child that ran it is lost."""
+    task = getattr(request, "task", None)
+    return task is not None and bool(task.acks_late and task.reject_on_worker_lost)
 
 
 def _retries(request: Any) -> int:

@@ -21,7 +21,8 @@ from typing import Any
 
 from celery.worker import state
 
-from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable
+from capsule_tasks.storage.faults import FAULTS, told
 from capsule_tasks.storage.keys import unacked_marks
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.unacked_core import MOST, Overdue, claim, claimed
@@ -56,19 +57,19 @@ class Holding:
         self._source: Any = None
         self._next_sweep = 0.0
         self._short_s: float | None = None
-        self._notes: Notes | None = None
+        self._notes = Notes()
+        self._every_s = _RENEW_AT_LEAST_EVERY_S
+        self._next_renewal = 0.0
+        self._is_refused = False
 
     def prepare(self, connection: Any) -> None:
         """Have kombu's own sweep, the first of which is made on connecting, wait long enough.
 
         InvalidSetting for a timeout that cannot be kept.
         """
-        given = connection.transport_options.get("visibility_timeout")
-        if given is not None and connection.transport.driver_type == "redis":
-            timeout_s = _checked(given)
-            if timeout_s < SAFE_S:
-                self._short_s = timeout_s
-                connection.transport_options["visibility_timeout"] = SAFE_S
+        short_s = spare_others(connection)
+        if short_s is not None:  # of a connection that comes here again nothing is short any more
+            self._short_s = short_s
 
     def watch(self, consumer: Any) -> None:
         """Look after a consumer that has just connected, before it gets its first message.
@@ -80,10 +81,11 @@ class Holding:
             return
         is_short = self._short_s is not None
         timeout_s = self._short_s or float(qos.channel.visibility_timeout)
-        self._notes = Notes(qos, consumer.hub, has_marks=is_short, before=self._notes)
+        self._notes.follow(qos, consumer.hub, has_marks=is_short)
         with self._lock:
             self._qos = qos
             self._overdue = Overdue(timeout_s, max(timeout_s, SAFE_S))
+            self._every_s = min(timeout_s / 4, _RENEW_AT_LEAST_EVERY_S)
             self._source = consumer.connection
             self._options = {**_patience(timeout_s), **consumer.connection.transport_options}
             self._is_stale = True  # the thread's connection: its server may not be this consumer's
@@ -94,8 +96,7 @@ class Holding:
 
     def stop(self) -> None:
         """Let go: what is still held is given back by kombu, or found by others."""
-        if self._notes is not None:
-            self._notes.end()
+        self._notes.end()
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             self._over.set()
@@ -104,12 +105,12 @@ class Holding:
     # --- the thread ----------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        every_s = min(self._overdue.renewed_s / 4, _RENEW_AT_LEAST_EVERY_S)
         is_well = True
-        while not self._over.wait(every_s):
+        while not self._over.wait(self._every_s):
             try:
-                self._renew()
-                self._sweep()
+                channel = self._connected()
+                self._renew(channel)
+                self._sweep(channel)
             except Exception as fault:  # noqa: BLE001 - kombu's transports raise what they like
                 self._disconnect()
                 if is_well and not self._over.is_set():
@@ -121,12 +122,12 @@ class Holding:
                 is_well = True
         self._disconnect()
 
-    def _renew(self) -> None:
+    def _renew(self, channel: Any) -> None:
+        self._next_renewal = time.monotonic() + self._every_s
         tags = held(self._qos)
         for start in range(0, len(tags), _MOST_AT_ONCE):
             now_s = time.time()  # kombu's clock, which others compare with theirs
             scores = dict.fromkeys(tags[start : start + _MOST_AT_ONCE], now_s)
-            channel = self._connected()
             with channel.conn_or_acquire() as client:
                 pipe = client.pipeline(transaction=False)
                 pipe.zadd(channel.unacked_index_key, scores, xx=True)
@@ -136,17 +137,33 @@ class Holding:
                     pipe.pexpire(marks, int(2000 * SAFE_S))
                 pipe.execute()
 
-    def _sweep(self) -> None:
+    def _sweep(self, channel: Any) -> None:
+        """Put back what is overdue; told once if this Redis does not let it."""
         now = time.monotonic()
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_EVERY_S
-        channel = self._connected()
+        try:
+            self._put_back(channel)
+        except FAULTS as fault:
+            refusal = told(fault, was_sent=True)
+            if not isinstance(refusal, (StorageDenied, StorageUnusable)):
+                raise
+            if not self._is_refused:
+                log.warning("what dead workers held is put back by kombu alone: %s", refusal)
+            self._is_refused = True
+        else:
+            self._is_refused = False
+
+    def _put_back(self, channel: Any) -> None:
+        """A dead worker may leave thousands: what lives is renewed meanwhile."""
         index = f"{channel.global_keyprefix}{channel.unacked_index_key}"
         with channel.conn_or_acquire() as client:
-            while not self._over.is_set():
+            while not self._over.is_set() and not self._is_stale:
                 tags = claimed(_evaluate(client, claim(index, self._overdue, time.time())))
                 for tag in tags:
+                    if time.monotonic() >= self._next_renewal:
+                        self._renew(channel)
                     channel.qos.restore_by_tag(tag, client)
                 if tags:
                     log.info("messages that nobody holds any more are put back: %d", len(tags))
@@ -169,6 +186,21 @@ class Holding:
         if connection is not None:
             with contextlib.suppress(Exception):  # it may be what has just failed
                 connection.close()
+
+
+def spare_others(connection: Any) -> float | None:
+    """Have kombu wait long enough before it puts back what others hold; the shorter time if any.
+
+    It looks for that over every connection that waits for messages, those of answers too.
+    """
+    given = connection.transport_options.get("visibility_timeout")
+    if given is None or connection.transport.driver_type != "redis":
+        return None
+    timeout_s = _checked(given)
+    if timeout_s >= SAFE_S:
+        return None
+    connection.transport_options["visibility_timeout"] = SAFE_S
+    return timeout_s
 
 
 def held(qos: Any) -> list[str]:

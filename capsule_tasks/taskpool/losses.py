@@ -33,8 +33,9 @@ _PATIENCE_S = 5.0
 class Losses:
     """Counts and judges on the runtime's loop; Redis is asked from other threads."""
 
-    def __init__(self, most: int, url: str | None = None) -> None:
+    def __init__(self, most: int, url: str | None = None, prefix: str = "capsule") -> None:
         self._most = most
+        self._prefix = prefix
         self._connections = SyncConnections(url) if url else None
         self._here: dict[Key, int] = {}
         """The oldest are forgotten first."""
@@ -105,7 +106,7 @@ class Losses:
         if self._connections is None:
             return None
         try:
-            asking = asyncio.to_thread(ask, LossCore(*key), self._connections)
+            asking = asyncio.to_thread(ask, LossCore(*key, self._prefix), self._connections)
             return await asyncio.wait_for(asking, _PATIENCE_S)
         except (CapsuleError, TimeoutError) as fault:
             log.warning("what task %s has cost is counted here only: %s", key[0], fault)

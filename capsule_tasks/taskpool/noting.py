@@ -31,29 +31,27 @@ _LATER = "when its visibility timeout is over"
 
 
 class Notes:
-    """Of one channel, on the hub thread; nothing fails when Redis does not answer."""
+    """Of one worker, on the hub thread; nothing fails when Redis does not answer.
 
-    def __init__(self, qos: Any, hub: Any, *, has_marks: bool, before: Notes | None) -> None:
-        """For a channel that has had no message yet. What was `before` is gone on with here."""
-        self._line = UnackedLine(qos.channel, has_marks=has_marks)
-        self._qos = qos
-        self._hub = hub
+    They outlive its connections: tasks that a lost one brought are acknowledged on the next.
+    """
+
+    def __init__(self) -> None:
+        self._line: Any = None
+        self._hub: Any = None
         self._is_planned = False
         self._patience_s = _PATIENCE_S
         self._complained_at = -_COMPLAIN_S
+
+    def follow(self, qos: Any, hub: Any, *, has_marks: bool) -> None:
+        """From now on over the channel of this one, which has had no message yet."""
+        before, self._line = self._line, UnackedLine(qos.channel, has_marks=has_marks)
+        self._hub, self._is_planned = hub, False
         qos.__class__ = noting(marking(qos.__class__) if has_marks else qos.__class__)
         qos.notes = self
         if before is not None:
-            before.hand_over(self)
-
-    def hand_over(self, to: Notes) -> None:
-        """Also what is acknowledged from now on by tasks that the lost connection brought."""
-        self._qos.notes = to
-        to.take_over(self._line)
-
-    def take_over(self, line: UnackedLine) -> None:
-        self._line.take_over(line)
-        self.write()
+            self._line.take_over(before)
+            self.write()
 
     def hold(self, tag: str, message: str) -> None:
         self._line.hold(tag, message)
@@ -73,13 +71,14 @@ class Notes:
 
     def settle(self) -> None:
         """All that was noted is there when this returns, unless Redis does not answer."""
-        if not self._line.is_settled:
+        if self._line is not None and not self._line.is_settled:
             self._make(self._line.settle)
 
     def end(self) -> None:
         """Nothing more will be noted; safe twice."""
         self.settle()
-        self._line.close()
+        if self._line is not None:
+            self._line.close()
 
     def _make(self, call: Any) -> None:
         try:
@@ -109,7 +108,7 @@ class Notes:
 
 
 class _NotesBehind:
-    """Mixed into kombu's QoS."""
+    """Mixed into kombu's QoS; those of one worker's channels share their notes."""
 
     notes: Notes
 

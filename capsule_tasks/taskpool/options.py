@@ -9,6 +9,8 @@ import logging
 from difflib import get_close_matches
 from typing import Any
 
+from capsule_tasks.client.configuration import kept_settings
+from capsule_tasks.client.revokes import checked_keep_s
 from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import (
@@ -93,6 +95,7 @@ def check(app: Any) -> None:
     """
     for name in DEFAULTS:
         setting(app, name)
+    checked_keep_s(app)
     for name in app.conf:
         if name.startswith("capsule_") and name not in _KNOWN:
             close = get_close_matches(name, _KNOWN, 1)
@@ -133,12 +136,6 @@ def crew_limits(app: Any, options: dict[str, Any]) -> CrewLimits:
         max_rss_bytes=most_kib * KIB if most_kib else None,
         async_limit=setting(app, "capsule_async_limit"),
         losses=setting(app, "capsule_loss_limit"),
-        losses_url=_known_redis(app),
+        losses_url=redis_url(app),
+        losses_prefix=kept_settings(app).prefix,
     )
-
-
-def _known_redis(app: Any) -> str | None:
-    try:
-        return redis_url(app)
-    except InvalidSetting:
-        return None

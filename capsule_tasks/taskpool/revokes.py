@@ -26,7 +26,7 @@ from capsule_tasks.taskpool.turns import QuietThread
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-Stamp = tuple[str, str]
+Stamp = tuple[str, Any]
 News = tuple[list[str], list[Stamp]]
 
 _EVERY_S = 5.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from scripts._redis_server import PrivateServer
-from tests.acceptance.workers import HANG_S, Worker, eventually, unique
+from tests.acceptance.workers import HANG_S, ROOT, Worker, close, eventually, unique
 
 VISIBILITY_S = 3
 
@@ -137,6 +139,70 @@ def test_workers_that_do_not_renew_are_not_robbed(redis_url: str, tmp_path: Path
             stock.go(key)
             assert result.get(timeout=HANG_S) > 0
             assert starts(stock, key) == 1, stock.log[-3000:] + "\nOURS " + ours.log[-3000:]
+
+
+def test_a_prefork_neighbour_with_a_short_timeout_takes_nothing(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """It knows no marks: what lives is renewed often enough for it as well."""
+    key = unique()
+    with Worker(redis_url, tmp_path, concurrency=1) as ours:
+        result = ours.send("hold_late", key)
+        ours.heard(key)
+        take_no_more(ours)
+        short = {"pool": "prefork", "TEST_VISIBILITY": str(2 * VISIBILITY_S)}
+        with Worker(redis_url, tmp_path, queue=ours.queue, **short) as stock:
+            outlast_the_timeout(stock)
+            see_a_sweep(stock)  # each message of nobody is half as old as it has to be
+            ours.go(key)
+            assert result.get(timeout=HANG_S) > 0
+            assert starts(ours, key) == 1
+
+
+def test_a_long_task_that_a_lost_connection_cancels_comes_again(tmp_path: Path, pool: str) -> None:
+    name, path, until = unique(), tmp_path / "lines", tmp_path / "until"
+    conf = json.dumps({"worker_cancel_long_running_tasks_on_connection_loss": True})
+    settings = {"TEST_VISIBILITY": str(VISIBILITY_S), "TEST_CLIENT_NAME": name, "TEST_CONF": conf}
+    with (
+        PrivateServer(tmp_path / "redis") as server,
+        Worker(server.url, tmp_path, pool=pool, concurrency=1, **settings) as worker,
+    ):
+        worker.send("write_late", str(path), str(until))
+        eventually(path.exists, "the first run")
+        client = worker.app.backend.client
+        for connection in client.client_list():
+            if connection["name"] == name:
+                client.client_kill_filter(_id=connection["id"])
+        # The one child that there is is free again: the first run was stopped.
+        eventually(lambda: path.read_text() == "began\n" * 2, "the second run")
+        until.touch()
+        eventually(lambda: not client.exists("unacked"), "its end")
+        assert worker.stop() == 0
+        assert path.read_text() == "began\n" * 2
+
+
+def test_asking_for_health_robs_nobody(redis_url: str, tmp_path: Path) -> None:
+    """As `celery inspect` does, whose process was given the short timeout too."""
+    asking = Worker(redis_url, tmp_path, TEST_VISIBILITY=str(VISIBILITY_S))  # never started
+    client, held = asking.app.backend.client, unique()
+    client.zadd("unacked_index", {held: time.time() - 2 * VISIBILITY_S})
+    command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.app"]
+
+    def ask(*words: str) -> bool:
+        """Whether it is still held after a question that nobody answers."""
+        subprocess.run(
+            [*command, *words, "-t", "0.2", "-d", "nobody"],
+            cwd=ROOT,
+            env=asking.environment,
+            timeout=HANG_S,
+            capture_output=True,
+            check=False,
+        )
+        return client.zscore("unacked_index", held) is not None
+
+    assert ask("capsule", "health")
+    assert not ask("inspect", "ping")
+    close(asking.app)
 
 
 @pytest.mark.parametrize(

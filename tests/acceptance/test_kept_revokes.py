@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,15 +60,18 @@ def test_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> None:
                 result.get(timeout=HANG_S)
 
 
-def test_by_stamp_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> None:
-    batch, busy, key = unique(), unique(), unique()
+@pytest.mark.parametrize("batch", [unique(), secrets.randbits(30)], ids=["text", "number"])
+def test_by_stamp_after_a_worker_was_killed(
+    redis_url: str, tmp_path: Path, batch: str | int
+) -> None:
+    busy, key = unique(), unique()
     with Worker(redis_url, tmp_path, concurrency=1) as worker:
         worker.send("hold", busy)
         worker.heard(busy)
         worker.tell("cancel_consumer", worker.queue)
         result = stamped(worker, batch, "told", key)
         worker.tell("revoke_by_stamped_headers", {"batch": [batch]})
-        eventually(lambda: kept(worker, f's["batch", "{batch}"]'), "the note in Redis")
+        eventually(lambda: kept(worker, f"s{json.dumps(['batch', batch])}"), "the note in Redis")
         worker.kill()
         with Worker(redis_url, tmp_path, queue=worker.queue, concurrency=1) as second:
             assert never_began(second, key)

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from celery.exceptions import WorkerLostError
 
 from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.drivers import drive_blocking
@@ -44,6 +45,16 @@ def test_one_that_takes_its_worker_with_it_is_given_up(redis_url: str, tmp_path:
             with pytest.raises(Exception, match="cost 1 processes, the last with its whole worker"):
                 result.get(timeout=HANG_S)
             assert heard_times(first, key) == 2
+
+
+def test_a_message_that_never_comes_again_is_counted_nowhere(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
+    with Worker(redis_url, tmp_path, pool=pool, TEST_LOSS_LIMIT="1") as worker:
+        result = worker.send("die", "kill")
+        with pytest.raises(WorkerLostError):
+            result.get(timeout=HANG_S)
+        assert not worker.app.backend.client.exists(f"capsule:{{E:{result.id}}}:losses:0")
 
 
 def test_a_message_that_comes_again_and_ends_well_costs_nothing(

@@ -7,8 +7,9 @@ from typing import Any
 
 from billiard.exceptions import WorkerLostError
 
-from capsule_tasks.client.configuration import kept_settings, redis_url, settings_of
+from capsule_tasks.client.configuration import kept_settings, settings_of
 from capsule_tasks.client.results import ended_of
+from capsule_tasks.client.where import redis_url
 from capsule_tasks.settings import LeaseSettings, PublishSettings
 from capsule_tasks.taskpool.endings import Ending
 from capsule_tasks.taskpool.options import setting

@@ -1,0 +1,121 @@
+"""What a worker holds is renewed, put back and let go, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection
+from kombu.transport.redis import QoS
+
+from capsule_tasks.taskpool import holding
+from capsule_tasks.taskpool.holding import Holding
+from scripts._redis_server import PrivateServer
+
+HANG_S = 30.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[PrivateServer]:
+    with PrivateServer(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: PrivateServer) -> Iterator[Any]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        yield client
+
+
+class Deaf:
+    """A hub on which nothing ever happens later."""
+
+    def call_later(self, *_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def consumer_of(held: Holding, url: str) -> Iterator[Any]:
+    """A consumer that has just connected, and is looked after."""
+    with Connection(url, transport_options={"visibility_timeout": 1}) as connection:
+        held.prepare(connection)
+        channel = connection.default_channel
+        consumer = SimpleNamespace(
+            connection=connection, hub=Deaf(), task_consumer=SimpleNamespace(channel=channel)
+        )
+        held.watch(consumer)
+        yield channel.qos
+        channel.qos._delivered.clear()
+
+
+def test_a_task_of_the_connection_before_the_last_is_acknowledged(
+    server: PrivateServer, client: Any
+) -> None:
+    held = Holding()
+    with contextlib.ExitStack() as stack:
+        first, *_ = [stack.enter_context(consumer_of(held, server.url)) for _ in range(3)]
+        first.notes.hold("a", "{}")
+        first.notes.settle()
+        assert client.hkeys("unacked") == ["a"]
+        first.ack("a")
+        held.stop()
+        assert client.hkeys("unacked") == []
+
+
+def test_a_redis_that_allows_no_scripts_is_told_of_once(
+    server: PrivateServer,
+    client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And what lives is renewed there, over one connection."""
+    client.acl_setuser(
+        "kombu", True, passwords="+x", keys=["*"], categories=["+@all", "-@scripting"]
+    )
+    monkeypatch.setattr(holding, "_SWEEP_EVERY_S", 0.0)
+    client.zadd("unacked_index", {"living": 0})
+    scores: set[float] = set()
+    connections: set[str] = set()
+    held = Holding()
+    with consumer_of(held, f"redis://kombu:x@127.0.0.1:{server.port}") as qos:
+        qos._delivered["living"] = None
+        while len(scores) < 4:
+            scores.add(client.zscore("unacked_index", "living"))
+            connections |= {entry["id"] for entry in client.client_list()}
+        held.stop()
+    assert caplog.text.count("is put back by kombu alone") == 1
+    assert "again" not in caplog.text
+    assert len(connections) <= 5
+
+
+def test_what_lives_is_renewed_while_much_is_put_back(
+    server: PrivateServer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message that is put back takes a second here."""
+    clock = SimpleNamespace(now=time.monotonic())
+    times: queue.Queue[float] = queue.Queue()
+    many = 250
+
+    def restore_by_tag(_qos: Any, tag: str, *_: Any) -> None:
+        times.put(client.zscore("unacked_index", "living"))
+        clock.now += 1
+        client.zrem("unacked_index", tag)
+
+    monkeypatch.setattr(QoS, "restore_by_tag", restore_by_tag)
+    fake = SimpleNamespace(monotonic=lambda: clock.now, time=time.time)
+    monkeypatch.setattr(holding, "time", fake)
+    long_ago = time.time() - 2 * holding.SAFE_S
+    client.zadd("unacked_index", {f"dead-{number}": long_ago for number in range(many)})
+    client.zadd("unacked_index", {"living": time.time()})
+    held = Holding()
+    with consumer_of(held, server.url) as qos:
+        qos._delivered["living"] = None
+        scores = [times.get(timeout=HANG_S) for _ in range(many)]
+        held.stop()
+    assert len(set(scores)) == many

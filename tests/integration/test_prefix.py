@@ -1,0 +1,55 @@
+"""Apps that share a Redis keep to keys of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+import capsule_tasks
+from capsule_tasks.client.revokes import keep_revoked
+from capsule_tasks.protocol.messages import TaskCall
+from capsule_tasks.taskpool.losses import Losses
+from capsule_tasks.taskpool.options import crew_limits
+from tests.servers import fresh_prefix
+
+ID = "an-execution"
+
+
+@pytest.fixture
+def app(valkey_url: str) -> Iterator[Celery]:
+    app = Celery("prefixed", broker=valkey_url, set_as_current=False)
+    app.conf.capsule_prefix = fresh_prefix()
+    yield app
+    app.close()
+
+
+def keys(app: Celery) -> list[str]:
+    prefix = app.conf.capsule_prefix
+    with redis.Redis.from_url(app.conf.broker_url, decode_responses=True) as client:
+        return [key.removeprefix(prefix) for key in client.scan_iter(f"{prefix}*")]
+
+
+def test_of_revokes(app: Celery) -> None:
+    keep_revoked(app, ID)
+    assert keys(app) == [":{revokes}"]
+
+
+async def test_of_losses(app: Celery) -> None:
+    limits = crew_limits(app, {})
+    losses = Losses(limits.losses, limits.losses_url, limits.losses_prefix)
+    await losses.judge(TaskCall(name="t", task_id=ID, body=b""), RuntimeError())
+    await losses.close()
+    assert keys(app) == [f":{{E:{ID}}}:losses:0"]
+
+
+def test_of_steps(app: Celery) -> None:
+    @app.task
+    def pay() -> Any:
+        return capsule_tasks.step("charge", int, "5")
+
+    assert pay.apply(task_id=ID).get() == 5
+    assert f":{{E:{ID}}}:steps" in keys(app)

@@ -1,0 +1,74 @@
+"""What is kept of a revoke, and for how long, is checked before anything is started."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.worker.control import Panel
+
+from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.taskpool import commands
+from capsule_tasks.taskpool.options import check
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.kept: list[tuple[list[str], list[Any]]] = []
+
+    def keep(self, ids: Any = (), stamps: Any = ()) -> None:
+        self.kept.append((list(ids), list(stamps)))
+
+
+@pytest.fixture
+def keeper() -> Keeper:
+    return Keeper()
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Commands as Celery has them, each with what another library has put around it."""
+
+    def wrapped(command: Any) -> Any:
+        @functools.wraps(command)
+        def around(*_: Any, **__: Any) -> str:
+            return "answer"
+
+        return around
+
+    names = ("revoke", "terminate", "revoke_by_stamped_headers")
+    others = {name: wrapped(Panel.data[name].__wrapped__) for name in names}
+    for name, command in others.items():
+        monkeypatch.setitem(Panel.data, name, command)
+    importlib.reload(commands)
+    return dict(Panel.data)
+
+
+def test_a_command_that_another_library_has_wrapped_is_kept_too(
+    own: dict[str, Any], keeper: Keeper
+) -> None:
+    state = SimpleNamespace(consumer=SimpleNamespace(capsule_revokes=keeper))
+    assert own["revoke"](state, task_id=["a", "b"]) == "answer"
+    assert keeper.kept == [(["a", "b"], [])]
+    importlib.reload(commands)
+    assert Panel.data["revoke"] is own["revoke"]
+
+
+def test_a_stamp_keeps_its_type(own: dict[str, Any], keeper: Keeper) -> None:
+    state = SimpleNamespace(consumer=SimpleNamespace(capsule_revokes=keeper))
+    headers = {"tenant": [42, "42"], "rate": 0.5, "dark": True, "none": None}
+    own["revoke_by_stamped_headers"](state, headers=headers)
+    stamps = [("tenant", 42), ("tenant", "42"), ("rate", 0.5), ("dark", True)]
+    assert keeper.kept == [([], stamps)]
+
+
+@pytest.mark.parametrize("keep_s", [0, "a day", True])
+def test_a_time_that_cannot_be_kept_is_refused_when_the_worker_starts(keep_s: Any) -> None:
+    app = Celery("wrong", set_as_current=False)
+    app.conf.capsule_revoke_s = keep_s
+    with pytest.raises(InvalidSetting, match="capsule_revoke_s"):
+        check(app)

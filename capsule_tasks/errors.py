@@ -469,6 +469,19 @@ class NotAsking(CallerError, LookupError):
         self.execution_id = execution_id
 
 
+class NoResult(CallerError, LookupError):
+    """An execution did not succeed, and the result backend has nothing of it."""
+
+    def __init__(self, execution_id: str, outcome: str, why: str) -> None:
+        super().__init__(
+            f"execution {_shortened(execution_id)} has no result: it ended as {outcome!s}"
+            f"{why and f' ({why})'}"
+        )
+        self.execution_id = execution_id
+        self.outcome = outcome
+        self.why = why
+
+
 class InvalidId(CallerError, ValueError):
     """An id cannot be part of a key."""
 

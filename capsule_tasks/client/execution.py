@@ -30,7 +30,9 @@ class Execution(Streaming, AsyncResult):
     @classmethod
     def of(cls, result: AsyncResult) -> Self:
         """The execution of a result that another task class has given."""
-        return cls(result.id, app=result.app)
+        made = cls(result.id, app=result.app)
+        made.ignored = result.ignored
+        return made
 
     def revoke(self, *args: Any, **options: Any) -> None:
         """As Celery's; and known to workers that are not there to hear it."""

@@ -12,15 +12,16 @@ from celery.result import AsyncResult
 
 from capsule_tasks.client.configuration import redis_url
 from capsule_tasks.client.hub import hub
-from capsule_tasks.client.results import ended_of, stored_end
+from capsule_tasks.client.results import ended_of, keeps_results, stored_end
 from capsule_tasks.client.watching import Watchtower, ended_of_entry
-from capsule_tasks.errors import ExecutionEnded, ExecutionUnknown, NotAsking
+from capsule_tasks.errors import ExecutionEnded, ExecutionUnknown, NoResult, NotAsking
 from capsule_tasks.protocol.events import (
     AttemptEnded,
     CancelCommand,
     Command,
     Ended,
     InterruptCommand,
+    Outcome,
     RespondCommand,
     StackCommand,
     Stacks,
@@ -52,6 +53,7 @@ class Streaming:
 
     id: str
     app: Any
+    ignored: bool
 
     # --- watching ------------------------------------------------------------------------------
 
@@ -127,12 +129,16 @@ class Streaming:
         return hub.call(self.asnapshot())
 
     async def aget(self, timeout_s: float | None = None) -> Any:
-        """The task's value, or what it raised; as `AsyncResult.get`, and no thread waits."""
+        """The task's value, or what it raised; as `AsyncResult.get`, and no thread waits.
+
+        Of what the result backend does not know (ignored, expired, lost): None if it succeeded,
+        else NoResult, which says how it ended.
+        """
         async with asyncio.timeout(timeout_s):
             async for event in self.aevents():
                 if isinstance(event.message, Ended):
-                    break
-        return await asyncio.to_thread(self._value)
+                    return await self._value(event.message, is_from_stream=event.at > 0)
+        raise NoResult(self.id, "", "")
 
     # --- telling -------------------------------------------------------------------------------
 
@@ -255,16 +261,25 @@ class Streaming:
         name = key(self.id)
         return name.decode() if isinstance(name, bytes) else str(name)
 
-    def _value(self) -> Any:
-        """What the backend has; it may be stored a moment after the stream has ended."""
-        if self.app.conf.task_ignore_result:
+    async def _value(self, ended: Ended, *, is_from_stream: bool) -> Any:
+        """What the backend has of one that ended so; it may be stored a moment after the stream.
+
+        Who heard the end elsewhere has just asked the backend: it has the result, or never will.
+        """
+        result = AsyncResult(self.id, app=self.app)
+        is_kept = not (self.ignored or self.app.conf.task_ignore_result)
+        has_value = is_kept and is_from_stream and ended.outcome not in _WITHOUT_RESULT
+        for pause_s in (0.0, *_PAUSES_S) if has_value else (0.0,):
+            await asyncio.sleep(pause_s)
+            if keeps_results(self.app) and await asyncio.to_thread(result.ready):
+                return result.get(disable_sync_subtasks=False)
+        if ended.outcome == Outcome.SUCCEEDED:
             return None
-        return AsyncResult(self.id, app=self.app).get(
-            timeout=_BACKEND_S, disable_sync_subtasks=False
-        )
+        raise NoResult(self.id, ended.outcome, ": ".join(filter(None, (ended.type, ended.message))))
 
 
-_BACKEND_S = 30.0
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+_WITHOUT_RESULT = (Outcome.IGNORED, Outcome.REJECTED)
 
 
 def terminate(app: Any, ids: list[str]) -> None:

@@ -253,6 +253,23 @@ def test_many_quiet_attempts_become_a_stream(bench: Bench) -> None:
         bench.append(attempt, 2, f"RETRY{number}", state="waiting")
     assert bench.said() == [x for n in range(8) for x in ("BEGUN", f"RETRY{n}")]
     assert bench.kinds() == {"meta": "hash", "events": "stream"}
+    attempt = bench.claim("last")[1]
+    bench.append(attempt, 2, "END", state="ended", outcome="failed")
+    assert bench.said()[-1] == "END"
+    assert bench.client.pttl(bench.keys.meta) <= QUIET_MS
+    assert bench.client.pttl(bench.keys.events) <= QUIET_MS
+
+
+def test_what_is_said_after_many_quiet_attempts_is_kept_as_what_was_said(bench: Bench) -> None:
+    for number in range(8):
+        attempt = bench.claim(f"c{number}")[1]
+        bench.append(attempt, 2, f"RETRY{number}", state="waiting")
+    attempt = bench.claim("last")[1]
+    bench.append(attempt, 2, "OUT", loud=1)
+    bench.append(attempt, 3, "END", state="ended", outcome="failed")
+    assert bench.said()[-3:] == ["BEGUN", "OUT", "END"]
+    for key in (bench.keys.meta, bench.keys.events):
+        assert QUIET_MS < bench.client.pttl(key) <= KEPT_MS
 
 
 @pytest.mark.parametrize("loud", [0, 1])
@@ -316,6 +333,35 @@ def test_the_oldest_events_are_trimmed_by_size_and_what_is_left_says_so(bench: B
     assert bench.said()[-1] == "END"
     marks = [name for name in bench.meta() if name.startswith("mark")]
     assert len(marks) <= 6
+
+
+def test_the_end_leaves_little_of_much_in_one_call(bench: Bench) -> None:
+    attempt = bench.claim()[1].decode()
+    whole = [f"{n:0100d}" for n in range(2000)]
+    for first in range(0, len(whole), 100):
+        bench.append(attempt, first + 2, *whole[first : first + 100], loud=1, live=250_000)
+    assert "gone" not in bench.meta()
+    end: Any = {"state": "ended", "outcome": "succeeded", "live": 250_000, "kept": 400}
+    bench.append(attempt, len(whole) + 2, "END", **end)
+    assert bench.said() == [*whole[-3:], "END"]
+    meta = bench.meta()
+    assert meta["gone"] == bench.ids()[0] == f"{attempt}-1999"
+    marks = {name for name in meta if name.startswith("mark")}
+    assert marks == {f"mark{n}" for n in range(int(meta["low"]), int(meta["high"]) + 1)}
+
+
+def test_an_event_larger_than_what_is_kept_is_not_kept(bench: Bench) -> None:
+    attempt = bench.claim()[1].decode()
+    bench.append(attempt, 2, "A" * 300, "B" * 300, "C" * 5000, loud=1, live=10_000)
+    bench.append(attempt, 5, "END", state="ended", outcome="succeeded", kept=400)
+    assert bench.said() == ["END"]
+
+
+def test_a_claim_hears_the_newest_of_more_commands_than_are_kept(bench: Bench) -> None:
+    for number in range(1250):
+        bench.control(f"k{number}", str(number))
+    told = bench.claim()[4::2]
+    assert told == [str(number).encode() for number in range(250, 1250)]
 
 
 def test_a_command_is_kept_once_and_rings_the_owner(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from capsule_tasks.protocol.events import (
 )
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, Output
 from capsule_tasks.storage.execution_types import Event, Record, State
+
+log = logging.getLogger("capsule_tasks.client")
 
 Asked = Literal["asked", "waiting", "over"]
 """`asked`: a worker runs it and was told. `waiting`: nobody has begun it; whoever does will see it.
@@ -95,8 +98,7 @@ class Streaming:
         return hub.call(self.atail(limit))
 
     async def atail(self, limit: int = 100) -> list[Event]:
-        if limit < 0:
-            raise ValueError(f"limit = {limit!r}: must be how many events, from 0")
+        check_limit(limit)
         tower = await hub.tower(self.app)
         events: list[Event] = []
         after = ""
@@ -155,8 +157,7 @@ class Streaming:
 
     async def tell_to_stop(self, grace_s: float | None) -> Asked:
         """A cancel, as far as a stream goes."""
-        if grace_s is not None and not 0 <= grace_s <= 86400:
-            raise ValueError(f"grace_s = {grace_s!r}: must be from 0 to 86400 seconds")
+        check_grace(grace_s)
         if redis_url(self.app) is None:
             return "waiting"
         return await self._tell(CancelCommand(grace_s=grace_s))
@@ -227,7 +228,13 @@ class Streaming:
         return hub.call(self.astack(timeout_s))
 
     async def _tell(self, command: Command) -> Asked:
-        tower = await hub.tower(self.app)
+        asked = await self._asked(await hub.tower(self.app), command)
+        if asked == "over":
+            told = type(command).__struct_config__.tag
+            log.info("execution %s is over: %s is ignored", self.id, told)
+        return asked
+
+    async def _asked(self, tower: Watchtower, command: Command) -> Asked:
         try:
             state = await tower.tell(self.id, command)
         except ExecutionEnded:
@@ -296,6 +303,16 @@ def current_app() -> Any:
 def check_type(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
+
+
+def check_limit(limit: int) -> None:
+    if limit < 0:
+        raise ValueError(f"limit = {limit!r}: must be how many events, from 0")
+
+
+def check_grace(grace_s: float | None) -> None:
+    if grace_s is not None and not 0 <= grace_s <= 86400:
+        raise ValueError(f"grace_s = {grace_s!r}: must be from 0 to 86400 seconds")
 
 
 def _check_id(after: str | None) -> None:

@@ -1,8 +1,9 @@
-"""What `aget` gives where the stream or the result backend has nothing, without a worker."""
+"""What an execution that is over gives and is told, also where nothing is kept of its result."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 from uuid import uuid4
@@ -13,7 +14,7 @@ from celery import Celery
 
 from capsule_tasks.client import Event, Execution
 from capsule_tasks.client.hub import hub
-from capsule_tasks.errors import NoResult
+from capsule_tasks.errors import NoResult, NotAsking
 from capsule_tasks.protocol.events import Ended, Outcome, encode_event
 from tests.sessions import HANG_S
 
@@ -110,3 +111,20 @@ def test_an_execution_of_an_ignored_result_is_ignored_too(app: Celery) -> None:
     result = app.AsyncResult(uuid4().hex)
     result.ignored = True
     assert Execution.of(result).ignored
+
+
+async def test_what_comes_after_the_end_is_ignored_with_a_trace(
+    app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "capsule_tasks.client")
+    execution = await ended(app, Outcome.SUCCEEDED)
+    keys = (await hub.tower(app)).store.core.keys_of(execution.id)
+    assert await execution.acancel() == await execution.ainterrupt() == "over"
+    with pytest.raises(NotAsking):
+        await execution.arespond("late", request_id="r")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"execution {execution.id} is over: {what} is ignored"
+        for what in ("cancel", "interrupt", "respond")
+    ]
+    with redis.Redis.from_url(app.conf.capsule_redis_url) as client:
+        assert not client.exists(keys.control)

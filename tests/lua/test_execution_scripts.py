@@ -32,9 +32,12 @@ class Bench:
         self.keys: Any = ExecutionKeys("e", self.prefix)
 
     def call(self, name: str, *args: Any, keys: Any = None) -> list[Any]:
+        """What it replies; whatever it has left expires."""
         script = BY_NAME[name]
         names = [getattr(keys or self.keys, key) for key in script.keys]
         reply: list[Any] = self.client.eval(script.source, len(names), *names, *args)
+        for key in names:
+            assert self.client.pttl(key) != -1, key
         return reply
 
     def claim(
@@ -431,6 +434,7 @@ def test_recent_keeps_the_newest_and_lists_them_first(bench: Bench) -> None:
     rest = bench.call("recent_list", listed[-2], 3, keys=keys)
     assert rest[1::3] == [b"id4", b"id3"]
     assert bench.client.hlen(keys.entries) == bench.client.zcard(keys.order) == 5
+    assert_expires(bench, keys.entries, keys.order)
 
 
 def test_recent_finds_one(bench: Bench) -> None:
@@ -463,6 +467,12 @@ def test_a_member_of_a_group_is_counted_once(bench: Bench) -> None:
     assert bench.call("group_read", reply[7], 10, 0, keys=keys)[7:] == []
     counted = bench.call("group_read", "", 10, 1, keys=keys)[1]
     assert [place for place in range(8 * len(counted)) if has(counted, place)] == [0, 49_999]
+    assert_expires(bench, keys.counts, keys.failures, keys.seen)
+
+
+def assert_expires(bench: Bench, *keys: str) -> None:
+    for key in keys:
+        assert AGE_MS / 2 < bench.client.pttl(key) <= AGE_MS, key
 
 
 def has(bits: bytes, place: int) -> bool:

@@ -470,12 +470,12 @@ class NotAsking(CallerError, LookupError):
 
 
 class NoResult(CallerError, LookupError):
-    """An execution did not succeed, and the result backend has nothing of it."""
+    """The result backend has nothing of an execution that is over: ignored, expired, or lost."""
 
     def __init__(self, execution_id: str, outcome: str, why: str) -> None:
         super().__init__(
-            f"execution {_shortened(execution_id)} has no result: it ended as {outcome!s}"
-            f"{why and f' ({why})'}"
+            f"there is no result of execution {_shortened(execution_id)}, which ended as "
+            f"{outcome!s}{why and f' ({why})'}"
         )
         self.execution_id = execution_id
         self.outcome = outcome

@@ -15,7 +15,13 @@ from capsule_tasks.client.configuration import redis_url
 from capsule_tasks.client.hub import hub
 from capsule_tasks.client.results import ended_of, keeps_results, stored_end
 from capsule_tasks.client.watching import Watchtower, ended_of_entry
-from capsule_tasks.errors import ExecutionEnded, ExecutionUnknown, NoResult, NotAsking
+from capsule_tasks.errors import (
+    ExecutionEnded,
+    ExecutionUnknown,
+    InternalError,
+    NoResult,
+    NotAsking,
+)
 from capsule_tasks.protocol.events import (
     AttemptEnded,
     CancelCommand,
@@ -133,14 +139,14 @@ class Streaming:
     async def aget(self, timeout_s: float | None = None) -> Any:
         """The task's value, or what it raised; as `AsyncResult.get`, and no thread waits.
 
-        Of what the result backend does not know (ignored, expired, lost): None if it succeeded,
-        else NoResult, which says how it ended.
+        Where the result backend has nothing (ignored, expired, lost): None if it succeeded and its
+        result is ignored, or is None; else NoResult, which says how it ended.
         """
         async with asyncio.timeout(timeout_s):
             async for event in self.aevents():
                 if isinstance(event.message, Ended):
                     return await self._value(event.message, is_from_stream=event.at > 0)
-        raise NoResult(self.id, "", "")
+        raise InternalError(f"the events of execution {self.id!r} came to no end")
 
     # --- telling -------------------------------------------------------------------------------
 
@@ -274,14 +280,15 @@ class Streaming:
         Who heard the end elsewhere has just asked the backend: it has the result, or never will.
         """
         result = AsyncResult(self.id, app=self.app)
-        is_kept = not (self.ignored or self.app.conf.task_ignore_result)
+        keeps = keeps_results(self.app)
+        is_kept = keeps and not (self.ignored or self.app.conf.task_ignore_result)
         has_value = is_kept and is_from_stream and ended.outcome not in _WITHOUT_RESULT
         for pause_s in (0.0, *_PAUSES_S) if has_value else (0.0,):
             await asyncio.sleep(pause_s)
-            if keeps_results(self.app) and await asyncio.to_thread(result.ready):
+            if keeps and await asyncio.to_thread(result.ready):
                 return result.get(disable_sync_subtasks=False)
-        if ended.outcome == Outcome.SUCCEEDED:
-            return None
+        if ended.outcome == Outcome.SUCCEEDED and (not is_kept or ended.text in ("", "None")):
+            return None  # of any other value it would be wrong: not every backend is read from here
         raise NoResult(self.id, ended.outcome, ": ".join(filter(None, (ended.type, ended.message))))
 
 

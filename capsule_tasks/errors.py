@@ -469,6 +469,19 @@ class NotAsking(CallerError, LookupError):
         self.execution_id = execution_id
 
 
+class NoResult(CallerError, LookupError):
+    """The result backend has nothing of an execution that is over: ignored, expired, or lost."""
+
+    def __init__(self, execution_id: str, outcome: str, why: str) -> None:
+        super().__init__(
+            f"there is no result of execution {_shortened(execution_id)}, which ended as "
+            f"{outcome!s}{why and f' ({why})'}"
+        )
+        self.execution_id = execution_id
+        self.outcome = outcome
+        self.why = why
+
+
 class InvalidId(CallerError, ValueError):
     """An id cannot be part of a key."""
 

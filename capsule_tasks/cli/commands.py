@@ -70,7 +70,7 @@ def tail(
 ) -> None:
     """Show what an execution says until it ends; of a group how far it is.
 
-    The exit status is 0 if it succeeded.
+    The exit status is 0 if it succeeded, of a group if every member did.
     """
     app = _app(ctx)
     group = _group(app, execution_id, total)
@@ -110,7 +110,7 @@ def _tail_group(group: GroupExecution, *, as_json: bool) -> int:
         _flush()
     if is_live:
         click.echo()
-    return 0 if state is not None and not state.failed else 1
+    return views.group_status(state)
 
 
 @capsule.command()
@@ -173,11 +173,25 @@ def stack(
     as_json: bool,
 ) -> None:
     """Where the code of a running task is; status 1 if no worker runs it."""
-    for name, text in stack_by_inspect(ctx, execution_id, destination, timeout).items():
+    found = {} if destination else _stack_by_stream(_app(ctx), execution_id, timeout)
+    found = found or stack_by_inspect(ctx, execution_id, destination, timeout)
+    for name, text in found.items():
         if as_json:
             click.echo(views.line_of({"id": execution_id, "worker": name, "stack": text}))
         else:
             click.echo(f"{name}:\n{without_controls(text).rstrip()}")
+
+
+def _stack_by_stream(app: Any, execution_id: str, timeout_s: float) -> dict[str, str]:
+    """What the worker says that its stream tells of; nothing where it cannot be asked so."""
+    execution = Execution(execution_id, app=app)
+    try:
+        snapshot = execution.snapshot()
+        if snapshot.state != "running":
+            return {}
+        return {snapshot.worker: execution.stack(timeout_s)}
+    except (CapsuleError, TimeoutError):
+        return {}
 
 
 @capsule.command()

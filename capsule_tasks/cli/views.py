@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -31,6 +32,7 @@ _COLOURS = {
     "cancelled": "magenta",
 }
 _BAR = 30
+_CONTROLS = re.compile("[\x7f-\x9f]")
 
 
 def as_json(event: Event) -> str:
@@ -42,8 +44,7 @@ def as_json(event: Event) -> str:
         fields.pop(name, None)
     if not isinstance(message, InputRequest):
         fields.pop("id", None)
-    record = {"event": event.id, "at": event.at, **fields}
-    return msgspec.json.encode(record).decode()
+    return line_of({"event": event.id, "at": event.at, **fields})
 
 
 class Narrator:
@@ -122,8 +123,15 @@ def bar(state: GroupState) -> str:
     return f"[{'#' * filled}{'-' * (_BAR - filled)}] {state.done}/{state.total} {counts}"
 
 
+def group_status(state: GroupState | None) -> int:
+    """0 for a group of which every member succeeded, 1 for any other end."""
+    return 0 if state and state.counts.get(Outcome.SUCCEEDED, 0) >= state.total else 1
+
+
 def line_of(record: dict[str, Any]) -> str:
-    return msgspec.json.encode(record).decode()
+    """JSON that a terminal obeys nothing of: also C1 controls and DEL, which JSON lets pass."""
+    text = msgspec.json.encode(record).decode()
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def failure_line(failure: Failure) -> str:
@@ -131,7 +139,7 @@ def failure_line(failure: Failure) -> str:
 
 
 def entry_json(entry: RecentEntry) -> str:
-    return msgspec.json.encode(
+    return line_of(
         {
             "id": entry.execution_id,
             "state": entry.state,
@@ -140,7 +148,7 @@ def entry_json(entry: RecentEntry) -> str:
             "began_at": entry.began_at,
             "noted_at": entry.noted_at,
         }
-    ).decode()
+    )
 
 
 def table(entries: list[RecentEntry]) -> str:

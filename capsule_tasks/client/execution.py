@@ -9,8 +9,16 @@ from celery.result import AsyncResult, EagerResult
 
 from capsule_tasks.client.results import ended_of_meta
 from capsule_tasks.client.revokes import keep_revoked
-from capsule_tasks.client.streaming import Asked, Streaming, check_type
+from capsule_tasks.client.streaming import (
+    Asked,
+    Snapshot,
+    Streaming,
+    check_grace,
+    check_limit,
+    check_type,
+)
 from capsule_tasks.errors import InvalidId
+from capsule_tasks.protocol.events import Command, Ended
 from capsule_tasks.storage.execution_types import Event
 
 
@@ -30,7 +38,9 @@ class Execution(Streaming, AsyncResult):
     @classmethod
     def of(cls, result: AsyncResult) -> Self:
         """The execution of a result that another task class has given."""
-        return cls(result.id, app=result.app)
+        made = cls(result.id, app=result.app)
+        made.ignored = result.ignored
+        return made
 
     def revoke(self, *args: Any, **options: Any) -> None:
         """As Celery's; and known to workers that are not there to hear it."""
@@ -49,9 +59,7 @@ class EagerExecution(EagerResult, Execution):
 
     def events(self, after: str | None = None) -> Iterator[Event]:
         """Its one event, the end; what it wrote went where the caller writes."""
-        ended = ended_of_meta(
-            {"status": self.state, "result": self.result, "traceback": self.traceback}
-        )
+        ended = self._ended()
         if after is None and ended is not None:
             yield Event(id="0-1", at=0.0, message=ended)
 
@@ -59,9 +67,35 @@ class EagerExecution(EagerResult, Execution):
         for event in self.events(after):
             yield event
 
+    async def atail(self, limit: int = 100) -> list[Event]:
+        check_limit(limit)
+        return list(self.events())[:limit]
+
+    async def asnapshot(self) -> Snapshot:
+        ended = self._ended()
+        return Snapshot(
+            execution_id=self.id,
+            state="ended",
+            outcome=str(ended.outcome) if ended is not None else "",
+            task=self.name or "",
+            worker="",
+            attempt=0,
+            begun_at=None,
+            ended_at=None,
+        )
+
     async def aget(self, timeout_s: float | None = None) -> Any:
         return self.get(timeout=timeout_s)
 
-    def cancel(self, grace_s: float | None = None) -> Asked:  # noqa: ARG002  as an Execution's
+    async def tell_to_stop(self, grace_s: float | None) -> Asked:
+        check_grace(grace_s)
+        return "over"
+
+    async def _tell(self, command: Command) -> Asked:  # noqa: ARG002  as an Execution's
         """It has ended already."""
         return "over"
+
+    def _ended(self) -> Ended | None:
+        return ended_of_meta(
+            {"status": self.state, "result": self.result, "traceback": self.traceback}
+        )

@@ -87,8 +87,12 @@ class _Hub:
                 await tower.close()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it on the thread's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        """Do it on the thread's loop and wait for it; a caller that is interrupted ends it."""
+        doing = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return doing.result()
+        finally:
+            doing.cancel()
 
     def iterate(self, make: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
         """What an asynchronous generator yields, one after another; leaving early ends it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -11,23 +12,32 @@ from typing import Any, Literal
 from celery.result import AsyncResult
 
 from capsule_tasks.client.hub import hub
-from capsule_tasks.client.results import ended_of, stored_end
+from capsule_tasks.client.results import ended_of, keeps_results, stored_end
 from capsule_tasks.client.revokes import keep_revoked
 from capsule_tasks.client.watching import Watchtower, ended_of_entry
 from capsule_tasks.client.where import redis_url
-from capsule_tasks.errors import ExecutionEnded, ExecutionUnknown, NotAsking
+from capsule_tasks.errors import (
+    ExecutionEnded,
+    ExecutionUnknown,
+    InternalError,
+    NoResult,
+    NotAsking,
+)
 from capsule_tasks.protocol.events import (
     AttemptEnded,
     CancelCommand,
     Command,
     Ended,
     InterruptCommand,
+    Outcome,
     RespondCommand,
     StackCommand,
     Stacks,
 )
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, Output
 from capsule_tasks.storage.execution_types import Event, Record, State
+
+log = logging.getLogger("capsule_tasks.client")
 
 Asked = Literal["asked", "waiting", "over"]
 """`asked`: a worker runs it and was told. `waiting`: nobody has begun it; whoever does will see it.
@@ -53,6 +63,7 @@ class Streaming:
 
     id: str
     app: Any
+    ignored: bool
 
     # --- watching ------------------------------------------------------------------------------
 
@@ -94,8 +105,7 @@ class Streaming:
         return hub.call(self.atail(limit))
 
     async def atail(self, limit: int = 100) -> list[Event]:
-        if limit < 0:
-            raise ValueError(f"limit = {limit!r}: must be how many events, from 0")
+        check_limit(limit)
         tower = await hub.tower(self.app)
         events: list[Event] = []
         after = ""
@@ -128,12 +138,16 @@ class Streaming:
         return hub.call(self.asnapshot())
 
     async def aget(self, timeout_s: float | None = None) -> Any:
-        """The task's value, or what it raised; as `AsyncResult.get`, and no thread waits."""
+        """The task's value, or what it raised; as `AsyncResult.get`, and no thread waits.
+
+        Where the result backend has nothing (ignored, expired, lost): None if it succeeded and its
+        result is ignored, or is None; else NoResult, which says how it ended.
+        """
         async with asyncio.timeout(timeout_s):
             async for event in self.aevents():
                 if isinstance(event.message, Ended):
-                    break
-        return await asyncio.to_thread(self._value)
+                    return await self._value(event.message, is_from_stream=event.at > 0)
+        raise InternalError(f"the events of execution {self.id!r} came to no end")
 
     # --- telling -------------------------------------------------------------------------------
 
@@ -150,8 +164,7 @@ class Streaming:
 
     async def tell_to_stop(self, grace_s: float | None) -> Asked:
         """A cancel, as far as a stream goes."""
-        if grace_s is not None and not 0 <= grace_s <= 86400:
-            raise ValueError(f"grace_s = {grace_s!r}: must be from 0 to 86400 seconds")
+        check_grace(grace_s)
         if redis_url(self.app) is None:
             return "waiting"
         return await self._tell(CancelCommand(grace_s=grace_s))
@@ -222,7 +235,13 @@ class Streaming:
         return hub.call(self.astack(timeout_s))
 
     async def _tell(self, command: Command) -> Asked:
-        tower = await hub.tower(self.app)
+        asked = await self._asked(await hub.tower(self.app), command)
+        if asked == "over":
+            told = type(command).__struct_config__.tag
+            log.info("execution %s is over: %s is ignored", self.id, told)
+        return asked
+
+    async def _asked(self, tower: Watchtower, command: Command) -> Asked:
         try:
             state = await tower.tell(self.id, command)
         except ExecutionEnded:
@@ -256,16 +275,26 @@ class Streaming:
         name = key(self.id)
         return name.decode() if isinstance(name, bytes) else str(name)
 
-    def _value(self) -> Any:
-        """What the backend has; it may be stored a moment after the stream has ended."""
-        if self.app.conf.task_ignore_result:
-            return None
-        return AsyncResult(self.id, app=self.app).get(
-            timeout=_BACKEND_S, disable_sync_subtasks=False
-        )
+    async def _value(self, ended: Ended, *, is_from_stream: bool) -> Any:
+        """What the backend has of one that ended so; it may be stored a moment after the stream.
+
+        Who heard the end elsewhere has just asked the backend: it has the result, or never will.
+        """
+        result = AsyncResult(self.id, app=self.app)
+        keeps = keeps_results(self.app)
+        is_kept = keeps and not (self.ignored or self.app.conf.task_ignore_result)
+        has_value = is_kept and is_from_stream and ended.outcome not in _WITHOUT_RESULT
+        for pause_s in (0.0, *_PAUSES_S) if has_value else (0.0,):
+            await asyncio.sleep(pause_s)
+            if keeps and await asyncio.to_thread(result.ready):
+                return result.get(disable_sync_subtasks=False)
+        if ended.outcome == Outcome.SUCCEEDED and (not is_kept or ended.text in ("", "None")):
+            return None  # of any other value it would be wrong: not every backend is read from here
+        raise NoResult(self.id, ended.outcome, ": ".join(filter(None, (ended.type, ended.message))))
 
 
-_BACKEND_S = 30.0
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+_WITHOUT_RESULT = (Outcome.IGNORED, Outcome.REJECTED)
 
 
 def terminate(app: Any, ids: list[str]) -> None:
@@ -283,6 +312,16 @@ def current_app() -> Any:
 def check_type(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
+
+
+def check_limit(limit: int) -> None:
+    if limit < 0:
+        raise ValueError(f"limit = {limit!r}: must be how many events, from 0")
+
+
+def check_grace(grace_s: float | None) -> None:
+    if grace_s is not None and not 0 <= grace_s <= 86400:
+        raise ValueError(f"grace_s = {grace_s!r}: must be from 0 to 86400 seconds")
 
 
 def _check_id(after: str | None) -> None:

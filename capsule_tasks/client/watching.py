@@ -30,6 +30,9 @@ MOST_OUTAGE_S = 60.0
 _GRACE_S = 0.25
 """A task's result is stored by its child, its last event a moment later by its worker."""
 _CLAIM_S = 0.25
+_FIRST_CHECK_S = 60.0
+_LAST_CHECK_S = 960.0
+"""Nobody rings for a stream that expires, or is evicted, after its worker has died."""
 _RESULT_BELL_S = 1.0
 """A result backend of its own that is away holds up no stream for longer."""
 
@@ -89,6 +92,7 @@ class Watchtower:
                 if watch.is_over:
                     return
                 if page is not None and page.events:
+                    result_ring.begin_again()
                     continue
                 if page is None or page.state == "waiting":
                     ended, is_recent = await result_ring.look(execution_id)
@@ -195,6 +199,7 @@ class _ResultRing:
         self._rung = rung
         self._listens = False
         self._wait_s = _FIRST_LOOK_S
+        self._check_s = _FIRST_CHECK_S
 
     async def look(self, execution_id: str) -> tuple[Ended | None, bool]:
         if self._ask is None:
@@ -215,11 +220,17 @@ class _ResultRing:
         self._silent_since = None
         return answer
 
-    def wait_s(self, page: Page | None) -> float | None:
-        """How long to wait for a bell before looking again; None if a bell will surely ring."""
-        if page is not None and page.state == "running":
-            return None
-        return None if self._ask is None else self._wait_s
+    def wait_s(self, page: Page | None) -> float:
+        """How long to wait for a bell before looking again: for one that should ring, for long."""
+        is_running = page is not None and page.state == "running"
+        if self._ask is not None and not is_running:
+            return self._wait_s
+        check_s, self._check_s = self._check_s, min(_LAST_CHECK_S, 2 * self._check_s)
+        return check_s
+
+    def begin_again(self) -> None:
+        """It goes on: what may have been missed is missed since now."""
+        self._check_s = _FIRST_CHECK_S
 
     def rest(self) -> None:
         """It has a stream that will end: no need to ask."""
@@ -257,12 +268,21 @@ class _Watch:
                 self._offset = event.offset + utf8_size(event.message.data)
             elif isinstance(event.message, Gap):
                 self._offset = event.offset
-        if events and events[-1].is_last:
+        if page is not None and page.state == "ended" and not page.events:
+            events += self._end_without_events(page)
             self.is_over = True
-        elif page is not None:
-            # Whoever resumes after the last event has seen it all.
-            self.is_over = page.state == "ended" and not page.events and bool(self.after)
+        elif events:
+            self.is_over = events[-1].is_last
         return events
+
+    def _end_without_events(self, page: Page) -> list[Event]:
+        """What stands for the rest of a stream that was evicted; nothing if all was seen."""
+        if (self._attempt, self._seq) >= (page.attempt, page.seq):
+            return []
+        end = Event(f"{page.attempt}-{page.seq}", 0.0, _ended_as(page.outcome))
+        gap = self._gap_before(end)
+        self.after = end.id
+        return [*gap, end]
 
     def from_elsewhere(self, ended: Ended) -> Event:
         self.is_over = True
@@ -289,7 +309,12 @@ def ended_of_entry(entry: RecentEntry | None) -> Ended | None:
     """The end that the index of recent executions knows."""
     if entry is None or entry.state not in _OUTCOMES:
         return None
-    return Ended(outcome=Outcome(entry.state))
+    return _ended_as(entry.state)
+
+
+def _ended_as(outcome: str) -> Ended:
+    """An end of which nothing but the outcome is known: one of a newer version counts as lost."""
+    return Ended(outcome=Outcome(outcome) if outcome in _OUTCOMES else Outcome.LOST)
 
 
 def _is_newer(page: Page | None, before: Page | None) -> bool:

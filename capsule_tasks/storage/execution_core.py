@@ -75,6 +75,8 @@ _LOST = encode_event(AttemptEnded(how="lost", detail="another worker took the ex
 _RETAKEN = encode_event(AttemptEnded(how="replaced", detail="its worker lost its lease"))
 _MARKS = 4
 """Marks in what is kept of an ended execution: so exact is its trimming."""
+_MOST_MARKS = 4096
+"""Marks in what is kept while it runs: so many may be dropped at its end, in one call."""
 PAGE = 128
 NOBODY = "-"
 """Who must have an execution that is claimed while it is not known."""
@@ -298,7 +300,7 @@ class ExecutionCore:
             ended_at=_seconds(words[8]),
             group=words[9],
             index=int(words[10] or -1),
-            is_loud=bool(words[11]),
+            is_loud=words[11] == "1",
         )
 
     # --- indexes -------------------------------------------------------------------------------
@@ -393,7 +395,8 @@ def about_attempt(
 @lru_cache(maxsize=1000)
 def _limits(kept: ExecutionSettings) -> bytes:
     """As the scripts take them."""
-    numbers = (max(1, kept.kept_bytes // _MARKS), kept.live_bytes, kept.kept_bytes)
+    mark_bytes = max(1, kept.kept_bytes // _MARKS, kept.live_bytes // _MOST_MARKS)
+    numbers = (mark_bytes, kept.live_bytes, kept.kept_bytes)
     times = (_ms(kept.age_s), _ms(kept.kept_s), _ms(kept.quiet_s))
     return " ".join(map(str, (*numbers, *times))).encode()
 

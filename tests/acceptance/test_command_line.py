@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +79,21 @@ def test_cancel_stack_and_ps(worker: Worker, redis_url: str) -> None:
     run(redis_url, "tail", result.id, status=1)
     assert run(redis_url, "cancel", result.id) == f"{result.id}: over\n"
     assert result.id in run(redis_url, "top")
+
+
+def test_a_stack_comes_by_the_stream_where_no_worker_hears_remote_commands(
+    redis_url: str, tmp_path: Path
+) -> None:
+    deaf = json.dumps({"worker_enable_remote_control": False})
+    with Worker(redis_url, tmp_path, TEST_CONF=deaf) as worker:
+        key = unique()
+        result = worker.send("busy", key)
+        worker.heard(key)
+        eventually(lambda: Execution.of(result).snapshot().state == "running", "its claim")
+        shown = run(redis_url, "stack", result.id)
+        assert shown.startswith(f"{worker.name}:\n")
+        assert "in busy" in shown
+        assert Execution.of(result).cancel() == "asked"
 
 
 def test_tail_of_a_group_shows_how_far_it_is(worker: Worker, redis_url: str) -> None:

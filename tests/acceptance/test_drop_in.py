@@ -21,6 +21,7 @@ from celery.contrib.testing.worker import start_worker
 from capsule_tasks import Capsule, Execution
 from capsule_tasks.client import EagerExecution
 from capsule_tasks.client import Task as CapsuleTask
+from capsule_tasks.errors import ExecutionEnded, NotAsking
 from capsule_tasks.testing import eager
 from scripts._redis_server import free_port
 from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, is_running, unique
@@ -155,8 +156,22 @@ def test_eager_tasks_ask_no_redis_that_is_configured() -> None:
     execution = t.delay()
     assert isinstance(execution, Execution)
     assert (execution.get(), execution.state, execution.ready()) == (1, "SUCCESS", True)
-    execution.cancel()
+    assert execution.cancel() == execution.interrupt() == "over"
     assert execution.state == "SUCCESS"
+    [ended] = execution.events()
+    assert execution.tail() == [ended]
+    assert execution.tail(0) == list(execution.output()) == []
+    snapshot = execution.snapshot()
+    assert (snapshot.state, snapshot.outcome, snapshot.task) == ("ended", "succeeded", "t")
+    assert execution.question() is None
+    with pytest.raises(NotAsking):
+        execution.respond("late")
+    with pytest.raises(NotAsking):
+        execution.respond("late", request_id="r")
+    with pytest.raises(ExecutionEnded):
+        execution.stack()
+    with pytest.raises(ValueError, match="grace_s"):
+        execution.cancel(-1)
 
 
 def test_what_eager_changed_is_as_it_was_afterwards() -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from capsule_tasks.client import watching
 from capsule_tasks.client.watching import Watchtower
 from capsule_tasks.errors import (
     AttemptClosed,
@@ -36,7 +37,7 @@ from capsule_tasks.settings import (
     LeaseSettings,
     RetrySettings,
 )
-from capsule_tasks.storage.execution_types import Event, RecentEntry
+from capsule_tasks.storage.execution_types import Event, Page, RecentEntry
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
@@ -187,6 +188,51 @@ async def test_what_was_trimmed_is_a_gap_with_its_size(valkey_url: str) -> None:
         assert first.message.lost_messages + len(rest) == 102
         assert 1000 <= kept <= 2048
         assert [e.id for e in await events_of(tower, "e", first.id)] == [e.id for e in rest]
+    finally:
+        await tower.close()
+
+
+async def test_events_that_were_evicted_are_a_gap_and_the_end_that_is_known(
+    valkey_url: str,
+) -> None:
+    tower = Watchtower(valkey_url, settings(), None)
+    try:
+        attempt = await spoken(tower.store, "e", ["a", "b"])
+        with redis.Redis.from_url(valkey_url) as client:
+            assert client.delete(tower.store.core.keys_of("e").events)
+        for after, lost in ((None, 3), (f"{attempt}-2", 1)):
+            gap, end = await events_of(tower, "e", after)
+            assert (gap.id, gap.message.lost_messages) == (f"{attempt}-3", lost)
+            assert (end.id, end.message) == (f"{attempt}-4", Ended(outcome=Outcome.SUCCEEDED))
+        assert [e.id for e in await events_of(tower, "e", f"{attempt}-3")] == [f"{attempt}-4"]
+        assert await events_of(tower, "e", f"{attempt}-4") == []
+    finally:
+        await tower.close()
+
+
+async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_FIRST_CHECK_S", 0.05)
+    tower = Watchtower(valkey_url, settings(), None)
+    idle, read = asyncio.Event(), tower.store.read
+
+    async def noted_read(*args: str) -> Page | None:
+        page = await read(*args)
+        if page is not None and not page.events:
+            idle.set()
+        return page
+
+    monkeypatch.setattr(tower.store, "read", noted_read)
+    try:
+        await tower.store.claim("e", owner="w", claim="c")
+        watcher = asyncio.create_task(events_of(tower, "e"))
+        async with asyncio.timeout(HANG_S):
+            await idle.wait()
+        with redis.Redis.from_url(valkey_url) as client:
+            assert client.delete(tower.store.core.keys_of("e").meta)
+        *_, end = await watcher
+        assert (end.message.outcome, end.message.type) == (Outcome.LOST, "StreamExpired")
     finally:
         await tower.close()
 

@@ -32,9 +32,12 @@ class Bench:
         self.keys: Any = ExecutionKeys("e", self.prefix)
 
     def call(self, name: str, *args: Any, keys: Any = None) -> list[Any]:
+        """What it replies; whatever it has left expires."""
         script = BY_NAME[name]
         names = [getattr(keys or self.keys, key) for key in script.keys]
         reply: list[Any] = self.client.eval(script.source, len(names), *names, *args)
+        for key in names:
+            assert self.client.pttl(key) != -1, key
         return reply
 
     def claim(
@@ -257,6 +260,23 @@ def test_many_quiet_attempts_become_a_stream(bench: Bench) -> None:
         bench.append(attempt, 2, f"RETRY{number}", state="waiting")
     assert bench.said() == [x for n in range(8) for x in ("BEGUN", f"RETRY{n}")]
     assert bench.kinds() == {"meta": "hash", "events": "stream"}
+    attempt = bench.claim("last")[1]
+    bench.append(attempt, 2, "END", state="ended", outcome="failed")
+    assert bench.said()[-1] == "END"
+    assert bench.client.pttl(bench.keys.meta) <= QUIET_MS
+    assert bench.client.pttl(bench.keys.events) <= QUIET_MS
+
+
+def test_what_is_said_after_many_quiet_attempts_is_kept_as_what_was_said(bench: Bench) -> None:
+    for number in range(8):
+        attempt = bench.claim(f"c{number}")[1]
+        bench.append(attempt, 2, f"RETRY{number}", state="waiting")
+    attempt = bench.claim("last")[1]
+    bench.append(attempt, 2, "OUT", loud=1)
+    bench.append(attempt, 3, "END", state="ended", outcome="failed")
+    assert bench.said()[-3:] == ["BEGUN", "OUT", "END"]
+    for key in (bench.keys.meta, bench.keys.events):
+        assert QUIET_MS < bench.client.pttl(key) <= KEPT_MS
 
 
 @pytest.mark.parametrize("loud", [0, 1])
@@ -320,6 +340,35 @@ def test_the_oldest_events_are_trimmed_by_size_and_what_is_left_says_so(bench: B
     assert bench.said()[-1] == "END"
     marks = [name for name in bench.meta() if name.startswith("mark")]
     assert len(marks) <= 6
+
+
+def test_the_end_leaves_little_of_much_in_one_call(bench: Bench) -> None:
+    attempt = bench.claim()[1].decode()
+    whole = [f"{n:0100d}" for n in range(2000)]
+    for first in range(0, len(whole), 100):
+        bench.append(attempt, first + 2, *whole[first : first + 100], loud=1, live=250_000)
+    assert "gone" not in bench.meta()
+    end: Any = {"state": "ended", "outcome": "succeeded", "live": 250_000, "kept": 400}
+    bench.append(attempt, len(whole) + 2, "END", **end)
+    assert bench.said() == [*whole[-3:], "END"]
+    meta = bench.meta()
+    assert meta["gone"] == bench.ids()[0] == f"{attempt}-1999"
+    marks = {name for name in meta if name.startswith("mark")}
+    assert marks == {f"mark{n}" for n in range(int(meta["low"]), int(meta["high"]) + 1)}
+
+
+def test_an_event_larger_than_what_is_kept_is_not_kept(bench: Bench) -> None:
+    attempt = bench.claim()[1].decode()
+    bench.append(attempt, 2, "A" * 300, "B" * 300, "C" * 5000, loud=1, live=10_000)
+    bench.append(attempt, 5, "END", state="ended", outcome="succeeded", kept=400)
+    assert bench.said() == ["END"]
+
+
+def test_a_claim_hears_the_newest_of_more_commands_than_are_kept(bench: Bench) -> None:
+    for number in range(1250):
+        bench.control(f"k{number}", str(number))
+    told = bench.claim()[4::2]
+    assert told == [str(number).encode() for number in range(250, 1250)]
 
 
 def test_a_command_is_kept_once_and_rings_the_owner(bench: Bench) -> None:
@@ -389,6 +438,7 @@ def test_recent_keeps_the_newest_and_lists_them_first(bench: Bench) -> None:
     rest = bench.call("recent_list", listed[-2], 3, keys=keys)
     assert rest[1::3] == [b"id4", b"id3"]
     assert bench.client.hlen(keys.entries) == bench.client.zcard(keys.order) == 5
+    assert_expires(bench, keys.entries, keys.order)
 
 
 def test_recent_finds_one(bench: Bench) -> None:
@@ -421,6 +471,12 @@ def test_a_member_of_a_group_is_counted_once(bench: Bench) -> None:
     assert bench.call("group_read", reply[7], 10, 0, keys=keys)[7:] == []
     counted = bench.call("group_read", "", 10, 1, keys=keys)[1]
     assert [place for place in range(8 * len(counted)) if has(counted, place)] == [0, 49_999]
+    assert_expires(bench, keys.counts, keys.failures, keys.seen)
+
+
+def assert_expires(bench: Bench, *keys: str) -> None:
+    for key in keys:
+        assert AGE_MS / 2 < bench.client.pttl(key) <= AGE_MS, key
 
 
 def has(bits: bytes, place: int) -> bool:

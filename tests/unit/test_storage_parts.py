@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,9 @@ from capsule_tasks.errors import (
     StorageUnavailable,
     StorageUnusable,
 )
+from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.codec import Unreadable, canonical, decoded, encoded
+from capsule_tasks.storage.execution_core import about_attempt
 from capsule_tasks.storage.faults import told
 from capsule_tasks.storage.keys import SessionKeys, escaped
 
@@ -146,3 +149,18 @@ def test_silence_leaves_it_open_only_after_sending(error: Exception, was_sent: b
     found = told(error, was_sent=was_sent)
     assert type(found) is StorageUnavailable
     assert found.may_have_written == was_sent
+
+
+# --- limits of executions ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("live", "kept", "mark"), [(2**20, 2**16, 2**14), (2**20, 4096, 1024), (2**30, 4096, 2**18)]
+)
+def test_the_marks_that_a_stream_is_trimmed_by_are_never_too_many(
+    live: int, kept: int, mark: int
+) -> None:
+    settings = ExecutionSettings(live_bytes=live, kept_bytes=kept)
+    limits = msgspec.msgpack.decode(about_attempt("late", "t", "w", "", -1, settings))[-1]
+    assert limits.split()[:3] == [str(mark), str(live), str(kept)]
+    assert live // mark <= 4096

@@ -16,6 +16,7 @@
 local meta_key, control_key = KEYS[1], KEYS[2]
 local command, keep_ms, bells, execution, data = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
+-- No more than a claim reads, which has to see the newest.
 local MOST, LOOK_BACK = 1000, 32
 
 local meta = load_execution(meta_key)
@@ -25,7 +26,7 @@ for _, entry in ipairs(redis.call('XREVRANGE', control_key, '+', '-', 'COUNT', L
   is_known = is_known or entry[2][2] == command
 end
 if not is_known then
-  redis.call('XADD', control_key, 'MAXLEN', '~', MOST, '*', 'c', command, 'd', data)
+  redis.call('XADD', control_key, 'MAXLEN', MOST, '*', 'c', command, 'd', data)
   redis.call('PEXPIRE', control_key, keep_ms)
 end
 -- It may have begun some milliseconds ago in a worker that has not said so yet.

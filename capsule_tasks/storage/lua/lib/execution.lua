@@ -3,12 +3,13 @@
 -- The record is a hash: `state` (running, waiting, ended), `attempt`, `seq`, `owner`, `claim`,
 -- `ack`, `outcome`, times in milliseconds of Redis's clock (`begun`, `over`), what it is (`task`,
 -- `worker`, `group`, `index`). While nothing but a few quiet events were said there is no stream,
--- which costs more than all else together: `quiet` lists their ids, and each is a field.
+-- which costs more than all else together: `quiet` lists their ids, and each is a field. `loud` is
+-- there with the stream: `1` if something was said, `0` if there were only too many quiet events.
 -- `bytes` counts what the stream was given; `mark<n>` is `<id>:<bytes before it>`, from `low` to
 -- `high`, so that the oldest can be trimmed by size unread. `gone` is the first id that is left.
 
 local MOST_QUIET = 12
-local MOST_STEPS = 256
+local SLICE = 1000
 
 local FIELDS = {'state', 'attempt', 'seq', 'owner', 'claim', 'quiet', 'bytes', 'low', 'high',
   'ack', 'outcome', 'group', 'index', 'gone', 'loud'}
@@ -64,7 +65,7 @@ local function to_stream(meta_key, events_key, meta, id, at_ms, payload)
   meta.bytes = meta.bytes + #payload
 end
 
-local function wake_stream(meta_key, events_key, meta)
+local function wake_stream(meta_key, events_key, meta, loud)
   local ids = quiet_ids(meta)
   for _, id in ipairs(ids) do
     local at_ms, payload = (meta[id] or redis.call('HGET', meta_key, id)):match('^(%d+):(.*)$')
@@ -73,15 +74,17 @@ local function wake_stream(meta_key, events_key, meta)
   end
   if #ids > 0 then redis.call('HDEL', meta_key, 'quiet') end
   meta.quiet = ''
-  meta.loud = '1'
+  meta.loud = loud
 end
 
 -- Stores payloads[from..to] as the next events of the attempt; `close` writes what is quiet.
 local function store(meta_key, events_key, meta, payloads, from, to, is_loud)
   local at_ms = meta.now_ms
   local ids = meta.quiet == '' and {} or quiet_ids(meta)
-  if not meta.loud and (is_loud or #ids + to - from + 1 > MOST_QUIET) then
-    wake_stream(meta_key, events_key, meta)
+  if is_loud and meta.loud ~= '1' then
+    wake_stream(meta_key, events_key, meta, '1')
+  elseif not meta.loud and #ids + to - from + 1 > MOST_QUIET then
+    wake_stream(meta_key, events_key, meta, '0')
   end
   for place = from, to do
     meta.seq = meta.seq + 1
@@ -95,22 +98,38 @@ local function store(meta_key, events_key, meta, payloads, from, to, is_loud)
   end
 end
 
--- Drops the oldest events until about `most` bytes are left, mark by mark.
-local function trim(meta_key, events_key, meta, most)
-  if not meta.loud or meta.bytes <= most then return end
-  local from, cut = meta.low, nil
-  for _ = 1, MOST_STEPS do
-    if meta.low >= meta.high then break end
-    local mark = redis.call('HGET', meta_key, 'mark' .. (meta.low + 1))
-    local id, before = mark:match('^(.*):(%d+)$')
-    local kept = redis.call('HGET', meta_key, 'mark' .. meta.low):match(':(%d+)$')
-    if meta.bytes - tonumber(kept) <= most then break end
-    meta.low, cut = meta.low + 1, id
+-- The id at a mark, and how many bytes there are behind it.
+local function behind_mark(meta_key, meta, place)
+  local id, before = redis.call('HGET', meta_key, 'mark' .. place):match('^(.*):(%d+)$')
+  return id, meta.bytes - tonumber(before)
+end
+
+local function drop_marks(meta_key, from, to)
+  for first = from, to, SLICE do
+    local names = {}
+    for place = first, math.min(first + SLICE - 1, to) do names[#names + 1] = 'mark' .. place end
+    redis.call('HDEL', meta_key, unpack(names))
   end
-  if not cut then return end
+end
+
+-- Drops the oldest events, from the first mark on behind which no more than `most` bytes are left,
+-- else from the last one. Callers bound how many marks there can be.
+local function trim(meta_key, events_key, meta, most)
+  if not meta.loud or meta.bytes <= most or meta.low >= meta.high then return end
+  local _, left = behind_mark(meta_key, meta, meta.low)
+  if left <= most then return end
+  local from, low, high = meta.low, meta.low + 1, meta.high
+  local middle = low -- while it runs, the next one is mostly enough
+  while low < high do
+    _, left = behind_mark(meta_key, meta, middle)
+    if left <= most then high = middle else low = middle + 1 end
+    middle = math.floor((low + high) / 2)
+  end
+  local cut = behind_mark(meta_key, meta, low)
+  meta.low = low
   redis.call('XTRIM', events_key, 'MINID', cut)
-  for place = from, meta.low - 1 do redis.call('HDEL', meta_key, 'mark' .. place) end
-  redis.call('HSET', meta_key, 'low', meta.low, 'gone', cut)
+  drop_marks(meta_key, from, low - 1)
+  redis.call('HSET', meta_key, 'low', low, 'gone', cut)
 end
 
 -- Writes the record as it is now, with the end of the attempt (`waiting`) or of the execution
@@ -118,7 +137,7 @@ end
 local function close(meta_key, events_key, control_key, meta, state, outcome)
   change(meta, 'seq', meta.seq)
   if meta.loud then
-    change(meta, 'loud', '1', 'bytes', whole(meta.bytes), 'low', meta.low, 'high', meta.high)
+    change(meta, 'loud', meta.loud, 'bytes', whole(meta.bytes), 'low', meta.low, 'high', meta.high)
   else
     change(meta, 'quiet', meta.quiet)
     for _, id in ipairs(quiet_ids(meta)) do
@@ -131,7 +150,7 @@ local function close(meta_key, events_key, control_key, meta, state, outcome)
   if state ~= '' and meta.owner then redis.call('HDEL', meta_key, 'owner') end
   trim(meta_key, events_key, meta, state == 'ended' and meta.kept_bytes or meta.live_bytes)
   local keep_ms = meta.age_ms
-  if state == 'ended' then keep_ms = meta.loud and meta.kept_ms or meta.quiet_ms end
+  if state == 'ended' then keep_ms = meta.loud == '1' and meta.kept_ms or meta.quiet_ms end
   redis.call('PEXPIRE', meta_key, keep_ms)
   if meta.loud then redis.call('PEXPIRE', events_key, keep_ms) end
   redis.call('PEXPIRE', control_key, state == 'ended' and meta.quiet_ms or meta.age_ms)

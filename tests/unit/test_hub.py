@@ -1,0 +1,29 @@
+"""The thread that watches for those who block."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+
+import pytest
+
+from capsule_tasks.client.hub import hub
+
+HANG_S = 30
+
+
+def test_a_call_that_is_interrupted_leaves_nothing_running() -> None:
+    caller = threading.get_ident()
+    is_over = threading.Event()
+
+    async def work() -> None:
+        try:
+            signal.pthread_kill(caller, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            is_over.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        hub.call(work())
+    assert is_over.wait(HANG_S)

@@ -455,3 +455,12 @@ def rss_of(pid: int) -> int:
         for task in Path(f"/proc/{pid}/task").iterdir():
             total += sum(rss_of(int(child)) for child in (task / "children").read_text().split())
     return total
+
+
+def test_a_task_whose_id_no_stream_can_have_runs_and_gives_its_slot_back(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with Worker(redis_url, tmp_path, concurrency=1) as worker:
+        assert worker.get("add", 1, 1, task_id="i" * 600) == 2
+        assert worker.get("add", 1, 2) == 3
+        assert worker.stop() == 0

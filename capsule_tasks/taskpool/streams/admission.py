@@ -8,13 +8,13 @@ something before it began) begins when its next attempt is claimed.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from capsule_tasks.errors import CapsuleError, StorageError
+from capsule_tasks.errors import InvalidId, StorageError
 from capsule_tasks.storage.execution_core import ExecutionCore
 from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.taskpool.streams.background import Background
@@ -22,8 +22,6 @@ from capsule_tasks.taskpool.streams.tenure import Tenure
 
 if TYPE_CHECKING:
     from capsule_tasks.taskpool.streams.publication import Publication
-
-log = logging.getLogger("capsule_tasks.taskpool")
 
 _FRESH_S = 1.0
 """How long it is believed that Redis knows nothing of a task."""
@@ -58,14 +56,16 @@ class Admission:
         """Executions that Redis was asked about; whether they have been rung for since."""
         self._fresh: dict[str, float] = {}
         """Of these it knew nothing, at that time."""
-        self._to_ask: list[str] = []
+        self._to_ask: dict[str, tuple[str, ...]] = {}
+        """Executions, and the keys of each."""
         connection.before_flush = self._ask_all
 
     def expect(self, execution_id: str) -> None:
         """It will be admitted soon: ask what Redis knows of it."""
         is_asked = execution_id in self._asked or execution_id in self._fresh
         if self._can_ask() and not is_asked:
-            self._ask(execution_id)
+            with contextlib.suppress(InvalidId):  # it is told when it is there, and runs unseen
+                self._ask(execution_id)
 
     def admit(self, publication: Publication) -> None:
         """Have it begin: at once if it is new, else when its next attempt is claimed."""
@@ -105,21 +105,16 @@ class Admission:
         return self._connection.keeps_order and self._tenure.is_held.is_set()
 
     def _ask(self, execution_id: str) -> None:
+        self._to_ask[execution_id] = self._core.keys_of(execution_id).signs
         self._asked[execution_id] = False
-        self._to_ask.append(execution_id)
         self._connection.flush(is_patient=True)
 
     def _ask_all(self) -> None:
         """One question for all: hardly ever is there one of which something is known."""
-        ids, self._to_ask = self._to_ask, []
-        keys: list[str] = []
-        for execution_id in ids:
-            try:
-                keys += self._core.keys_of(execution_id).signs
-            except CapsuleError as error:
-                log.warning("task %s has no stream: %s", execution_id, error)
-        if keys:
-            self._connection.count(keys, partial(self._on_answer, ids))
+        asked, self._to_ask = self._to_ask, {}
+        if asked:
+            keys = [key for signs in asked.values() for key in signs]
+            self._connection.count(keys, partial(self._on_answer, list(asked)))
 
     def _on_answer(self, ids: list[str], known: int | StorageError) -> None:
         now = asyncio.get_running_loop().time()

@@ -130,7 +130,13 @@ class Streams:
 
     def admit(self, job: Job) -> None:
         """Have a job run: at once if it is new, else when its next attempt is claimed."""
-        self._admission.admit(self._publication_of(job))
+        try:
+            publication = self._publication_of(job)
+        except Exception as fault:  # noqa: BLE001 - its id, its task's settings: of whatever make
+            log.warning("task %r runs without a stream: %s", job.call.task_id, fault)
+            self.crew.submit(job)
+        else:
+            self._admission.admit(publication)
 
     def discard(self, job: Job, why: str) -> None:
         """Write the end of a job that Celery has let go of before it came to the crew."""

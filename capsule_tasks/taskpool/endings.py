@@ -97,7 +97,7 @@ def _comes_again(error: Exception, request: Any) -> bool:
     if task is None:
         return False
     if isinstance(error, Terminated):  # else somebody wished it; this way its worker let go of it
-        return bool(getattr(request, "_already_cancelled", False))
+        return bool(task.acks_late and getattr(request, "_already_cancelled", False))
     is_lost = isinstance(error, WorkerLostError)
     if is_lost and getattr(task, "retry_on_worker_lost", False):
         return task.max_retries is None or _retries(request) < task.max_retries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from capsule_tasks.taskpool.streams.publication import Publication
 from capsule_tasks.taskpool.streams.worker import Streams
 from tests.servers import fresh_prefix
 
+HANG_S = 30
 SUCCEEDED = Ending(Ended(outcome=Outcome.SUCCEEDED))
 
 
@@ -36,15 +38,13 @@ class Crew:
 
     def __init__(self) -> None:
         self.submitted: list[Job] = []
-        self.dropped: list[Job] = []
         self.cancelled: list[Job] = []
         self.session = Session()
 
     def submit(self, job: Job) -> None:
         self.submitted.append(job)
 
-    def drop(self, job: Job) -> None:
-        self.dropped.append(job)
+    def drop(self, _job: Job) -> None: ...
 
     def cancel(self, job: Job, _grace_s: float) -> None:
         self.cancelled.append(job)
@@ -82,11 +82,27 @@ class Ground:
         publication: Publication = job.publication
         return publication
 
+    async def running(self, task_id: str) -> Publication:
+        """One that has begun and is claimed, and not over."""
+        publication = self.admitted(new_job(task_id))
+        await eventually(lambda: publication.has_begun)
+        publication.accepted(1, None)
+        publication.on_due()
+        await eventually(lambda: publication.is_live)
+        return publication
+
     async def end(self, publication: Publication) -> None:
         """Its job has succeeded, and Celery has heard of it."""
         told = asyncio.Event()
         publication.end(SUCCEEDED, told.set)
         await told.wait()
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Wait for what nobody announces."""
+    async with asyncio.timeout(HANG_S):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 def new_job(task_id: str, *, group: tuple[str, int] = ("", -1), **task: Any) -> Job:

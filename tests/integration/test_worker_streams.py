@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import redis
 
+from capsule_tasks.errors import StorageUnavailable
+from capsule_tasks.protocol.events import CancelCommand, InterruptCommand
+from capsule_tasks.protocol.messages import Output
 from capsule_tasks.taskpool.jobs import SILENT, group_of
-from tests.streaming import Ground, new_job
+from capsule_tasks.taskpool.streams import orders, tenure
+from tests.streaming import Ground, eventually, new_job
 
 
-@pytest.fixture
-async def ground(valkey_url: str) -> AsyncIterator[Ground]:
-    ground = Ground(valkey_url)
+@asynccontextmanager
+async def started(ground: Ground) -> AsyncIterator[Ground]:
     ground.streams.start()
     await ground.streams.tenure.is_held.wait()
     yield ground
     await ground.streams.stop()
+
+
+@pytest.fixture
+async def ground(valkey_url: str) -> AsyncIterator[Ground]:
+    async with started(Ground(valkey_url)) as ground:
+        yield ground
+
+
+def output(text: str) -> Output:
+    return Output(execution_id="e", stream="stdout", data=text)
+
+
+class Away:
+    """Does not do what it is asked, so many times."""
+
+    def __init__(self, call: Any, times: int) -> None:
+        self._call = call
+        self.times = times
+
+    async def __call__(self, *arguments: Any) -> Any:
+        if self.times:
+            self.times -= 1
+            raise StorageUnavailable("Redis: it is away")
+        return await self._call(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +74,10 @@ async def test_a_task_that_cannot_have_a_stream_runs_without(
 
 
 async def test_a_group_that_cannot_be_counted_holds_up_no_other_note(ground: Ground) -> None:
-    headers = {"group": "g" * 513, "group_index": 0}
-    assert group_of(headers) == ("", -1)
+    bad = "g" * 513
+    assert group_of({"group": bad, "group_index": 0}) == ("", -1)
     assert group_of({"group": "g", "group_index": 0}) == ("g", 0)
-    for task_id, group in (("of-bad", (headers["group"], 0)), ("of-good", ("g", 0))):
+    for task_id, group in (("of-bad", (bad, 0)), ("of-good", ("g", 0))):
         await ground.end(ground.admitted(new_job(task_id, group=group)))
     await ground.streams.notes.write()
     assert (await ground.store.read_group("g")).counts == {"succeeded": 1}
@@ -55,3 +85,106 @@ async def test_a_group_that_cannot_be_counted_holds_up_no_other_note(ground: Gro
         "of-bad",
         "of-good",
     }
+
+
+async def test_what_began_before_it_could_be_claimed_is_heard_before_its_end(
+    valkey_url: str,
+) -> None:
+    """Also what it says later: in time it was due while nothing could be sent."""
+    ground = Ground(valkey_url, claim_wait_s=0.0)
+    publication = ground.admitted(new_job("late"))
+    await eventually(lambda: publication.has_begun)
+    publication.accepted(1, None)
+    ground.streams._on_soon([publication])
+    publication.say(output("said while Redis was away"))
+    async with started(ground):
+        await eventually(lambda: publication.is_live)
+        await publication.drained()
+        page = await ground.store.read("late")
+    assert page is not None
+    said = [event.message for event in page.events]
+    assert "said while Redis was away" in [m.data for m in said if isinstance(m, Output)]
+
+
+async def test_what_an_attempt_before_was_told_is_not_for_the_next(valkey_url: str) -> None:
+    """It began before it could be claimed, and so before it could know."""
+    ground = Ground(valkey_url, claim_wait_s=0.0)
+    await ground.store.claim("again", owner="another", claim="c")
+    await ground.store.tell("again", InterruptCommand())
+    job = new_job("again")
+    publication = ground.admitted(job)
+    await eventually(lambda: publication.has_begun)
+    async with started(ground):
+        await eventually(lambda: publication.is_live)
+        assert ground.crew.session.done == []
+        await ground.store.tell("again", InterruptCommand())
+        await eventually(lambda: ground.crew.session.done)
+        assert ground.crew.session.done == ["interrupted"]
+
+
+async def test_an_order_is_heard_when_redis_can_say_it(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "AGAIN_S", 0.0)
+    publication = await ground.running("told")
+    monkeypatch.setattr(ground.store, "told", Away(ground.store.told, times=2))
+    await ground.store.tell("told", CancelCommand())
+    await eventually(lambda: ground.crew.cancelled)
+    assert ground.crew.cancelled == [publication.job]
+
+
+async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
+    ground: Ground, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of the lease that was lost nobody rings any more."""
+    monkeypatch.setattr(tenure, "AGAIN_S", 0.0)
+    streams = ground.streams
+    publication = await ground.running("retaken")
+    old = streams.tenure.incarnation
+    monkeypatch.setattr(
+        streams.tenure._holdings, "hold", Away(streams.tenure._holdings.hold, times=2)
+    )
+    with redis.from_url(valkey_url) as client:
+        client.delete(f"{ground.kept.prefix}:{{W:{old}}}")
+    streams.tenure._doubt.set()
+    await eventually(lambda: publication.attempt.owner not in ("", old) and publication.is_live)
+    assert (await ground.store.look("retaken")).owner == streams.tenure.incarnation
+    bells = {streams.store.core.bell_of(of).encode() for of in (streams.tenure.incarnation, "")}
+    assert set(streams._bells._rings) == bells
+    assert all(len(rings) == 1 for rings in streams._bells._rings.values())
+
+
+async def test_a_lease_that_was_taken_for_lost_and_lasts_is_held(ground: Ground) -> None:
+    held = ground.streams.tenure
+    held._is_refused(held.incarnation)
+    assert not held.is_held.is_set()
+    async with asyncio.timeout(30):
+        await held.is_held.wait()
+
+
+async def test_a_message_is_not_given_up_before_a_reaper_would_find_its_task(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link is cut: that it is held, and its claim, are said anew, in whatever order."""
+    streams = ground.streams
+    may_hold, acknowledged = asyncio.Event(), asyncio.Event()
+    hold = streams.tenure._holdings.hold
+
+    async def hold_later(*arguments: Any) -> None:
+        await may_hold.wait()
+        await hold(*arguments)
+
+    def cut(_call: Any, answer: Any, **_: Any) -> None:
+        asyncio.get_running_loop().call_soon(answer, StorageUnavailable("Redis: cut"))
+
+    monkeypatch.setattr(streams.tenure._holdings, "hold", hold_later)
+    monkeypatch.setattr(streams.connection, "cast", cut)
+    publication = ground.admitted(new_job("early"))
+    await eventually(lambda: publication.has_begun)
+    publication.accepted(1, acknowledged.set)
+    publication.on_due()
+    await eventually(lambda: publication.is_live)
+    assert not acknowledged.is_set()
+    may_hold.set()
+    async with asyncio.timeout(3):
+        await acknowledged.wait()

@@ -14,7 +14,7 @@ from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSett
 from capsule_tasks.storage.doorbells import Doorbells
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
-from capsule_tasks.taskpool.endings import Ending, another
+from capsule_tasks.taskpool.endings import Ending
 from capsule_tasks.taskpool.jobs import Job, Stage
 from capsule_tasks.taskpool.streams.admission import MOST_CLAIMS, Admission
 from capsule_tasks.taskpool.streams.attempt import Attempt
@@ -86,6 +86,8 @@ class Streams:
             wait_s=settings.claim_wait_s,
         )
         self._reaper = Reaper(self.store, holdings, ended_elsewhere, fail_result)
+        self._heard: set[str] = set()
+        """Whose bells."""
         self._begun: dict[str, bytes] = {}
         self._claims_of, self._claims = os.urandom(6).hex(), 0
 
@@ -108,10 +110,7 @@ class Streams:
         """Give back what is still held, and see everything stored that can be, for some seconds."""
         publications = list(self._publications.values())
         for publication in publications:
-            late = publication.job.acks_late
-            publication.end(
-                another("requeued" if late else "lost", "its worker was stopped"), lambda: None
-            )
+            publication.leave()
         with contextlib.suppress(TimeoutError, CapsuleError):
             async with asyncio.timeout(_STOP_S):
                 for publication in publications:
@@ -186,12 +185,6 @@ class Streams:
             if publication.is_held:
                 self.notes.release(execution_id)
 
-    def hold(self, publications: list[Publication]) -> None:
-        """Have the reaper find these, which are about to be claimed."""
-        for publication in publications:
-            publication.is_held = True
-        self.tenure.hold_soon([publication.execution_id for publication in publications])
-
     def new_claim(self) -> str:
         """An id that no other claim has."""
         self._claims += 1
@@ -203,9 +196,8 @@ class Streams:
             session.read_on(publication.job.execution_id)
 
     def _on_soon(self, due: list[Publication]) -> None:
-        due = [one for one in due if one.phase is Phase.FRESH or one.phase is Phase.LIVE]
         if unheld := [one for one in due if one.phase is Phase.FRESH and not one.is_held]:
-            self.hold(unheld)
+            self.tenure.hold_soon(unheld)
         for publication in due:
             publication.on_due()
 
@@ -216,8 +208,12 @@ class Streams:
     # --- under a lease -------------------------------------------------------------------------
 
     async def _listen(self, incarnation: str) -> None:
-        for bell in (incarnation, ""):
+        for bell in {incarnation, ""} - self._heard:
+            self._heard.add(bell)
             await self._bells.listen(self.store.core.bell_of(bell), self._on_bell)
+        for bell in self._heard - {incarnation, ""}:  # of a lease that is lost
+            self._heard.discard(bell)
+            self._bells.leave(self.store.core.bell_of(bell), self._on_bell)
 
     def _on_bell(self, said: bytes | None) -> None:
         if said is None:
@@ -235,9 +231,10 @@ class Streams:
         held = [p for p in self._publications.values() if p.attempt.owner != incarnation]
         for first in range(0, len(held), MOST_CLAIMS):
             part = held[first : first + MOST_CLAIMS]
-            if await self.tenure.hold([one.execution_id for one in part]):
-                live = [one for one in part if one.is_live]
-                await asyncio.gather(*(one.retake(incarnation) for one in live))
+            if not await self.tenure.hold_for_sure(part):
+                return  # that lease is lost too: what comes after it takes them
+            live = [one for one in part if one.is_live]
+            await asyncio.gather(*(one.retake(incarnation) for one in live))
 
     async def _reap(self, worker: str) -> None:
         try:

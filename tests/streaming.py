@@ -61,6 +61,8 @@ class Ground:
     def __init__(self, url: str, *, drops: bool = True, lease_s: float = 15.0, **settings: Any):
         self.crew = Crew()
         self.kept = ExecutionSettings(prefix=fresh_prefix())
+        self.own_kept: Any = {}
+        """What the task of every job has settings of its own for."""
         self.streams = Streams(
             url,
             self.crew,
@@ -71,6 +73,7 @@ class Ground:
             drops=drops,
             ended_elsewhere=lambda _: None,
             fail_result=lambda *_: None,
+            own_kept=lambda _: self.own_kept,
         )
 
     @property

@@ -113,8 +113,6 @@ class Job:
         self._acks_early = task is not None and not self.acks_late
         self.acks_when_claimed = not self.acks_late and isinstance(request, TruthfulRequest)
         """Once its message is acknowledged only the reaper finds it, and that if it is claimed."""
-        self.kept: Any = getattr(task, "capsule_kept", None) or {}
-        """What the task has settings of its own for."""
         self._accept_callback = accept_callback
         self._callback = callback
         self._error_callback = error_callback

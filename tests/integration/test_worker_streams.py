@@ -66,7 +66,8 @@ class Away:
 async def test_a_task_that_cannot_have_a_stream_runs_without(
     ground: Ground, task_id: str, kept: Any
 ) -> None:
-    job = new_job(task_id, capsule_kept=kept)
+    ground.own_kept = kept
+    job = new_job(task_id)
     ground.streams.expect(task_id)
     ground.streams.admit(job)
     assert ground.crew.submitted == [job]

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from typing import Any
 
 from capsule_tasks.errors import CapsuleError, StorageError
 from capsule_tasks.protocol.events import Begun, Ended, Outcome, encode_event
@@ -49,7 +50,9 @@ class Streams:
         drops: bool,
         ended_elsewhere: Callable[[str], Ending | None],
         fail_result: Callable[[str, str], object],
+        own_kept: Callable[[str], Any],
     ) -> None:
+        """`own_kept` says what the task of a name has settings of its own for."""
         self.settings = settings
         self.crew = crew
         self.connection = connection = PipelinedConnection(
@@ -65,6 +68,7 @@ class Streams:
         """Of these the last event is on its way: Celery hears of the end, stored or not."""
         self._worker = worker
         self._kept = kept
+        self._own_kept = own_kept
         self._bells = Doorbells(url)
         self._publications: dict[str, Publication] = {}
         holdings = Holdings(connection, kept)
@@ -85,7 +89,7 @@ class Streams:
             self._publications,
             wait_s=settings.claim_wait_s,
         )
-        self._reaper = Reaper(self.store, holdings, ended_elsewhere, fail_result)
+        self._reaper = Reaper(self.store, holdings, ended_elsewhere, fail_result, self._kept_of)
         self._heard: set[str] = set()
         """Whose bells."""
         self._begun: dict[str, bytes] = {}
@@ -163,12 +167,16 @@ class Streams:
         begun = self._begun.get(name)
         if begun is None:
             begun = self._begun[name] = encode_event(Begun(worker=self._worker, task=name))
-        core = self.store.core
-        kept = core.kept_as(**job.kept) if job.kept else self._kept
-        publication = Publication(self, job, Attempt(core, job, kept, self._worker, begun))
+        kept = self._kept_of(name)
+        attempt = Attempt(self.store.core, job, kept, self._worker, begun)
+        publication = Publication(self, job, attempt)
         job.publication = publication
         self._publications[publication.execution_id] = publication
         return publication
+
+    def _kept_of(self, name: str) -> ExecutionSettings:
+        own = self._own_kept(name)
+        return self.store.core.kept_as(**own) if own else self._kept
 
     def drop_unbegun(self) -> None:
         """The broker is lost: what has not begun will be delivered again."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -14,7 +15,7 @@ from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.protocol.events import CancelCommand, InterruptCommand
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.taskpool.jobs import SILENT, group_of
-from capsule_tasks.taskpool.streams import orders, tenure
+from capsule_tasks.taskpool.streams import orders, tenure, worker
 from tests.streaming import Ground, eventually, new_job
 
 
@@ -189,3 +190,40 @@ async def test_a_message_is_not_given_up_before_a_reaper_would_find_its_task(
     may_hold.set()
     async with asyncio.timeout(3):
         await acknowledged.wait()
+
+
+async def test_while_redis_is_away_only_so_many_wait_for_it_and_the_rest_runs_unseen(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_MOST_UNSTORED", 3)
+    ground = Ground(valkey_url, claim_wait_s=0.0, end_wait_s=0.0)
+    streams = ground.streams
+    for number in range(3):
+        await ground.end(ground.admitted(new_job(f"waits-{number}")))
+    unseen = new_job("unseen")
+    streams.admit(unseen)
+    streams.discard(new_job("revoked"), "revoked")
+    assert unseen.publication is SILENT
+    assert unseen in ground.crew.submitted
+    assert not streams.background._tasks
+    async with started(ground):
+        await eventually(lambda: not streams._late)
+        assert (await ground.store.look("waits-2")).outcome == "succeeded"
+        await ground.end(ground.admitted(new_job("seen")))
+        streams.discard(new_job("revoked"), "revoked")
+        await eventually(lambda: not streams._late)
+
+
+async def test_with_output_that_waits_in_plenty_the_rest_runs_unseen_while_redis_is_away(
+    valkey_url: str,
+) -> None:
+    ground = Ground(valkey_url, claim_wait_s=0.0, end_wait_s=0.0, window_bytes=1024)
+    ground.streams.settings = msgspec.structs.replace(ground.streams.settings, total_bytes=2048)
+    running = ground.admitted(new_job("running"))
+    running.say(output("x" * 4096))
+    seen, unseen = new_job("seen"), new_job("unseen")
+    ground.streams.admit(seen)  # Redis may be there, and slow
+    await ground.end(running)
+    ground.streams.admit(unseen)
+    assert seen.publication is not SILENT
+    assert unseen.publication is SILENT

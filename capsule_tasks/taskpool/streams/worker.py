@@ -33,6 +33,8 @@ log = logging.getLogger("capsule_tasks.taskpool")
 _SOON_S = 0.01
 """How long a task that is new runs before it is claimed, if it says nothing and does not end."""
 _STOP_S = 5.0
+_MOST_UNSTORED = 5000
+"""Ends that wait for Redis, each with its job; what comes then has no stream."""
 
 
 class Streams:
@@ -71,6 +73,9 @@ class Streams:
         self._own_kept = own_kept
         self._bells = Doorbells(url)
         self._publications: dict[str, Publication] = {}
+        self._late: set[Publication | Job] = set()
+        """Over for Celery, and not in Redis."""
+        self._unstreamed = 0
         holdings = Holdings(connection, kept)
         self.tenure = Tenure(
             connection,
@@ -133,6 +138,9 @@ class Streams:
 
     def admit(self, job: Job) -> None:
         """Have a job run: at once if it is new, else when its next attempt is claimed."""
+        if self._is_full():
+            self.crew.submit(job)
+            return
         try:
             publication = self._publication_of(job)
         except Exception as fault:  # noqa: BLE001 - its id, its task's settings: of whatever make
@@ -143,17 +151,16 @@ class Streams:
 
     def discard(self, job: Job, why: str) -> None:
         """Write the end of a job that Celery has let go of before it came to the crew."""
-        self.background.spawn(self._discard(job, why))
+        if not self._is_full():
+            self._late.add(job)
+            self.background.spawn(self._discard(job, why))
 
     async def _discard(self, job: Job, why: str) -> None:
         execution_id = job.call.task_id
-        while True:
-            try:
-                state = (await self.store.look(execution_id)).state
-                break
-            except StorageError as error:
-                self.background.say_unavailable(error)
-                await asyncio.sleep(AGAIN_S)
+        try:
+            state = await self._state_of(execution_id)
+        finally:
+            self._late.discard(job)
         # Where its message came twice, the other one ends it.
         if state in ("unknown", "waiting") and execution_id not in self._publications:
             job.stage = Stage.OVER
@@ -161,6 +168,25 @@ class Streams:
             event = Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message=why)
             publication.end(Ending(event), lambda: None)
             self._admission.admit(publication)
+
+    async def _state_of(self, execution_id: str) -> str:
+        while True:
+            try:
+                return (await self.store.look(execution_id)).state
+            except StorageError as error:
+                self.background.say_unavailable(error)
+                await asyncio.sleep(AGAIN_S)
+
+    def _is_full(self) -> bool:
+        """Whether so much waits for a Redis that is away that one more would be too much."""
+        has_room = self.room.waiting_bytes <= self.settings.total_bytes or not self._late
+        if has_room and len(self._late) + len(self.ends) < _MOST_UNSTORED:
+            return False
+        self._unstreamed += 1
+        self.background.warn_seldom(
+            "too much waits for Redis: without a stream are %d tasks so far", self._unstreamed
+        )
+        return True
 
     def _publication_of(self, job: Job) -> Publication:
         name = job.call.name
@@ -187,6 +213,7 @@ class Streams:
 
     def forget(self, publication: Publication) -> None:
         """It is over, here: nobody rings for it, and it is no longer held."""
+        self._late.discard(publication)
         execution_id = publication.execution_id
         if self._publications.get(execution_id) is publication:
             del self._publications[execution_id]
@@ -210,6 +237,7 @@ class Streams:
             publication.on_due()
 
     def _on_late_ends(self, late: list[Publication]) -> None:
+        self._late.update(late)
         for publication in late:
             publication.call_then()
 

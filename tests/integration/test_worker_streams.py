@@ -14,6 +14,7 @@ import redis
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.protocol.events import CancelCommand, InterruptCommand
 from capsule_tasks.protocol.messages import Output
+from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.taskpool.jobs import SILENT, group_of
 from capsule_tasks.taskpool.streams import orders, tenure, worker
 from tests.streaming import Ground, eventually, new_job
@@ -227,3 +228,25 @@ async def test_with_output_that_waits_in_plenty_the_rest_runs_unseen_while_redis
     ground.streams.admit(unseen)
     assert seen.publication is not SILENT
     assert unseen.publication is SILENT
+
+
+async def test_a_worker_that_is_stopped_ends_what_it_had_acknowledged(valkey_url: str) -> None:
+    """The rest comes again: acknowledged late, or not acknowledged yet."""
+    async with started(Ground(valkey_url)) as ground:
+        await ground.running("early")
+        kept = ground.admitted(new_job("kept", acks_late=True))
+        await eventually(lambda: kept.has_begun)
+        kept.accepted(1, None)
+        kept.on_due()
+        await eventually(lambda: kept.is_live)
+        ground.streams.tenure._sure_until = 0.0  # so that it is not acknowledged yet
+        put_off = ground.admitted(new_job("put off"))
+        await eventually(lambda: put_off.has_begun)
+        acknowledged: list[str] = []
+        put_off.accepted(1, lambda: acknowledged.append("put off"))
+        put_off.on_due()
+        await eventually(lambda: put_off.is_live)
+    async with ExecutionStore(valkey_url, settings=ground.kept) as store:
+        assert (await store.look("early")).outcome == "lost"
+        assert [(await store.look(one)).state for one in ("kept", "put off")] == ["waiting"] * 2
+    assert acknowledged == []

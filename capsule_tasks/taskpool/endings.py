@@ -39,6 +39,11 @@ def another(how: How, detail: str = "") -> Ending:
     return Ending(AttemptEnded(how=how, detail=detail[:_MOST_TEXT]))
 
 
+def lost(why: str) -> Ending:
+    """The message is acknowledged and its worker gone: no other attempt follows."""
+    return Ending(Ended(outcome=Outcome.LOST, type="WorkerLostError", message=why))
+
+
 def ending_of_traced(traced: Traced) -> Ending:
     """What the tracer says became of the task."""
     failure = traced.failure

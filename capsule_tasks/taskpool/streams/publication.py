@@ -29,14 +29,7 @@ from capsule_tasks.errors import (
     ExecutionUnknown,
     StorageError,
 )
-from capsule_tasks.protocol.events import (
-    Accepted,
-    AttemptEnded,
-    Ended,
-    EventMessage,
-    Outcome,
-    encode_event,
-)
+from capsule_tasks.protocol.events import Accepted, AttemptEnded, EventMessage, encode_event
 from capsule_tasks.protocol.messages import (
     Gap,
     InputClosed,
@@ -49,7 +42,7 @@ from capsule_tasks.storage.execution_core import NOBODY
 from capsule_tasks.storage.execution_types import Claimed
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.taskpool.endings import Ending, another
+from capsule_tasks.taskpool.endings import Ending, another, lost
 from capsule_tasks.taskpool.jobs import Job
 from capsule_tasks.taskpool.streams.attempt import Attempt
 from capsule_tasks.taskpool.streams.background import AGAIN_S
@@ -75,9 +68,6 @@ class Phase(Enum):
     OVER = auto()
 
 
-_WHY = "its worker was stopped"
-_LOST = Ending(Ended(outcome=Outcome.LOST, type="WorkerLostError", message=_WHY))
-_REQUEUED = another("requeued", _WHY)
 _SPEAKING = (Phase.FRESH, Phase.CLAIMING, Phase.LIVE)
 
 
@@ -397,7 +387,8 @@ class Publication:
         if self._ending is None:
             is_gone = self._is_accepted and not self.job.acks_late and self._claimed_then is None
             self._claimed_then = None
-            self.end(_LOST if is_gone else _REQUEUED, lambda: None)
+            why = "its worker was stopped"
+            self.end(lost(why) if is_gone else another("requeued", why), lambda: None)
 
     def _is_unseen(self, ending: Ending) -> bool:
         """Whether it said nothing, nobody knows of it, and it will come again."""

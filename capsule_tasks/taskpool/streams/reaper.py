@@ -11,16 +11,16 @@ import logging
 from collections.abc import Callable
 
 from capsule_tasks.errors import InvalidId
-from capsule_tasks.protocol.events import AttemptEnded, Ended, Outcome
+from capsule_tasks.protocol.events import Outcome
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.execution_types import RecentEntry, Record
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
-from capsule_tasks.taskpool.endings import Ending
+from capsule_tasks.taskpool.endings import Ending, another, lost
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _WHY = "its worker died"
-_LOST = Ending(Ended(outcome=Outcome.LOST, type="WorkerLostError", message=_WHY))
+_LOST = lost(_WHY)
 _AT_ONCE = 32
 
 
@@ -123,4 +123,4 @@ def _ending_of(record: Record) -> Ending:
     """A message that was acknowledged does not come again; one that was not does."""
     if record.ack == "early":
         return _LOST
-    return Ending(AttemptEnded(how="lost", detail=_WHY))
+    return another("lost", _WHY)

@@ -231,6 +231,7 @@ class Streams:
             session.read_on(publication.job.execution_id)
 
     def _on_soon(self, due: list[Publication]) -> None:
+        due = [one for one in due if one.phase is not Phase.OVER]
         if unheld := [one for one in due if one.phase is Phase.FRESH and not one.is_held]:
             self.tenure.hold_soon(unheld)
         for publication in due:

@@ -237,12 +237,19 @@ class ExecutionCore:
         return (yield from perform(call, self._retry))
 
     def reap(
-        self, execution_id: str, owner: str, attempt: int, event: EventMessage, outcome: str = ""
+        self,
+        execution_id: str,
+        owner: str,
+        attempt: int,
+        event: EventMessage,
+        outcome: str = "",
+        *,
+        kept: ExecutionSettings | None = None,
     ) -> Operation[bool]:
         """Write the end of an attempt whose worker is gone; False if somebody else was first."""
         keys = self.keys_of(execution_id)
-        args: list[Argument] = [owner, attempt, outcome, _limits(self.settings), keys.channel]
-        args.append(encode_event(event))
+        limits = _limits(kept or self.settings)
+        args: list[Argument] = [owner, attempt, outcome, limits, keys.channel, encode_event(event)]
         call = Call(_REAP, (keys.meta, keys.events, keys.control), args)
         reply = yield from perform(call, self._retry)
         return bool(reply[0] == Code.DONE)

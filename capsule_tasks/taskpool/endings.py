@@ -41,6 +41,11 @@ def another(how: How, detail: str = "") -> Ending:
     return Ending(AttemptEnded(how=how, detail=detail[:_MOST_TEXT]))
 
 
+def lost(why: str) -> Ending:
+    """The message is acknowledged and its worker gone: no other attempt follows."""
+    return Ending(Ended(outcome=Outcome.LOST, type="WorkerLostError", message=why))
+
+
 def ending_of_traced(traced: Traced) -> Ending:
     """What the tracer says became of the task."""
     failure = traced.failure
@@ -101,7 +106,7 @@ def _comes_again(error: Exception, request: Any) -> bool:
     if task is None:
         return False
     if isinstance(error, Terminated):  # else somebody wished it; this way its worker let go of it
-        return bool(getattr(request, "_already_cancelled", False))
+        return bool(task.acks_late and getattr(request, "_already_cancelled", False))
     is_lost = isinstance(error, WorkerLostError)
     if is_lost and getattr(task, "retry_on_worker_lost", False):
         return task.max_retries is None or _retries(request) < task.max_retries

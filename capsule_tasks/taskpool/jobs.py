@@ -19,8 +19,9 @@ from typing import Any, Self
 from billiard.common import human_status
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 
-from capsule_tasks.errors import TaskNotCarried
+from capsule_tasks.errors import InvalidId, TaskNotCarried
 from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, Traced
+from capsule_tasks.storage.keys import escaped
 from capsule_tasks.taskpool.einfo import info_of, rebuild_info
 from capsule_tasks.taskpool.requests import TruthfulRequest
 
@@ -114,8 +115,6 @@ class Job:
         self._acks_early = task is not None and not self.acks_late
         self.acks_when_claimed = not self.acks_late and isinstance(request, TruthfulRequest)
         """Once its message is acknowledged only the reaper finds it, and that if it is claimed."""
-        self.kept: dict[str, Any] = dict(getattr(task, "capsule_kept", None) or {})
-        """What the task has settings of its own for."""
         self._accept_callback = accept_callback
         self._callback = callback
         self._error_callback = error_callback
@@ -205,10 +204,15 @@ def why_lost(job: Job, end: Terminal, status: int | None) -> Exception:
 
 
 def group_of(headers: Any) -> tuple[str, int]:
-    """The group of a task, and its place there."""
+    """The group of a task, and its place there; none if no key can be made of it."""
     group, index = headers.get("group"), headers.get("group_index")
-    is_one = isinstance(group, str) and isinstance(index, int) and 0 <= index < _MOST_MEMBERS
-    return (group, index) if is_one else ("", -1)
+    if group is None or not isinstance(index, int) or not 0 <= index < _MOST_MEMBERS:
+        return ("", -1)
+    try:
+        escaped("group id", group)
+    except InvalidId:
+        return ("", -1)
+    return (group, index)
 
 
 class NotCalled:

@@ -312,6 +312,11 @@ def from_a_process() -> None:
     os.system("echo out; echo err >&2")
 
 
+@app.task(name="flood_from_a_process")
+def flood_from_a_process(size: int) -> None:
+    os.system(f"yes | head -c {size}")
+
+
 @app.task(name="busy")
 def busy(key: str) -> None:
     mark(key, os.getpid())

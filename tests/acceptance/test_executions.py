@@ -436,6 +436,23 @@ def test_every_byte_of_a_flood_is_there_or_counted(tmp_path: Path, mode: str) ->
             assert lost == 0
 
 
+def test_a_flood_past_sys_stdout_is_read_at_the_rate_and_holds_up_no_other(
+    worker: Worker,
+) -> None:
+    size = 50_000_000
+    begun_at = time.monotonic()
+    flooding = Execution.of(worker.send("flood_from_a_process", size))
+    claimed(flooding)
+    others = 0
+    while flooding.snapshot().state == "running":
+        other = Execution.of(worker.send("speak", "here"))
+        assert any(isinstance(event.message, Output) for event in other.events())
+        others += 1
+    assert end_of(flooding).stdout_bytes == size
+    assert time.monotonic() - begun_at > 1.0, "20 MiB a second, and a tenth of that at once"
+    assert others > 3
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["drop_oldest", "block"])
 def test_a_gigabyte_costs_bounded_memory_everywhere(tmp_path: Path, mode: str) -> None:
@@ -477,3 +494,12 @@ def rss_of(pid: int) -> int:
         for task in Path(f"/proc/{pid}/task").iterdir():
             total += sum(rss_of(int(child)) for child in (task / "children").read_text().split())
     return total
+
+
+def test_a_task_whose_id_no_stream_can_have_runs_and_gives_its_slot_back(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with Worker(redis_url, tmp_path, concurrency=1) as worker:
+        assert worker.get("add", 1, 1, task_id="i" * 600) == 2
+        assert worker.get("add", 1, 2) == 3
+        assert worker.stop() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,7 +10,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from celery import group
 
+from capsule_tasks.client import Execution, GroupExecution
+from capsule_tasks.protocol.events import AttemptEnded, Outcome
 from scripts._redis_server import PrivateServer
 from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
 
@@ -167,3 +171,34 @@ def test_a_redis_that_has_never_said_anything_holds_nobody_up(tmp_path: Path, si
             connection.close()
         finally:
             worker.kill()
+
+
+async def test_what_was_acknowledged_ends_for_who_watches_when_its_worker_leaves(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Nobody else would end it: its message is gone, and no reaper looks for what is given back."""
+    with Worker(redis_url, tmp_path) as worker:
+        key = unique()
+        running = GroupExecution.of(group([worker.sig("hold", key)], app=worker.app).apply_async())
+        execution = running.member(0)
+        worker.heard(key)
+        eventually(lambda: execution.snapshot().state == "running", "its claim")
+        assert leave(worker, signal.SIGQUIT) != FORCED
+        assert worker.app.backend.client.llen(worker.queue) == 0
+        async with asyncio.timeout(HANG_S):
+            last = [event async for event in execution.aevents()][-1]
+        assert last.message.outcome == Outcome.CANCELLED
+        assert running.snapshot().counts == {"cancelled": 1}
+
+
+def test_what_comes_again_after_a_worker_has_left_is_not_over(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with Worker(redis_url, tmp_path) as worker:
+        key = unique()
+        execution = Execution.of(worker.send("hold_late", key))
+        worker.heard(key)
+        eventually(lambda: execution.snapshot().state == "running", "its claim")
+        assert leave(worker, signal.SIGQUIT) != FORCED
+        assert isinstance(execution.tail()[-1].message, AttemptEnded)
+        assert execution.snapshot().state == "waiting"

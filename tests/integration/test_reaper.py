@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import redis
 
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings
@@ -16,6 +17,8 @@ from capsule_tasks.taskpool.streams.reaper import Reaper
 from tests.servers import fresh_prefix
 
 HELD = [f"e{place}" for place in range(50)]
+NO_KEY = "i" * 600
+"""Held too, by a worker of another version: nothing can be said of it, and all the others end."""
 GONE = "gone"
 
 
@@ -43,23 +46,28 @@ class Ground:
         )
         await lease.acquire()
         await self.holdings.note_worker(GONE, 0.0)
-        await self.holdings.hold(GONE, lease.core.token, HELD, ())
+        await self.holdings.hold(GONE, lease.core.token, [*HELD, NO_KEY], ())
         for place, name in enumerate(HELD):
             await self.store.claim(
                 name, owner=GONE, claim="c", ack="early", task="t", group="g", index=place
             )
         await lease.release()
 
-    def reaper(self, *, dies: bool = False) -> Reaper:
+    def reaper(
+        self, *, dies: bool = False, cannot: str = "", kept: ExecutionSettings | None = None
+    ) -> Reaper:
         def fail_result(name: str, _why: str) -> None:
-            if dies:
+            if dies or name == cannot:
                 raise Died
             self.failed.add(name)
 
         def ended_elsewhere(_name: str) -> None:
             return None
 
-        return Reaper(self.store, self.holdings, ended_elsewhere, fail_result)
+        def kept_of(_name: str) -> ExecutionSettings:
+            return kept or self.settings
+
+        return Reaper(self.store, self.holdings, ended_elsewhere, fail_result, kept_of)
 
     async def look(self) -> None:
         """All of them have one end, everybody has been told, and nothing is left to see to."""
@@ -97,8 +105,26 @@ async def test_two_reapers_at_once_write_one_end_each(ground: Ground) -> None:
 
 async def test_what_a_reaper_left_half_done_the_next_one_finishes(ground: Ground) -> None:
     """It wrote ends, and died before it told the result backend, the group and the index."""
-    with pytest.raises(Died):
-        await ground.reaper(dies=True).reap(GONE)
+    await ground.reaper(dies=True).reap(GONE)
     assert await ground.store.list_recent() == []
     await ground.reaper().reap(GONE)
     await ground.look()
+
+
+async def test_what_cannot_be_ended_now_holds_up_nothing_else(ground: Ground) -> None:
+    """It is left to the next round."""
+    await ground.reaper(cannot=HELD[7]).reap(GONE)
+    assert ground.failed == {*HELD} - {HELD[7]}
+    assert await ground.holdings.held_by(GONE) == [HELD[7]]
+    await ground.reaper().reap(GONE)
+    await ground.look()
+
+
+async def test_what_is_lost_is_kept_for_as_long_as_its_task_says(valkey_url: str) -> None:
+    connection = PipelinedConnection(valkey_url)
+    ground = Ground(connection)
+    await ground.leave()
+    await ground.reaper(kept=ground.store.core.kept_as(quiet_s=5000.0)).reap(GONE)
+    with redis.from_url(valkey_url) as client:
+        assert 4000 < client.ttl(ground.store.core.keys_of(HELD[0]).meta) <= 5000
+    await connection.close()

@@ -83,12 +83,10 @@ class Admission:
                 await self._claim([self._to_claim.popleft() for _ in range(count)])
 
     async def _claim(self, batch: list[Publication]) -> None:
-        ids = [publication.execution_id for publication in batch]
-        if self._connection.keeps_order:
-            self._background.spawn(self._tenure.hold_for_sure(ids))  # it is sent before the claims
-        elif not await self._tenure.hold(ids):
+        if self._connection.keeps_order:  # it is sent before the claims
+            self._background.spawn(self._tenure.hold_for_sure(batch))
+        elif not await self._tenure.hold(batch):
             self._to_claim.extendleft(reversed(batch))
             return
         for publication in batch:
-            publication.is_held = True
             self._background.spawn(publication.claim(self._tenure.incarnation))

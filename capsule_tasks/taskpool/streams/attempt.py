@@ -17,14 +17,14 @@ class Attempt:
     """Decides nothing and sends nothing."""
 
     __slots__ = (
+        "_about",
         "_begun",
         "_claim_id",
         "_core",
-        "_job",
         "_kept",
         "_keys",
         "_seq",
-        "_worker",
+        "_task_id",
         "number",
         "owner",
     )
@@ -36,10 +36,11 @@ class Attempt:
         self.owner = ""
         """The incarnation under which it was claimed."""
         self._core = core
-        self._job = job
+        ack = "late" if job.acks_late else "early"
+        self._about = about_attempt(ack, job.call.name, worker, *job.group, kept)
+        self._task_id = job.call.task_id
         self._kept = kept
         self._keys = core.keys_of(job.call.task_id)
-        self._worker = worker
         self._begun = begun
         self._claim_id = ""
         self._seq = 0
@@ -59,12 +60,10 @@ class Attempt:
     ) -> Call:
         """Have it, with what it has said already."""
         self.owner = owner
-        job = self._job
-        ack = "late" if job.acks_late else "early"
         return self._core.claim_call(
             self._keys,
             self._claim_id,
-            about_attempt(ack, job.call.name, self._worker, *job.group, self._kept),
+            self._about,
             owner,
             [self._begun, *events],
             held_by=held_by,
@@ -75,7 +74,7 @@ class Attempt:
 
     def claimed(self, reply: Reply) -> Claimed:
         """It is ours; raises what `ExecutionCore.claim` does."""
-        claimed = self._core.claimed(self._job.call.task_id, reply)
+        claimed = self._core.claimed(self._task_id, reply)
         self.number, self._seq = claimed.attempt, claimed.seq
         return claimed
 
@@ -94,4 +93,4 @@ class Attempt:
 
     def appended(self, call: Call, reply: Reply) -> None:
         """It is stored; raises what `ExecutionCore.append` does."""
-        self._seq = self._core.appended(self._job.call.task_id, call, reply)
+        self._seq = self._core.appended(self._task_id, call, reply)

@@ -13,7 +13,7 @@ log = logging.getLogger("capsule_tasks.taskpool")
 AGAIN_S = 1.0
 """Between two tries while Redis does not answer; each of them has tried for some seconds."""
 _COMPLAIN_S = 30.0
-"""Between two complaints that Redis cannot be reached."""
+"""Between two warnings of the same."""
 
 
 class Background:
@@ -21,7 +21,7 @@ class Background:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._complained_at = -_COMPLAIN_S
+        self._warned_at: dict[str, float] = {}
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -34,11 +34,15 @@ class Background:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def say_unavailable(self, error: BaseException) -> None:
-        """Once in a while: every call of every task fails now."""
+        """Every call of every task fails now."""
+        self.warn_seldom("what tasks say waits for Redis: %s", error)
+
+    def warn_seldom(self, message: str, *arguments: object) -> None:
+        """Once in a while, of what happens all the time."""
         now = time.monotonic()
-        if now - self._complained_at >= _COMPLAIN_S:
-            self._complained_at = now
-            log.warning("what tasks say waits for Redis: %s", error)
+        if now - self._warned_at.get(message, -_COMPLAIN_S) >= _COMPLAIN_S:
+            self._warned_at[message] = now
+            log.warning(message, *arguments)
 
     def _on_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from capsule_tasks.protocol.events import Accepted, EventMessage, encode_event
 from capsule_tasks.protocol.flow import utf8_size
-from capsule_tasks.protocol.messages import Gap, Output, Stream
+from capsule_tasks.protocol.messages import Gap, Output, Progress, Stream
 from capsule_tasks.settings import PublishSettings
 from capsule_tasks.taskpool.streams.room import Room
+
+_MOST_STEPS = 256
+"""Of progress, also while Redis is away; beyond it the latest stands for all."""
 
 
 class _Text:
@@ -43,7 +47,7 @@ class Taken(NamedTuple):
 class Backlog:
     """One job's; where output may be lost, what is too old gives way, and is counted."""
 
-    __slots__ = ("_items", "_lost", "_room", "_settings", "offset", "waiting_bytes")
+    __slots__ = ("_items", "_lost", "_room", "_settings", "_steps", "offset", "waiting_bytes")
 
     def __init__(self, settings: PublishSettings, room: Room) -> None:
         self.offset = 0
@@ -53,24 +57,24 @@ class Backlog:
         self._settings = settings
         self._room = room
         self._items: deque[_Text | EventMessage] = deque()
+        self._steps = 0
+        """Of progress that waits."""
         self._lost: dict[Stream, tuple[int, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._items)
 
     def add(self, event: EventMessage) -> None:
+        if isinstance(event, Progress):
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                self._thin()
         self._items.append(event)
 
     def add_output(self, output: Output) -> None:
         size = utf8_size(output.data)
         self._account(size)
-        last = self._items[-1] if self._items else None
-        most = self._settings.piece_bytes
-        if not isinstance(last, _Text) or last.stream != output.stream or last.size + size > most:
-            last = _Text(output.stream)
-            self._items.append(last)
-        last.parts.append(output.data)
-        last.size += size
+        self._add_text(output.stream, (output.data,), size)
         if output.raw and self._room.drops:
             self._drop_beyond(2 * self._settings.window_bytes)
 
@@ -84,6 +88,7 @@ class Backlog:
         while self._items and len(events) < self._settings.batch:
             item = self._items.popleft()
             is_loud = is_loud or not isinstance(item, Accepted)
+            self._steps -= isinstance(item, Progress)
             if isinstance(item, _Text):
                 size += item.size
                 self._encode_text(item, events)
@@ -98,8 +103,27 @@ class Backlog:
     def clear(self) -> None:
         """Nobody will have the rest."""
         self._items.clear()
+        self._steps = 0
         self._lost.clear()
         self._account(-self.waiting_bytes)
+
+    def _add_text(self, stream: Stream, parts: Iterable[str], size: int) -> None:
+        last = self._items[-1] if self._items else None
+        most = self._settings.piece_bytes
+        if not isinstance(last, _Text) or last.stream != stream or last.size + size > most:
+            last = _Text(stream)
+            self._items.append(last)
+        last.parts.extend(parts)
+        last.size += size
+
+    def _thin(self) -> None:
+        """How far it was is nothing to know once it is farther."""
+        items, self._items, self._steps = self._items, deque(), 1
+        for item in items:
+            if isinstance(item, _Text):
+                self._add_text(item.stream, item.parts, item.size)
+            elif not isinstance(item, Progress):
+                self._items.append(item)
 
     def _encode(self, event: EventMessage, events: list[bytes]) -> None:
         if isinstance(event, Gap):

@@ -21,6 +21,9 @@ class Delay(Generic[T]):
         self._waiting: dict[T, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def add(self, item: T) -> None:
         loop = asyncio.get_running_loop()
         due_at = self._waiting[item] = loop.time() + self._seconds

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from capsule_tasks.errors import LeaseLost, StorageError
+from capsule_tasks.errors import CapsuleError, LeaseLost, StorageError
 from capsule_tasks.storage.execution_types import RecentEntry
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.taskpool.endings import Ending
@@ -15,6 +17,8 @@ from capsule_tasks.taskpool.streams.tenure import Tenure
 
 if TYPE_CHECKING:
     from capsule_tasks.taskpool.streams.publication import Publication
+
+log = logging.getLogger("capsule_tasks.taskpool")
 
 _GATHER_S = 0.05
 """How long notes gather."""
@@ -81,15 +85,25 @@ class Notes:
         while self._groups:
             group, members = next(iter(self._groups.items()))
             part = members[:_MOST]
-            await self._store.note_group(group, part)
+            await _noted(self._store.note_group(group, part))
             del members[: len(part)]
             if not members:
                 del self._groups[group]
         while self._recent:
             notes = {one: self._recent[one] for one in list(self._recent)[:_MOST]}
-            await self._store.note_recent(list(notes.values()))
+            await _noted(self._store.note_recent(list(notes.values())))
             for execution_id, note in notes.items():
                 if self._recent[execution_id] is note:  # else there is news since
                     del self._recent[execution_id]
         with contextlib.suppress(LeaseLost):  # what was held under that lease is the reaper's
             await self._tenure.give_back()
+
+
+async def _noted(note: Awaitable[None]) -> None:
+    """A note that is refused for what it is is dropped: all others are behind it."""
+    try:
+        await note
+    except StorageError:
+        raise
+    except CapsuleError as error:
+        log.warning("what became of some tasks is not noted: %s", error)

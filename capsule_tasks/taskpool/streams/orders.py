@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +19,7 @@ from capsule_tasks.protocol.events import (
 from capsule_tasks.storage.execution_types import Told
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.taskpool.jobs import Job
-from capsule_tasks.taskpool.streams.background import Background
+from capsule_tasks.taskpool.streams.background import AGAIN_S, Background
 
 if TYPE_CHECKING:
     from capsule_tasks.taskpool.streams.publication import Publication
@@ -128,9 +129,12 @@ class Ear:
         try:
             while self.is_rung and is_live():
                 self.is_rung = False
-                self.hear(await self._store.told(self._execution_id, self._last))
-        except StorageError as error:
-            log.info("what task %s was told is not known yet: %s", self._execution_id, error)
+                try:
+                    self.hear(await self._store.told(self._execution_id, self._last))
+                except StorageError as error:
+                    self.is_rung = True
+                    self._background.say_unavailable(error)
+                    await asyncio.sleep(AGAIN_S)
         finally:
             self._listening = False
 

@@ -42,7 +42,7 @@ from capsule_tasks.storage.execution_core import NOBODY
 from capsule_tasks.storage.execution_types import Claimed
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.taskpool.endings import Ending
+from capsule_tasks.taskpool.endings import Ending, another, lost
 from capsule_tasks.taskpool.jobs import Job
 from capsule_tasks.taskpool.streams.attempt import Attempt
 from capsule_tasks.taskpool.streams.background import AGAIN_S
@@ -96,10 +96,12 @@ class Publication:
         """The requests that wait for an answer, in order."""
         self.has_begun = False
         self.is_held = False
-        """Whoever looks at what its worker holds finds it."""
+        """Whoever looks at what its worker holds will find it."""
         self._streams = streams
         self._ear = Ear(self.execution_id, streams.store, streams.background, self._obey)
         self._line = Line(streams.connection, streams.store, streams.background, self._on_free)
+        self._held_by = ""
+        """The incarnation under which it is found already."""
         self._is_accepted = False
         self._is_due = False
         """Also quiet events have waited for long enough."""
@@ -177,6 +179,8 @@ class Publication:
                 self.begin()
                 return
             else:
+                if not held_by:  # said to attempts before, of which only a cancel ends this one too
+                    self._ear.hear(claimed.told)
                 self._on_claimed(claimed)
                 self.begin()
                 self._flush()
@@ -257,9 +261,16 @@ class Publication:
         self._flush()
         self._limit_claim()
 
+    def on_held(self, incarnation: str) -> None:
+        """Whoever looks at what that incarnation holds finds it."""
+        self._held_by = incarnation
+        if self.is_live:
+            self._tell_if_held()
+
     def _tell_if_held(self) -> None:
-        """A claim under a lease that is lost is for no reaper to find: it is taken anew first."""
-        if self._streams.tenure.is_sure(self.attempt.owner):
+        """A claim that no reaper would find, as its lease is lost, is taken anew first."""
+        owner = self.attempt.owner
+        if self._held_by == owner and self._streams.tenure.is_sure(owner):
             self._tell_claimed()
         else:
             self._limit_claim()
@@ -316,7 +327,7 @@ class Publication:
     def _send_claim(self, batch: _Batch, held_by: str) -> None:
         # What has ended is held only until its group has counted it.
         if not self.is_held and (batch.ending is None or self.job.group[0]):
-            self._streams.hold([self])
+            self._streams.tenure.hold_soon([self])
         call = self.attempt.claim_call(
             self._streams.tenure.incarnation,
             held_by=held_by,
@@ -393,6 +404,14 @@ class Publication:
         self._stop_waiting()
         self._streams.ends.add(self)
         self._flush()
+
+    def leave(self) -> None:
+        """Its worker is stopped: it comes again, unless its message is acknowledged already."""
+        if self._ending is None:
+            is_gone = self._is_accepted and not self.job.acks_late and self._claimed_then is None
+            self._claimed_then = None
+            why = "its worker was stopped"
+            self.end(lost(why) if is_gone else another("requeued", why), lambda: None)
 
     def _is_unseen(self, ending: Ending) -> bool:
         """Whether it said nothing, nobody knows of it, and it will come again."""

@@ -10,15 +10,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from capsule_tasks.protocol.events import AttemptEnded, Ended, Outcome
+from capsule_tasks.errors import InvalidId
+from capsule_tasks.protocol.events import Outcome
+from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.execution_types import RecentEntry, Record
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
-from capsule_tasks.taskpool.endings import Ending
+from capsule_tasks.taskpool.endings import Ending, another, lost
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _WHY = "its worker died"
-_LOST = Ending(Ended(outcome=Outcome.LOST, type="WorkerLostError", message=_WHY))
+_LOST = lost(_WHY)
 _AT_ONCE = 32
 
 
@@ -31,7 +33,10 @@ class Reaper:
         holdings: Holdings,
         ended_elsewhere: Callable[[str], Ending | None],
         fail_result: Callable[[str, str], object],
+        kept_of: Callable[[str], ExecutionSettings],
     ) -> None:
+        """`kept_of` says how much is kept of what a task of that name has said."""
+        self._kept_of = kept_of
         self._store = store
         self._holdings = holdings
         self._ended_elsewhere = ended_elsewhere
@@ -45,6 +50,7 @@ class Reaper:
         self._busy.add(worker)
         try:
             done: list[str] = []
+            left: set[str] = set()
             while True:
                 held = await self._holdings.held_by(worker, done)
                 if held is None:
@@ -52,15 +58,33 @@ class Reaper:
                 if not held:
                     await self._holdings.note_worker("", 0, [worker])
                     return
+                held = [one for one in held if one not in left]
+                if not held:
+                    return  # what is left is for the next round
                 log.info("worker %s is gone; %d tasks of it are looked at", worker, len(held))
                 for first in range(0, len(held), _AT_ONCE):
-                    part = held[first : first + _AT_ONCE]
-                    found = await asyncio.gather(*(self._see_to(worker, one) for one in part))
-                    # Before it is forgotten who held them: nobody else would repair the index.
-                    await self._store.note_recent([note for note in found if note is not None])
-                done = held
+                    left |= await self._see_to_all(worker, held[first : first + _AT_ONCE])
+                done = [one for one in held if one not in left]
         finally:
             self._busy.discard(worker)
+
+    async def _see_to_all(self, worker: str, part: list[str]) -> set[str]:
+        """Each whatever becomes of the others; those that are to be seen to again."""
+        seen_to = (self._see_to(worker, one) for one in part)
+        notes: list[tuple[int, RecentEntry]] = []
+        left: set[str] = set()
+        for one, found in zip(
+            part, await asyncio.gather(*seen_to, return_exceptions=True), strict=True
+        ):
+            if isinstance(found, BaseException):
+                log.warning("task %r of worker %s cannot be ended: %r", one, worker, found)
+                if not isinstance(found, InvalidId):  # that would never be otherwise
+                    left.add(one)
+            elif found is not None:
+                notes.append(found)
+        # Before it is forgotten who held them: nobody else would repair the index.
+        await self._store.note_recent(notes)
+        return left
 
     async def _see_to(self, worker: str, execution_id: str) -> tuple[int, RecentEntry] | None:
         """Have it ended if nobody has, and all told of that; its note for the index.
@@ -90,7 +114,8 @@ class Reaper:
         stored = await asyncio.to_thread(self._ended_elsewhere, execution_id)
         ending = stored or _ending_of(record)
         attempt, outcome = record.attempt, ending.outcome
-        await self._store.reap(execution_id, worker, attempt, ending.event, outcome)
+        kept = self._kept_of(record.task)
+        await self._store.reap(execution_id, worker, attempt, ending.event, outcome, kept=kept)
         return ending.failure
 
 
@@ -98,4 +123,4 @@ def _ending_of(record: Record) -> Ending:
     """A message that was acknowledged does not come again; one that was not does."""
     if record.ack == "early":
         return _LOST
-    return Ending(AttemptEnded(how="lost", detail=_WHY))
+    return another("lost", _WHY)

@@ -29,29 +29,26 @@ class Room:
         self._rate = settings.rate_bytes_per_second
         self._read_on = read_on
         self._paused: set[Publication] = set()
+        self._slowed: set[Publication] = set()
+        """Their descriptors are read again at the rate, whether Redis is there or not."""
         self._tokens = float(self._rate)
+        """Below zero by a second's worth at most: of a flood others need not wait for the end."""
         self._tokens_at = 0.0
         self._refill: asyncio.TimerHandle | None = None
 
     def has_room(self, publication: Publication, output: Output) -> bool:
-        """Whether a job may say more; under the rate of all, and with its own window not full."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        self._tokens = min(self._rate / 10, self._tokens + (now - self._tokens_at) * self._rate)
-        self._tokens_at = now
-        self._tokens -= utf8_size(output.data)
-        is_full = (
-            publication.backlog.waiting_bytes > self._window_bytes
-            or self.waiting_bytes > self._total_bytes
-        )
-        if not is_full and self._tokens >= 0:
+        """Whether a job may say more; under the rate of all, and with its own window not full.
+
+        Where output may be lost what is written to a descriptor waits for the rate alone.
+        """
+        self._refresh()
+        self._tokens = max(-self._rate, self._tokens - utf8_size(output.data))
+        is_lossy = output.raw and self.drops  # it has no credit to lose: its backlog drops
+        if self._tokens < 0:
+            self._await_refill()
+        elif is_lossy or not self._is_full(publication):
             return True
-        if output.raw and self.drops:
-            return True  # it has no credit to lose: what is too much is dropped
-        self._paused.add(publication)
-        if self._tokens < 0 and self._refill is None:
-            wait_s = -self._tokens / self._rate + 0.001
-            self._refill = loop.call_later(wait_s, self._on_refill)
+        (self._slowed if is_lossy else self._paused).add(publication)
         return False
 
     def may_read_on(self, publication: Publication) -> None:
@@ -64,7 +61,30 @@ class Room:
                 self._paused.discard(one)
                 self._read_on(one)
 
+    def _is_full(self, publication: Publication) -> bool:
+        return (
+            publication.backlog.waiting_bytes > self._window_bytes
+            or self.waiting_bytes > self._total_bytes
+        )
+
+    def _refresh(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._tokens = min(self._rate / 10, self._tokens + (now - self._tokens_at) * self._rate)
+        self._tokens_at = now
+
+    def _await_refill(self) -> None:
+        if self._refill is None:
+            wait_s = -self._tokens / self._rate + 0.001
+            self._refill = asyncio.get_running_loop().call_later(wait_s, self._on_refill)
+
     def _on_refill(self) -> None:
         self._refill = None
+        self._refresh()
+        if self._tokens < 0:  # more has come since
+            self._await_refill()
+            return
+        slowed, self._slowed = self._slowed, set()
+        for publication in slowed:
+            self._read_on(publication)
         for publication in list(self._paused):
             self.may_read_on(publication)

@@ -38,6 +38,9 @@ def make_streams(app: Any, worker: str, crew: Crew) -> Streams | None:
         except Exception:
             log.exception("the result of lost task %s cannot be stored", execution_id)
 
+    def own_kept(name: str) -> Any:
+        return getattr(app.tasks.get(name), "capsule_kept", None)
+
     return Streams(
         url,
         crew,
@@ -48,4 +51,5 @@ def make_streams(app: Any, worker: str, crew: Crew) -> Streams | None:
         drops=setting(app, "capsule_output") == "drop_oldest",
         ended_elsewhere=ended_elsewhere,
         fail_result=fail_result,
+        own_kept=own_kept,
     )

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from capsule_tasks.errors import LeaseLost, StorageError
 from capsule_tasks.settings import LeaseSettings
@@ -26,6 +26,15 @@ log = logging.getLogger("capsule_tasks.taskpool")
 _LOOK = 2
 """After so many leases without a word others look whether a worker's has lapsed: when Redis was
 away for all, each has the time to take anew what it runs."""
+
+
+class Held(Protocol):
+    """What is held under the lease."""
+
+    execution_id: str
+    is_held: bool
+
+    def on_held(self, incarnation: str) -> None: ...
 
 
 class Tenure:
@@ -118,6 +127,7 @@ class Tenure:
         try:
             await self._owned().renew()
             self._sure_until = sent_at + self._settings.lease_s
+            self.is_held.set()  # what was refused as if it were lost was refused wrongly
             return await self._note_alive(incarnation)
         except StorageError as error:
             self._background.say_unavailable(error)
@@ -132,7 +142,7 @@ class Tenure:
 
     # --- what is held --------------------------------------------------------------------------
 
-    def hold_soon(self, ids: Sequence[str]) -> None:
+    def hold_soon(self, batch: Sequence[Held]) -> None:
         """Note what is about to be claimed: whoever claims and dies is found by the reaper.
 
         Where calls keep their order; it is sent before the claims, and so it is there before them.
@@ -145,28 +155,34 @@ class Tenure:
                 self._released += released
                 if not isinstance(reply, StorageError):
                     self._is_refused(incarnation)
-                self._background.spawn(self.hold_for_sure(ids))
+                self._background.spawn(self.hold_for_sure(batch))
+            else:
+                _confirm(batch, incarnation)
 
-        call = core.hold_call(incarnation, self._owned().core.token, ids, gone)
+        call = core.hold_call(incarnation, self._owned().core.token, _ids(batch), gone)
         self._connection.cast(call, on_reply, is_patient=True)
 
-    async def hold_for_sure(self, ids: Sequence[str]) -> None:
-        """Until it is noted, or over; under a new lease it is noted anew anyway."""
+    async def hold_for_sure(self, batch: Sequence[Held]) -> bool:
+        """Until it is noted; False if the lease is lost: it is noted anew under the next."""
         incarnation = self.incarnation
-        while incarnation == self.incarnation and not await self.hold(ids):
+        while incarnation == self.incarnation:
+            if await self.hold(batch):
+                return True
             await self.is_held.wait()
+        return False
 
-    async def hold(self, ids: Sequence[str]) -> bool:
+    async def hold(self, batch: Sequence[Held]) -> bool:
         """Note what is about to be claimed; False if it could not be, after a while."""
         incarnation = self.incarnation
         try:
-            await self._hold(ids)
+            await self._hold(_ids(batch))
         except LeaseLost:
             self._is_refused(incarnation)
         except StorageError as error:
             self._background.say_unavailable(error)
             await asyncio.sleep(AGAIN_S)
         else:
+            _confirm(batch, incarnation)
             return True
         return False
 
@@ -207,3 +223,15 @@ class Tenure:
         """What was released, and what of it is still gone."""
         released, self._released = self._released, []
         return released, [one for one in released if one not in self._present]
+
+
+def _ids(batch: Sequence[Held]) -> list[str]:
+    """Of what is held from now on, however long it takes to be noted."""
+    for one in batch:
+        one.is_held = True
+    return [one.execution_id for one in batch]
+
+
+def _confirm(batch: Sequence[Held], incarnation: str) -> None:
+    for one in batch:
+        one.on_held(incarnation)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from typing import Any
 
 from capsule_tasks.errors import CapsuleError, StorageError
 from capsule_tasks.protocol.events import Begun, Ended, Outcome, encode_event
@@ -14,7 +15,7 @@ from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSett
 from capsule_tasks.storage.doorbells import Doorbells
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
-from capsule_tasks.taskpool.endings import Ending, another
+from capsule_tasks.taskpool.endings import Ending
 from capsule_tasks.taskpool.jobs import Job, Stage
 from capsule_tasks.taskpool.streams.admission import MOST_CLAIMS, Admission
 from capsule_tasks.taskpool.streams.attempt import Attempt
@@ -32,6 +33,8 @@ log = logging.getLogger("capsule_tasks.taskpool")
 _SOON_S = 0.01
 """How long a task that is new runs before it is claimed, if it says nothing and does not end."""
 _STOP_S = 5.0
+_MOST_UNSTORED = 5000
+"""Ends that wait for Redis, each with its job; what comes then has no stream."""
 
 
 class Streams:
@@ -49,7 +52,9 @@ class Streams:
         drops: bool,
         ended_elsewhere: Callable[[str], Ending | None],
         fail_result: Callable[[str, str], object],
+        own_kept: Callable[[str], Any],
     ) -> None:
+        """`own_kept` says what the task of a name has settings of its own for."""
         self.settings = settings
         self.crew = crew
         self.connection = connection = PipelinedConnection(
@@ -65,8 +70,12 @@ class Streams:
         """Of these the last event is on its way: Celery hears of the end, stored or not."""
         self._worker = worker
         self._kept = kept
+        self._own_kept = own_kept
         self._bells = Doorbells(url)
         self._publications: dict[str, Publication] = {}
+        self._late: set[Publication | Job] = set()
+        """Over for Celery, and not in Redis."""
+        self._unstreamed = 0
         holdings = Holdings(connection, kept)
         self.tenure = Tenure(
             connection,
@@ -80,7 +89,9 @@ class Streams:
         self._admission = Admission(
             connection, self.tenure, self.background, wait_s=settings.claim_wait_s
         )
-        self._reaper = Reaper(self.store, holdings, ended_elsewhere, fail_result)
+        self._reaper = Reaper(self.store, holdings, ended_elsewhere, fail_result, self._kept_of)
+        self._heard: set[str] = set()
+        """Whose bells."""
         self._begun: dict[str, bytes] = {}
         self._claims_of, self._claims = os.urandom(6).hex(), 0
 
@@ -103,10 +114,7 @@ class Streams:
         """Give back what is still held, and see everything stored that can be, for some seconds."""
         publications = list(self._publications.values())
         for publication in publications:
-            late = publication.job.acks_late
-            publication.end(
-                another("requeued" if late else "lost", "its worker was stopped"), lambda: None
-            )
+            publication.leave()
         with contextlib.suppress(TimeoutError, CapsuleError):
             async with asyncio.timeout(_STOP_S):
                 for publication in publications:
@@ -121,21 +129,29 @@ class Streams:
 
     def admit(self, job: Job) -> None:
         """Have a job run: at once if it is new, else when its next attempt is claimed."""
-        self._admission.admit(self._publication_of(job))
+        if self._is_full():
+            self.crew.submit(job)
+            return
+        try:
+            publication = self._publication_of(job)
+        except Exception as fault:  # noqa: BLE001 - its id, its task's settings: of whatever make
+            log.warning("task %r runs without a stream: %s", job.call.task_id, fault)
+            self.crew.submit(job)
+        else:
+            self._admission.admit(publication)
 
     def discard(self, job: Job, why: str) -> None:
         """Write the end of a job that Celery has let go of before it came to the crew."""
-        self.background.spawn(self._discard(job, why))
+        if not self._is_full():
+            self._late.add(job)
+            self.background.spawn(self._discard(job, why))
 
     async def _discard(self, job: Job, why: str) -> None:
         execution_id = job.call.task_id
-        while True:
-            try:
-                state = (await self.store.look(execution_id)).state
-                break
-            except StorageError as error:
-                self.background.say_unavailable(error)
-                await asyncio.sleep(AGAIN_S)
+        try:
+            state = await self._state_of(execution_id)
+        finally:
+            self._late.discard(job)
         # Where its message came twice, the other one ends it.
         if state in ("unknown", "waiting") and execution_id not in self._publications:
             job.stage = Stage.OVER
@@ -144,17 +160,40 @@ class Streams:
             publication.end(Ending(event), lambda: None)
             self._admission.admit(publication)
 
+    async def _state_of(self, execution_id: str) -> str:
+        while True:
+            try:
+                return (await self.store.look(execution_id)).state
+            except StorageError as error:
+                self.background.say_unavailable(error)
+                await asyncio.sleep(AGAIN_S)
+
+    def _is_full(self) -> bool:
+        """Whether so much waits for a Redis that is away that one more would be too much."""
+        has_room = self.room.waiting_bytes <= self.settings.total_bytes or not self._late
+        if has_room and len(self._late) + len(self.ends) < _MOST_UNSTORED:
+            return False
+        self._unstreamed += 1
+        self.background.warn_seldom(
+            "too much waits for Redis: without a stream are %d tasks so far", self._unstreamed
+        )
+        return True
+
     def _publication_of(self, job: Job) -> Publication:
         name = job.call.name
         begun = self._begun.get(name)
         if begun is None:
             begun = self._begun[name] = encode_event(Begun(worker=self._worker, task=name))
-        core = self.store.core
-        kept = core.kept_as(**job.kept) if job.kept else self._kept
-        publication = Publication(self, job, Attempt(core, job, kept, self._worker, begun))
+        kept = self._kept_of(name)
+        attempt = Attempt(self.store.core, job, kept, self._worker, begun)
+        publication = Publication(self, job, attempt)
         job.publication = publication
         self._publications[publication.execution_id] = publication
         return publication
+
+    def _kept_of(self, name: str) -> ExecutionSettings:
+        own = self._own_kept(name)
+        return self.store.core.kept_as(**own) if own else self._kept
 
     def drop_unbegun(self) -> None:
         """The broker is lost: what has not begun will be delivered again."""
@@ -164,17 +203,12 @@ class Streams:
 
     def forget(self, publication: Publication) -> None:
         """It is over, here: nobody rings for it, and it is no longer held."""
+        self._late.discard(publication)
         execution_id = publication.execution_id
         if self._publications.get(execution_id) is publication:
             del self._publications[execution_id]
             if publication.is_held:
                 self.notes.release(execution_id)
-
-    def hold(self, publications: list[Publication]) -> None:
-        """Have the reaper find these, which are about to be claimed."""
-        for publication in publications:
-            publication.is_held = True
-        self.tenure.hold_soon([publication.execution_id for publication in publications])
 
     def new_claim(self) -> str:
         """An id that no other claim has."""
@@ -187,21 +221,26 @@ class Streams:
             session.read_on(publication.job.execution_id)
 
     def _on_soon(self, due: list[Publication]) -> None:
-        due = [one for one in due if one.phase is Phase.FRESH or one.phase is Phase.LIVE]
+        due = [one for one in due if one.phase is not Phase.OVER]
         if unheld := [one for one in due if one.phase is Phase.FRESH and not one.is_held]:
-            self.hold(unheld)
+            self.tenure.hold_soon(unheld)
         for publication in due:
             publication.on_due()
 
     def _on_late_ends(self, late: list[Publication]) -> None:
+        self._late.update(late)
         for publication in late:
             publication.call_then()
 
     # --- under a lease -------------------------------------------------------------------------
 
     async def _listen(self, incarnation: str) -> None:
-        for bell in (incarnation, ""):
+        for bell in {incarnation, ""} - self._heard:
+            self._heard.add(bell)
             await self._bells.listen(self.store.core.bell_of(bell), self._on_bell)
+        for bell in self._heard - {incarnation, ""}:  # of a lease that is lost
+            self._heard.discard(bell)
+            self._bells.leave(self.store.core.bell_of(bell), self._on_bell)
 
     def _on_bell(self, said: bytes | None) -> None:
         if said is None:
@@ -219,9 +258,10 @@ class Streams:
         held = [p for p in self._publications.values() if p.attempt.owner != incarnation]
         for first in range(0, len(held), MOST_CLAIMS):
             part = held[first : first + MOST_CLAIMS]
-            if await self.tenure.hold([one.execution_id for one in part]):
-                live = [one for one in part if one.is_live]
-                await asyncio.gather(*(one.retake(incarnation) for one in live))
+            if not await self.tenure.hold_for_sure(part):
+                return  # that lease is lost too: what comes after it takes them
+            live = [one for one in part if one.is_live]
+            await asyncio.gather(*(one.retake(incarnation) for one in live))
 
     async def _reap(self, worker: str) -> None:
         try:

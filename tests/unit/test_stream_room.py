@@ -1,0 +1,93 @@
+"""What waits in a worker for Redis: how much of it, and how fast it may come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from capsule_tasks.protocol.events import decode_event
+from capsule_tasks.protocol.messages import Output, Progress
+from capsule_tasks.settings import MIB, PublishSettings
+from capsule_tasks.taskpool.streams.backlog import Backlog
+from capsule_tasks.taskpool.streams.room import Room
+
+HANG_S = 10.0
+
+
+def new_room(read_on: Any, *, drops: bool = True) -> Room:
+    return Room(PublishSettings(), drops=drops, read_on=read_on)
+
+
+class Speaker:
+    """As much of a publication as has room, or has none."""
+
+    def __init__(self, room: Room) -> None:
+        self.backlog = Backlog(PublishSettings(), room)
+
+
+def a_publication(room: Room) -> Any:
+    return Speaker(room)
+
+
+def taken(backlog: Backlog) -> list[Any]:
+    said: list[Any] = []
+    while backlog:
+        said += [decode_event(event)[0] for event in backlog.take().events]
+    return said
+
+
+def output(size: int, *, raw: bool) -> Output:
+    return Output(execution_id="e", stream="stdout", data="x" * size, raw=raw)
+
+
+def progress(done: float) -> Progress:
+    return Progress(execution_id="e", done=done)
+
+
+async def test_after_a_flood_of_one_task_another_has_room_within_a_second_or_so() -> None:
+    read_on: asyncio.Queue[Any] = asyncio.Queue()
+    room = new_room(read_on.put_nowait)
+    flooding, other = a_publication(room), a_publication(room)
+    for _ in range(3000):
+        room.has_room(flooding, output(MIB, raw=True))
+    assert not room.has_room(other, output(2, raw=False))
+    async with asyncio.timeout(HANG_S):
+        assert {await read_on.get(), await read_on.get()} == {flooding, other}
+    assert room.has_room(other, output(2, raw=False))
+
+
+async def test_a_descriptor_is_read_at_the_rate_though_nothing_leaves_the_worker() -> None:
+    """Redis is away and its window full: it waits for the rate, and for nothing else."""
+    read_on: asyncio.Queue[Any] = asyncio.Queue()
+    room = new_room(read_on.put_nowait)
+    publication = a_publication(room)
+    publication.backlog.add_output(output(2 * MIB, raw=True))
+    assert room.has_room(publication, output(1, raw=True))
+    assert not room.has_room(publication, output(4 * MIB, raw=True))
+    async with asyncio.timeout(HANG_S):
+        assert await read_on.get() is publication
+    assert room.has_room(publication, output(1, raw=True))
+
+
+def test_of_progress_that_waits_only_the_latest_is_kept_when_there_is_much() -> None:
+    room = new_room(lambda _: None)
+    backlog = a_publication(room).backlog
+    for done in range(100_000):
+        if done % 1000 == 0:
+            backlog.add_output(output(10, raw=False))
+        backlog.add(progress(done))
+    assert len(backlog._items) < 1000
+    said = taken(backlog)
+    steps = [message.done for message in said if isinstance(message, Progress)]
+    assert steps == sorted(steps)
+    assert steps[-1] == 99_999
+    assert sum(len(m.data) for m in said if isinstance(m, Output)) == 1000
+
+
+def test_a_little_progress_is_told_as_it_was_said() -> None:
+    room = new_room(lambda _: None)
+    backlog = a_publication(room).backlog
+    for _ in range(3):
+        for done in range(200):
+            backlog.add(progress(done))
+        assert [message.done for message in taken(backlog)] == list(range(200))

@@ -49,7 +49,7 @@ class TaskPool(BasePool):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.app: Any = self.app or self.options["initargs"][0]
-        self._size = int(self.limit or 1)
+        self._size = 1 if self.limit is None else int(self.limit)  # with `--autoscale=3` none
         self._jobs: set[Job] = set()
         self._job_over = threading.Condition()
         self._kinds: dict[str, bool] = {}
@@ -384,7 +384,7 @@ class TaskPool(BasePool):
 
     def shrink(self, n: int = 1) -> None:
         """ValueError if fewer than `n` children are idle."""
-        if n >= self._size:
+        if n > self._size:
             raise ValueError(f"can't shrink pool by {n}: it has {self._size} children")
         if self._staff is not None and self._staff.crew.free_count() < n:
             raise ValueError("Can't shrink pool. All processes busy!")

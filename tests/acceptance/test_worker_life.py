@@ -220,6 +220,19 @@ def test_autoscale_follows_the_load(redis_url: str, tmp_path: Path, pool: str) -
         assert worker.get("add", 1, 1) == 2
 
 
+def test_autoscale_from_no_child_and_back(redis_url: str, tmp_path: Path, pool: str) -> None:
+    """`--autoscale=3` is from nothing to three."""
+    with Worker(redis_url, tmp_path, "--autoscale=3", pool=pool, AUTOSCALE_KEEPALIVE="1") as worker:
+        for _ in range(2):
+            key = unique()
+            result = worker.send("hold", key)
+            pid = int(worker.heard(key))
+            worker.go(key)
+            assert result.get(timeout=HANG_S) == pid
+            eventually(lambda pid=pid: not is_running(pid), "the shrinking")
+        assert worker.ask("stats")["pool"]["max-concurrency"] == 0
+
+
 @pytest.mark.parametrize("start", ["exec", "cold"])
 def test_children_that_are_no_fork_run_the_same_tasks(
     redis_url: str, tmp_path: Path, start: str

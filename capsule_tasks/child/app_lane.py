@@ -7,6 +7,7 @@ is missing: a worker that learns this from a caller's message would be too late.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import logging
@@ -264,7 +265,9 @@ class AppTracer:
             value, info, runtime_s, text = self.enter_trace(call)
         except ExecutionCancelled:
             raise
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
+            if self.identity is not None and isinstance(error, asyncio.CancelledError):
+                raise  # a coroutine is stopped; of a blocking task it is what the task raised
             failure = describe(error)
             return Traced(execution_id=execution_id, failure=failure, escaped=True)
         if info:

@@ -49,7 +49,7 @@ class TaskPool(BasePool):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.app: Any = self.app or self.options["initargs"][0]
-        self._size = 1 if self.limit is None else int(self.limit)  # with `--autoscale=3` none
+        self._size = int(self.limit)  # 0 for `--autoscale=3`
         self._jobs: set[Job] = set()
         self._job_over = threading.Condition()
         self._kinds: dict[str, bool] = {}

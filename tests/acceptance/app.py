@@ -156,6 +156,23 @@ def fail_own() -> None:
     raise OwnError(3, hint="look")
 
 
+class OwnBase(BaseException):
+    """No Exception, as what some libraries stop their own code with."""
+
+
+@app.task(name="fail_base")
+def fail_base() -> None:
+    raise OwnBase("at the base")
+
+
+@app.task(name="fail_cancelled")
+def fail_cancelled() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError("by itself")
+
+    asyncio.run(cancelled())
+
+
 @app.task(name="fail_chained")
 def fail_chained() -> None:
     try:

@@ -63,6 +63,20 @@ def test_the_cause_of_an_exception_is_told(worker: Worker) -> None:
     assert "a note" in result.traceback
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [("fail_base", "OwnBase", "at the base"), ("fail_cancelled", "CancelledError", "by itself")],
+)
+def test_what_is_no_exception_but_a_base_one_is_the_tasks_failure_too(
+    worker: Worker, name: str, kind: str, text: str
+) -> None:
+    result = worker.send(name)
+    error = result.get(timeout=HANG_S, propagate=False)
+    assert (result.state, type(error).__name__, str(error)) == ("FAILURE", kind, text)
+    eventually(lambda: f"in {name}\n" in worker.log, "where it was raised")
+    assert worker.get("add", 1, 1) == 2
+
+
 def test_an_exception_that_cannot_be_carried_is_told_in_words(worker: Worker) -> None:
     with pytest.raises(Exception, match="lock"):
         worker.get("fail_local")

@@ -44,6 +44,12 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 Kind = Literal["blocking", "async"]
 
+_LEAVING: dict[Kind, int] = {"blocking": 1, "async": 9}
+"""Children that may be there beside so many as were asked for, while they finish what they have.
+
+A blocking one has one job, whose slot is taken until then: one that is ended is all there is. The
+coroutines of an async one may go on for hours, and those that wait have no part in that.
+"""
 _RETRY_S = 1.0
 MOST_BARREN = 3
 """Children in a row that may end before their first task, until their successors are delayed."""
@@ -124,7 +130,7 @@ class Crew:
     def resize(self, kind: Kind, size: int) -> None:
         """Have so many members from now on; busy ones that are too many finish first."""
         self.size[kind] = size
-        self._pool.resize(kind, max(1, size + 1))  # one more: a successor before the other left
+        self._pool.resize(kind, self._most(kind))
         self._balance(kind)
 
     def replace_all(self, why: str) -> None:
@@ -137,6 +143,15 @@ class Crew:
                     self._free.remove(member)
                 self._let_go_if_done(member)
             self._balance(kind)
+
+    def is_worn_out(self, kind: Kind) -> bool:
+        """Whether jobs wait and there may be no other child until one has finished; any thread."""
+        members = list(self.members[kind])
+        is_full = len(members) >= self._most(kind) and all(member.worn for member in members)
+        return is_full and bool(self.waiting[kind])
+
+    def _most(self, kind: Kind) -> int:
+        return self.size[kind] + _LEAVING[kind]
 
     def free_count(self) -> int:
         """Blocking members that nothing is running in, those still on their way included."""
@@ -186,6 +201,12 @@ class Crew:
         elif kind == "blocking":
             self._free.append(member)
         self._dispatch(kind)
+
+    def _wear_out(self, member: Member, why: str) -> None:
+        """It takes nothing new; coroutines do not wait for a successor until it has finished."""
+        member.worn = member.worn or why
+        if member.kind == "async":
+            self._balance("async")
 
     def _let_go_if_done(self, member: Member) -> None:
         if member.worn and not member.jobs and member in self.members[member.kind]:
@@ -354,7 +375,7 @@ class Crew:
         member.taken += 1
         most = self._limits.max_tasks
         if most is not None and member.taken >= most:
-            member.worn = member.worn or f"it has run {member.taken} tasks"
+            self._wear_out(member, f"it has run {member.taken} tasks")
         try:
             member.session.submit(
                 job.call, partial(self._on_said, member, job), execution_id=job.execution_id
@@ -406,7 +427,7 @@ class Crew:
         self._on_end(job)
         if isinstance(end, Traced) and job.stage is not Stage.OVER:
             if end.escaped:
-                member.worn = member.worn or "a task tried to end the process"
+                self._wear_out(member, "a task tried to end the process")
             if job.signum is not None and end.escaped:
                 self._lose(job, end, None)
             else:
@@ -534,7 +555,7 @@ class Crew:
     def _judge_memory(self, member: Member, rss_bytes: int) -> None:
         most = self._limits.max_rss_bytes
         if most is not None and rss_bytes > most and not member.worn:
-            member.worn = f"it uses {rss_bytes} bytes of memory, and may use {most}"
+            self._wear_out(member, f"it uses {rss_bytes} bytes of memory, and may use {most}")
             log.warning("session %s is replaced: %s", member.session.session_id, member.worn)
             self._let_go_if_done(member)
 

@@ -200,6 +200,7 @@ class TaskPool(BasePool):
         except TimeoutError:
             log.exception("the sessions did not end within %s s", _STOP_S)
         self._runtime.stop(_STOP_S)
+        staff.finish_output()
         self._jobs.clear()
         self._bridge.close()
 

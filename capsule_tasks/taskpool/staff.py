@@ -108,6 +108,10 @@ class Staff:
             if self._streams is not None:
                 await self._streams.stop()
 
+    def finish_output(self) -> None:
+        """After `close`, and not on the loop: what is not written yet is, if that is possible."""
+        self._echo.close()
+
     # --- new code ------------------------------------------------------------------------------
 
     def restart(self) -> None:

@@ -343,6 +343,15 @@ def flood(size: int) -> int:
     return size
 
 
+@app.task(name="flood_lines")
+def flood_lines(key: str, lines: int) -> None:
+    """Writes short lines, in order, and then waits until the test says go."""
+    for number in range(lines):
+        sys.stdout.write(f"{number}\n")
+    mark(key, os.getpid())
+    app.backend.client.blpop(f"go:{key}", 60)
+
+
 @app.task(name="sleep")
 def sleep(seconds: float) -> float:
     time.sleep(seconds)

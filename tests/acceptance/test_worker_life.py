@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 from pathlib import Path
@@ -289,6 +290,29 @@ def test_an_idle_worker_sleeps(redis_url: str, tmp_path: Path, pool: str) -> Non
         before = used_s()
         worker.get("sleep", 2)
         assert used_s() - before < 1.0
+
+
+def test_who_does_not_read_what_a_worker_writes_holds_up_no_task(
+    redis_url: str, tmp_path: Path
+) -> None:
+    flooded, held = unique(), unique()
+    reading, writing = os.pipe()
+    direct = json.dumps({"worker_redirect_stdouts": False})
+    try:
+        with Worker(redis_url, tmp_path, stdout=writing, TEST_CONF=direct) as worker:
+            worker.send("flood_lines", flooded, 200_000)
+            worker.heard(flooded)
+            assert not select.select([], [writing], [], 0)[1]  # the pipe is full
+            result = worker.send("hold_late", held)
+            pid = int(worker.heard(held))
+            worker.app.control.revoke(result.id, terminate=True, destination=[worker.name])
+            eventually(lambda: not is_running(pid), "the end of the task")
+            worker.go(flooded)
+            assert worker.get("add", 1, 1) == 2
+            # It is killed: told to leave, Celery says so to its standard output, and waits there.
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def leave(worker: Worker, signum: int) -> None:

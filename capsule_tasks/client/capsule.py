@@ -28,7 +28,6 @@ class Capsule:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.conflicts: list[str] = []
-        app.add_defaults({"worker_pool": POOL})
         self._mix_into_class()
         self._mix_into_tasks()
         app.on_after_configure.connect(self._on_configured, weak=False)
@@ -47,7 +46,11 @@ class Capsule:
         registry.__class__ = _mixing(type(registry))
 
     def _on_configured(self, *_: Any, **__: Any) -> None:
-        self.conflicts = conflicts(self.app.conf)
+        conf = self.app.conf
+        if not conf.value_set_for("worker_pool"):
+            # No sooner: what is added as a default goes before what is read from an object.
+            conf.add_defaults({"worker_pool": POOL})
+        self.conflicts = conflicts(conf)
         for conflict in self.conflicts:
             log.warning("capsule_tasks: %s", conflict)
 

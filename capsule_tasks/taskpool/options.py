@@ -74,7 +74,7 @@ _STARTS = ("fork", "exec", "cold")
 
 def setting(app: Any, name: str) -> Any:
     """One of our settings, checked."""
-    value = app.conf.get(name, DEFAULTS[name])
+    value = app.conf.get(name, _default(app, name))
     if name == "capsule_start":
         if value not in _STARTS:
             raise InvalidSetting(name, value, "one of " + ", ".join(map(repr, _STARTS)))
@@ -86,6 +86,13 @@ def setting(app: Any, name: str) -> Any:
     if not is_number or isinstance(value, bool) or value < least:
         raise InvalidSetting(name, value, f"a number from {least}")
     return value
+
+
+def _default(app: Any, name: str) -> Any:
+    """Who has Celery's own pool not fork (`worker_pool_start_method`) has a reason for it."""
+    if name == "capsule_start" and app.conf.get("worker_pool_start_method", "fork") != "fork":
+        return "exec"
+    return DEFAULTS[name]
 
 
 def check(app: Any) -> None:

@@ -68,3 +68,19 @@ def test_the_pool_is_known_in_each_of_its_forms(pool: Any) -> None:
 def test_another_pool_is_told(pool: Any) -> None:
     (conflict,) = conflicts(pool)
     assert "tasks do not run in sessions" in conflict
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace"),
+    [("worker_pool", None), ("CELERYD_POOL", None), ("CELERY_WORKER_POOL", "CELERY")],
+)
+def test_a_pool_that_the_configuration_names_stays(name: str, namespace: str | None) -> None:
+    shop = Celery("shop", set_as_current=False)
+    shop.config_from_object({name: "threads"}, namespace=namespace)
+    capsule = Capsule(shop)
+    assert shop.conf.worker_pool == "threads"
+    assert "'threads'" in capsule.conflicts[0]
+    other = Celery("other", set_as_current=False)
+    other.config_from_object({"task_ignore_result": True})
+    Capsule(other)
+    assert (other.conf.worker_pool, other.conf.task_ignore_result) == (POOL, True)

@@ -83,6 +83,12 @@ def tell_ready(**_: Any) -> None:
         os.write(int(descriptor), b"ready\n")
 
 
+@signals.worker_init.connect
+def set_in_the_worker_alone(**_: Any) -> None:
+    if os.environ.get("TEST_SET_IN_WORKER"):
+        app.add_defaults({"added": "by the worker", "of_no_words": signals, "made_in_code": "?"})
+
+
 class SignalAtStart(bootsteps.StartStopStep):
     """The worker is told to leave when its children run and its loop does not yet."""
 
@@ -623,6 +629,11 @@ async def _five() -> int:
 @app.task(name="conf")
 def conf() -> str:
     return str(app.conf.made_in_code)
+
+
+@app.task(name="added")
+def added() -> list[Any]:
+    return [app.conf.get(name) and str(app.conf[name]) for name in ("added", "of_no_words")]
 
 
 # --- coroutines --------------------------------------------------------------------------------

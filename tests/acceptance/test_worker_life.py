@@ -247,6 +247,17 @@ def test_children_that_are_no_fork_run_the_same_tasks(
         eventually(lambda: f"logged {word}" in worker.log and f"printed {word}" in worker.log)
 
 
+def test_settings_that_only_the_worker_has_reach_a_fresh_interpreter_or_are_named(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with Worker(
+        redis_url, tmp_path, concurrency=1, TEST_START="exec", TEST_SET_IN_WORKER="1"
+    ) as worker:
+        assert worker.get("added") == ["by the worker", None]
+        assert worker.get("conf") == "by the worker"
+        eventually(lambda: "which go without them: of_no_words\n" in worker.log, "the warning")
+
+
 def test_a_restarted_pool_has_new_children_and_loses_nothing(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:

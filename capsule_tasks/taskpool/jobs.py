@@ -120,6 +120,31 @@ class Job:
         self._timeout_callback = timeout_callback
         self._terminate = terminate
 
+    @classmethod
+    def never_called(
+        cls,
+        name: str,
+        task_id: str,
+        *,
+        error_callback: Callable[..., object] | None = None,
+        request: Any = None,
+        group: tuple[str, int] = ("", -1),
+    ) -> Self:
+        """A job that never comes to a child, for whoever is to hear of its end."""
+        return cls(
+            call=_NotCalled(name, task_id),
+            is_async=False,
+            accept_callback=None,
+            callback=None,
+            error_callback=error_callback,
+            timeout_callback=None,
+            soft_limit_s=None,
+            hard_limit_s=None,
+            terminate=lambda *_: None,
+            request=request,
+            group=group,
+        )
+
     def __repr__(self) -> str:
         return f"<Job {self.number} {self.call.name}[{self.call.task_id}] {self.stage.name}>"
 
@@ -209,9 +234,7 @@ def group_of(headers: Any) -> tuple[str, int]:
     return (group, index) if is_one else ("", -1)
 
 
-class NotCalled:
-    """The call of a job that never comes to a child."""
-
+class _NotCalled:
     def __init__(self, name: str, task_id: str) -> None:
         self.name = name
         self.task_id = task_id

@@ -22,7 +22,7 @@ from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a w
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.calls import is_coroutine_task, task_call
 from capsule_tasks.taskpool.crew import Crew
-from capsule_tasks.taskpool.jobs import ExecutionPid, Job, NotCalled, Stage, group_of
+from capsule_tasks.taskpool.jobs import ExecutionPid, Job, Stage, group_of
 from capsule_tasks.taskpool.leaving import Leaving
 from capsule_tasks.taskpool.options import check, setting
 from capsule_tasks.taskpool.replies import Later, PatientNode
@@ -281,17 +281,7 @@ class TaskPool(BasePool):
                 self._release_semaphore()
             job.say_failed(error)
 
-        job = Job(
-            call=NotCalled(args[0], args[1]),
-            is_async=False,
-            accept_callback=None,
-            callback=None,
-            error_callback=error_callback,
-            timeout_callback=None,
-            soft_limit_s=None,
-            hard_limit_s=None,
-            terminate=lambda *_: None,
-        )
+        job = Job.never_called(args[0], args[1], error_callback=error_callback)
         self._bridge.put(refuse)
 
     def _limits(

@@ -37,7 +37,7 @@ from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.endings import Ending, another, ending_of_error, ending_of_traced
-from capsule_tasks.taskpool.jobs import SILENT, Job, Stage, why_lost
+from capsule_tasks.taskpool.jobs import SILENT, Job, Stage, is_killed_at_limit, why_lost
 from capsule_tasks.taskpool.losses import Losses
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -483,7 +483,7 @@ class Crew:
     # --- ends ----------------------------------------------------------------------------------
 
     def _lose(self, job: Job, end: Terminal, status: int | None) -> None:
-        if job.is_over_limit and job.signum is None:
+        if is_killed_at_limit(job, status):
             error = TimeLimitExceeded(job.hard_limit_s)
             self._end(job, job.say_hard_limit, ending_of_error(error, job.request, end))
             return

@@ -18,8 +18,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal
 
-from billiard.exceptions import TimeLimitExceeded
-
 from capsule_tasks.errors import CapsuleError, PoolUnavailable
 from capsule_tasks.protocol.messages import (
     Ack,
@@ -36,9 +34,10 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.endings import Ending, another, ending_of_error, ending_of_traced
-from capsule_tasks.taskpool.jobs import SILENT, Job, Stage, is_killed_at_limit, why_lost
+from capsule_tasks.taskpool.endings import another, ending_of_traced
+from capsule_tasks.taskpool.jobs import SILENT, Job, Stage
 from capsule_tasks.taskpool.losses import Losses
+from capsule_tasks.taskpool.outcomes import Outcomes, settle
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -110,8 +109,6 @@ class Crew:
         self._limits = limits
         self._bridge = bridge
         self._on_output = on_output
-        self._on_over = on_over
-        self._on_told = on_told
         self._on_end = on_end
         self._hiring: dict[Kind, set[asyncio.Task[None]]] = {"blocking": set(), "async": set()}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -121,6 +118,7 @@ class Crew:
         """Tasks that only children of the next era know, and what is to run of them."""
         self._early: list[Job] = []
         self._losses = Losses(limits.losses, limits.losses_url)
+        self._outcomes = Outcomes(bridge, self._losses, self._spawn, on_over, on_told)
         self._stopped = False
         self._era = 0
         """Grows when all are replaced: whoever was asked for before may be what is replaced."""
@@ -244,7 +242,7 @@ class Crew:
         if job.stage is Stage.OVER:
             await self._losses.forget(job.call)
         elif error is not None:
-            self._fail(job, error)
+            self._outcomes.fail(job, error)
         else:
             self._enqueue(job)
 
@@ -280,7 +278,7 @@ class Crew:
 
     def drop(self, job: Job) -> None:
         """It has not begun and will be delivered again; Celery is told nothing."""
-        self._end(job, None, another("requeued", "the connection to the broker was lost"))
+        self._outcomes.end(job, None, another("requeued", "the connection to the broker was lost"))
 
     def terminate(self, job: Job, signum: int) -> None:
         """End one job, and no other, with a signal or as a coroutine is ended."""
@@ -292,7 +290,7 @@ class Crew:
             for jobs in self.waiting.values():
                 if job in jobs:
                     jobs.remove(job)
-            self._lose(job, Traced(execution_id=job.execution_id), None)
+            self._outcomes.lose(job, Traced(execution_id=job.execution_id), None)
         elif member.kind == "async":
             self._spawn(member.session.cancel(job.execution_id, _ASYNC_GRACE_S))
         elif signum == signal.SIGKILL:
@@ -348,7 +346,7 @@ class Crew:
         for members in self.members.values():
             for member in members:
                 for job in list(member.jobs.values()):
-                    self._settle(job)
+                    settle(job)
         self.drop_waiting()
         await self._losses.close()
 
@@ -429,16 +427,16 @@ class Crew:
             if end.escaped:
                 self._wear_out(member, "a task tried to end the process")
             if job.signum is not None and end.escaped:
-                self._lose(job, end, None)
+                self._outcomes.lose(job, end, None)
             else:
                 self._losses.forget_here(job.call)
-                self._end(job, partial(job.say_traced, end), ending_of_traced(end))
+                self._outcomes.end(job, partial(job.say_traced, end), ending_of_traced(end))
         elif job.stage is not Stage.OVER:
             status = member.session.exit_status
             if status is not None:
                 # It may have begun, unheard: a message that is acknowledged early must not return.
                 self._accept(member, job, time.monotonic())
-            self._lose(job, end, status)
+            self._outcomes.lose(job, end, status)
         self._after_job(member)
 
     def _after_job(self, member: Member) -> None:
@@ -479,62 +477,6 @@ class Crew:
 
     def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
         self._judge_memory(member, heartbeat.rss_bytes)
-
-    # --- ends ----------------------------------------------------------------------------------
-
-    def _lose(self, job: Job, end: Terminal, status: int | None) -> None:
-        if is_killed_at_limit(job, status):
-            error = TimeLimitExceeded(job.hard_limit_s)
-            self._end(job, job.say_hard_limit, ending_of_error(error, job.request, end))
-            return
-        why = why_lost(job, end, status)
-        # Coroutines share a child: which of them it died of, nobody can say.
-        if status is not None and job.signum is None and not job.is_async:
-            self._spawn(self._judge(job, why, end))
-        else:
-            self._fail(job, why, end)
-
-    async def _judge(self, job: Job, why: Exception, end: Terminal) -> None:
-        """The child is lost; whether its message may have another is known a moment later."""
-        why = await self._losses.judge(job.call, why)
-        if job.stage is not Stage.OVER:
-            self._fail(job, why, end)
-
-    def _fail(self, job: Job, why: Exception, end: Terminal | None = None) -> None:
-        self._end(job, partial(job.say_failed, why), ending_of_error(why, job.request, end))
-
-    def _end(self, job: Job, news: Callable[[], object] | None, ending: Ending) -> None:
-        """The one place where a job is over; `news` is for Celery, `ending` for who watches.
-
-        The slot is free at once, so that the next task is on its way. Celery hears the news when
-        the last event is stored: a message that was acknowledged has its end in the stream.
-        """
-        self._settle(job)
-        if self._losses.is_noted(job.call):
-            self._spawn(self._losses.forget(job.call))
-        if job.publication is SILENT:
-            self._bridge.put(partial(self._finish, job, news, True))
-            return
-        self._bridge.put(partial(self._on_over, job))
-        job.publication.end(ending, partial(self._bridge.put, partial(self._finish, job, news)))
-
-    def _settle(self, job: Job) -> None:
-        job.stage = Stage.OVER
-        for timer in job.timers:
-            timer.cancel()
-        job.timers.clear()
-
-    def _finish(
-        self, job: Job, news: Callable[[], object] | None, holds_slot: bool = False
-    ) -> None:
-        """On the hub thread: the slot first, so that the next task is on its way."""
-        if holds_slot:
-            self._on_over(job)
-        try:
-            if news is not None:
-                news()
-        finally:
-            self._on_told(job)
 
     def _kill(self, member: Member) -> None:
         """The whole family, at once; the job in hand has been told, or will be."""

@@ -182,6 +182,8 @@ class AppLaneSettings(_Section, frozen=True, kw_only=True):
     """`module:attribute` of the app, for a child that was not forked from the worker."""
     conf: dict[str, Any] = {}
     """Settings that were made in the worker's code, for such a child."""
+    untold: tuple[str, ...] = ()
+    """Names of others, whose values cannot travel: such a child must have them of its own."""
     tasks: tuple[str, ...] = ()
     """Tasks that such a child must find registered once it has imported the app."""
     is_renewed: bool = False
@@ -197,7 +199,7 @@ class AppLaneSettings(_Section, frozen=True, kw_only=True):
         self._of_type(dict, "conf")
         if not all(type(name) is str for name in self.conf):
             self._refuse("conf", "a dict with names of settings")
-        self._tuple_of(str, "tasks")
+        self._tuple_of(str, "tasks", "untold")
         self._of_type(bool, "is_renewed")
         self._at_least(1, "async_limit")
         self._at_least(0, "log_level")

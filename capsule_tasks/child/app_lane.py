@@ -7,6 +7,7 @@ is missing: a worker that learns this from a caller's message would be too late.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import logging
@@ -32,6 +33,8 @@ from capsule_tasks.settings import AppLaneSettings
 if "celery" not in sys.modules:
     # Before Celery is imported: it decides by this how `@app.task` binds in a fresh interpreter.
     os.environ["FORKED_BY_MULTIPROCESSING"] = "1"
+
+log = logging.getLogger("capsule_tasks.child")
 
 _MAX_TEXT = 64 * 1024
 _MAX_TRACEBACK = 512 * 1024
@@ -62,6 +65,7 @@ def make_lane(
     """A lane in which the app is ready to work; `worker_process_init` has been sent."""
     app = _inherited[0] if _inherited else _import_app(settings)
     _settle_in(app, settings)
+    _tell_missing(app, settings)
     _log_traces_aside(capture)
     tracer = AppTracer(app, settings.hostname)
     parts = (registry, outbox, endings, capture, interrupter, tracer)
@@ -139,6 +143,18 @@ def _leave_processes_behind(process: Any) -> None:
     for named in others:
         named._name = f"Session-{os.getpid()}"  # noqa: SLF001 - as above
     threading.main_thread().name = "MainThread"
+
+
+def _tell_missing(app: Any, settings: AppLaneSettings) -> None:
+    """Settings of the worker that this process should have and has not: a fork has them all."""
+    missing = [name for name in settings.untold if not app.conf.value_set_for(name)]
+    if missing and not _inherited:
+        log.warning(
+            "these settings were made in the worker's code, are not made by importing %r, and have "
+            "values that cannot be sent to its children, which go without them: %s",
+            settings.app,
+            ", ".join(missing),
+        )
 
 
 def _set_up_logging(app: Any, settings: AppLaneSettings) -> None:
@@ -264,7 +280,9 @@ class AppTracer:
             value, info, runtime_s, text = self.enter_trace(call)
         except ExecutionCancelled:
             raise
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
+            if self.identity is not None and isinstance(error, asyncio.CancelledError):
+                raise  # a coroutine is stopped; of a blocking task it is what the task raised
             failure = describe(error)
             return Traced(execution_id=execution_id, failure=failure, escaped=True)
         if info:

@@ -26,7 +26,8 @@ def collect(
     main_of = occupant.id if occupant is not None else None
     if only is not None and only != main_of:
         return tasks[:_MAX_STACKS]
-    return (_thread_stacks(main_of) + tasks)[:_MAX_STACKS]
+    threads = _thread_stacks(main_of)[-_MAX_STACKS:]  # the main thread, the oldest, is the last
+    return (threads + tasks)[:_MAX_STACKS]
 
 
 def _thread_stacks(main_of: str | None) -> list[Stack]:

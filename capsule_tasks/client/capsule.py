@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from celery.concurrency import ALIASES
 from celery.utils.imports import symbol_by_name
 
 from capsule_tasks.client.task import Task, mixed
@@ -12,6 +13,7 @@ from capsule_tasks.client.task import Task, mixed
 log = logging.getLogger("capsule_tasks.client")
 
 POOL = "capsule_tasks.taskpool:TaskPool"
+_OUR_POOLS = ("capsule_tasks.taskpool.TaskPool", "capsule_tasks.taskpool.pool.TaskPool")
 _BUILT_IN = "celery."
 
 
@@ -26,10 +28,8 @@ class Capsule:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.conflicts: list[str] = []
-        app.add_defaults({"worker_pool": POOL})
         self._mix_into_class()
         self._mix_into_tasks()
-        app.on_after_finalize.connect(self._on_finalized, weak=False)
         app.on_after_configure.connect(self._on_configured, weak=False)
         if app.configured:
             self._on_configured()
@@ -39,24 +39,52 @@ class Capsule:
         self.app.__dict__.pop("Task", None)  # made from the old one, and made again when needed
 
     def _mix_into_tasks(self) -> None:
-        """Tasks that exist, also those with a `base` of their own."""
-        for task in dict(self.app._tasks).values():  # noqa: SLF001 - `tasks` would finalize the app
-            if not isinstance(task, Task) and not task.name.startswith(_BUILT_IN):
-                task.__class__ = mixed(type(task))
-
-    def _on_finalized(self, *_: Any, **__: Any) -> None:
-        self._mix_into_tasks()
+        """Tasks that exist and those to come, also with a `base` of their own."""
+        registry = self.app._tasks  # noqa: SLF001 - `tasks` would finalize the app
+        for task in registry.values():
+            _mix_into(task)
+        registry.__class__ = _mixing(type(registry))
 
     def _on_configured(self, *_: Any, **__: Any) -> None:
-        self.conflicts = conflicts(self.app.conf)
+        conf = self.app.conf
+        if not conf.value_set_for("worker_pool"):
+            # No sooner: what is added as a default goes before what is read from an object.
+            conf.add_defaults({"worker_pool": POOL})
+        self.conflicts = conflicts(conf)
         for conflict in self.conflicts:
             log.warning("capsule_tasks: %s", conflict)
+
+
+def _mix_into(task: Any) -> None:
+    if not isinstance(task, Task) and not task.name.startswith(_BUILT_IN):
+        task.__class__ = mixed(type(task))
+
+
+class _Mixing:
+    """Mixed in before an app's registry of tasks, through which each of them comes."""
+
+    def __setitem__(self, name: str, task: Any) -> None:
+        _mix_into(task)
+        super().__setitem__(name, task)  # type: ignore[misc]
+
+
+def _mixing(base: type) -> type:
+    if issubclass(base, _Mixing):
+        return base
+    return type(base.__name__, (_Mixing, base), {"__module__": base.__module__})
+
+
+def _is_our_pool(pool: Any) -> bool:
+    """Whether a value of `worker_pool` is ours, in any form that Celery takes; imports nothing."""
+    if isinstance(pool, type):
+        return any(f"{base.__module__}.{base.__qualname__}" in _OUR_POOLS for base in pool.__mro__)
+    return str(ALIASES.get(pool, pool)).replace(":", ".") in _OUR_POOLS
 
 
 def conflicts(conf: Any) -> list[str]:
     """What in a configuration keeps tasks from running in sessions as they should."""
     found = []
-    if conf.worker_pool != POOL:
+    if not _is_our_pool(conf.worker_pool):
         found.append(
             f"worker_pool = {conf.worker_pool!r} stays as it is configured, so tasks do not run in "
             f"sessions; remove it, or set it to {POOL!r}"

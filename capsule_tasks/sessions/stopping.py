@@ -187,18 +187,36 @@ class Stopper:
         """
         self._condemners[stream.execution_id] = None
         try:
-            await self._let_neighbours_finish(stream)
+            why = f"{stream.execution_id} did not stop"
+            if self._running_beside(stream):
+                why += await self._held_by_another(stream)
+                await self._let_neighbours_finish(stream, why)
             stack = await self.stack_text(stream.execution_id)
             if not stream.ended.done():
-                self._kill(stream, stack)
+                self._kill(stream, why, stack)
                 await asyncio.shield(self._child.gone)
         finally:
             self._condemners.pop(stream.execution_id, None)
 
-    def _kill(self, stream: ExecutionStream, stack: str) -> None:
+    async def _held_by_another(self, stream: ExecutionStream) -> str:
+        """Who has the main thread, without which no coroutine stops; empty if none is seen."""
+        try:
+            request = StackRequest(execution_id=None)
+            reply: StackReply = await self._child.ask(request, self._timeouts.stack_s)
+        except (TimeoutError, SessionLost):
+            return ""
+        own = (None, stream.execution_id)
+        holders = [s for s in reply.stacks if s.kind == "thread" and s.execution_id not in own]
+        if not holders:
+            return ""
+        (holder, *_) = holders
+        at = f" ({holder.frames[-1].function})" if holder.frames else ""
+        return f" (the main thread was in {holder.execution_id}{at})"
+
+    def _kill(self, stream: ExecutionStream, why: str, stack: str) -> None:
         self._child.kill(
             Doom(
-                f"its child was killed because {stream.execution_id} did not stop",
+                f"its child was killed because {why}",
                 ErrorKind.LOST_WITH_NEIGHBOUR,
                 replace=True,
                 target=stream.execution_id,
@@ -211,15 +229,9 @@ class Stopper:
         streams = self._child.router.streams.values()
         return [other for other in streams if other is not stream and other.is_running]
 
-    async def _let_neighbours_finish(self, stream: ExecutionStream) -> None:
+    async def _let_neighbours_finish(self, stream: ExecutionStream, why: str) -> None:
         neighbours = {neighbour.ended for neighbour in self._running_beside(stream)}
-        if not neighbours:
-            return
-        log.warning(
-            "a child is condemned: %s does not stop; %d others may finish",
-            stream.execution_id,
-            len(neighbours),
-        )
+        log.warning("a child is condemned: %s; %d others may finish", why, len(neighbours))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeouts.drain_s):
                 while neighbours and not stream.ended.done():

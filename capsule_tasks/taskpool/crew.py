@@ -18,8 +18,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal
 
-from billiard.exceptions import TimeLimitExceeded
-
 from capsule_tasks.errors import CapsuleError, PoolUnavailable
 from capsule_tasks.protocol.messages import (
     Ack,
@@ -36,20 +34,21 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.endings import (
-    Ending,
-    another,
-    ending_of_error,
-    ending_of_traced,
-    is_put_back_when_lost,
-)
-from capsule_tasks.taskpool.jobs import SILENT, Job, Stage, why_lost
+from capsule_tasks.taskpool.endings import another, ending_of_traced
+from capsule_tasks.taskpool.jobs import SILENT, Job, Stage
 from capsule_tasks.taskpool.losses import Losses
+from capsule_tasks.taskpool.outcomes import Outcomes, settle
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 Kind = Literal["blocking", "async"]
 
+_LEAVING: dict[Kind, int] = {"blocking": 1, "async": 9}
+"""Children that may be there beside so many as were asked for, while they finish what they have.
+
+A blocking one has one job, whose slot is taken until then: one that is ended is all there is. The
+coroutines of an async one may go on for hours, and those that wait have no part in that.
+"""
 _RETRY_S = 1.0
 MOST_BARREN = 3
 """Children in a row that may end before their first task, until their successors are delayed."""
@@ -111,8 +110,6 @@ class Crew:
         self._limits = limits
         self._bridge = bridge
         self._on_output = on_output
-        self._on_over = on_over
-        self._on_told = on_told
         self._on_end = on_end
         self._hiring: dict[Kind, set[asyncio.Task[None]]] = {"blocking": set(), "async": set()}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -122,6 +119,7 @@ class Crew:
         """Tasks that only children of the next era know, and what is to run of them."""
         self._early: list[Job] = []
         self._losses = Losses(limits.losses, limits.losses_url, limits.losses_prefix)
+        self._outcomes = Outcomes(bridge, self._losses, self._spawn, on_over, on_told)
         self._stopped = False
         self._era = 0
         """Grows when all are replaced: whoever was asked for before may be what is replaced."""
@@ -131,7 +129,7 @@ class Crew:
     def resize(self, kind: Kind, size: int) -> None:
         """Have so many members from now on; busy ones that are too many finish first."""
         self.size[kind] = size
-        self._pool.resize(kind, max(1, size + 1))  # one more: a successor before the other left
+        self._pool.resize(kind, self._most(kind))
         self._balance(kind)
 
     def replace_all(self, why: str) -> None:
@@ -144,6 +142,15 @@ class Crew:
                     self._free.remove(member)
                 self._let_go_if_done(member)
             self._balance(kind)
+
+    def is_worn_out(self, kind: Kind) -> bool:
+        """Whether jobs wait and there may be no other child until one has finished; any thread."""
+        members = list(self.members[kind])
+        is_full = len(members) >= self._most(kind) and all(member.worn for member in members)
+        return is_full and bool(self.waiting[kind])
+
+    def _most(self, kind: Kind) -> int:
+        return self.size[kind] + _LEAVING[kind]
 
     def free_count(self) -> int:
         """Blocking members that nothing is running in, those still on their way included."""
@@ -194,6 +201,12 @@ class Crew:
             self._free.append(member)
         self._dispatch(kind)
 
+    def _wear_out(self, member: Member, why: str) -> None:
+        """It takes nothing new; coroutines do not wait for a successor until it has finished."""
+        member.worn = member.worn or why
+        if member.kind == "async":
+            self._balance("async")
+
     def _let_go_if_done(self, member: Member) -> None:
         if member.worn and not member.jobs and member in self.members[member.kind]:
             self._remove(member)
@@ -230,7 +243,7 @@ class Crew:
         if job.stage is Stage.OVER:
             await self._losses.forget(job.call)
         elif error is not None:
-            self._fail(job, error)
+            self._outcomes.fail(job, error)
         else:
             self._enqueue(job)
 
@@ -266,7 +279,7 @@ class Crew:
 
     def drop(self, job: Job) -> None:
         """It has not begun and will be delivered again; Celery is told nothing."""
-        self._end(job, None, another("requeued", "the connection to the broker was lost"))
+        self._outcomes.end(job, None, another("requeued", "the connection to the broker was lost"))
 
     def terminate(self, job: Job, signum: int) -> None:
         """End one job, and no other, with a signal or as a coroutine is ended."""
@@ -278,7 +291,7 @@ class Crew:
             for jobs in self.waiting.values():
                 if job in jobs:
                     jobs.remove(job)
-            self._lose(job, Traced(execution_id=job.execution_id), None)
+            self._outcomes.lose(job, Traced(execution_id=job.execution_id), None)
         elif member.kind == "async":
             self._spawn(member.session.cancel(job.execution_id, _ASYNC_GRACE_S))
         elif signum == signal.SIGKILL:
@@ -334,7 +347,7 @@ class Crew:
         for members in self.members.values():
             for member in members:
                 for job in list(member.jobs.values()):
-                    self._settle(job)
+                    settle(job)
         self.drop_waiting()
         await self._losses.close()
 
@@ -361,7 +374,7 @@ class Crew:
         member.taken += 1
         most = self._limits.max_tasks
         if most is not None and member.taken >= most:
-            member.worn = member.worn or f"it has run {member.taken} tasks"
+            self._wear_out(member, f"it has run {member.taken} tasks")
         try:
             member.session.submit(
                 job.call, partial(self._on_said, member, job), execution_id=job.execution_id
@@ -413,18 +426,18 @@ class Crew:
         self._on_end(job)
         if isinstance(end, Traced) and job.stage is not Stage.OVER:
             if end.escaped:
-                member.worn = member.worn or "a task tried to end the process"
+                self._wear_out(member, "a task tried to end the process")
             if job.signum is not None and end.escaped:
-                self._lose(job, end, None)
+                self._outcomes.lose(job, end, None)
             else:
                 self._losses.forget_here(job.call)
-                self._end(job, partial(job.say_traced, end), ending_of_traced(end))
+                self._outcomes.end(job, partial(job.say_traced, end), ending_of_traced(end))
         elif job.stage is not Stage.OVER:
             status = member.session.exit_status
             if status is not None:
                 # It may have begun, unheard: a message that is acknowledged early must not return.
                 self._accept(member, job, time.monotonic())
-            self._lose(job, end, status)
+            self._outcomes.lose(job, end, status)
         self._after_job(member)
 
     def _after_job(self, member: Member) -> None:
@@ -466,63 +479,6 @@ class Crew:
     def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
         self._judge_memory(member, heartbeat.rss_bytes)
 
-    # --- ends ----------------------------------------------------------------------------------
-
-    def _lose(self, job: Job, end: Terminal, status: int | None) -> None:
-        if job.is_over_limit and job.signum is None:
-            error = TimeLimitExceeded(job.hard_limit_s)
-            self._end(job, job.say_hard_limit, ending_of_error(error, job.request, end))
-            return
-        why = why_lost(job, end, status)
-        # Coroutines share a child: which of them it died of, nobody can say.
-        is_known = status is not None and job.signum is None and not job.is_async
-        if is_known and is_put_back_when_lost(job.request):
-            self._spawn(self._judge(job, why, end))
-        else:
-            self._fail(job, why, end)
-
-    async def _judge(self, job: Job, why: Exception, end: Terminal) -> None:
-        """The child is lost; whether its message may have another is known a moment later."""
-        why = await self._losses.judge(job.call, why)
-        if job.stage is not Stage.OVER:
-            self._fail(job, why, end)
-
-    def _fail(self, job: Job, why: Exception, end: Terminal | None = None) -> None:
-        self._end(job, partial(job.say_failed, why), ending_of_error(why, job.request, end))
-
-    def _end(self, job: Job, news: Callable[[], object] | None, ending: Ending) -> None:
-        """The one place where a job is over; `news` is for Celery, `ending` for who watches.
-
-        The slot is free at once, so that the next task is on its way. Celery hears the news when
-        the last event is stored: a message that was acknowledged has its end in the stream.
-        """
-        self._settle(job)
-        if self._losses.is_noted(job.call):
-            self._spawn(self._losses.forget(job.call))
-        if job.publication is SILENT:
-            self._bridge.put(partial(self._finish, job, news, True))
-            return
-        self._bridge.put(partial(self._on_over, job))
-        job.publication.end(ending, partial(self._bridge.put, partial(self._finish, job, news)))
-
-    def _settle(self, job: Job) -> None:
-        job.stage = Stage.OVER
-        for timer in job.timers:
-            timer.cancel()
-        job.timers.clear()
-
-    def _finish(
-        self, job: Job, news: Callable[[], object] | None, holds_slot: bool = False
-    ) -> None:
-        """On the hub thread: the slot first, so that the next task is on its way."""
-        if holds_slot:
-            self._on_over(job)
-        try:
-            if news is not None:
-                news()
-        finally:
-            self._on_told(job)
-
     def _kill(self, member: Member) -> None:
         """The whole family, at once; the job in hand has been told, or will be."""
         member.worn = member.worn or "it was killed"
@@ -542,7 +498,7 @@ class Crew:
     def _judge_memory(self, member: Member, rss_bytes: int) -> None:
         most = self._limits.max_rss_bytes
         if most is not None and rss_bytes > most and not member.worn:
-            member.worn = f"it uses {rss_bytes} bytes of memory, and may use {most}"
+            self._wear_out(member, f"it uses {rss_bytes} bytes of memory, and may use {most}")
             log.warning("session %s is replaced: %s", member.session.session_id, member.worn)
             self._let_go_if_done(member)
 

@@ -1,33 +1,178 @@
-"""What tasks write reaches the worker's own output and log, as under prefork."""
+"""What tasks write reaches the worker's own output and log, as under prefork.
+
+A thread of its own writes it, which begins with the first output. Whoever reads what the worker
+writes may be slow or stuck, and to log many short lines takes long: the hub does not wait for that.
+What comes faster than it can be written is dropped beyond a bound, and the log says how much.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from celery.utils.log import get_logger, mlevel
 
+from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.taskpool.turns import QuietThread
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _REDIRECTED = "celery.redirected"
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
+_MOST_WAITING = 8 * 1024 * 1024
+"""Characters that wait to be written; what they take beside their text counts too."""
+_OVERHEAD = 500
+_LONGEST_LINE = 64 * 1024
+_LATE_S = 1.0
+"""After so long without output a line of a task that is over is not waited for any more."""
+_MOST_LATE = 100
+_FLUSH_S = 3.0
+"""At the end, for what is not written yet."""
+
+_Source = Hashable | None
+_Key = tuple[_Source, str]
+
+
+class Lines:
+    """Makes lines of pieces, apart for each key; one that does not end is cut at 64 KiB."""
+
+    def __init__(self, put: Callable[[str], object]) -> None:
+        self._put = put
+        self._begun: dict[_Key, list[str]] = {}
+        self._sizes: dict[_Key, int] = {}
+
+    def __len__(self) -> int:
+        """Lines that are begun and not ended."""
+        return len(self._begun)
+
+    def add(self, key: _Key, text: str) -> None:
+        *lines, rest = text.split("\n")
+        if lines:
+            lines[0] = self._take(key) + lines[0]
+            for line in lines:
+                self._say(line)
+        if rest:
+            self._begun.setdefault(key, []).append(rest)
+            self._sizes[key] = self._sizes.get(key, 0) + len(rest)
+            if self._sizes[key] >= _LONGEST_LINE:
+                self.end(key)
+
+    def end(self, key: _Key) -> None:
+        """What is there without a newline is a line."""
+        self._say(self._take(key))
+
+    def end_all(self) -> None:
+        for key in list(self._begun):
+            self.end(key)
+
+    def _take(self, key: _Key) -> str:
+        self._sizes.pop(key, None)
+        return "".join(self._begun.pop(key, ()))
+
+    def _say(self, line: str) -> None:
+        if line.strip():
+            self._put(line)
 
 
 class Echo:
-    """Writes on the runtime's loop. Text that was printed is logged if the worker redirects."""
+    """`say` and `forget` are for the runtime's loop, and never wait.
+
+    Text that was printed is logged if the worker redirects. What one task writes stays in order.
+    """
 
     def __init__(self, app: Any) -> None:
         redirects = bool(app.conf.worker_redirect_stdouts)
         self._level = mlevel(app.conf.worker_redirect_stdouts_level) if redirects else None
         self._logger = get_logger(_REDIRECTED)
-        self._partial: dict[tuple[object, str], str] = {}
+        self._lines = Lines(self._log)
+        self._late = Lines(self._log)
+        self._heard: set[_Source] = set()
+        """Sources that may have begun a line."""
+        self._waiting: deque[tuple[_Source, Output | Gap | None]] = deque()
+        self._size = 0
+        self._lost_bytes = 0
+        """Not 0 from when there was no room until there is again."""
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closing = False
 
-    def say(self, source: object, output: Output | Gap) -> None:
+    def say(self, source: _Source, output: Output | Gap) -> None:
         """One message of a child, of a job or of none."""
-        if isinstance(output, Gap):
+        if source is not None:
+            self._heard.add(source)
+        with self._changed:
+            size = _size(output)
+            if self._lost_bytes or (self._waiting and self._size + size > _MOST_WAITING):
+                self._lost_bytes += _bytes(output)
+                return
+            self._size += size
+            self._waiting.append((source, output))
+            self._changed.notify()
+        self._start()
+
+    def forget(self, source: _Source) -> None:
+        """The task is over: what it left without a newline is a line."""
+        if source in self._heard:
+            self._heard.discard(source)
+            with self._changed:
+                self._waiting.append((source, None))
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Safe twice. What is there is written, if that can be done in a while."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            # Nothing is logged of a thread that hangs: it may hang in a handler, with its lock.
+            self._thread.join(_FLUSH_S)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = QuietThread(target=self._run, name="capsule-echo", daemon=True)
+            self._thread.start()
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._await():
+            with self._changed:
+                source, output = self._waiting.popleft()
+                self._size -= _size(output)
+            try:
+                self._echo(source, output)
+            except Exception:
+                log.exception("what a task wrote could not be written")
+            if self._lost_bytes and self._size <= _MOST_WAITING // 2:
+                self._tell_lost()
+        self._lines.end_all()
+        self._late.end_all()
+
+    def _await(self) -> bool:
+        """Wait for something to write; False if there will be nothing any more."""
+        while True:
+            with self._changed:
+                timeout_s = _LATE_S if self._late else None
+                self._changed.wait_for(lambda: self._waiting or self._is_closing, timeout_s)
+                if self._waiting or self._is_closing:
+                    return bool(self._waiting)
+            self._late.end_all()
+
+    def _tell_lost(self) -> None:
+        with self._changed:
+            lost, self._lost_bytes = self._lost_bytes, 0
+        log.warning("%d bytes of tasks' output were dropped: the worker's log is too slow", lost)
+
+    def _echo(self, source: _Source, output: Output | Gap | None) -> None:
+        if output is None:
+            for stream in _DESCRIPTORS:
+                self._lines.end((source, stream))
+        elif isinstance(output, Gap):
             log.warning("%d bytes of a task's output were dropped", output.lost_bytes)
         elif (
             output.raw
@@ -35,29 +180,33 @@ class Echo:
             or self._level is None
             or not self._logger.hasHandlers()
         ):
-            self._write(output)
+            _write(output)
+        elif output.late:
+            if len(self._late) >= _MOST_LATE:
+                self._late.end_all()
+            self._late.add((output.execution_id, output.stream), output.data)
         else:
-            self._log_lines(source, output)
+            self._lines.add((source, output.stream), output.data)
 
-    def forget(self, source: object) -> None:
-        """The task is over: what it left without a newline is a line."""
-        for stream in _DESCRIPTORS:
-            if rest := self._partial.pop((source, stream), ""):
-                self._logger.log(self._level or logging.WARNING, "%s", rest)
+    def _log(self, line: str) -> None:
+        self._logger.log(self._level or logging.WARNING, "%s", line)
 
-    def _log_lines(self, source: object, output: Output) -> None:
-        key = (source, output.stream)
-        *lines, rest = (self._partial.pop(key, "") + output.data).split("\n")
-        for line in lines:
-            if line.strip():
-                self._logger.log(self._level or logging.WARNING, "%s", line)
-        if rest:
-            self._partial[key] = rest
 
-    def _write(self, output: Output) -> None:
-        data = output.data.encode("utf-8", "backslashreplace")
-        try:
-            while data:
-                data = data[os.write(_DESCRIPTORS[output.stream], data) :]
-        except OSError as fault:
-            log.debug("a task's output could not be written: %s", fault)
+def _write(output: Output) -> None:
+    data = output.data.encode("utf-8", "backslashreplace")
+    try:
+        while data:
+            data = data[os.write(_DESCRIPTORS[output.stream], data) :]
+    except OSError as fault:
+        log.debug("a task's output could not be written: %s", fault)
+
+
+def _size(output: Output | Gap | None) -> int:
+    """What it takes while it waits; of the end of a task nothing, for that always has a place."""
+    if output is None:
+        return 0
+    return _OVERHEAD + (len(output.data) if isinstance(output, Output) else 0)
+
+
+def _bytes(output: Output | Gap) -> int:
+    return utf8_size(output.data) if isinstance(output, Output) else output.lost_bytes

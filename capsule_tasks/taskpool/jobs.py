@@ -11,6 +11,7 @@ What Celery hears of that is put on the bridge, in the same order, and runs on t
 from __future__ import annotations
 
 import itertools
+import signal
 import weakref
 from collections.abc import Callable
 from enum import Enum, auto
@@ -28,6 +29,8 @@ from capsule_tasks.taskpool.requests import TruthfulRequest
 _numbers = itertools.count(1)
 _NOT_CARRIED = (ErrorKind.TOO_LARGE, ErrorKind.RAISED)
 """A task that raises is told as `Traced`: these are said of the frame that should carry it."""
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+"""A process that ends so has not ended by another signal, which its task may have refused."""
 _MOST_MEMBERS = 2**27
 """What a bitmap in Redis may count without being a danger to it: 16 MiB."""
 
@@ -121,6 +124,31 @@ class Job:
         self._timeout_callback = timeout_callback
         self._terminate = terminate
 
+    @classmethod
+    def never_called(
+        cls,
+        name: str,
+        task_id: str,
+        *,
+        error_callback: Callable[..., object] | None = None,
+        request: Any = None,
+        group: tuple[str, int] = ("", -1),
+    ) -> Self:
+        """A job that never comes to a child, for whoever is to hear of its end."""
+        return cls(
+            call=_NotCalled(name, task_id),
+            is_async=False,
+            accept_callback=None,
+            callback=None,
+            error_callback=error_callback,
+            timeout_callback=None,
+            soft_limit_s=None,
+            hard_limit_s=None,
+            terminate=lambda *_: None,
+            request=request,
+            group=group,
+        )
+
     def __repr__(self) -> str:
         return f"<Job {self.number} {self.call.name}[{self.call.task_id}] {self.stage.name}>"
 
@@ -186,9 +214,16 @@ class Job:
             self._callback(outcome)
 
 
+def is_killed_at_limit(job: Job, status: int | None) -> bool:
+    """Whether its hard limit was its end; a signal that it had survived until then was not."""
+    has_survived = job.signum != signal.SIGKILL and not job.is_async and status == -signal.SIGKILL
+    return job.is_over_limit and (job.signum is None or has_survived)
+
+
 def why_lost(job: Job, end: Terminal, status: int | None) -> Exception:
     """The error of a job whose child did not bring it to its end."""
-    if job.signum is not None:
+    crashed = status is not None and -status in _CRASHES and -status != job.signum
+    if job.signum is not None and not crashed:
         terminated: Exception = Terminated(-job.signum)
         return terminated
     if isinstance(end, Error) and end.kind in _NOT_CARRIED:
@@ -199,6 +234,8 @@ def why_lost(job: Job, end: Terminal, status: int | None) -> Exception:
     else:
         said = f"{end.type}: {end.message}" if isinstance(end, Error) else type(end).__name__
         why = f"The task did not come to its end: {said} Job: {job.number}."
+    if isinstance(end, Error) and end.kind is ErrorKind.LOST_WITH_NEIGHBOUR:
+        why += f" {end.message[:1].upper()}{end.message[1:]}."
     lost: Exception = WorkerLostError(why)
     return lost
 
@@ -215,9 +252,7 @@ def group_of(headers: Any) -> tuple[str, int]:
     return (group, index)
 
 
-class NotCalled:
-    """The call of a job that never comes to a child."""
-
+class _NotCalled:
     def __init__(self, name: str, task_id: str) -> None:
         self.name = name
         self.task_id = task_id

@@ -16,6 +16,7 @@ from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import (
     AppLaneSettings,
     ChildSettings,
+    ExecutorSettings,
     OutputSettings,
     PoolSettings,
     Profile,
@@ -28,6 +29,7 @@ from capsule_tasks.taskpool.crew import CrewLimits
 log = logging.getLogger("capsule_tasks.taskpool")
 
 KIB = 1024
+_WAITING = ExecutorSettings().max_waiting
 
 DEFAULTS: dict[str, Any] = {
     "capsule_start": "fork",
@@ -74,7 +76,7 @@ _STARTS = ("fork", "exec", "cold")
 
 def setting(app: Any, name: str) -> Any:
     """One of our settings, checked."""
-    value = app.conf.get(name, DEFAULTS[name])
+    value = app.conf.get(name, _default(app, name))
     if name == "capsule_start":
         if value not in _STARTS:
             raise InvalidSetting(name, value, "one of " + ", ".join(map(repr, _STARTS)))
@@ -86,6 +88,13 @@ def setting(app: Any, name: str) -> Any:
     if not is_number or isinstance(value, bool) or value < least:
         raise InvalidSetting(name, value, f"a number from {least}")
     return value
+
+
+def _default(app: Any, name: str) -> Any:
+    """Who has Celery's own pool not fork (`worker_pool_start_method`) has a reason for it."""
+    if name == "capsule_start" and app.conf.get("worker_pool_start_method", "fork") != "fork":
+        return "exec"
+    return DEFAULTS[name]
 
 
 def check(app: Any) -> None:
@@ -109,13 +118,17 @@ def profile(app: Any, lane: AppLaneSettings, *, size: int) -> Profile:
     return Profile.app(
         session=SessionConfig(
             child=ChildSettings(
-                app=lane, output=OutputSettings(backpressure=setting(app, "capsule_output"))
+                app=lane,
+                # A loop that is blocked takes none of what it is sent: all of it waits there.
+                executor=ExecutorSettings(max_waiting=max(_WAITING, lane.async_limit)),
+                output=OutputSettings(backpressure=setting(app, "capsule_output")),
             ),
             timeouts=TimeoutSettings(
                 ready_s=setting(app, "capsule_ready_s"),
                 shutdown_s=setting(app, "capsule_shutdown_s"),
             ),
-            routing=RoutingSettings(log_output=False),  # the pool sees to it
+            # What a child says beside its tasks the pool hears as it comes, and keeps none of it.
+            routing=RoutingSettings(log_output=False, general_queue=1, general_bytes=KIB),
             replace_killed=False,
         ),
         pool=PoolSettings(min_idle=0, max_sessions=size + 1, idle_timeout_s=10**8),

@@ -26,22 +26,31 @@ def path_of(app: Any) -> str:
 
 def lane_settings(app: Any, hostname: str, **changes: Any) -> AppLaneSettings:
     """What a child of this worker is told."""
+    made = _made_in_code(app)
+    conf = {name: value for name, value in made.items() if _can_be_told(value)}
     return AppLaneSettings(
         hostname=hostname,
         app=path_of(app),
-        conf=_made_in_code(app),
+        conf=conf,
+        untold=tuple(sorted(made.keys() - conf.keys())),
         tasks=tuple(sorted(app.tasks)),
         **changes,
     )
 
 
 def _made_in_code(app: Any) -> dict[str, Any]:
-    """Settings that were assigned at run time, as far as they can be told in words."""
+    """Settings that were assigned or added as defaults: who imports the app may have others."""
     found: dict[str, Any] = {}
-    for name, value in dict(app.conf.changes).items():
-        try:
-            msgspec.msgpack.encode(value)
-        except (TypeError, ValueError, OverflowError):
-            continue  # objects: whoever made them in the module that is imported makes them again
-        found[name] = value
+    for settings in reversed(app.conf.maps[:-2]):  # the last are the configuration, and Celery's
+        found.update(settings)
+    found.pop("deprecated_settings", None)  # Celery's own notes
     return found
+
+
+def _can_be_told(value: Any) -> bool:
+    """Whether the child would have the same; lists for tuples, which Celery takes as well."""
+    try:
+        heard = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+        return bool(heard == (list(value) if isinstance(value, tuple) else value))
+    except Exception:  # noqa: BLE001 - comparing runs code of anybody's
+        return False

@@ -22,7 +22,7 @@ from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a w
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.calls import is_coroutine_task, is_redelivered, task_call
 from capsule_tasks.taskpool.crew import Crew
-from capsule_tasks.taskpool.jobs import ExecutionPid, Job, NotCalled, Stage, group_of
+from capsule_tasks.taskpool.jobs import ExecutionPid, Job, Stage, group_of
 from capsule_tasks.taskpool.leaving import Leaving
 from capsule_tasks.taskpool.options import check, setting
 from capsule_tasks.taskpool.replies import Later, PatientNode
@@ -49,7 +49,7 @@ class TaskPool(BasePool):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.app: Any = self.app or self.options["initargs"][0]
-        self._size = int(self.limit or 1)
+        self._size = int(self.limit)  # 0 for `--autoscale=3`
         self._jobs: set[Job] = set()
         self._job_over = threading.Condition()
         self._kinds: dict[str, bool] = {}
@@ -200,6 +200,7 @@ class TaskPool(BasePool):
         except TimeoutError:
             log.exception("the sessions did not end within %s s", _STOP_S)
         self._runtime.stop(_STOP_S)
+        staff.finish_output()
         self._jobs.clear()
         self._bridge.close()
 
@@ -276,17 +277,7 @@ class TaskPool(BasePool):
                 self._release_semaphore()
             job.say_failed(error)
 
-        job = Job(
-            call=NotCalled(args[0], args[1]),
-            is_async=False,
-            accept_callback=None,
-            callback=None,
-            error_callback=error_callback,
-            timeout_callback=None,
-            soft_limit_s=None,
-            hard_limit_s=None,
-            terminate=lambda *_: None,
-        )
+        job = Job.never_called(args[0], args[1], error_callback=error_callback)
         self._bridge.put(refuse)
 
     def _limits(
@@ -380,7 +371,7 @@ class TaskPool(BasePool):
 
     def shrink(self, n: int = 1) -> None:
         """ValueError if fewer than `n` children are idle."""
-        if n >= self._size:
+        if n > self._size:
             raise ValueError(f"can't shrink pool by {n}: it has {self._size} children")
         if self._staff is not None and self._staff.crew.free_count() < n:
             raise ValueError("Can't shrink pool. All processes busy!")

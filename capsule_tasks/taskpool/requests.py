@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from billiard.common import TERM_SIGNAME
@@ -176,6 +176,8 @@ class TruthfulRequest:
         """Whether a failure is of an attempt before this one, so that it may be replaced."""
         try:
             done = datetime.fromisoformat(date_done) if isinstance(date_done, str) else date_done
+            if done.tzinfo is None:  # Celery means UTC
+                done = done.replace(tzinfo=UTC)
             return bool(done.timestamp() < (self.time_start or 0) - _CLOCK_SLACK_S)
         except (AttributeError, TypeError, ValueError):
             return False

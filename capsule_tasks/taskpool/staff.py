@@ -108,6 +108,10 @@ class Staff:
             if self._streams is not None:
                 await self._streams.stop()
 
+    def finish_output(self) -> None:
+        """After `close`, and not on the loop: what is not written yet is, if that is possible."""
+        self._echo.close()
+
     # --- new code ------------------------------------------------------------------------------
 
     def restart(self) -> None:
@@ -119,14 +123,21 @@ class Staff:
 
     async def _renew(self, profiles: dict[str, Profile], new: set[str]) -> None:
         async with self._renewing:
-            lane = profiles["blocking"].session.child.app
-            if lane is not None and not lane.app:
-                log.warning("the app is in no importable module: new children have the same code")
-                self.crew.replace_all("the pool was restarted")
-            elif await self._start_anew(profiles):
-                self.crew.replace_all("the pool was restarted")
-                self._names |= new
-            self.crew.learn(new)
+            try:
+                await self._replace(profiles, new)
+            except Exception:
+                log.exception("the pool is not restarted, or not as a whole")
+            finally:
+                self.crew.learn(new)
+
+    async def _replace(self, profiles: dict[str, Profile], new: set[str]) -> None:
+        lane = profiles["blocking"].session.child.app
+        if lane is not None and not lane.app:
+            log.warning("the app is in no importable module: new children have the same code")
+            self.crew.replace_all("the pool was restarted")
+        elif await self._start_anew(profiles):
+            self.crew.replace_all("the pool was restarted")
+            self._names |= new
 
     async def _start_anew(self, profiles: dict[str, Profile]) -> bool:
         """Have children started of the code as it now is, if they can be."""
@@ -142,7 +153,10 @@ class Staff:
             return False
         old, self._spawner = self._spawner, spawner
         self.sessions.renew(spawner, profiles)
-        await old.stop()
+        try:
+            await old.stop()
+        except Exception:
+            log.exception("what the children of before were copied from did not end in order")
         self.crew.last_error = ""
         return True
 

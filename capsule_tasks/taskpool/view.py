@@ -81,6 +81,12 @@ def _complaints(crew: Crew, sessions: SessionPool) -> list[str]:
     ]
     if crew.barren > MOST_BARREN:
         found.append(f"children end before their first task, {crew.barren} in a row")
+    found += [
+        f"{len(crew.waiting[kind])} {kind} tasks wait: each child takes nothing new, and has yet "
+        "to finish what it began"
+        for kind in get_args(Kind)
+        if crew.is_worn_out(kind)
+    ]
     return found + [
         f"session {member.session.session_id} (process {member.pid}) does not answer"
         for member in members(crew)

@@ -83,6 +83,12 @@ def tell_ready(**_: Any) -> None:
         os.write(int(descriptor), b"ready\n")
 
 
+@signals.worker_init.connect
+def set_in_the_worker_alone(**_: Any) -> None:
+    if os.environ.get("TEST_SET_IN_WORKER"):
+        app.add_defaults({"added": "by the worker", "of_no_words": signals, "made_in_code": "?"})
+
+
 class SignalAtStart(bootsteps.StartStopStep):
     """The worker is told to leave when its children run and its loop does not yet."""
 
@@ -154,6 +160,23 @@ def fail(text: str) -> None:
 @app.task(name="fail_own")
 def fail_own() -> None:
     raise OwnError(3, hint="look")
+
+
+class OwnBase(BaseException):
+    """No Exception, as what some libraries stop their own code with."""
+
+
+@app.task(name="fail_base")
+def fail_base() -> None:
+    raise OwnBase("at the base")
+
+
+@app.task(name="fail_cancelled")
+def fail_cancelled() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError("by itself")
+
+    asyncio.run(cancelled())
 
 
 @app.task(name="fail_chained")
@@ -340,6 +363,15 @@ def flood(size: int) -> int:
     for _ in range(size // 1000):
         sys.stdout.write(line)
     return size
+
+
+@app.task(name="flood_lines")
+def flood_lines(key: str, lines: int) -> None:
+    """Writes short lines, in order, and then waits until the test says go."""
+    for number in range(lines):
+        sys.stdout.write(f"{number}\n")
+    mark(key, os.getpid())
+    app.backend.client.blpop(f"go:{key}", 60)
 
 
 @app.task(name="sleep")
@@ -613,6 +645,11 @@ async def _five() -> int:
 @app.task(name="conf")
 def conf() -> str:
     return str(app.conf.made_in_code)
+
+
+@app.task(name="added")
+def added() -> list[Any]:
+    return [app.conf.get(name) and str(app.conf[name]) for name in ("added", "of_no_words")]
 
 
 # --- coroutines --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,3 +142,38 @@ def test_the_prefetch_counter_comes_back_to_where_it_was(worker: Worker) -> None
     for result in [worker.send("nap", 0.01) for _ in range(40)]:
         result.get(timeout=HANG_S)
     eventually(lambda: math.isclose(worker.ask("stats")["prefetch_count"], before))
+
+
+def test_worn_children_that_finish_what_they_have_hold_up_no_other_coroutine(
+    redis_url: str, tmp_path: Path
+) -> None:
+    keys = [unique() for _ in range(11)]
+    with Worker(redis_url, tmp_path, "--max-tasks-per-child=1", concurrency=1) as worker:
+
+        def reasons() -> str:
+            return " ".join(worker.ask("_request", "capsule_health")["reasons"])
+
+        first, *others = [worker.send("async_hold", key) for key in keys[:10]]
+        assert len({worker.heard(key) for key in keys[:10]}) == 10
+        assert reasons() == ""
+        last = worker.send("async_hold", keys[10])
+        eventually(lambda: "1 async tasks wait: each child takes nothing new" in reasons())
+        worker.app.control.revoke(first.id, terminate=True, destination=[worker.name])
+        worker.heard(keys[10])
+        assert reasons() == ""
+        for result in (*others, last):
+            worker.app.control.revoke(result.id, terminate=True, destination=[worker.name])
+        for result in (first, *others, last):
+            eventually(result.ready)
+
+
+def test_so_many_children_take_so_many_coroutines_each(redis_url: str, tmp_path: Path) -> None:
+    keys = [unique() for _ in range(5)]
+    limits = json.dumps({"capsule_async_children": 2, "capsule_async_limit": 2})
+    with Worker(redis_url, tmp_path, concurrency=1, TEST_CONF=limits) as worker:
+        results = [worker.send("async_hold", key) for key in keys]
+        pids = [worker.heard(key) for key in keys[:4]]
+        assert sorted(pids.count(pid) for pid in set(pids)) == [2, 2]
+        eventually(lambda: worker.ask("stats")["pool"]["capsule"]["waiting"] == 1, "the fifth")
+        worker.app.control.revoke(results[0].id, terminate=True, destination=[worker.name])
+        assert worker.heard(keys[4]) == pids[0]

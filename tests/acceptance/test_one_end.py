@@ -70,6 +70,20 @@ def test_a_stronger_signal_may_follow(worker: Worker, events: Events) -> None:
     assert end_of(events, result) == "task-revoked"
 
 
+def test_who_refuses_a_signal_and_meets_its_hard_limit_has_ended_of_that(
+    worker: Worker, events: Events
+) -> None:
+    skip_prefork(worker)
+    key = unique()
+    result = worker.send("refuse", key, time_limit=2)
+    worker.heard(key)
+    worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
+    worker.heard(f"{key}:asked")
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=HANG_S)
+    assert end_of(events, result) == "task-failed"
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["success", "failure"])
 @pytest.mark.parametrize("how", ["terminate", "killed", "time limit"])
 def test_what_was_stored_before_its_child_died_is_its_end(

@@ -63,6 +63,20 @@ def test_the_cause_of_an_exception_is_told(worker: Worker) -> None:
     assert "a note" in result.traceback
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [("fail_base", "OwnBase", "at the base"), ("fail_cancelled", "CancelledError", "by itself")],
+)
+def test_what_is_no_exception_but_a_base_one_is_the_tasks_failure_too(
+    worker: Worker, name: str, kind: str, text: str
+) -> None:
+    result = worker.send(name)
+    error = result.get(timeout=HANG_S, propagate=False)
+    assert (result.state, type(error).__name__, str(error)) == ("FAILURE", kind, text)
+    eventually(lambda: f"in {name}\n" in worker.log, "where it was raised")
+    assert worker.get("add", 1, 1) == 2
+
+
 def test_an_exception_that_cannot_be_carried_is_told_in_words(worker: Worker) -> None:
     with pytest.raises(Exception, match="lock"):
         worker.get("fail_local")
@@ -191,9 +205,8 @@ def test_processes_threads_and_loops_of_a_task_work(worker: Worker) -> None:
 def test_what_is_printed_and_logged_is_in_the_workers_log(worker: Worker) -> None:
     word = unique()
     worker.get("speak", word)
-    worker.get("add", 1, 1)
     for said in ("printed", "from a process", "logged", "to stderr"):
-        assert f"{said} {word}" in worker.log
+        eventually(lambda said=said: f"{said} {word}" in worker.log, said)
 
 
 def test_settings_made_in_code_reach_the_child(worker: Worker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 from pathlib import Path
@@ -220,6 +221,19 @@ def test_autoscale_follows_the_load(redis_url: str, tmp_path: Path, pool: str) -
         assert worker.get("add", 1, 1) == 2
 
 
+def test_autoscale_from_no_child_and_back(redis_url: str, tmp_path: Path, pool: str) -> None:
+    """`--autoscale=3` is from nothing to three."""
+    with Worker(redis_url, tmp_path, "--autoscale=3", pool=pool, AUTOSCALE_KEEPALIVE="1") as worker:
+        for _ in range(2):
+            key = unique()
+            result = worker.send("hold", key)
+            pid = int(worker.heard(key))
+            worker.go(key)
+            assert result.get(timeout=HANG_S) == pid
+            eventually(lambda pid=pid: not is_running(pid), "the shrinking")
+        assert worker.ask("stats")["pool"]["max-concurrency"] == 0
+
+
 @pytest.mark.parametrize("start", ["exec", "cold"])
 def test_children_that_are_no_fork_run_the_same_tasks(
     redis_url: str, tmp_path: Path, start: str
@@ -231,6 +245,17 @@ def test_children_that_are_no_fork_run_the_same_tasks(
         worker.get("speak", word)
         assert worker.get("nap", 0)[0]
         eventually(lambda: f"logged {word}" in worker.log and f"printed {word}" in worker.log)
+
+
+def test_settings_that_only_the_worker_has_reach_a_fresh_interpreter_or_are_named(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with Worker(
+        redis_url, tmp_path, concurrency=1, TEST_START="exec", TEST_SET_IN_WORKER="1"
+    ) as worker:
+        assert worker.get("added") == ["by the worker", None]
+        assert worker.get("conf") == "by the worker"
+        eventually(lambda: "which go without them: of_no_words\n" in worker.log, "the warning")
 
 
 def test_a_restarted_pool_has_new_children_and_loses_nothing(
@@ -276,6 +301,29 @@ def test_an_idle_worker_sleeps(redis_url: str, tmp_path: Path, pool: str) -> Non
         before = used_s()
         worker.get("sleep", 2)
         assert used_s() - before < 1.0
+
+
+def test_who_does_not_read_what_a_worker_writes_holds_up_no_task(
+    redis_url: str, tmp_path: Path
+) -> None:
+    flooded, held = unique(), unique()
+    reading, writing = os.pipe()
+    direct = json.dumps({"worker_redirect_stdouts": False})
+    try:
+        with Worker(redis_url, tmp_path, stdout=writing, TEST_CONF=direct) as worker:
+            worker.send("flood_lines", flooded, 200_000)
+            worker.heard(flooded)
+            assert not select.select([], [writing], [], 0)[1]  # the pipe is full
+            result = worker.send("hold_late", held)
+            pid = int(worker.heard(held))
+            worker.app.control.revoke(result.id, terminate=True, destination=[worker.name])
+            eventually(lambda: not is_running(pid), "the end of the task")
+            worker.go(flooded)
+            assert worker.get("add", 1, 1) == 2
+            # It is killed: told to leave, Celery says so to its standard output, and waits there.
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def leave(worker: Worker, signum: int) -> None:

@@ -37,6 +37,7 @@ class Worker:
         queue: str | None = None,
         app: str = "tests.acceptance.app",
         script: bool = False,
+        stdout: int | None = None,
         **environment: str,
     ) -> None:
         self.queue = queue or f"q-{uuid.uuid4().hex[:8]}"
@@ -46,6 +47,7 @@ class Worker:
         self.app = producer(url, self.queue)
         self._options = ("-c", str(concurrency), *options)
         self._module = app
+        self._stdout = stdout
         # Celery starts itself again by `sys.argv`, which needs its script and not `-m`.
         start = [str(Path(sys.executable).parent / "celery")]
         self._celery = start if script else [sys.executable, "-m", "celery"]
@@ -90,7 +92,7 @@ class Worker:
                 env=self.environment | {"TEST_READY_FD": str(writing)},
                 pass_fds=(writing,),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=log if self._stdout is None else self._stdout,
                 stderr=log,
                 start_new_session=True,
             )

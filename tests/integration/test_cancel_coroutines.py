@@ -261,6 +261,21 @@ async def test_neighbours_that_do_not_finish_in_time_are_lost_with_it(
         assert (await session.run("40 + 2")).value == 42
 
 
+async def test_who_has_the_loop_is_named_where_another_cannot_stop_for_it() -> None:
+    async with impatient(drain_s=0.1) as session:
+        await a_session_with_imports(session)
+        target = Watched(session, f"print('waits')\n{FOREVER}")
+        await target.until_output("waits")
+        source = "def hold():\n    print('held', flush=True)\n    time.sleep(3600)\nhold()\nawait x"
+        holder = Watched(session, source, execution_id="the holder")
+        await holder.until_output("held")
+        assert await session.cancel(target.execution_id, grace_s=0.05) == "killed"
+        last = await holder.ended()
+        assert isinstance(last, Error)
+        assert last.kind == ErrorKind.LOST_WITH_NEIGHBOUR
+        assert "(the main thread was in the holder (hold))" in last.message
+
+
 async def test_a_condemned_child_is_spared_if_the_coroutine_stops_after_all() -> None:
     async with impatient(drain_s=HANG_S) as session:
         await a_session_with_imports(session)

@@ -6,7 +6,8 @@ import pytest
 from celery import Celery
 
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.taskpool.options import check
+from capsule_tasks.settings import AppLaneSettings
+from capsule_tasks.taskpool.options import check, profile, setting
 
 
 def test_a_name_that_nobody_knows_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -23,3 +24,24 @@ def test_a_value_that_cannot_be_is_refused() -> None:
     app.conf.update(capsule_async_children=0)
     with pytest.raises(InvalidSetting, match="capsule_async_children = 0"):
         check(app)
+
+
+def test_a_loop_that_is_blocked_may_be_sent_all_that_it_may_run() -> None:
+    app = Celery("shop")
+    for limit in (1, 5000):
+        executor = profile(app, AppLaneSettings(async_limit=limit), size=1).session.child.executor
+        assert executor.max_waiting >= limit
+
+
+def test_what_nobody_reads_is_not_kept() -> None:
+    routing = profile(Celery("shop"), AppLaneSettings(), size=1).session.routing
+    assert (routing.general_queue, routing.general_bytes, routing.log_output) == (1, 1024, False)
+
+
+def test_who_has_celery_spawn_its_children_gets_no_forks() -> None:
+    app = Celery("shop", set_as_current=False)
+    assert setting(app, "capsule_start") == "fork"
+    app.conf.worker_pool_start_method = "spawn"
+    assert setting(app, "capsule_start") == "exec"
+    app.conf.capsule_start = "fork"
+    assert setting(app, "capsule_start") == "fork"

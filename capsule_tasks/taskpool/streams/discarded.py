@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.signals import task_revoked
 
-from capsule_tasks.taskpool.jobs import Job, NotCalled, group_of
+from capsule_tasks.taskpool.jobs import Job, group_of
 
 
 class Discarded:
@@ -31,16 +31,9 @@ class Discarded:
     ) -> None:
         if terminated or sender.app is not self._app:  # what was terminated has been in the pool
             return
-        job = Job(
-            call=NotCalled(sender.name, request.id),
-            is_async=False,
-            accept_callback=None,
-            callback=None,
-            error_callback=None,
-            timeout_callback=None,
-            soft_limit_s=None,
-            hard_limit_s=None,
-            terminate=lambda *_: None,
+        job = Job.never_called(
+            sender.name,
+            request.id,
             request=SimpleNamespace(task=sender),
             group=group_of(vars(request)),
         )

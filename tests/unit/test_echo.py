@@ -1,0 +1,185 @@
+"""What tasks write, on its way to the worker's own output and log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+
+from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.taskpool import echo as echo_module
+from capsule_tasks.taskpool.echo import Echo, Lines
+
+HANG_S = 30.0
+SIZE = 60_000
+
+
+class Heard(logging.Handler):
+    """Lines that reached the log; while `gate` is not set it is stuck."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.stuck = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if not self.gate.is_set():
+            self.stuck.set()
+            assert self.gate.wait(HANG_S)
+        self.lines.put(record.getMessage())
+        return True
+
+    def take(self, count: int) -> list[str]:
+        return [self.lines.get(timeout=HANG_S) for _ in range(count)]
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    handler = Heard()
+    loggers = [logging.getLogger(name) for name in ("celery.redirected", "capsule_tasks.taskpool")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield handler
+    handler.gate.set()
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+@pytest.fixture
+def echo(heard: Heard) -> Iterator[Echo]:
+    echo = Echo(Celery("shop", set_as_current=False))
+    yield echo
+    heard.gate.set()
+    echo.close()
+
+
+def text(data: str, *, late: bool = False) -> Output:
+    return Output(execution_id="one", stream="stdout", data=data, late=late)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "capsule-echo"]
+
+
+def test_tasks_that_write_nothing_need_no_thread(echo: Echo) -> None:
+    echo.forget("one")
+    assert not threads()
+    echo.close()
+
+
+def test_each_task_has_its_lines_in_order_and_its_last_one_at_its_end(
+    echo: Echo, heard: Heard
+) -> None:
+    for number in range(100):
+        echo.say("one", text(f"1.{number}"))
+        echo.say("other", text(f"2.{number}\n"))
+        echo.say("one", text("!\n"))
+    echo.say("one", text("the rest"))
+    echo.forget("one")
+    lines = heard.take(201)
+    assert [line for line in lines if line.startswith("2.")] == [f"2.{n}" for n in range(100)]
+    ours = [line for line in lines if not line.startswith("2.")]
+    assert ours == [*(f"1.{n}!" for n in range(100)), "the rest"]
+
+
+def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
+    echo: Echo, heard: Heard
+) -> None:
+    heard.gate.clear()
+    echo.say("one", text("first\n"))
+    assert heard.stuck.wait(HANG_S)
+    count = 1000
+    begun = time.monotonic()
+    for number in range(count):
+        echo.say("one", text(f"{number}" + " " * SIZE + "\n"))
+    assert time.monotonic() - begun < HANG_S / 3
+    heard.gate.set()
+    kept, dropped = [], 0
+    assert heard.take(1) == ["first"]
+    while not dropped:
+        (line,) = heard.take(1)
+        if line.endswith("the worker's log is too slow"):
+            dropped = int(line.split()[0])
+        else:
+            kept.append(int(line))
+    echo.say("one", text("again\n"))
+    while (line := heard.take(1)[0]) != "again":
+        kept.append(int(line))
+    assert kept == list(range(len(kept)))
+    assert 50 < len(kept) < 200
+    assert dropped == sum(len(f"{n}") + SIZE + 1 for n in range(len(kept), count))
+
+
+def test_a_line_that_does_not_end_is_cut(echo: Echo, heard: Heard) -> None:
+    for _ in range(400):
+        echo.say("one", text("x" * 1000))
+    echo.forget("one")
+    lines: list[str] = []
+    while sum(map(len, lines)) < 400_000:
+        lines += heard.take(1)
+    assert len(lines) == 7
+    assert max(map(len, lines)) < 70_000
+
+
+def test_what_a_task_leaves_behind_is_heard_and_forgotten(echo: Echo, heard: Heard) -> None:
+    echo.say(None, text("late", late=True))
+    echo.say(None, text("r", late=True))
+    assert heard.take(1) == ["later"]
+    assert not len(echo._late)
+    echo.say(None, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
+    assert heard.take(1) == ["7 bytes of a task's output were dropped"]
+
+
+def test_at_the_end_all_is_written_and_one_that_hangs_is_left(
+    echo: Echo, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    echo.say("one", text("a\nb"))
+    echo.close()
+    assert heard.take(2) == ["a", "b"]
+    monkeypatch.setattr(echo_module, "_FLUSH_S", 0.01)
+    stuck = Echo(Celery("shop", set_as_current=False))
+    heard.gate.clear()
+    stuck.say("one", text("c\n"))
+    stuck.close()
+    heard.gate.set()
+    assert heard.take(1) == ["c"]
+
+
+def test_a_pipe_that_nobody_reads_stops_the_thread_only(
+    echo: Echo, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, written = threading.Event(), threading.Event(), list[bytes]()
+
+    def write(_descriptor: int, data: bytes) -> int:
+        begun.set()
+        assert go.wait(HANG_S)
+        written.append(data)
+        return len(data)
+
+    monkeypatch.setattr(os, "write", write)
+    raw = Output(stream="stderr", data="raw", raw=True)
+    echo.say("one", raw)
+    assert begun.wait(HANG_S)
+    echo.say("one", raw)
+    go.set()
+    echo.close()
+    assert written == [b"raw", b"raw"]
+
+
+def test_pieces_cost_no_more_the_longer_the_line_is() -> None:
+    lines: list[str] = []
+    made = Lines(lines.append)
+    for _ in range(10_000):
+        made.add(("one", "stdout"), "x" * 10)
+    made.end(("one", "stdout"))
+    assert sum(map(len, lines)) == 100_000
+    assert len(lines) == 2
+    assert not len(made)

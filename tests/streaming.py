@@ -11,7 +11,7 @@ from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.taskpool.endings import Ending
-from capsule_tasks.taskpool.jobs import Job, NotCalled
+from capsule_tasks.taskpool.jobs import Job
 from capsule_tasks.taskpool.streams.publication import Publication
 from capsule_tasks.taskpool.streams.worker import Streams
 from tests.servers import fresh_prefix
@@ -110,16 +110,5 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 def new_job(task_id: str, *, group: tuple[str, int] = ("", -1), **task: Any) -> Job:
     """A job of a task with these attributes."""
-    return Job(
-        call=NotCalled("t", task_id),
-        is_async=False,
-        accept_callback=None,
-        callback=None,
-        error_callback=None,
-        timeout_callback=None,
-        soft_limit_s=None,
-        hard_limit_s=None,
-        terminate=lambda *_: None,
-        request=SimpleNamespace(task=SimpleNamespace(**task)),
-        group=group,
-    )
+    request = SimpleNamespace(task=SimpleNamespace(**task))
+    return Job.never_called("t", task_id, request=request, group=group)

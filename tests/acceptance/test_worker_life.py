@@ -170,6 +170,17 @@ def test_children_are_replaced_after_so_many_tasks(
             assert worker.heard("process_shutdown") == str(pids[0])
 
 
+def test_what_tasks_leave_behind_ends_with_their_child(redis_url: str, tmp_path: Path) -> None:
+    """Prefork leaves the processes, and its child waits for the thread."""
+    key = unique()
+    with Worker(redis_url, tmp_path, "--max-tasks-per-child=1", concurrency=1) as worker:
+        pid = worker.get("leave_things", key)
+        left = [int(word) for word in worker.heard(key).split()]
+        assert worker.get("signalled") != pid
+        for one in (pid, *left):
+            eventually(lambda one=one: not is_running(one), f"the end of {one}")
+
+
 def test_a_child_that_has_grown_is_replaced(redis_url: str, tmp_path: Path, pool: str) -> None:
     with Worker(
         redis_url, tmp_path, "--max-memory-per-child=150000", pool=pool, concurrency=1

@@ -31,6 +31,9 @@ def worker(redis_url: str, tmp_path: Path, pool: str, gate: Path) -> Iterator[Wo
         pid = worker.get("signalled")
         gate.touch()
         os.kill(pid, signal.SIGKILL)
+        eventually(
+            lambda: pid not in worker.ask("stats")["pool"]["processes"], "the news of its end"
+        )
         yield worker
 
 

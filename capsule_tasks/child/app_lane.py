@@ -23,6 +23,7 @@ from capsule_tasks.child.executions import Registry
 from capsule_tasks.child.interrupts import Interrupter
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.outcomes import message_of
+from capsule_tasks.child.reopening import reopen_handlers
 from capsule_tasks.child.task_lanes import AsyncTaskLane, BlockingTaskLane
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.failures import Failure, Raised
@@ -158,8 +159,10 @@ def _tell_missing(app: Any, settings: AppLaneSettings) -> None:
 
 
 def _set_up_logging(app: Any, settings: AppLaneSettings) -> None:
-    if _inherited and "%i" not in (settings.log_file or "").lower():
-        return
+    if _inherited:
+        reopen_handlers()
+        if "%i" not in (settings.log_file or "").lower():
+            return
     app.log.already_setup = False
     app.log.setup(settings.log_level, settings.log_file, hostname=settings.hostname)
 

@@ -105,7 +105,8 @@ if "TEST_SIGNAL_AT_START" in os.environ:
 @signals.worker_process_init.connect
 def tell_process_init(**_: Any) -> None:
     if (gate := os.environ.get("TEST_GATE")) and Path(gate).exists():
-        signal.pause()
+        while Path(gate).exists():  # kept back until the test opens it
+            time.sleep(0.02)
     if (trap := os.environ.get("TEST_TRAP")) and Path(trap).exists():
         threading.Timer(0.05, os._exit, (3,)).start()  # once it is ready
     print(f"process {os.getpid()} begins")
@@ -380,12 +381,71 @@ def sleep(seconds: float) -> float:
     return seconds
 
 
+@app.task(name="sleep_within", soft_time_limit=0.4)
+def sleep_within(seconds: float) -> float:
+    """Has a limit of its own."""
+    time.sleep(seconds)
+    return seconds
+
+
+@app.task(name="deaf_within", time_limit=0.6, soft_time_limit=0.3)
+def deaf_within(seconds: float) -> None:
+    """The same, and hears nothing of the soft one."""
+    deaf(seconds)
+
+
+@app.task(name="deaf")
+def deaf(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        with contextlib.suppress(SoftTimeLimitExceeded):
+            time.sleep(left)
+
+
+@app.task(name="blip")
+def blip(number: int, seconds: float = 0, key: str = "") -> int:
+    """One of thousands; some say that they have begun."""
+    if key:
+        mark(key, number)
+    time.sleep(seconds)
+    return number
+
+
 @app.task(name="hold")
 def hold(key: str) -> int:
     """Runs until the test says go."""
     mark(key, os.getpid())
     app.backend.client.blpop(f"go:{key}", 30)
     return os.getpid()
+
+
+@app.task(name="tell_event", bind=True)
+def tell_event(self: Any, word: str) -> None:
+    self.send_event("task-halfway", word=word)
+
+
+@app.task(name="leave_things")
+def leave_things(key: str) -> int:
+    """A process, one that has left its family, and a thread: nobody waits for them."""
+    code = "import time; time.sleep(60)"
+    left = [
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=is_alone)
+        for is_alone in (False, True)
+    ]
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    mark(key, " ".join(str(process.pid) for process in left))
+    return os.getpid()
+
+
+@app.task(name="unacked_late", acks_late=True, acks_on_failure_or_timeout=False)
+def unacked_late(key: str, how: str) -> int:
+    """Ends as it is told to when it is delivered for the first time."""
+    times = int(app.backend.client.incr(key))
+    if times == 1 and how == "failure":
+        raise ValueError("its own")
+    if times == 1:
+        time.sleep(60)
+    return times
 
 
 @app.task(name="wait_for_another", acks_late=True, reject_on_worker_lost=True)
@@ -534,6 +594,11 @@ def linger(fails: bool) -> str:
     return "done"
 
 
+@app.task(name="linger_unacked", base=Lingering, acks_late=True, acks_on_failure_or_timeout=False)
+def linger_unacked() -> None:
+    raise ValueError("its own")
+
+
 @app.task(name="async_deaf")
 async def async_deaf(key: str) -> None:
     mark(key)
@@ -666,6 +731,20 @@ async def nap(self: Any, seconds: float) -> list[str]:
     return [self.request.id, colour.get(), before, app.current_task.request.id]
 
 
+@app.task(name="async_blip")
+async def async_blip(number: int, seconds: float = 0, key: str = "") -> int:
+    if key:
+        mark(key, number)
+    await asyncio.sleep(seconds)
+    return number
+
+
+@app.task(name="async_sleep_within", soft_time_limit=0.4)
+async def async_sleep_within(seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds
+
+
 @app.task(name="gather", bind=True)
 async def gather(self: Any, key: str, size: int) -> int:
     """Ends when `size` of them have begun: it does if, and only if, they run beside each other."""
@@ -716,6 +795,16 @@ async def async_hold(self: Any, key: str) -> str:
     finally:
         mark(f"{key}:finally")
     return "slept"
+
+
+@app.task(name="async_late", acks_late=True, reject_on_worker_lost=True)
+async def async_late(key: str) -> int:
+    """Lasts until whoever runs it is killed; the second delivery ends."""
+    times = int(app.backend.client.incr(f"times:{key}"))
+    mark(key, os.getpid())
+    if times == 1:
+        await asyncio.sleep(60)
+    return times
 
 
 @app.task(name="async_parent", bind=True)

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,73 +14,100 @@ import yaml
 from scripts._redis_server import find_server, free_port
 from tests.acceptance.workers import HANG_S, ROOT, eventually
 
-
-def command_of(service: str) -> list[str]:
-    services: dict[str, Any] = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())
-    command: list[str] = services["services"][service]["command"]
-    return command
+PORTS = {"6379": "redis", "5555": "flower"}
+"""Of the file; here each is a free one."""
 
 
-def health_of(service: str) -> list[str]:
-    """The check of a service, as its container would run it in a shell."""
-    services: dict[str, Any] = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())
-    _, command = services["services"][service]["healthcheck"]["test"]
-    return ["sh", "-c", command.replace("$$", "$")]
+class Services:
+    """Those of the file, with what containers would have given them."""
+
+    def __init__(self, directory: Path) -> None:
+        text = (ROOT / "compose/compose.yaml").read_text()
+        self._services: dict[str, Any] = yaml.safe_load(text)["services"]
+        self._directory = directory
+        self.ports = {name: free_port() for name in PORTS.values()}
+        url = f"redis://127.0.0.1:{self.ports['redis']}/0"
+        self.environment = {
+            **os.environ,
+            "CAPSULE_BROKER_URL": url,
+            "CAPSULE_RESULT_URL": url,
+            "HOSTNAME": socket.gethostname(),
+            "PATH": f"{self._programs()}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+
+    def _programs(self) -> Path:
+        """Valkey's, under their names; the client knows of the port, which is another here."""
+        folder = self._directory / "programs"
+        folder.mkdir()
+        (folder / "valkey-server").symlink_to(find_server(None))
+        ask = f"import redis, sys; print(redis.Redis(port={self.ports['redis']})"
+        ask += ".execute_command(*sys.argv[1:]))"
+        client = folder / "valkey-cli"
+        client.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c '{ask}' \"$@\"\n")
+        client.chmod(0o755)
+        return folder
+
+    def command_of(self, service: str) -> list[str]:
+        """Paths in a container are others here; a server of tests is nobody else's."""
+        places = {
+            "/etc/redis.conf": str(ROOT / "compose/redis.conf"),
+            "/data": str(self._directory),
+        }
+        command = [places.get(word, word) for word in self._services[service]["command"]]
+        if service == "redis":
+            command += ["--port", str(self.ports["redis"]), "--bind", "127.0.0.1"]
+        return [self._with_ports(word) for word in command]
+
+    def check(self, service: str) -> bool:
+        """The health check of a service, as its container would run it."""
+        kind, *command = self._services[service]["healthcheck"]["test"]
+        if kind == "CMD-SHELL":
+            command = ["sh", "-c", *command]
+        command = [self._with_ports(word.replace("$$", "$")) for word in command]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self.environment,
+            timeout=HANG_S,
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode == 0
+
+    def _with_ports(self, word: str) -> str:
+        for port, service in PORTS.items():
+            word = word.replace(port, str(self.ports[service]))
+        return word
 
 
-def answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), 1):
-            return True
-    except OSError:
-        return False
-
-
-def test_the_services_start_and_a_task_runs_through_them(tmp_path: Path) -> None:
-    port, flower_port = free_port(), free_port()
-    url = f"redis://127.0.0.1:{port}/0"
-    environment = {
-        **os.environ,
-        "CAPSULE_BROKER_URL": url,
-        "CAPSULE_RESULT_URL": url,
-        "HOSTNAME": socket.gethostname(),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    _, _, *options = command_of("redis")
-    options[-1] = str(tmp_path)
-    binary = str(find_server(None))
-    configuration = str(ROOT / "compose/redis.conf")
-    celery = [sys.executable, "-m"]
-    flower = [*command_of("flower")[:-1], f"--port={flower_port}"]
-    commands = [
-        [binary, configuration, *options, "--port", str(port), "--bind", "127.0.0.1"],
-        [*celery, *command_of("worker"), "-c", "1"],
-        [*celery, *flower],
-    ]
+def test_the_services_start_are_healthy_and_a_task_runs_through_them(tmp_path: Path) -> None:
+    services = Services(tmp_path)
     running: list[subprocess.Popen[bytes]] = []
     try:
         with (tmp_path / "log").open("wb") as log:
-            for command in commands:
+            for service in ("redis", "worker", "flower"):
+                if service != "worker":  # whose check waits long for an answer
+                    assert not services.check(service), f"{service} is not there yet"
+                command = services.command_of(service)
                 running.append(
-                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+                    subprocess.Popen(
+                        command, cwd=ROOT, env=services.environment, stdout=log, stderr=log
+                    )
                 )
-                eventually(lambda: answers(port), "the server")
+                if service == "worker":
+                    eventually(lambda: b" ready." in (tmp_path / "log").read_bytes(), "the worker")
+                eventually(lambda one=service: services.check(one), f"a healthy {service}")
         ask = "from workers.pipeline import report; print(report.delay(7, 'n').get(timeout=60))"
         said = subprocess.run(
             [sys.executable, "-c", ask],
             cwd=ROOT,
-            env=environment,
+            env=services.environment,
             check=True,
             capture_output=True,
             text=True,
             timeout=2 * HANG_S,
         )
         assert said.stdout.strip() == "n: 7"
-        subprocess.run(health_of("worker"), cwd=ROOT, env=environment, check=True, timeout=HANG_S)
-        eventually(lambda: answers(flower_port), "Flower")
-        page = f"http://127.0.0.1:{flower_port}/healthcheck"
-        with urllib.request.urlopen(page, timeout=HANG_S) as answer:
-            assert answer.status == 200
     finally:
         for process in reversed(running):
             process.terminate()
@@ -91,3 +117,28 @@ def test_the_services_start_and_a_task_runs_through_them(tmp_path: Path) -> None
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def test_the_image_is_sent_what_it_is_made_of_and_no_more() -> None:
+    """Docker reads `.dockerignore` at the root of the context; its last fitting line counts."""
+    services = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())["services"]
+    for service in ("worker", "flower"):
+        assert services[service]["build"] == {
+            "context": "..",
+            "dockerfile": "compose/Dockerfile",
+        }
+    lines = [line.split() for line in (ROOT / "compose/Dockerfile").read_text().splitlines()]
+    copied = {
+        source.rstrip("/")
+        for words in lines
+        if words[:1] == ["COPY"] and not words[1].startswith("--")
+        for source in words[1:-1]
+    }
+    rules = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert rules[0] == "*"
+    assert {rule[1:] for rule in rules if rule.startswith("!")} == copied
+    assert all((ROOT / source).exists() for source in copied)

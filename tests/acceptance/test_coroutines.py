@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from celery import chain, chord
-from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
-from tests.acceptance.workers import HANG_S, Worker, eventually, unique
+from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +179,53 @@ def test_so_many_children_take_so_many_coroutines_each(redis_url: str, tmp_path:
         eventually(lambda: worker.ask("stats")["pool"]["capsule"]["waiting"] == 1, "the fifth")
         worker.app.control.revoke(results[0].id, terminate=True, destination=[worker.name])
         assert worker.heard(keys[4]) == pids[0]
+
+
+def test_children_are_replaced_after_so_many_and_lose_none(redis_url: str, tmp_path: Path) -> None:
+    """What runs in a child that has run enough comes to its end there."""
+    with Worker(redis_url, tmp_path, "--max-tasks-per-child=20") as worker:
+        key, size = unique(), 10
+        together = [worker.send("gather", key, size) for _ in range(size)]
+        results = [worker.send("gather", unique(), 1) for _ in range(150)]
+        pids = {result.get(timeout=HANG_S) for result in (*together, *results)}
+        assert len(pids) >= 8
+        eventually(lambda: sum(map(is_running, pids)) <= 1, "the end of those that have run enough")
+
+
+def test_a_killed_child_is_reported_for_its_coroutines_and_the_worker_goes_on(
+    redis_url: str, tmp_path: Path
+) -> None:
+    keys, other = [unique() for _ in range(5)], unique()
+    with Worker(redis_url, tmp_path) as worker:
+        results = [worker.send("async_hold", key) for key in keys]
+        neighbour = worker.send("hold", other)
+        worker.heard(other)
+        (pid,) = {int(worker.heard(key)) for key in keys}
+        os.kill(pid, signal.SIGKILL)
+        for result in results:
+            with pytest.raises(WorkerLostError, match="SIGKILL"):
+                result.get(timeout=HANG_S)
+        assert worker.get("gather", unique(), 1) != pid
+        worker.go(other)
+        assert neighbour.get(timeout=HANG_S) > 0
+
+
+def test_late_acknowledged_ones_of_a_killed_child_are_delivered_again(worker: Worker) -> None:
+    keys = [unique() for _ in range(3)]
+    results = [worker.send("async_late", key) for key in keys]
+    (pid,) = {int(worker.heard(key)) for key in keys}
+    os.kill(pid, signal.SIGKILL)
+    assert [result.get(timeout=HANG_S) for result in results] == [2, 2, 2]
+
+
+def test_late_acknowledged_ones_of_a_killed_worker_are_delivered_again(
+    redis_url: str, tmp_path: Path
+) -> None:
+    keys = [unique() for _ in range(3)]
+    with Worker(redis_url, tmp_path, TEST_VISIBILITY="2") as worker:
+        results = [worker.send("async_late", key) for key in keys]
+        (pid,) = {int(worker.heard(key)) for key in keys}
+        worker.kill()
+        eventually(lambda: not is_running(pid), "the end of the child")
+        with Worker(redis_url, tmp_path, queue=worker.queue, TEST_VISIBILITY="2"):
+            assert [result.get(timeout=HANG_S) for result in results] == [2, 2, 2]

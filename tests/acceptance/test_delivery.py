@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from itertools import pairwise
 from typing import Any
@@ -124,6 +126,43 @@ def test_a_request_class_of_the_apps_own_hears_of_all(worker: Worker) -> None:
     assert worker.heard(f"on_timeout:{result.id}") == "soft"
     assert worker.heard(f"on_timeout:{result.id}") == "hard"
     assert worker.heard(f"on_failure:{result.id}") == "TimeLimitExceeded"
+
+
+def is_held(worker: Worker, result: Any) -> bool:
+    held = worker.app.backend.client.hvals("unacked")
+    return any(result.id.encode() in message for message in held)
+
+
+def test_a_failure_that_is_not_acknowledged_is_no_more_delivered(worker: Worker) -> None:
+    """Without a dead letter queue, which Redis has not, it is as good as acknowledged."""
+    key = unique()
+    result = worker.send("unacked_late", key, "failure")
+    with pytest.raises(ValueError, match="its own"):
+        result.get(timeout=HANG_S)
+    eventually(lambda: not is_held(worker, result), "the end of the message")
+    assert worker.get("add", 1, 1) == 2
+    assert (int(worker.app.backend.client.get(key)), result.state) == (1, "FAILURE")
+
+
+def test_a_timeout_that_is_not_acknowledged_is_delivered_again(worker: Worker) -> None:
+    key = unique()
+    result = worker.send("unacked_late", key, "timeout", time_limit=0.5)
+    anew = worker.app.AsyncResult  # a result keeps the first end that it has seen
+
+    eventually(lambda: anew(result.id).state == "SUCCESS", "the second delivery")
+    assert anew(result.id).get(timeout=HANG_S) == 2
+    eventually(lambda: not is_held(worker, result), "the acknowledgement")
+    assert int(worker.app.backend.client.get(key)) == 2
+
+
+def test_a_stored_failure_that_is_not_acknowledged_is_no_more_delivered(worker: Worker) -> None:
+    """Its child has stored it, and dies before the worker has heard of it."""
+    result = worker.send("linger_unacked")
+    os.kill(int(worker.heard(f"stored:{result.id}")), signal.SIGKILL)
+    eventually(lambda: not is_held(worker, result), "the end of the message")
+    assert worker.get("add", 1, 1) == 2
+    assert result.state == "FAILURE"
+    assert not worker.app.backend.client.exists(f"mark:stored:{result.id}")
 
 
 @pytest.mark.parametrize("serializer", ["msgpack", "yaml", "pickle"])

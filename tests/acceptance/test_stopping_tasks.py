@@ -73,22 +73,25 @@ def test_terminate_ends_the_task_that_is_meant(worker: Worker, name: str) -> Non
     assert worker.get("add", 1, 1) == 2
 
 
-def test_terminate_among_thousands_of_short_tasks_hits_no_other(worker: Worker) -> None:
-    """Each terminate comes as late as it can, so that its child often has moved on."""
-    if worker.is_prefork:
-        pytest.skip("a known danger under prefork")
-    results = [worker.send("add", n, 1) for n in range(2000)]
-    terminated = set(range(0, 2000, 40))
-    for n in sorted(terminated):
-        worker.app.control.revoke(
-            results[n].id, terminate=True, signal="SIGTERM", destination=[worker.name]
-        )
-    for n, result in enumerate(results):
-        if n not in terminated:
-            assert result.get(timeout=HANG_S) == n + 1
-        else:
-            eventually(result.ready)
-            assert result.state in ("SUCCESS", "REVOKED")
+def test_terminate_with_the_signal_of_the_soft_limit_is_one(worker: Worker) -> None:
+    key = unique()
+    result = worker.send("tidy", key)
+    worker.heard(key)
+    worker.tell("revoke", result.id, terminate=True, signal="SIGUSR1")
+    worker.heard(f"{key}:finally")
+    # Prefork has told that it is revoked before that.
+    eventually(lambda: worker.app.AsyncResult(result.id).result == "tidied", "its end")
+    assert worker.get("add", 1, 1) == 2
+
+
+def test_terminate_with_sigint_is_ignored_as_children_ignore_it(worker: Worker) -> None:
+    key = unique()
+    result = worker.send("hold", key)
+    pid = int(worker.heard(key))
+    worker.tell("revoke", result.id, terminate=True, signal="SIGINT")
+    worker.go(key)
+    eventually(lambda: worker.app.AsyncResult(result.id).result == pid, "its end")
+    assert worker.get("add", 1, 1) == 2
 
 
 @pytest.mark.parametrize(

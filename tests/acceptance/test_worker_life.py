@@ -57,10 +57,10 @@ def test_a_cold_shutdown_gives_the_message_back(redis_url: str, tmp_path: Path, 
 
 
 def test_a_killed_worker_leaves_no_process_and_loses_no_task(
-    redis_url: str, tmp_path: Path
+    redis_url: str, tmp_path: Path, pool: str
 ) -> None:
     keys, counted = [unique(), unique()], unique()
-    with Worker(redis_url, tmp_path, TEST_VISIBILITY="2") as worker:
+    with Worker(redis_url, tmp_path, pool=pool, TEST_VISIBILITY="2") as worker:
         results = [worker.send("hold_late", key) for key in keys]
         children = [int(worker.heard(key)) for key in keys]
         for n in range(20):
@@ -72,7 +72,9 @@ def test_a_killed_worker_leaves_no_process_and_loses_no_task(
         worker.kill()
         for pid in (*pids, *children):
             eventually(lambda pid=pid: not is_running(pid), f"the end of {pid}")
-        with Worker(redis_url, tmp_path, queue=worker.queue, TEST_VISIBILITY="2") as second:
+        with Worker(
+            redis_url, tmp_path, pool=pool, queue=worker.queue, TEST_VISIBILITY="2"
+        ) as second:
             for key, result in zip(keys, results, strict=True):
                 for _ in range(10):  # a short visibility may deliver it to the second one again
                     second.go(key)
@@ -80,11 +82,11 @@ def test_a_killed_worker_leaves_no_process_and_loses_no_task(
             eventually(lambda: second.app.backend.client.scard(counted) == 20, "every task")
 
 
-def test_redis_restarted_under_load_loses_nothing(tmp_path: Path) -> None:
+def test_redis_restarted_under_load_loses_nothing(tmp_path: Path, pool: str) -> None:
     counted = unique()
     with PrivateServer(tmp_path / "redis", aof=True) as server:
         port = server.port
-        with Worker(server.url, tmp_path, TEST_VISIBILITY="3") as worker:
+        with Worker(server.url, tmp_path, pool=pool, TEST_VISIBILITY="3") as worker:
             client = worker.app.backend.client
             for _ in range(2):
                 worker.send("sleep", 3)
@@ -116,6 +118,7 @@ def test_a_worker_outlives_a_server_that_hangs_up_on_its_commands_first(tmp_path
 
 
 def test_what_ends_while_redis_is_away_is_acknowledged_when_it_is_back(tmp_path: Path) -> None:
+    """Under prefork the acknowledgement fails, on a channel that is closed by then."""
     began, end = tmp_path / "began", tmp_path / "end"
     with PrivateServer(tmp_path / "redis", aof=True) as server:
         port = server.port
@@ -169,6 +172,17 @@ def test_children_are_replaced_after_so_many_tasks(
         assert pids[0] == pids[2] != pids[3]
         if pool == "capsule":
             assert worker.heard("process_shutdown") == str(pids[0])
+
+
+def test_what_tasks_leave_behind_ends_with_their_child(redis_url: str, tmp_path: Path) -> None:
+    """Prefork leaves the processes, and its child waits for the thread."""
+    key = unique()
+    with Worker(redis_url, tmp_path, "--max-tasks-per-child=1", concurrency=1) as worker:
+        pid = worker.get("leave_things", key)
+        left = [int(word) for word in worker.heard(key).split()]
+        assert worker.get("signalled") != pid
+        for one in (pid, *left):
+            eventually(lambda one=one: not is_running(one), f"the end of {one}")
 
 
 def test_a_child_that_has_grown_is_replaced(redis_url: str, tmp_path: Path, pool: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 
 import pytest
@@ -19,6 +20,8 @@ def test_a_call_that_is_interrupted_leaves_nothing_running() -> None:
 
     async def work() -> None:
         try:
+            while sys._current_frames()[caller].f_code.co_name != "wait":
+                await asyncio.sleep(0.001)  # the caller is on its way there
             signal.pthread_kill(caller, signal.SIGINT)
             await asyncio.Event().wait()
         finally:

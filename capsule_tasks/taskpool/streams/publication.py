@@ -233,6 +233,7 @@ class Publication:
             self.tell(message)
             return None
         self.backlog.add_output(message)
+        self._is_due = self._is_due or self._is_accepted
         self._flush()
         return self._streams.room.has_room(self, message)
 
@@ -254,6 +255,11 @@ class Publication:
             self._tell_if_held()
         elif self.phase is not Phase.FRESH:
             self._tell_claimed()
+
+    def claim_now(self) -> None:
+        """Another attempt follows, whose claim is not to come before this one's."""
+        self._ear.is_rung = True
+        self.on_due()
 
     def on_due(self) -> None:
         """Nobody is in a hurry to hear that a task runs; but now it has for a while."""
@@ -344,7 +350,11 @@ class Publication:
     async def _take_over(self, batch: _Batch) -> None:
         """Somebody runs it who may be about to leave it: a task that replaced itself, say."""
         await self._let_previous_end()
-        if self.phase is Phase.CLAIMING:
+        if self.phase is not Phase.CLAIMING:
+            return
+        if self._ending is not None and self._ending.state == "waiting":
+            self._mute()  # who has it now is the attempt that follows
+        else:
             self._send_claim(batch, held_by="")
 
     def _take(self, batch: _Batch, call: Call, reply: Reply) -> None:

@@ -132,6 +132,9 @@ class Streams:
         if self._is_full():
             self.crew.submit(job)
             return
+        before = self._publications.get(job.call.task_id)
+        if before is not None:  # it replaced itself, say, and has something to say first
+            before.claim_now()
         try:
             publication = self._publication_of(job)
         except Exception as fault:  # noqa: BLE001 - its id, its task's settings: of whatever make

@@ -18,4 +18,5 @@ CELERY_RESULT_BACKEND = "django-db"
 CELERY_TASK_DEFAULT_QUEUE = os.environ.get("TEST_QUEUE", "celery")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+CELERY_WORKER_POOL = os.environ.get("TEST_POOL", "capsule_tasks.taskpool:TaskPool")
 CELERY_RESULT_EXTENDED = True

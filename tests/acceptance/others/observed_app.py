@@ -36,6 +36,7 @@ app = Celery("observed", broker=_URL, backend=_URL, task_cls=OwnTask)
 app.conf.update(
     task_default_queue=os.environ.get("TEST_QUEUE", "celery"),
     broker_connection_retry_on_startup=True,
+    worker_pool=os.environ.get("TEST_POOL", "capsule_tasks.taskpool:TaskPool"),
 )
 Capsule(app)
 

@@ -219,6 +219,12 @@ def autoretry(self: Any, times: int) -> int:
     return int(self.request.retries)
 
 
+@app.task(name="retry_elsewhere", bind=True)
+def retry_elsewhere(self: Any) -> None:
+    """Stays in that state: nobody takes what it sends."""
+    raise self.retry(countdown=0, queue=f"nobody-{self.request.id}")
+
+
 @app.task(name="ignore", bind=True)
 def ignore(self: Any) -> None:
     self.update_state(state="OWN", meta={"left": "by me"})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 
@@ -80,14 +80,22 @@ class Page:
             raise AssertionError(f"not all of {words} on the page:\n{self.text()}") from None
 
     def click(self, button: str) -> None:
-        eventually(lambda: self._click(button), f"the button {button}")
+        self.press(f'[id="{button}"]')
 
-    def _click(self, button: str) -> bool:
+    def press(self, selector: str) -> None:
+        """A button that a selector of CSS names."""
+        eventually(lambda: self._press(selector), f"the button {selector}")
+
+    def _press(self, selector: str) -> bool:
         try:
-            self._browser.find_element(By.ID, button).click()
+            self._browser.find_element(By.CSS_SELECTOR, selector).click()
         except WebDriverException:
             return False
         return True
+
+    def has(self, selector: str) -> None:
+        """Wait until there is something that a selector of CSS names."""
+        eventually(lambda: self._browser.find_elements(By.CSS_SELECTOR, selector), selector)
 
     def write(self, field: str, text: str) -> None:
         """Into a field that a selector of CSS names."""
@@ -106,6 +114,7 @@ class Page:
     def limit(self, worker: Worker, button: str, task: str, value: int) -> None:
         """Write it beside one of the buttons of a task's limits, and press that."""
         # Flower leaves out what a worker has not told it within a second.
+        # Of the tasks of a worker it shows fifty, in the order of their names.
         self.shows(task, "Soft", "Hard", again=f"/worker/{worker.name}#limits")
         kind = {"task-rate-limit": "Rate limit"}.get(button, "Timeout")
         self.write(f'[aria-label^="{kind} for {task}"]', str(value))
@@ -115,6 +124,14 @@ class Page:
     def ids(self, start: str) -> list[str]:
         found = self._browser.find_elements(By.CSS_SELECTOR, f'[id^="{start}"]')
         return [str(element.get_attribute("id")) for element in found]
+
+    def rows(self) -> set[str]:
+        """The tasks in the table."""
+        try:
+            found = self._browser.find_elements(By.CSS_SELECTOR, "#tasks-table tr[id]")
+            return {str(row.get_attribute("id")) for row in found}
+        except WebDriverException:  # it was being replaced
+            return set()
 
     def picture(self, name: str, height: int = HEIGHT) -> None:
         self._browser.set_window_size(WIDTH, height)
@@ -179,6 +196,49 @@ def test_the_tasks_page_lists_them(worker: Worker, page: Page) -> None:
     page.shows("add", "SUCCESS", *(result.id[:8] for result in results), again="/tasks")
 
 
+def test_the_tasks_page_filters_them_by_state(worker: Worker, page: Page) -> None:
+    key = unique()
+    results = {
+        "STARTED": worker.send("hold", key),
+        "SUCCESS": worker.send("add", 1, 1),
+        "FAILURE": worker.send("fail", "filtered"),
+        "RETRY": worker.send("retry_elsewhere"),
+    }
+    worker.heard(key)
+    ids = {result.id for result in results.values()}
+    for state, result in results.items():
+        page.shows(state, again=f"/task/{result.id}")
+    page.open("/tasks")
+    for state, result in results.items():
+        page.press(f'.task-state-filter[data-task-state="{state}"]')
+        page.has(f'.task-state-filter.active[data-task-state="{state}"]')
+        eventually(lambda one=result: ids & page.rows() == {one.id}, f"those that are {state}")
+    page.press('.task-state-filter[data-task-state=""]')
+    eventually(lambda: ids <= page.rows(), "all of them")
+    worker.go(key)
+
+
+def test_what_a_tasks_page_shows_can_be_copied(worker: Worker, page: Page) -> None:
+    failed = worker.send("fail", "copied")
+    page.shows("FAILURE", "ValueError", again=f"/task/{failed.id}")
+    for button in (".task-uuid-copy", ".task-traceback-copy"):
+        page.press(button)
+        page.has(f"{button}.copied")
+
+
+def test_the_theme_is_switched_and_kept(page: Page) -> None:
+    for theme in ("dark", "light"):
+        page.open("/workers")
+        page.click("theme-toggle")
+        page.press(f'[data-bs-theme-value="{theme}"]')
+        page.has(f'html[data-bs-theme="{theme}"]')
+        page.open("/broker")
+        page.has(f'html[data-bs-theme="{theme}"]')
+    page.click("theme-toggle")
+    page.press('[data-bs-theme-value="system"]')
+    page.has("#theme-toggle-icon[href$=system]")
+
+
 def test_a_task_that_waits_is_revoked_from_its_page(worker: Worker, page: Page) -> None:
     holds, key = [unique(), unique()], unique()
     for hold in holds:
@@ -235,6 +295,8 @@ def test_the_other_pages_open(worker: Worker, page: Page) -> None:
     page.shows("redis://", worker.queue, again="/broker")
     page.shows("flower_worker_online", worker.name, again="/metrics")
     page.shows("page not found", again="/nowhere")
+    page.shows("You have been logged out", again="/logout")
+    page.shows("page not found", again="/login")  # where nobody need log in
 
 
 def test_a_queue_is_added_and_cancelled(worker: Worker, page: Page) -> None:
@@ -265,7 +327,15 @@ def test_time_limits_and_rate_limits_are_set(worker: Worker, page: Page) -> None
     page.shows("time limits set successfully")
     with pytest.raises(TimeLimitExceeded):
         worker.get("hold", unique())
-    for name in ("async_hold", "hold"):
+    page.limit(worker, "task-timeout-soft", "blip", 1)
+    page.shows("time limits set successfully")
+    with pytest.raises(SoftTimeLimitExceeded):
+        worker.get("blip", 1, 30)
+    page.limit(worker, "task-timeout-hard", "async_blip", 1)
+    page.shows("time limits set successfully")
+    with pytest.raises(TimeLimitExceeded):
+        worker.get("async_blip", 1, 30)
+    for name in ("async_hold", "hold", "blip", "async_blip"):
         worker.tell("time_limit", name, soft=None, hard=None)
     worker.tell("rate_limit", "limited", "1000/s")
     page.limit(worker, "task-rate-limit", "limited", 1)

@@ -20,6 +20,8 @@ TASKS_IN_A_ROUND = 40
 ROUNDS = max(10, int(10_000 * SCALE) // TASKS_IN_A_ROUND)
 AT_ONCE = 5
 WARM_UP = 5
+MOST_GROWN_KIB = 16 * 1024
+"""Each process apart, of which the children have 66 MiB: what is loaded when it is first needed."""
 IN_CODE = "by the worker"
 
 
@@ -95,18 +97,18 @@ def test_every_result_is_right_and_memory_stays_flat(redis_url: str, tmp_path: P
         pids = [w.pid for w in (first, second)]
         for worker in (first, second):
             pids += worker.ask("stats")["pool"]["processes"]
-        before, began = rss_kib(pids), time.monotonic()
+        before, began = {pid: rss_kib([pid]) for pid in pids}, time.monotonic()
         for start in range(WARM_UP, ROUNDS, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, ROUNDS))
             check(first, [pair for number in numbers for pair in one_round(first, number)])
         seconds = time.monotonic() - began
-        grown = rss_kib(pids) - before
-        assert grown < 0.25 * before, f"{grown} KiB more than {before} KiB"
+        grown = {pid: rss_kib([pid]) - before[pid] for pid in pids}
+        assert max(grown.values()) < MOST_GROWN_KIB, f"{grown} KiB more than {before} KiB"
         kinds = {name: n for w in (first, second) for name, n in w.ask("stats")["total"].items()}
         assert len(kinds) >= 20, kinds
         print(  # noqa: T201 - for whoever runs it with -s
             f"{ROUNDS * TASKS_IN_A_ROUND} tasks of {len(kinds)} kinds, {seconds:.1f} s for all but "
-            f"the first {WARM_UP * TASKS_IN_A_ROUND}; {grown} KiB more than {before} KiB"
+            f"the first {WARM_UP * TASKS_IN_A_ROUND}; grown by {sorted(grown.values())} KiB"
         )
 
 

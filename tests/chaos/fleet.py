@@ -156,6 +156,12 @@ class Fleet:
         """How many children have been killed, with their workers or alone."""
         return self.done["kill_a_child"] + 2 * self.done["kill_a_worker"]
 
+    @property
+    def holds(self) -> int:
+        """How often children were held up in the middle of something, or cut off from Redis."""
+        names = ("stop_a_child", "stop_a_worker", "cut_connections", "restart_redis")
+        return sum(self.done[name] for name in names)
+
     def _child(self) -> int | None:
         worker = self._rng.choice(self.workers)
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, GroupResult
 
 from tests.acceptance.test_many_tasks import (
+    MOST_GROWN_KIB,
     SCALE,
     TASKS_IN_A_ROUND,
     Fails,
@@ -87,16 +89,16 @@ def is_claimed_by_the_dead(app: Any, result: Any, logs: str) -> bool:
     return all(AsyncResult(part.id, app=app).ready() for part in parts)
 
 
-def judge(app: Any, sent: list[tuple[Any, Any]], logs: str, kills: int) -> list[str]:
-    """Every task whose end is missing or wrong."""
-    wrong, stuck = [], []
+def judge(app: Any, sent: list[tuple[Any, Any]], logs: str, fleet: Fleet) -> list[str]:
+    """Every task whose end is missing or wrong; what Celery does itself is excused, up to a few."""
+    wrong, stuck, late = [], [], []
     for result, expected in sent:
         try:
             got = outcome(app, result)
         except CeleryTimeoutError as error:
             if is_noted_late(app, result, logs):
-                continue
-            if is_claimed_by_the_dead(app, result, logs):
+                late.append(f"{result!r}: RETRY over its success")
+            elif is_claimed_by_the_dead(app, result, logs):
                 stuck.append(f"{result!r}: its chord is stuck")
             else:
                 wrong.append(f"{result!r}: {error!r} instead of {expected!r}")
@@ -108,8 +110,10 @@ def judge(app: Any, sent: list[tuple[Any, Any]], logs: str, kills: int) -> list[
         else:
             if isinstance(expected, Fails) or (expected is not ... and got != expected):
                 wrong.append(f"{result!r}: {got!r} instead of {expected!r}")
-    print(f"chords that died with whoever was to send their body: {len(stuck)}")
-    return wrong if len(stuck) <= kills else wrong + stuck
+    print(f"chords that died with whoever was to send their body: {stuck}; noted late: {late}")
+    for excused, most in ((stuck, fleet.kills // 2), (late, fleet.holds)):
+        wrong += excused if len(excused) > most else []
+    return wrong
 
 
 def test_all_that_was_sent_comes_to_its_right_end(tmp_path: Path) -> None:
@@ -121,6 +125,7 @@ def test_all_that_was_sent_comes_to_its_right_end(tmp_path: Path) -> None:
         for number in range(3):
             check(caller, one_round(caller, number))
         before = rss_kib(fleet.processes())
+        memory: defaultdict[int, list[int]] = defaultdict(list)
         for start in range(0, ROUNDS, AT_ONCE):
             for number in range(start, min(start + AT_ONCE, ROUNDS)):
                 sent += one_round(caller, number)
@@ -128,19 +133,24 @@ def test_all_that_was_sent_comes_to_its_right_end(tmp_path: Path) -> None:
             print(f"{time.monotonic() - began:.1f} s, {fleet.waiting()} waiting: {fault.__name__}")
             fault()
             eventually(lambda: fleet.waiting() < MOST_WAITING, f"progress\n{fleet.logs()}")
+            for worker in fleet.workers:
+                memory[worker.pid].append(rss_kib([worker.pid]))
         stormed = time.monotonic()
         print(f"{stormed - began:.1f} s, the last fault")
         asker = producer(fleet.url, fleet.queue)
         settled(fleet)
-        wrong = judge(asker, sent, fleet.logs(), fleet.kills)
+        wrong = judge(asker, sent, fleet.logs(), fleet)
         assert not wrong, f"CAPSULE_CHAOS_SEED={SEED}\n" + "\n".join(wrong) + fleet.logs()
         after = rss_kib(fleet.processes())
+        eldest = max(memory.values(), key=len)
         for app in (asker, caller.app):
             app.backend.remove_pending_result = forget  # the server leaves before the results do
             close(app)
         fleet.leave()
         print(
             f"{ROUNDS * TASKS_IN_A_ROUND} tasks, {sum(fleet.done.values())} faults, "
-            f"{time.monotonic() - began:.1f} s; memory {before} KiB, {after} KiB at the end"
+            f"{time.monotonic() - began:.1f} s; memory {before} KiB, {after} KiB at the end; "
+            f"of the worker that lived longest {eldest} KiB"
         )
+        assert eldest[-1] - eldest[0] < MOST_GROWN_KIB, eldest
         assert after < 1.5 * before, f"{after} KiB after {before} KiB"

@@ -19,6 +19,7 @@ from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.doorbells import Doorbells
 from capsule_tasks.storage.execution_types import Event, Page, RecentEntry, State
 from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.operations import new_operation
 from capsule_tasks.storage.pipeline import PipelinedConnection
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ _FIRST_LOOK_S = 0.5
 _LAST_LOOK_S = 15.0
 _AGAIN_S = 0.5
 MOST_OUTAGE_S = 60.0
+_MOST_TELLING_S = 15.0
+"""A failover takes seconds; whoever cancels waits for it, but not for as long as a watcher does."""
 _GRACE_S = 0.25
 """A task's result is stored by its child, its last event a moment later by its worker."""
 _CLAIM_S = 0.25
@@ -133,7 +136,10 @@ class Watchtower:
         A task that began some milliseconds ago may not have been claimed yet: its worker hears
         of the command and does so at once, which is waited for a little.
         """
-        state = await self.store.tell(execution_id, command)
+        told = new_operation()
+        state = await through_outages(
+            lambda: self.store.tell(execution_id, command, command_id=told), _MOST_TELLING_S
+        )
         if state not in ("unknown", "waiting"):
             return state
         channel = self.store.core.keys_of(execution_id).channel

@@ -1,8 +1,9 @@
 """From `print` to frames: attributed, batched, bounded.
 
 Each execution has one `Sink`. Writers append to a list, which costs a fraction of a microsecond;
-the text leaves in three ways: the writer sends it when a chunk is full, the pump when it has
-waited long enough, and the end of the execution before its terminal message.
+the text leaves in three ways: the writer sends it when a chunk is full, or a line after a rest, so
+that last words before a crash are heard; the pump when it has waited long enough; and the end of
+the execution before its terminal message.
 
 What may be on its way is bounded by credit that the parent grants as its consumer reads. Without
 credit a writer waits (`block`) or the oldest text is dropped and counted (`drop_oldest`).
@@ -76,6 +77,8 @@ class Sink:
         self._written = 0
         self._counted = 0
         self._gathered = False
+        self._has_sent_line = False
+        """Since the pump's last turn."""
         self._window = settings.window_bytes
         self._chunk = settings.chunk_bytes
         # A little less than a chunk, or what goes over the mark would be a message of its own.
@@ -117,9 +120,18 @@ class Sink:
             self._check_limit(self._limit)
         if self.size >= self._full:
             self.flush()
-        elif not self._gathered:
+            return
+        is_gathered, self._gathered = self._gathered, True
+        if not self._has_sent_line and self._ends_a_line():
+            self._has_sent_line = True
+            self.flush_ready()
             self._rest()
+        if not is_gathered:
             self._pump.gather(self)
+
+    def _ends_a_line(self) -> bool:
+        last = self.parts[-1:]  # the pump may take it just now
+        return bool(last) and last[0].endswith("\n")
 
     def flush(self) -> None:
         """Send everything; waits for credit, or drops, as configured."""
@@ -207,20 +219,22 @@ class Sink:
         if self._sealed:
             self._relay()
             return False
-        sent_any = bool(self.parts or self._segments)
+        sent_any = bool(self.parts or self._segments or self._has_sent_line)
+        self._has_sent_line = False
         self.flush_ready()
         if sent_any:
+            self._rest()
             return not self._segments  # out of credit: `add_credit` rings again
         self._gathered = False
         self.mark = 1
         if not self.parts:
             return False
-        self._rest()  # written between the two looks
+        self._gathered = True  # written between the two looks
+        self._rest()
         return True
 
     def _rest(self) -> None:
         """The pump has this sink in hand: writers need not come before a chunk is full."""
-        self._gathered = True
         if self._limit is None:
             self.mark = self._full
 

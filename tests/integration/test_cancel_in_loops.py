@@ -24,8 +24,8 @@ LOOPS = {
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
 async def test_the_try_around_a_loop_sees_the_cancel(session: Session, loop: str) -> None:
     source = (
-        "busy = 1\nprint('at work')\n"
-        f"try:\n    {loop}\n"
+        "busy = 1\n"
+        f"try:\n    print('at work')\n    {loop}\n"
         "except BaseException as error:\n    print(type(error).__name__)\n    raise\n"
         "finally:\n    print('finally ran')"
     )

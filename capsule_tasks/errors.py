@@ -99,9 +99,12 @@ class FrameTooLarge(CallerError, ValueError):
 class TaskNotCarried(CallerError, ValueError):
     """A task's message, or its end, does not fit between the worker and its child."""
 
-    def __init__(self, name: str, task_id: str, why: str) -> None:
+    def __init__(self, name: str, task_id: str = "", why: str | None = None) -> None:
+        """Or of the message alone, as Celery makes it anew from a stored result."""
         super().__init__(
-            f"task {name}[{task_id}] cannot pass between the worker and its child, and is not "
+            name
+            if why is None
+            else f"task {name}[{task_id}] cannot pass between the worker and its child, and is not "
             f"delivered again: {why}"
         )
         self.task_id = task_id
@@ -165,9 +168,14 @@ class Unconfined(OperatorError):
 class LostTooOften(OperatorError):
     """A task was delivered again and again, and its process was lost each time."""
 
-    def __init__(self, name: str, task_id: str, losses: int, last: Exception | None) -> None:
+    def __init__(
+        self, name: str, task_id: str = "", losses: int = 0, last: Exception | None = None
+    ) -> None:
+        """Or of the message alone, as Celery makes it anew from a stored result."""
         super().__init__(
-            f"task {name}[{task_id}] is not delivered again: it has cost {losses} processes, "
+            name
+            if not losses
+            else f"task {name}[{task_id}] is not delivered again: it has cost {losses} processes, "
             f"the last with {last or 'its whole worker.'} Give it more memory or mend it, or raise "
             "capsule_loss_limit"
         )

@@ -8,8 +8,9 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import celery
 from celery.result import EagerResult
 
 from capsule_tasks.client.execution import EagerExecution, Execution
@@ -23,16 +24,30 @@ class Task:
     backend: Any
 
     def AsyncResult(self, task_id: str, **options: Any) -> Execution:  # noqa: N802 - Celery's
-        """The execution of an id."""
-        return Execution(
-            task_id, backend=self.backend, task_name=self.name, app=self.app, **options
-        )
+        """The execution of an id; of a class with results of its own it is one of those too."""
+        theirs: Any = super().AsyncResult  # type: ignore[misc]
+        if theirs.__func__ is celery.Task.AsyncResult:
+            return Execution(
+                task_id, backend=self.backend, task_name=self.name, app=self.app, **options
+            )
+        result: Any = theirs(task_id, **options)
+        kind: Any = type(result)
+        result.__class__, result.app = _execution(kind), self.app
+        return cast("Execution", result)
 
     def apply(self, *args: Any, **options: Any) -> Any:
         """Run it here and now; coroutines too."""
         _let_run_eagerly(self)
         result = super().apply(*args, **options)  # type: ignore[misc]
         return EagerExecution.of(result) if type(result) is EagerResult else result
+
+
+@functools.cache
+def _execution(base: Any) -> type:
+    """A class of results that is `base` and an `Execution`."""
+    if issubclass(base, Execution):
+        return cast("type", base)
+    return type(base.__name__, (Execution, base), {"__module__": base.__module__})
 
 
 def mixed(base: type) -> type:

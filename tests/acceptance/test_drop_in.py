@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task, chain, group
+from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.contrib.testing.worker import start_worker
+from celery.result import AsyncResult
 
 from capsule_tasks import Capsule, Execution
 from capsule_tasks.client import EagerExecution
@@ -60,6 +62,31 @@ def test_a_task_class_of_ones_own_is_mixed_with() -> None:
     assert isinstance(t, Own)
     assert isinstance(t, CapsuleTask)
     assert t.shout() == "T"
+
+
+@pytest.mark.parametrize("has_options", [True, False])
+def test_a_task_class_with_results_of_its_own_keeps_them(*, has_options: bool) -> None:
+    class OwnResult(AsyncResult):
+        def shout(self) -> str:
+            return str(self.id).upper()
+
+    class WithResults(Task):
+        def AsyncResult(self, task_id: str, **options: Any) -> OwnResult:  # noqa: N802 - Celery's
+            return OwnResult(task_id, app=self.app, **options)
+
+    app = make_app()
+    Capsule(app)
+
+    @app.task(shared=False, name="t", base=WithResults if has_options else AbortableTask)
+    def t() -> int:
+        return 1
+
+    for result in (t.AsyncResult("x"), t.delay()):
+        assert isinstance(result, Execution)
+        assert isinstance(result, OwnResult if has_options else AbortableAsyncResult)
+        assert result.app is app
+    if has_options:
+        assert t.AsyncResult("x").shout() == "X"
 
 
 def test_tasks_that_exist_already_and_those_with_a_base_are_mixed_with() -> None:

@@ -15,9 +15,11 @@ from capsule_tasks.errors import (
     CapsuleError,
     ExecutionCancelled,
     InternalError,
+    LostTooOften,
     OperatorError,
     RetryError,
     StorageError,
+    TaskNotCarried,
 )
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type)]
@@ -107,3 +109,12 @@ def test_who_does_not_know_this_package_can_catch_the_builtin(name: str, builtin
 def test_a_cancelled_execution_is_a_ctrl_c_to_libraries_and_no_error_of_ours() -> None:
     assert issubclass(ExecutionCancelled, KeyboardInterrupt)
     assert not issubclass(ExecutionCancelled, Exception)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TaskNotCarried("t", "1", "it is too large"), LostTooOften("t", "1", 5, None)],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_ends_a_task_is_made_anew_as_celery_does_it(error: CapsuleError) -> None:
+    assert str(type(error)(*error.args)) == str(error)

@@ -151,7 +151,7 @@ def _live(
         config,
         _end_with_parent,
     ).start()
-    log.info("effective settings: %s", _told(config))
+    log.debug("effective settings: %s", _told(config))
     ready.timestamp = time.monotonic()
     outbox.control(ready)
     lane.run()

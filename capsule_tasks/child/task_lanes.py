@@ -178,6 +178,8 @@ class BlockingTaskLane(_TaskLane):
         self._end_if_copied()
         if self._asked_by:
             # Its `finally` blocks have run. No result of it must be taken for the task's.
+            with contextlib.suppress(Exception):
+                self._tracer.farewell()
             _die_by(self._asked_by)
         self._endings.finish(execution, message)
 

@@ -56,7 +56,12 @@ capsule.add_command(health)
 @capsule.command()
 @click.argument("execution_id")
 @click.option("--after", help="Only what was said after the event of this id.")
-@click.option("--group", "total", type=int, help="It is the id of a group of so many members.")
+@click.option(
+    "--group",
+    "total",
+    type=click.IntRange(min=1),
+    help="It is the id of a group of so many members.",
+)
 @click.option("--raw", is_flag=True, help="Let terminal control sequences of the output pass.")
 @json_option
 @click.pass_context
@@ -121,9 +126,15 @@ def _tail_group(group: GroupExecution, *, as_json: bool) -> int:
 def cancel(
     ctx: click.Context, execution_ids: tuple[str, ...], grace_s: float | None, as_json: bool
 ) -> None:
-    """Have executions stopped, begun or not."""
+    """Have executions stopped, begun or not; of a group that was saved, all its members."""
+    app = _app(ctx)
     for execution_id in execution_ids:
-        asked = Execution(execution_id, app=_app(ctx)).cancel(grace_s)
+        group = _group(app, execution_id, None)
+        if group is None:
+            asked: Any = Execution(execution_id, app=app).cancel(grace_s)
+        else:
+            counts = group.cancel(grace_s)
+            asked = counts if as_json else ", ".join(f"{n} {how}" for how, n in counts.items())
         if as_json:
             click.echo(views.line_of({"id": execution_id, "cancel": asked}))
         else:
@@ -197,7 +208,12 @@ def _stack_by_stream(app: Any, execution_id: str, timeout_s: float) -> dict[str,
 @capsule.command()
 @click.option("--state", type=click.Choice(_STATES))
 @click.option("--task", help="Only of the task of this name.")
-@click.option("--since", "since_s", type=float, help="Only of the last so many seconds.")
+@click.option(
+    "--since",
+    "since_s",
+    type=click.FloatRange(min=0, max=1e10),
+    help="Only of the last so many seconds.",
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @json_option
 @click.pass_context
@@ -279,4 +295,5 @@ def _app(ctx: click.Context) -> Any:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        if stream is not None:  # it was closed by whoever began this
+            stream.flush()

@@ -184,23 +184,30 @@ class Streaming:
     ) -> None:
         """Answer the question it asks: the one that is open, or the one that is named.
 
-        NotAsking if none is open; the first answer of several counts.
+        NotAsking if none is open; the first answer of several counts. One that was answered through
+        this object is not answered again, though the task may not have taken it yet.
         """
         check_type("text", text, str)
+        answered: set[str] = self.__dict__.setdefault("_answered", set())
         if request_id is None:
-            request = await self.aquestion()
-            if request is None:
+            open_ones = await self._open_questions()
+            request_id = next((one for one in open_ones if one not in answered), None)
+            if request_id is None:
                 raise NotAsking(self.id)
-            request_id = request.id
+        check_type("request_id", request_id, str)
         asked = await self._tell(RespondCommand(text=text, request_id=request_id, eof=eof))
         if asked != "asked":
             raise NotAsking(self.id)
+        answered.add(request_id)
 
     def respond(self, text: str, *, request_id: str | None = None, eof: bool = False) -> None:
         hub.call(self.arespond(text, request_id=request_id, eof=eof))
 
     async def aquestion(self) -> InputRequest | None:
         """The question that it asks now, if it does; of several the first that is open."""
+        return next(iter((await self._open_questions()).values()), None)
+
+    async def _open_questions(self) -> dict[str, InputRequest]:
         questions: dict[str, InputRequest] = {}
         for event in await self.atail(10_000):
             match event.message:
@@ -210,7 +217,7 @@ class Streaming:
                     questions.pop(request_id, None)
                 case AttemptEnded() | Ended():
                     questions.clear()  # whoever died while asking has not closed them
-        return next(iter(questions.values()), None)
+        return questions
 
     def question(self) -> InputRequest | None:
         return hub.call(self.aquestion())
@@ -324,10 +331,15 @@ def check_grace(grace_s: float | None) -> None:
         raise ValueError(f"grace_s = {grace_s!r}: must be from 0 to 86400 seconds")
 
 
+_LARGEST_ID = 2**53
+"""Beyond that the numbers of Redis's scripts are not exact."""
+
+
 def _check_id(after: str | None) -> None:
     if after is None:
         return
     check_type("after", after, str)
     attempt, dash, seq = after.partition("-")
-    if not (dash and attempt.isdigit() and seq.isdigit()):
+    is_one = bool(dash) and all(part.isdecimal() and part.isascii() for part in (attempt, seq))
+    if not is_one or max(int(attempt), int(seq)) > _LARGEST_ID:
         raise ValueError(f"after = {after!r}: must be the id of an event")

@@ -34,6 +34,7 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
+from capsule_tasks.taskpool.delay import Delay
 from capsule_tasks.taskpool.endings import another, ending_of_traced
 from capsule_tasks.taskpool.jobs import SILENT, Job, Stage
 from capsule_tasks.taskpool.losses import Losses
@@ -50,6 +51,11 @@ A blocking one has one job, whose slot is taken until then: one that is ended is
 coroutines of an async one may go on for hours, and those that wait have no part in that.
 """
 _RETRY_S = 1.0
+_TIDY_S = 0.1
+"""What a task has for its `finally` blocks at a hard limit, as under prefork."""
+_UNHEARD_S = 0.05
+"""A child that was free has begun by then. Code that holds the interpreter from its first line, or
+stops its own process, keeps the child from saying so; limits and cancels count all the same."""
 MOST_BARREN = 3
 """Children in a row that may end before their first task, until their successors are delayed."""
 _FIRST_PAUSE_S = 0.1
@@ -120,6 +126,7 @@ class Crew:
         self._early: list[Job] = []
         self._losses = Losses(limits.losses, limits.losses_url, limits.losses_prefix)
         self._outcomes = Outcomes(bridge, self._losses, self._spawn, on_over, on_told)
+        self._unheard = Delay[tuple[Member, Job]](_UNHEARD_S, self._on_unheard)
         self._stopped = False
         self._era = 0
         """Grows when all are replaced: whoever was asked for before may be what is replaced."""
@@ -387,6 +394,14 @@ class Crew:
             job.stage = Stage.WAITING
             self.waiting[member.kind].appendleft(job)
             self._give_up(member, error)
+        else:
+            if member.kind == "blocking":
+                self._unheard.add((member, job))
+
+    def _on_unheard(self, sent: list[tuple[Member, Job]]) -> None:
+        for member, job in sent:
+            if member.jobs.get(job.execution_id) is job:
+                self._accept(member, job, time.monotonic() - _UNHEARD_S)
 
     # --- what children say ---------------------------------------------------------------------
 
@@ -409,6 +424,7 @@ class Crew:
         if job.stage is not Stage.SENT:
             return
         job.stage = Stage.ACCEPTED
+        self._unheard.discard((member, job))
         waits = job.acks_when_claimed and job.publication is not SILENT
         self._bridge.put(partial(job.say_accepted, member.pid, accepted_at, puts_ack_off=waits))
         claimed = partial(self._bridge.put, job.say_claimed) if waits else None
@@ -463,8 +479,12 @@ class Crew:
         job.is_over_limit = True  # told once it is stopped: it may come to its end before
         if member.kind == "async":
             self._spawn(member.session.cancel(job.execution_id, _ASYNC_GRACE_S))
-        else:
+        elif job.signum is not None:  # it was asked to leave before
             self._kill(member)
+        else:
+            member.worn = member.worn or "a task met its hard limit"
+            member.session.signal(signal.SIGTERM)
+            asyncio.get_running_loop().call_later(_TIDY_S, self._kill, member)
 
     def _on_state(self, member: Member, _old: SessionState, _new: SessionState) -> None:
         """The child has ended; its jobs have heard so already."""

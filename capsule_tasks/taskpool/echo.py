@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from celery.signals import setup_logging
 from celery.utils.log import get_logger, mlevel
 
 from capsule_tasks.protocol.flow import utf8_size
@@ -86,7 +87,8 @@ class Echo:
     """
 
     def __init__(self, app: Any) -> None:
-        redirects = bool(app.conf.worker_redirect_stdouts)
+        # Celery redirects nothing where the app has set up logging by itself.
+        redirects = bool(app.conf.worker_redirect_stdouts) and not setup_logging.receivers
         self._level = mlevel(app.conf.worker_redirect_stdouts_level) if redirects else None
         self._logger = get_logger(_REDIRECTED)
         self._lines = Lines(self._log)

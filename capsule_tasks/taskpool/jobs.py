@@ -203,6 +203,8 @@ class Job:
         """The pool could not bring it to its end."""
         if self._error_callback is not None:
             self._error_callback(info_of(error))
+        if isinstance(error, TaskNotCarried) and self._acks_early:
+            self.request.acknowledge()  # it has not begun, and would come again for ever
 
     def say_hard_limit(self) -> None:
         self.say_failed(TimeLimitExceeded(self.hard_limit_s))

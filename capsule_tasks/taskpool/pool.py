@@ -277,7 +277,8 @@ class TaskPool(BasePool):
                 self._release_semaphore()
             job.say_failed(error)
 
-        job = Job.never_called(args[0], args[1], error_callback=error_callback)
+        request = getattr(error_callback, "__self__", None)
+        job = Job.never_called(args[0], args[1], error_callback=error_callback, request=request)
         self._bridge.put(refuse)
 
     def _limits(

@@ -146,6 +146,7 @@ class TruthfulRequest:
     ) -> None:
         stored = self._stored_end()
         if stored is None:
+            signum = _signal_of(signum)
             super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
         else:
             self._already_revoked = True
@@ -212,6 +213,14 @@ class TruthfulRequest:
                 backend.on_chord_part_return(self._context, stored["status"], stored.get("result"))
             except Exception as fault:  # noqa: BLE001 - a result backend may raise anything
                 log.warning("the chord of %s[%s] may not end: %s", self.name, self.id, fault)
+
+
+def _signal_of(signum: Any) -> Any:
+    """Celery passes on what `Terminated` says: the text of a negative number."""
+    try:
+        return abs(int(signum))
+    except (TypeError, ValueError):
+        return signum
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import contextvars
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,6 +113,13 @@ def tell_process_init(**_: Any) -> None:
     print(f"process {os.getpid()} begins")
     if os.environ.get("TEST_MARK_PROCESSES"):
         mark("process_init", os.getpid())
+
+
+if os.environ.get("TEST_OWN_LOGGING"):
+
+    @signals.setup_logging.connect
+    def log_in_ones_own_way(**_: Any) -> None:
+        logging.basicConfig(level=logging.INFO)
 
 
 @signals.worker_process_shutdown.connect
@@ -313,6 +321,21 @@ def paint(key: str) -> None:
     """Writes a colour, and what would move the cursor, ring, and set the title."""
     print("\x1b[31mred\x1b[0m \x1b[2J\x1b[1;1Hmoved\x07 \x1b]0;title\x07end", flush=True)
     app.backend.client.blpop(f"go:{key}", 60)
+
+
+@app.task(name="grip")
+def grip(how: str) -> None:
+    """Says nothing more, not even that it has begun: its process cannot."""
+    if how == "interpreter":
+        re.match(r"(a+)+$", "a" * 40 + "b")  # holds it for hours
+    else:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@app.task(name="last_words")
+def last_words() -> None:
+    print("last words")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(name="ask")

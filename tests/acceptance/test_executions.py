@@ -21,7 +21,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from capsule_tasks.client import Execution, GroupExecution
-from capsule_tasks.errors import InvalidId
+from capsule_tasks.errors import InvalidId, NotAsking
 from capsule_tasks.protocol.events import Accepted, AttemptEnded, Begun, Ended, Outcome
 from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
 from scripts._redis_server import PrivateServer, free_port
@@ -277,6 +277,47 @@ def test_a_message_that_was_sent_twice_has_one_end(worker: Worker) -> None:
 def test_a_lost_child_ends_its_execution_with_what_it_had_said(worker: Worker) -> None:
     end = end_of(Execution.of(worker.send("die", "kill")))
     assert (end.outcome, end.type) == (Outcome.FAILED, "WorkerLostError")
+
+
+def test_last_words_before_a_crash_are_heard(worker: Worker) -> None:
+    for _ in range(5):
+        assert "".join(Execution.of(worker.send("last_words")).output()) == "last words\n"
+
+
+@pytest.mark.parametrize("how", ["interpreter", "process"])
+def test_what_cannot_say_that_it_runs_is_cancelled(worker: Worker, how: str) -> None:
+    for number in range(4):
+        worker.get("add", number, 1)
+    execution = Execution.of(worker.send("grip", how))
+    claimed(execution)
+    assert execution.cancel(grace_s=0.2) == "asked"
+    assert end_of(execution).outcome == Outcome.CANCELLED
+    with pytest.raises(TaskRevokedError):
+        execution.get(timeout=HANG_S)
+    stats = worker.ask("stats")["pool"]["capsule"]
+    assert stats["jobs"] == 0, stats
+
+
+def test_answers_in_a_row_go_to_one_question_each(worker: Worker) -> None:
+    names = ["a? ", "b? ", "c? "]
+    execution = Execution.of(worker.send("ask_in_threads", *names))
+
+    def all_are_asked() -> bool:
+        asked = [event for event in execution.tail() if isinstance(event.message, InputRequest)]
+        return len(asked) == len(names)
+
+    eventually(all_are_asked, "all questions")
+    for answer in "123":
+        execution.respond(answer)
+    assert sorted(execution.get(timeout=HANG_S)) == ["1", "2", "3"]
+    with pytest.raises(NotAsking):
+        execution.respond("4")
+
+
+@pytest.mark.parametrize("after", ["9" * 30 + "-1", "1-" + "9" * 30, "\u0661-1", "1-1-1", "-1"])
+def test_an_event_has_an_id_that_redis_can_count(worker: Worker, after: str) -> None:
+    with pytest.raises(ValueError, match="must be the id of an event"):
+        next(Execution(unique(), app=worker.app).events(after))
 
 
 def test_a_cancel_before_the_start_is_seen_at_the_start(

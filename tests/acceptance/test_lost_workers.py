@@ -112,6 +112,21 @@ def test_what_comes_again_has_an_attempt_that_was_lost_and_one_that_ends(
     assert events[-1].message.outcome == Outcome.SUCCEEDED
 
 
+def test_what_is_asked_is_asked_again_in_an_attempt_under_a_new_lease(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with Worker(redis_url, tmp_path, **LEASE) as worker:
+        execution = Execution.of(worker.send("ask", "what? "))
+        eventually(execution.question, "its question")
+        client, before = worker.app.backend.client, execution.snapshot().attempt
+        owner = client.hget(f"capsule:{{E:{execution.id}}}:meta", "owner").decode()
+        assert client.delete(f"capsule:{{W:{owner}}}")
+        eventually(lambda: execution.snapshot().attempt > before, "another attempt")
+        eventually(execution.question, "the question again")
+        execution.respond("this")
+        assert execution.get(timeout=HANG_S) == "heard this"
+
+
 def test_a_stopped_worker_is_taken_for_dead_and_what_it_says_later_is_refused(
     redis_url: str, tmp_path: Path
 ) -> None:

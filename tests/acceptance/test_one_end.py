@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
+from capsule_tasks.errors import TaskNotCarried
 from tests.acceptance.workers import HANG_S, Events, Worker, eventually, listening, unique
 
 ENDS = {
@@ -56,6 +57,24 @@ def test_a_task_that_refuses_to_leave_has_succeeded(worker: Worker, events: Even
     worker.go(key)
     assert result.get(timeout=HANG_S) == "done"
     assert end_of(events, result) == "task-succeeded"
+
+
+def test_a_message_that_cannot_be_sent_to_a_child_is_settled(worker: Worker) -> None:
+    if worker.is_prefork:
+        pytest.skip("prefork sends it")
+    result = worker.sig("add", 1, 1).apply_async(headers={"large": 1 << 70})
+    with pytest.raises(TaskNotCarried, match="is not delivered again"):
+        result.get(timeout=HANG_S)
+    eventually(lambda: all_acknowledged(worker, result), "its acknowledgement")
+
+
+def test_the_signal_that_ended_a_task_is_told(worker: Worker, events: Events) -> None:
+    key = unique()
+    result = worker.send("busy", key)
+    worker.heard(key)
+    worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
+    (told,) = [e for e in events.of(result.id, until=ENDS) if e["type"] == "task-revoked"]
+    assert (told["signum"], told["terminated"], told["expired"]) == (signal.SIGTERM, True, False)
 
 
 def test_a_stronger_signal_may_follow(worker: Worker, events: Events) -> None:

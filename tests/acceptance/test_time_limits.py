@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
-from tests.acceptance.workers import HANG_S, Worker
+from tests.acceptance.workers import HANG_S, Worker, unique
 
 LONG_S = 30.0
 SOFT, HARD = 0.5, 1.0
@@ -29,6 +29,29 @@ def test_a_call_may_have_other_limits_than_its_task(worker: Worker) -> None:
     assert worker.get("sleep_within", 0.6, soft_time_limit=20) == 0.6
     with pytest.raises(TimeLimitExceeded):
         worker.get("sleep", LONG_S, time_limit=0.3)
+
+
+def test_what_is_ended_has_a_moment_to_tidy_up(redis_url: str, tmp_path: Path, pool: str) -> None:
+    with Worker(redis_url, tmp_path, pool=pool, TEST_MARK_PROCESSES="1") as worker:
+        limited, terminated = unique(), unique()
+        worker.send("tidy", limited, time_limit=1)
+        worker.heard(limited)
+        worker.heard(f"{limited}:finally")
+        worker.heard("process_shutdown")
+        result = worker.send("tidy", terminated)
+        worker.heard(terminated)
+        worker.tell("revoke", result.id, terminate=True)
+        worker.heard(f"{terminated}:finally")
+        worker.heard("process_shutdown")
+
+
+@pytest.mark.parametrize("how", ["interpreter", "process"])
+def test_a_task_that_cannot_say_that_it_runs_has_its_limit(worker: Worker, how: str) -> None:
+    for number in range(4):  # its child is warm: it has begun before another thread has a turn
+        worker.get("add", number, 1)
+    with pytest.raises(TimeLimitExceeded):
+        worker.get("grip", how, time_limit=1)
+    assert worker.get("add", 1, 1) == 2
 
 
 @pytest.mark.parametrize("is_option", [True, False], ids=["options", "settings"])

@@ -59,6 +59,15 @@ def test_a_log_file_has_what_tasks_log_and_what_they_print_if_that_is_redirected
         assert ("WARNING" in printed) == redirects
 
 
+def test_an_app_with_logging_of_its_own_has_what_its_tasks_print_as_it_is(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
+    word = unique()
+    with Worker(redis_url, tmp_path, pool=pool, TEST_OWN_LOGGING="1") as worker:
+        worker.get("speak", word)
+        eventually(lambda: f"\nprinted {word}\n" in worker.log, "what it prints")
+
+
 def test_a_worker_takes_from_each_of_its_queues(redis_url: str, tmp_path: Path, pool: str) -> None:
     queues = [unique("a"), unique("b")]
     options = ("-Q", ",".join(queues))

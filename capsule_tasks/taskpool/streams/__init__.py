@@ -8,7 +8,7 @@ still write, and for whether it is over. What is here may be stale, and is refus
 - `admission`: on its way to the crew, a job begins at once, or when its attempt is claimed.
 - `publication`: one job, from there to its end. It has a `backlog` of what waits to be sent, an
   `attempt` that makes the calls, a `line` that they go on, and `orders` that it hears.
-- `room`, `delay`: what all publications share: bytes, and timers.
+- `room`: the bytes that all publications share.
 - `discarded`: tasks that never come to the crew, and end all the same.
 - `notes`: the indexes that follow; `reaper`: the ends of what another worker held, which is gone.
 """

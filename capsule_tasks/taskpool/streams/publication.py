@@ -92,7 +92,7 @@ class Publication:
         self.phase = Phase.CLAIMING
         self.attempt = attempt
         self.backlog = Backlog(streams.settings, streams.room)
-        self.questions: dict[str, None] = {}
+        self.questions: dict[str, InputRequest] = {}
         """The requests that wait for an answer, in order."""
         self.has_begun = False
         self.is_held = False
@@ -157,6 +157,8 @@ class Publication:
         if self.is_live and self.attempt.owner != owner:
             self.phase = Phase.CLAIMING
             self.attempt.name_claim(self._streams.new_claim())
+            for question in self.questions.values():  # those of an attempt that is over are closed
+                self.backlog.add(question)
             await self.claim(owner, self.attempt.owner)
 
     async def claim(self, owner: str, held_by: str = "") -> None:
@@ -226,7 +228,7 @@ class Publication:
         if not self.is_heard or not isinstance(message, _MESSAGES):
             return None
         if isinstance(message, InputRequest):
-            self.questions[message.id] = None
+            self.questions[message.id] = message
         elif isinstance(message, InputClosed):
             self.questions.pop(message.request_id, None)
         if not isinstance(message, Output):

@@ -15,12 +15,12 @@ from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSett
 from capsule_tasks.storage.doorbells import Doorbells
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
+from capsule_tasks.taskpool.delay import Delay
 from capsule_tasks.taskpool.endings import Ending
 from capsule_tasks.taskpool.jobs import Job, Stage
 from capsule_tasks.taskpool.streams.admission import MOST_CLAIMS, Admission
 from capsule_tasks.taskpool.streams.attempt import Attempt
 from capsule_tasks.taskpool.streams.background import AGAIN_S, Background
-from capsule_tasks.taskpool.streams.delay import Delay
 from capsule_tasks.taskpool.streams.notes import Notes
 from capsule_tasks.taskpool.streams.orders import Crew, Orders
 from capsule_tasks.taskpool.streams.publication import Phase, Publication

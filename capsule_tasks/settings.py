@@ -92,11 +92,14 @@ class OutputSettings(_Section, frozen=True, kw_only=True):
     """The most text that travels in one message."""
     flush_interval_s: float = 0.005
     """How long later output may gather before it is sent; the first byte is never delayed."""
+    lines_at_once: bool = False
+    """Whether its writer sends a line after a rest, so that a crash right behind finds it gone."""
 
     def __post_init__(self) -> None:
         self._one_of("backpressure", ("block", "drop_oldest"))
         self._at_least(1, "window_bytes", "chunk_bytes")
         self._at_least(0.0001, "flush_interval_s")
+        self._of_type(bool, "lines_at_once")
 
 
 class InputSettings(_Section, frozen=True, kw_only=True):

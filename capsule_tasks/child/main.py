@@ -151,7 +151,8 @@ def _live(
         config,
         _end_with_parent,
     ).start()
-    log.debug("effective settings: %s", _told(config))
+    # The children of a pool come and go, all with the same.
+    log.log(logging.DEBUG if config.app else logging.INFO, "effective settings: %s", _told(config))
     ready.timestamp = time.monotonic()
     outbox.control(ready)
     lane.run()

@@ -1,9 +1,9 @@
 """From `print` to frames: attributed, batched, bounded.
 
 Each execution has one `Sink`. Writers append to a list, which costs a fraction of a microsecond;
-the text leaves in three ways: the writer sends it when a chunk is full, or a line after a rest, so
-that last words before a crash are heard; the pump when it has waited long enough; and the end of
-the execution before its terminal message.
+the text leaves in three ways: the writer sends it when a chunk is full (where that is asked for,
+also a line after a rest), the pump when it has waited long enough, and the end of the execution
+before its terminal message.
 
 What may be on its way is bounded by credit that the parent grants as its consumer reads. Without
 credit a writer waits (`block`) or the oldest text is dropped and counted (`drop_oldest`).
@@ -77,6 +77,7 @@ class Sink:
         self._written = 0
         self._counted = 0
         self._gathered = False
+        self._lines_at_once = settings.lines_at_once
         self._has_sent_line = False
         """Since the pump's last turn."""
         self._window = settings.window_bytes
@@ -122,7 +123,9 @@ class Sink:
             self.flush()
             return
         is_gathered, self._gathered = self._gathered, True
-        if not self._has_sent_line and self._ends_a_line():
+        if not self._lines_at_once:
+            self._rest()
+        elif not self._has_sent_line and self._ends_a_line():
             self._has_sent_line = True
             self.flush_ready()
             self._rest()

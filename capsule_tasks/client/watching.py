@@ -292,7 +292,7 @@ class _Watch:
 
     def from_elsewhere(self, ended: Ended) -> Event:
         self.is_over = True
-        return Event(id=self.after or "0-0", at=0.0, message=ended)
+        return Event(id=f"{self._attempt}-{self._seq + 1}", at=0.0, message=ended)
 
     def _gap_before(self, event: Event) -> list[Event]:
         is_new = event.attempt != self._attempt

@@ -121,7 +121,9 @@ def profile(app: Any, lane: AppLaneSettings, *, size: int) -> Profile:
                 app=lane,
                 # A loop that is blocked takes none of what it is sent: all of it waits there.
                 executor=ExecutorSettings(max_waiting=max(_WAITING, lane.async_limit)),
-                output=OutputSettings(backpressure=setting(app, "capsule_output")),
+                output=OutputSettings(
+                    backpressure=setting(app, "capsule_output"), lines_at_once=True
+                ),
             ),
             timeouts=TimeoutSettings(
                 ready_s=setting(app, "capsule_ready_s"),

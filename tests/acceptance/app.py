@@ -444,7 +444,7 @@ def blip(number: int, seconds: float = 0, key: str = "") -> int:
 def hold(key: str) -> int:
     """Runs until the test says go."""
     mark(key, os.getpid())
-    app.backend.client.blpop(f"go:{key}", 30)
+    app.backend.client.blpop(f"go:{key}", 60)
     return os.getpid()
 
 

@@ -26,6 +26,7 @@ def flower(worker: Worker, directory: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.app", "flower"]
+    command.append("--inspect-timeout=4000")  # by itself it leaves out what takes over a second
     # Without it, and without a login, Flower's buttons answer 401.
     environment = worker.environment | {"FLOWER_UNAUTHENTICATED_API": "true"}
     with (directory / "flower.log").open("wb") as log:

@@ -169,6 +169,7 @@ def test_a_long_task_that_a_lost_connection_cancels_comes_again(tmp_path: Path, 
     ):
         worker.send("write_late", str(path), str(until))
         eventually(path.exists, "the first run")
+        eventually(lambda: worker.ask("active"), "the news of it")
         client = worker.app.backend.client
         for connection in client.client_list():
             if connection["name"] == name:

@@ -37,6 +37,8 @@ if "celery" not in sys.modules:
 
 log = logging.getLogger("capsule_tasks.child")
 
+_STORING_AT_ONCE = 20
+"""Coroutines of a child whose results are on their way."""
 _MAX_TEXT = 64 * 1024
 _MAX_TRACEBACK = 512 * 1024
 _MAX_NOTES = 100
@@ -72,6 +74,7 @@ def make_lane(
     parts = (registry, outbox, endings, capture, interrupter, tracer)
     lane: BlockingTaskLane | AsyncTaskLane
     if settings.kind == "async":
+        _share_backend(app)
         lane = AsyncTaskLane(*parts, limit=settings.async_limit)
         _let_coroutines_run(app, lane.bridge)
     else:
@@ -130,6 +133,23 @@ def _settle_in(app: Any, settings: AppLaneSettings) -> None:
     else:
         trace.setup_worker_optimizations(app, settings.hostname)
     state.reset_state()
+
+
+def _share_backend(app: Any) -> None:
+    """Have the threads of many tracers store results over one client, a few at a time.
+
+    Celery makes a backend for each thread, and that a connection, which takes several times as long
+    as a short task.
+    """
+    from celery.backends.redis import RedisBackend
+
+    backend = app._get_backend()  # noqa: SLF001 - one that no process before this has used
+    if type(backend) is RedisBackend:  # not one of Sentinels, which has pools of its own
+        backend._ConnectionPool = backend.redis.BlockingConnectionPool  # noqa: SLF001 - of its own
+        most = backend.connparams.get("max_connections") or _STORING_AT_ONCE
+        backend.connparams["max_connections"] = min(most, _STORING_AT_ONCE)
+        backend.thread_safe = True
+        app._backend = backend  # noqa: SLF001 - as Celery itself has it
 
 
 def _leave_processes_behind(process: Any) -> None:

@@ -138,6 +138,18 @@ def test_what_it_prints_reaches_the_log(worker: Worker) -> None:
     eventually(lambda: f"awaited {word}" in worker.log)
 
 
+def test_many_that_end_at_once_share_a_few_connections(worker: Worker) -> None:
+    client = worker.app.backend.client
+    before = len(client.client_list())
+    size = 200
+    results = [worker.send("gather", unique(), 1) for _ in range(size)]
+    key = unique()
+    results += [worker.send("gather", key, size) for _ in range(size)]
+    for result in results:
+        result.get(timeout=HANG_S)
+    assert len(client.client_list()) - before < size / 2
+
+
 def test_the_prefetch_counter_comes_back_to_where_it_was(worker: Worker) -> None:
     eventually(lambda: not worker.ask("active"), "the end of what other tests began")
     before = worker.ask("stats")["prefetch_count"]

@@ -279,7 +279,8 @@ def task_rates(url: str) -> tuple[float, float]:
             before = client.dbsize()
             with app.producer_pool.acquire(block=True) as channel:
                 for number in range(3000):
-                    app.send_task("add", (number, 1), producer=channel)
+                    app.send_task("add", (number, 1), producer=channel, queue="bulk")
+            app.control.add_consumer("bulk")  # all of them wait when the first is taken
             begun_at = until_keys(client, before + 300)
             first = client.dbsize()
             ended_at = until_keys(client, before + 2900)

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from celery import signals
+from celery.concurrency import prefork
 from celery.concurrency.base import BasePool
-from celery.concurrency.prefork import _run_ready_callbacks
 from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
@@ -40,8 +40,12 @@ _LONGEST_WAIT_S = 1.0
 """Between two looks at the hub's timers, while the pool waits for its last jobs."""
 
 
-class TaskPool(BasePool):
-    """Runs tasks in sessions. Set it with `worker_pool = "capsule_tasks.taskpool:TaskPool"`."""
+class TaskPool(prefork.TaskPool):
+    """Runs tasks in sessions. Set it with `worker_pool = "capsule_tasks.taskpool:TaskPool"`.
+
+    Celery sizes a pool by the container's CPU quota (`--concurrency=auto`) only if the pool's class
+    derives from prefork's. Every method of prefork's pool that uses its processes is overridden.
+    """
 
     uses_semaphore = True
     body_can_be_buffer = True
@@ -153,7 +157,7 @@ class TaskPool(BasePool):
             kill_at = self._hurry(kill_at)
             self._runtime.make_posts()
             if hub is not None:  # late acknowledgements are among these
-                _run_ready_callbacks(hub)
+                prefork._run_ready_callbacks(hub)  # noqa: SLF001
         self._end()
 
     def _await_news(self, hub: Any) -> None:
@@ -398,11 +402,14 @@ class TaskPool(BasePool):
 
     def _get_info(self) -> dict[str, Any]:
         staff = self._staff
+        if staff is None and self._last_info:
+            return self._last_info
+        named = BasePool._get_info(self)  # noqa: SLF001 - prefork's asks the processes of its own
+        named.update(settings(self.options, self._size))
         if staff is None:
-            return self._last_info or {**super()._get_info(), **settings(self.options, self._size)}
+            return dict(named)
         return {
-            **super()._get_info(),
-            **settings(self.options, self._size),
+            **named,
             "put-guarded-by-semaphore": self.putlocks,
             "processes": [member.pid for member in members(staff.crew)],
             "sessions": [describe(member) for member in members(staff.crew)],

@@ -21,9 +21,9 @@ from capsule_tasks.child.capture import Capture
 from capsule_tasks.child.endings import Endings
 from capsule_tasks.child.executions import Registry
 from capsule_tasks.child.interrupts import Interrupter
+from capsule_tasks.child.log_handlers import log_aside, reopen_handlers
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.outcomes import message_of
-from capsule_tasks.child.reopening import reopen_handlers
 from capsule_tasks.child.task_lanes import AsyncTaskLane, BlockingTaskLane
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.failures import Failure, Raised
@@ -66,10 +66,16 @@ def make_lane(
     interrupter: Interrupter,
 ) -> BlockingTaskLane | AsyncTaskLane:
     """A lane in which the app is ready to work; `worker_process_init` has been sent."""
-    app = _inherited[0] if _inherited else _import_app(settings)
-    _settle_in(app, settings)
+    from celery.app import trace
+
+    if _inherited:
+        app = _inherited[0]
+    else:
+        with capture.lifted():
+            app = _import_app(settings)
+    _settle_in(app, settings, capture)
     _tell_missing(app, settings)
-    _log_traces_aside(capture)
+    log_aside(trace.logger, capture)
     tracer = AppTracer(app, settings.hostname)
     parts = (registry, outbox, endings, capture, interrupter, tracer)
     lane: BlockingTaskLane | AsyncTaskLane
@@ -106,7 +112,7 @@ def _import_app(settings: AppLaneSettings) -> Any:
     return app
 
 
-def _settle_in(app: Any, settings: AppLaneSettings) -> None:
+def _settle_in(app: Any, settings: AppLaneSettings, capture: Capture) -> None:
     """Make this process a pool process of Celery, as its own pools do."""
     from billiard.process import current_process
     from billiard.util import _run_after_forkers
@@ -124,7 +130,7 @@ def _settle_in(app: Any, settings: AppLaneSettings) -> None:
     platforms.set_mp_process_title("celeryd", hostname=settings.hostname)
     app.loader.init_worker()
     app.loader.init_worker_process()
-    _set_up_logging(app, settings)
+    _set_up_logging(app, settings, capture)
     if _inherited:
         app.set_current()
         set_default_app(app)
@@ -178,40 +184,14 @@ def _tell_missing(app: Any, settings: AppLaneSettings) -> None:
         )
 
 
-def _set_up_logging(app: Any, settings: AppLaneSettings) -> None:
+def _set_up_logging(app: Any, settings: AppLaneSettings, capture: Capture) -> None:
     if _inherited:
         reopen_handlers()
         if "%i" not in (settings.log_file or "").lower():
             return
     app.log.already_setup = False
-    app.log.setup(settings.log_level, settings.log_file, hostname=settings.hostname)
-
-
-def _log_traces_aside(capture: Capture) -> None:
-    """What Celery logs about a task is no output of the task: it is the session's."""
-    from celery.app import trace
-
-    def call_handlers(record: logging.LogRecord) -> None:
-        logger: logging.Logger | None = trace.logger
-        while logger is not None:
-            for handler in logger.handlers:
-                if record.levelno < handler.level:
-                    continue
-                if _writes_to_terminal(handler):
-                    capture.aside(capture.stderr.write, f"{handler.format(record)}\n")
-                else:
-                    handler.handle(record)
-            logger = logger.parent if logger.propagate else None
-
-    trace.logger.callHandlers = call_handlers
-
-
-def _writes_to_terminal(handler: logging.Handler) -> bool:
-    """Whether its stream is one of the descriptors that are read as the task's output."""
-    try:
-        return handler.stream.fileno() in (1, 2)  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError):
-        return isinstance(handler, logging.StreamHandler)
+    with capture.lifted():  # as handlers have them in the worker, and in its forks
+        app.log.setup(settings.log_level, settings.log_file, hostname=settings.hostname)
 
 
 def _let_coroutines_run(app: Any, bridge: Callable[[Any], Any]) -> None:

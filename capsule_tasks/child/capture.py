@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import io
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
+from typing import Any
 
 from capsule_tasks.child.landing import leavable
 from capsule_tasks.child.output import (
@@ -33,8 +36,8 @@ class Capture:
         self.stderr = CapturedErrorStream("stderr", 2, self._var.get)
 
     def install(self) -> None:
-        sys.stdout = sys.__stdout__ = self.stdout  # type: ignore[assignment,misc]
-        sys.stderr = sys.__stderr__ = self.stderr  # type: ignore[assignment,misc]
+        self.originals = (sys.__stdout__, sys.__stderr__)
+        self._set_streams(self.stdout, self.stderr)
         _inherit_context_in_threads()
         os.register_at_fork(after_in_child=self._leave)
 
@@ -43,13 +46,57 @@ class Capture:
         self._var.set(sink)
 
     def aside(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call with what is written being the session's, not an execution's."""
+        """Call with what is written being the session's, not an execution's.
 
-        def enter_aside() -> None:
+        A stop of the execution waits until the call has returned.
+        """
+
+        def call_aside() -> None:
             self._var.set(self._session_sink)
             call(*arguments)
 
-        contextvars.copy_context().run(enter_aside)
+        contextvars.copy_context().run(call_aside)
+
+    def heed_aside(self, stream: Any) -> None:
+        """Have a text stream that writes to descriptor 1 or 2 heed `aside`, if it is one.
+
+        Bytes in these descriptors are taken for output of the running execution.
+        """
+        captured = {1: self.stdout, 2: self.stderr}.get(_standard_descriptor(stream))
+        if captured is None or isinstance(stream, CapturedStream):
+            return
+        write, flush = stream.write, stream.flush
+
+        @leavable
+        def write_or_aside(text: str) -> int:
+            if self._var.get() is self._session_sink:
+                return captured.write(text)
+            count: int = write(text)
+            return count
+
+        @leavable
+        def flush_or_aside() -> None:
+            if self._var.get() is not self._session_sink:  # which the pump sends in time
+                flush()
+
+        stream.write, stream.flush = write_or_aside, flush_or_aside
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """For code that is to find the process's own standard streams, as it did in the worker."""
+        out, err = self.originals
+        self._set_streams(out, err)
+        try:
+            yield
+        finally:
+            for stream in (out, err):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            self._set_streams(self.stdout, self.stderr)
+
+    def _set_streams(self, out: Any, err: Any) -> None:
+        sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
 
     def owner(self) -> Sink:
         """The sink of the caller: its context's, the only running execution's, or the session's."""
@@ -64,6 +111,17 @@ class Capture:
         sys.stdout, sys.stderr = plain_streams()
         self.stdout.write = sys.stdout.write  # type: ignore[method-assign]
         self.stderr.write = sys.stderr.write  # type: ignore[method-assign]
+
+
+def _standard_descriptor(stream: Any) -> int | None:
+    """1 or 2 for a text stream that writes there, under whatever number."""
+    if not isinstance(stream, io.TextIOBase):
+        return None
+    try:
+        target = os.fstat(stream.fileno())
+        return next((n for n in (1, 2) if os.path.samestat(target, os.fstat(n))), None)
+    except (OSError, ValueError):
+        return None
 
 
 def _inherit_context_in_threads() -> None:

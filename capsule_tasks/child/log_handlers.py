@@ -1,0 +1,67 @@
+"""The log handlers of an app in a child: what they have open, and whose output they write."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from logging.handlers import SocketHandler, SysLogHandler, WatchedFileHandler
+from typing import Any
+
+from capsule_tasks.child.capture import Capture
+
+
+def reopen_handlers() -> None:
+    """Have each handler open its file or its connection anew, when it is next used."""
+    for handler in _handlers():
+        if isinstance(handler, logging.FileHandler):
+            handler.mode = handler.mode.replace("w", "a")  # the original has written into it
+            _let_go(handler, "stream")
+        elif isinstance(handler, SocketHandler):
+            _let_go(handler, "sock")
+        elif isinstance(handler, SysLogHandler):
+            _let_go(handler, "socket")
+
+
+def log_aside(logger: logging.Logger, capture: Capture) -> None:
+    """Keep what is logged by `logger` out of the running task's output: it is the session's.
+
+    Records take the usual way through filters, formatters and handlers. Only the streams that end
+    at descriptors 1 and 2, which are read as the task's output, heed `Capture.aside`.
+    """
+    for handler in _handlers():
+        if isinstance(handler, logging.FileHandler):
+            _open_if_standard(handler)
+        capture.heed_aside(getattr(handler, "stream", None))
+    for stream in capture.originals:  # which others than handlers may have kept
+        capture.heed_aside(stream)
+    call_handlers = logger.callHandlers
+    logger.callHandlers = lambda record: capture.aside(call_handlers, record)  # type: ignore[method-assign]
+
+
+def _handlers() -> Iterator[Any]:
+    """All handlers of this process."""
+    for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # noqa: SLF001 - the only list of all
+        if (handler := reference()) is not None:
+            yield handler
+
+
+def _let_go(handler: Any, name: str) -> None:
+    """Without what it had, a handler of the standard library opens it."""
+    opened = getattr(handler, name, None)
+    setattr(handler, name, None)
+    if opened is not None:
+        with contextlib.suppress(OSError, ValueError):
+            opened.close()
+
+
+def _open_if_standard(handler: logging.FileHandler) -> None:
+    """Open a log file that is descriptor 1 or 2 (`--logfile=/dev/stdout`), if that is to be done."""
+    with contextlib.suppress(OSError):
+        named = os.stat(handler.baseFilename)
+        is_standard = any(os.path.samestat(named, os.fstat(number)) for number in (1, 2))
+        if is_standard and handler.stream is None:
+            handler.stream = handler._open()  # type: ignore[unreachable]  # noqa: SLF001 - as `emit` would
+            if isinstance(handler, WatchedFileHandler):
+                handler._statstream()  # noqa: SLF001 - or its first record opens it once more

@@ -1,0 +1,75 @@
+"""An app that sets up logging in one of the ways that applications do, as `TEST_LOGGING` says."""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+import os
+from typing import Any
+
+from celery import signals
+from celery.utils.log import get_task_logger
+
+from tests.acceptance.app import app, mark
+
+__all__ = ["app"]
+
+FORMAT = "%(correlation)s|%(levelname)s|%(message)s"
+HOW = os.environ.get("TEST_LOGGING", "")
+log = get_task_logger(__name__)
+
+
+class Correlated(logging.Filter):
+    """What the formatter relies on."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.correlation = f"correlation-{os.getpid()}"
+        return True
+
+
+def log_by_dict(**_: Any) -> None:
+    handler = {
+        "class": "logging.StreamHandler",
+        "stream": "ext://sys.stderr",
+        "filters": ["correlated"],
+        "formatter": "correlating",
+    }
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "filters": {"correlated": {"()": Correlated}},
+            "formatters": {"correlating": {"format": FORMAT}},
+            "handlers": {"console": handler},
+            "root": {"level": "INFO", "handlers": ["console"]},
+        }
+    )
+
+
+def add_filters(logger: logging.Logger, **_: Any) -> None:
+    for handler in logger.handlers:
+        handler.addFilter(Correlated())
+        handler.setFormatter(logging.Formatter(FORMAT))
+
+
+if HOW == "dictConfig":
+    signals.setup_logging.connect(log_by_dict)
+elif HOW == "after_setup":
+    signals.after_setup_logger.connect(add_filters)
+    signals.after_setup_task_logger.connect(add_filters)
+
+
+@app.task(name="say")
+def say(word: str) -> int:
+    log.info("said %s", word)
+    return os.getpid()
+
+
+@app.task(name="fail")
+def fail(word: str) -> None:
+    raise RuntimeError(word)
+
+
+@app.task(name="then")
+def then(value: int, key: str) -> None:
+    mark(key, value)

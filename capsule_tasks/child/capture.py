@@ -36,7 +36,7 @@ class Capture:
         self.stderr = CapturedErrorStream("stderr", 2, self._var.get)
 
     def install(self) -> None:
-        self.originals = (sys.__stdout__, sys.__stderr__)
+        self.originals: tuple[Any, Any] = (sys.__stdout__, sys.__stderr__)
         self._set_streams(self.stdout, self.stderr)
         _inherit_context_in_threads()
         os.register_at_fork(after_in_child=self._leave)
@@ -62,9 +62,10 @@ class Capture:
 
         Bytes in these descriptors are taken for output of the running execution.
         """
-        captured = {1: self.stdout, 2: self.stderr}.get(_standard_descriptor(stream))
-        if captured is None or isinstance(stream, CapturedStream):
+        number = _standard_descriptor(stream)
+        if number is None or isinstance(stream, CapturedStream):
             return
+        captured = self.stdout if number == 1 else self.stderr
         write, flush = stream.write, stream.flush
 
         @leavable
@@ -79,7 +80,8 @@ class Capture:
             if self._var.get() is not self._session_sink:  # which the pump sends in time
                 flush()
 
-        stream.write, stream.flush = write_or_aside, flush_or_aside
+        with contextlib.suppress(AttributeError):  # one of somebody's own making
+            stream.write, stream.flush = write_or_aside, flush_or_aside
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:

@@ -30,14 +30,16 @@ def log_aside(logger: logging.Logger, capture: Capture) -> None:
     Records take the usual way through filters, formatters and handlers. Only the streams that end
     at descriptors 1 and 2, which are read as the task's output, heed `Capture.aside`.
     """
+    streams = list(capture.originals)  # which others than handlers may have kept
     for handler in _handlers():
         if isinstance(handler, logging.FileHandler):
             _open_if_standard(handler)
-        capture.heed_aside(getattr(handler, "stream", None))
-    for stream in capture.originals:  # which others than handlers may have kept
+        streams.append(getattr(handler, "stream", None))
+    for stream in {id(stream): stream for stream in streams}.values():
         capture.heed_aside(stream)
-    call_handlers = logger.callHandlers
-    logger.callHandlers = lambda record: capture.aside(call_handlers, record)  # type: ignore[method-assign]
+    # The class's at the time of the call: libraries that report errors replace it.
+    kind = type(logger)
+    logger.callHandlers = lambda record: capture.aside(kind.callHandlers, logger, record)  # type: ignore[method-assign]
 
 
 def _handlers() -> Iterator[Any]:
@@ -57,11 +59,11 @@ def _let_go(handler: Any, name: str) -> None:
 
 
 def _open_if_standard(handler: logging.FileHandler) -> None:
-    """Open a log file that is descriptor 1 or 2 (`--logfile=/dev/stdout`), if that is to be done."""
+    """Open a log file that is descriptor 1 or 2 (`--logfile=/dev/stdout`), unless it is open."""
     with contextlib.suppress(OSError):
         named = os.stat(handler.baseFilename)
         is_standard = any(os.path.samestat(named, os.fstat(number)) for number in (1, 2))
         if is_standard and handler.stream is None:
-            handler.stream = handler._open()  # type: ignore[unreachable]  # noqa: SLF001 - as `emit` would
+            handler.stream = handler._open()  # noqa: SLF001 - as `emit` would
             if isinstance(handler, WatchedFileHandler):
                 handler._statstream()  # noqa: SLF001 - or its first record opens it once more

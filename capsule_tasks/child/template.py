@@ -102,6 +102,8 @@ def _load(imports: tuple[str, ...]) -> Loaded:
     try:
         for name in imports:
             importlib.import_module(name)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or every copy would write what is buffered here
         sandbox.needed_paths()
         decoder_of(ToChild)
         _settle_threads()

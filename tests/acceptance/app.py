@@ -44,7 +44,6 @@ app.conf.update(
     task_acks_late=bool(os.environ.get("TEST_ALL_LATE")),
     task_reject_on_worker_lost=bool(os.environ.get("TEST_ALL_LATE")),
     task_publish_retry_policy={"max_retries": 60, "interval_max": 0.5},
-    capsule_start=os.environ.get("TEST_START", "fork"),
     worker_pool_restarts=True,
     accept_content=["json", "msgpack", "yaml", "pickle"],
     capsule_loss_limit=int(os.environ.get("TEST_LOSS_LIMIT", "5")),
@@ -60,6 +59,8 @@ app.conf.update(
     capsule_redis_url=os.environ.get("TEST_STREAMS_URL"),
     worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_S", "0")),
 )
+if start := os.environ.get("TEST_START"):
+    app.conf.capsule_start = start
 app.conf.update(json.loads(os.environ.get("TEST_CONF", "{}")))
 log = logging.getLogger("tests.acceptance.app")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import logging.config
+import logging.handlers
 import os
+import sys
 from typing import Any
 
 from celery import signals
@@ -52,22 +54,35 @@ def add_filters(logger: logging.Logger, **_: Any) -> None:
         handler.setFormatter(logging.Formatter(FORMAT))
 
 
+class Printing(logging.Handler):
+    """Finds the stream when it emits, as handlers with a console do."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"printing|{self.format(record)}\n")
+
+
+def add_handlers(logger: logging.Logger, **_: Any) -> None:
+    broken = logging.StreamHandler()
+    broken.setFormatter(logging.Formatter(FORMAT))
+    target = logging.StreamHandler()
+    target.setFormatter(logging.Formatter("memory|%(message)s"))
+    for handler in (broken, logging.handlers.MemoryHandler(1, target=target), Printing()):
+        logger.addHandler(handler)
+
+
 if HOW == "dictConfig":
     signals.setup_logging.connect(log_by_dict)
 elif HOW == "after_setup":
     signals.after_setup_logger.connect(add_filters)
     signals.after_setup_task_logger.connect(add_filters)
+elif HOW == "handlers":
+    signals.after_setup_logger.connect(add_handlers)
 
 
 @app.task(name="say")
 def say(word: str) -> int:
     log.info("said %s", word)
     return os.getpid()
-
-
-@app.task(name="fail")
-def fail(word: str) -> None:
-    raise RuntimeError(word)
 
 
 @app.task(name="then")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from capsule_tasks.protocol.messages import Output
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 
 APP = "tests.acceptance.logging_app"
-LOG_LINE = re.compile(r"\[[-\d :,]+: (\w+)/\S+\] (.*)")
+INFO, ERROR = (rf"\[[-\d :,]+: {level}/\S+\] " for level in ("INFO", "ERROR"))
 
 
 def says(worker: Worker, line: str, log_file: Path | None = None) -> None:
@@ -29,9 +30,59 @@ def says(worker: Worker, line: str, log_file: Path | None = None) -> None:
 def fails(worker: Worker, word: str) -> str:
     """The id of a task that raises."""
     result = worker.send("fail", word)
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(ValueError):
         result.get(timeout=HANG_S)
     return str(result.id)
+
+
+def output_of(task_id: str, worker: Worker) -> str:
+    events = Execution(task_id, app=worker.app).events()
+    return "".join(m.data for event in events if isinstance(m := event.message, Output))
+
+
+def lines_are_preforks(worker: Worker, log_file: Path | None = None) -> None:
+    """One task that ends well and one that does not, as Celery's own formats have them."""
+    word = unique()
+    result = worker.send("say", word)
+    pid = result.get(timeout=HANG_S)
+    says(worker, rf"{INFO}say\[{result.id}\]: said {word}", log_file)
+    says(worker, rf"{INFO}Task say\[{result.id}\] succeeded in [\d.e-]+s: {pid}", log_file)
+    task_id = fails(worker, word)
+    error = re.escape(f"ValueError('{word}', 7)")
+    says(worker, rf"{ERROR}Task fail\[{task_id}\] raised unexpected: {error}", log_file)
+    says(worker, rf"ValueError: \('{word}', 7\)", log_file)
+    if not worker.is_prefork:
+        heard = output_of(result.id, worker)
+        assert (f"said {word}" in heard) == (log_file is None)
+        assert "succeeded" not in heard
+        assert output_of(task_id, worker) == ""
+
+
+def test_a_log_file_says_how_tasks_ended(redis_url: str, tmp_path: Path, pool: str) -> None:
+    path = tmp_path / "log"
+    with Worker(redis_url, tmp_path, f"--logfile={path}", pool=pool, app=APP) as worker:
+        lines_are_preforks(worker, path)
+
+
+def test_a_log_file_may_be_a_standard_descriptor(redis_url: str, tmp_path: Path, pool: str) -> None:
+    with Worker(redis_url, tmp_path, "--logfile=/dev/stderr", pool=pool, app=APP) as worker:
+        lines_are_preforks(worker)
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "cold"])
+def test_lines_look_the_same_however_a_child_is_started(
+    redis_url: str, tmp_path: Path, pool: str, how: str
+) -> None:
+    start = {"TEST_START": how}
+    if how == "spawn":
+        start = {"TEST_CONF": json.dumps({"worker_pool_start_method": how})}
+    with Worker(redis_url, tmp_path, pool=pool, app=APP, **start) as worker:
+        lines_are_preforks(worker)
+        if how == "fork" and not worker.is_prefork:
+            before = worker.ask("stats")["pool"]["processes"]
+            assert worker.tell("pool_restart") == {"ok": "reload started"}
+            eventually(lambda: worker.get("say", "again") not in before, "new children")
+            lines_are_preforks(worker)
 
 
 @pytest.mark.parametrize("how", ["dictConfig", "after_setup"])
@@ -49,3 +100,18 @@ def test_a_formatter_that_relies_on_a_filter(
         says(worker, rf"correlation-\d+\|ERROR\|Task fail\[{task_id}\] raised unexpected: .*")
         assert "Logging error" not in worker.log
         assert "INTERNAL ERROR" not in worker.log.upper()
+
+
+def test_a_handler_that_fails_is_no_failure_of_the_task(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
+    """The others are served, those too that write through another or through `sys.stderr`."""
+    word = unique()
+    with Worker(redis_url, tmp_path, pool=pool, app=APP, TEST_LOGGING="handlers") as worker:
+        result = worker.send("say", word, link=worker.sig("then", word))
+        assert worker.heard(word) == str(result.get(timeout=HANG_S))
+        ended = rf"Task say\[{result.id}\] succeeded in .*"
+        says(worker, rf"memory\|{ended}")
+        says(worker, rf"(\[.* WARNING/.*\] )?printing\|{ended}")  # prefork redirects it
+        if not worker.is_prefork:
+            assert "succeeded" not in output_of(result.id, worker)

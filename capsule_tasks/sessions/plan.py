@@ -35,6 +35,8 @@ class Slot:
     number: int
     stage: Stage = Stage.STARTING
     name: str | None = None
+    is_name_new: bool = False
+    """Its borrower is the first of its name; it is anybody's again if that one does not use it."""
     uses: int = 0
     born_at: float = 0.0
     idle_since: float = 0.0
@@ -133,6 +135,8 @@ class PoolPlan:
         slot.stage = Stage.IDLE
         slot.idle_since = now
         slot.uses = max(slot.uses + used, executions)
+        if slot.is_name_new and not used:
+            slot.name = None
         if used and self.settings.fresh and slot.name is None:
             slot.doomed = "it was used, and each borrower gets a fresh one"
 
@@ -225,6 +229,7 @@ class PoolPlan:
             slot = slot or self._free_idle()
             if slot is None:
                 continue
+            slot.is_name_new = slot.name is None
             slot.stage, slot.name = Stage.LEASED, name
             del self.waiters[waiter]
             actions.append(Give(waiter, slot.number))

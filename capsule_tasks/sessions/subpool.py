@@ -213,22 +213,37 @@ class SubPool:
         try:
             while actions := self._plan.decide(self._now()):
                 for action in actions:
-                    self._act(action)
+                    self._carry_out(action)
         finally:
             self._deciding = False
         self._look_later()
 
+    def _carry_out(self, action: Action) -> None:
+        """The plan has booked every action of its list: one that fails must not cost the others."""
+        try:
+            self._act(action)
+        except Exception:
+            log.exception("pool %r could not carry out %r", self._name, action)
+
     def _act(self, action: Action) -> None:
         match action:
-            case Give(waiter, slot):
-                self._waiters[waiter].set_result(slot)
+            case Give(ticket, slot):
+                waiter = self._waiters[ticket]
+                if waiter.done():
+                    # Cancelled in this turn of the loop: `acquire` has not run since, and so has
+                    # not told the plan that this waiter gives up.
+                    self._plan.released(slot, self._now(), used=False)
+                else:
+                    waiter.set_result(slot)
             case Start(slot):
                 self._spawn(self._start(slot))
             case Retire(slot, why):
                 self._retired[self._reason(why)] += 1
                 self._spawn(self._end(slot))
-            case Refuse(waiter, why):
-                self._waiters[waiter].set_exception(PoolUnavailable(self._name, why))
+            case Refuse(ticket, why):
+                waiter = self._waiters[ticket]
+                if not waiter.done():
+                    waiter.set_exception(PoolUnavailable(self._name, why))
 
     def _reason(self, why: str) -> str:
         """What it is counted under: sessions may die for any number of different reasons."""

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,86 @@ async def test_a_cancelled_acquire_leaks_no_slot() -> None:
         async with pool.borrow() as session:
             assert (await session.run("1 + 1")).value == 2
         assert pool.info().leased == 0
+
+
+async def test_borrowers_that_are_cancelled_together_leave_the_pool_as_it_was() -> None:
+    """One gives its session back in the turn of the loop in which those behind are cancelled."""
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=1, max_sessions=1) as pool:
+        holds = asyncio.Event()
+
+        async def borrow() -> None:
+            async with pool.borrow():
+                holds.set()
+                await asyncio.Event().wait()
+
+        async def fail_once_one_holds() -> None:
+            await holds.wait()
+            raise LookupError
+
+        with pytest.RaisesGroup(LookupError):
+            async with asyncio.TaskGroup() as group:
+                for work in (borrow, borrow, borrow, fail_once_one_holds):
+                    group.create_task(work())
+        assert (pool.info().leased, pool.info().waiting) == (0, 0)
+        async with pool.borrow() as session:
+            assert (await session.run("1 + 1")).value == 2
+
+
+@pytest.mark.parametrize("name", [None, "anna"])
+async def test_what_a_cancelled_waiter_would_get_goes_to_the_next_in_the_same_turn(
+    name: str | None,
+) -> None:
+    async with asyncio.timeout(HANG_S), pool_of(min_idle=1, max_sessions=1) as pool:
+        held = await pool.acquire()
+        cancelled, next_one = (asyncio.create_task(pool.acquire(name=n)) for n in (name, None))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        pool.release(held)
+        assert pool.info().waiting == 0  # decided upon already
+        assert await next_one is held
+        assert cancelled.cancelled()
+        pool.release(held)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+async def test_a_stop_beside_the_cancel_of_a_waiter_ends_everything(steps: int) -> None:
+    async with asyncio.timeout(HANG_S):
+        pool = pool_of(min_idle=1, max_sessions=1)
+        await pool.start()
+        held = await pool.acquire()
+        waiters = [asyncio.create_task(pool.acquire()) for _ in range(2)]
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(pool.stop())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waiters[0].cancel()
+        await stopping
+        cancelled, refused = await asyncio.gather(*waiters, return_exceptions=True)
+        assert isinstance(cancelled, asyncio.CancelledError | PoolUnavailable)
+        assert isinstance(refused, PoolUnavailable)
+        assert not held.is_alive
+
+
+async def test_an_action_that_fails_costs_the_others_of_its_batch_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(HANG_S):
+        pool = pool_of(min_idle=2, max_sessions=2)
+        await pool.start()
+        sessions = [await pool.acquire(), await pool.acquire()]
+        subpool = pool._pools["app"]  # noqa: SLF001 - no action fails by itself
+        end, failures = subpool._end, [RuntimeError("no")]  # noqa: SLF001
+
+        def fail_once(number: int) -> Coroutine[None, None, None]:
+            if failures:
+                raise failures.pop()
+            return end(number)
+
+        monkeypatch.setattr(subpool, "_end", fail_once)
+        await pool.stop()
+        assert "could not carry out Retire(slot=1" in caplog.text
+        assert [session.is_alive for session in sessions] == [True, False]
+        await sessions[0].terminate()
 
 
 async def test_a_waiter_cancelled_while_being_served_hands_the_session_on_unused() -> None:

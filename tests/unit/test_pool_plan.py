@@ -145,6 +145,20 @@ def test_a_named_session_keeps_its_name_and_is_waited_for() -> None:
     assert plan.decide(0.0) == [Give(2, 1)]
 
 
+def test_a_session_given_back_unused_does_not_keep_the_name_it_was_lent_under() -> None:
+    plan = make(min_idle=0, max_sessions=1)
+    plan.wait(1, "anna")
+    started(plan, plan.decide(0.0))
+    plan.released(1, 0.0, used=False)
+    plan.wait(2, "bert")
+    assert plan.decide(0.0) == [Give(2, 1)]
+    plan.released(1, 0.0)
+    plan.wait(3, "bert")
+    assert plan.decide(0.0) == [Give(3, 1)]
+    plan.released(1, 0.0, used=False)  # the name is bert's since he used it
+    assert plan.slots[1].name == "bert"
+
+
 def test_an_idle_named_session_gives_way_when_the_pool_is_full() -> None:
     plan = make(min_idle=0, max_sessions=1)
     plan.wait(1, "anna")
@@ -216,6 +230,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.tickets = itertools.count(1)
         self.waiting: list[int] = []
+        self.cancelled: set[int] = set()
+        """Those of `waiting` that were cancelled, and have not yet told the plan."""
         self.lent: dict[int, int] = {}
         self.retiring: set[int] = set()
         self.starting: set[int] = set()
@@ -241,11 +257,16 @@ class PoolMachine(RuleBasedStateMachine):
                 earlier = self.waiting[: self.waiting.index(waiter)]
                 owner = self.slot_names.get(slot)
                 assert all(self.names[other] != owner for other in earlier)
-                self.slot_names[slot] = self.names[waiter]
                 self.waiting.remove(waiter)
+                if waiter in self.cancelled:
+                    self.cancelled.remove(waiter)
+                    self.plan.released(slot, self.now, used=False)
+                    return
+                self.slot_names[slot] = self.names[waiter]
                 self.lent[waiter] = slot
             case Refuse(waiter):
                 self.waiting.remove(waiter)
+                self.cancelled.discard(waiter)
 
     @rule(name=st.sampled_from([None, None, "anna", "bert"]))
     def acquire(self, name: str | None) -> None:
@@ -260,8 +281,15 @@ class PoolMachine(RuleBasedStateMachine):
     def give_up(self, data: st.DataObject) -> None:
         waiter = data.draw(st.sampled_from(self.waiting))
         self.waiting.remove(waiter)
+        self.cancelled.discard(waiter)
         self.plan.give_up(waiter)
         self.act()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def is_cancelled(self, data: st.DataObject) -> None:
+        """The plan hears of it only when the waiter runs; it may be served before that."""
+        self.cancelled.add(data.draw(st.sampled_from(self.waiting)))
 
     @precondition(lambda self: self.lent)
     @rule(data=st.data(), used=st.booleans())

@@ -344,8 +344,9 @@ class PoolSettings(_Section, frozen=True, kw_only=True):
     """Sessions at any moment, those that are being started or ended included."""
     idle_timeout_s: float = 300.0
     """An idle session beyond `min_idle` is ended after so long."""
-    fresh: bool = False
-    """Whether every borrower gets a session that nobody used before it; named ones excepted."""
+    fresh: bool = True
+    """Whether every borrower gets a session that nobody used before; named ones excepted. False is
+    for code whose borrowers may see what others left: no process is started for each of them."""
     max_uses: int | None = None
     max_age_s: float | None = None
     max_growth_bytes: int | None = None
@@ -381,9 +382,12 @@ class Profile(_Section, frozen=True, kw_only=True):
     """How an idle session is ended: `ask` lets its exit hooks run, for `shutdown_s` at most."""
 
     @classmethod
-    def app(cls, **changes: Any) -> Profile:
-        """Trusted code in the environment of this process; sessions are used again."""
-        return cls(**changes)
+    def app(cls, pool: PoolSettings | None = None, **changes: Any) -> Profile:
+        """Trusted code in the environment of this process.
+
+        Its sessions are used again, unless a `pool` is given: that says itself, by `fresh`.
+        """
+        return cls(pool=pool or PoolSettings(fresh=False), **changes)
 
     @classmethod
     def sandbox(

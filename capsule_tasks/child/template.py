@@ -211,7 +211,8 @@ def _serve(connection: socket.socket) -> None:
             spare = None
             for descriptor in descriptors:
                 os.close(descriptor)
-        connection.send(msgspec.msgpack.encode(answer))
+        with contextlib.suppress(ConnectionError):  # it has closed its end, and is read no more
+            connection.send(msgspec.msgpack.encode(answer))
 
 
 def _hand_over(

@@ -133,7 +133,10 @@ def profile(app: Any, lane: AppLaneSettings, *, size: int) -> Profile:
             routing=RoutingSettings(log_output=False, general_queue=1, general_bytes=KIB),
             replace_killed=False,
         ),
-        pool=PoolSettings(min_idle=0, max_sessions=size + 1, idle_timeout_s=10**8),
+        # The crew borrows a session for many tasks and gives it back when it is to be replaced.
+        pool=PoolSettings(
+            min_idle=0, max_sessions=size + 1, idle_timeout_s=10**8, fresh=False
+        ),
         start="cold" if start == "cold" else "fork",
         imports=(
             "capsule_tasks.child.app_lane",

@@ -54,7 +54,7 @@ async def measure() -> Figures:
 async def _acquire() -> Figures:
     """Acquire and release of a session that is idle."""
     taken: list[float] = []
-    async with SessionPool({"app": Profile(pool=PoolSettings(min_idle=2))}) as pool:
+    async with SessionPool({"app": Profile.app(pool=PoolSettings(min_idle=2, fresh=False))}) as pool:
         pool.release(await pool.acquire())
         for _ in range(_ACQUIRES):
             with timed(taken):
@@ -103,7 +103,7 @@ async def _starts() -> Figures:
 
 async def _throughput() -> Figures:
     """Warm `1+1` through acquire, execute and release, two sessions busy; beside bare echoes."""
-    profile = Profile(pool=PoolSettings(min_idle=2, max_sessions=2))
+    profile = Profile.app(pool=PoolSettings(min_idle=2, max_sessions=2, fresh=False))
 
     async with SessionPool({"app": profile}) as pool:
 

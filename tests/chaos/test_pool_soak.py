@@ -28,7 +28,9 @@ async def test_a_pool_survives_kills_cancels_and_recycling_with_nothing_left() -
     census = Census()
     profile = Profile(
         session=SessionConfig(env=census.environment()),
-        pool=PoolSettings(min_idle=2, max_sessions=4, max_uses=50, breaker_failures=1000),
+        pool=PoolSettings(
+            min_idle=2, max_sessions=4, fresh=False, max_uses=50, breaker_failures=1000
+        ),
     )
     print(f"CAPSULE_CHAOS_SEED={SEED}")  # noqa: T201 - to repeat a failure
     done = 0

@@ -30,6 +30,8 @@ from tests.sessions import HANG_S, Watched, eventually, until_exited
 
 
 def pool_of(**changes: object) -> SessionPool:
+    """Cold sessions that are used again, so that it can be seen which one a borrower got."""
+    changes.setdefault("fresh", False)
     return SessionPool({"app": Profile(pool=PoolSettings(**changes), start="cold")})  # type: ignore[arg-type]
 
 
@@ -145,9 +147,9 @@ async def test_an_action_that_fails_costs_the_others_of_its_batch_nothing(
 
         monkeypatch.setattr(subpool, "_end", fail_once)
         await pool.stop()
-        assert "could not carry out Retire(slot=1" in caplog.text
-        assert [session.is_alive for session in sessions] == [True, False]
-        await sessions[0].terminate()
+        assert caplog.text.count("could not carry out Retire(") == 1
+        assert sorted(session.is_alive for session in sessions) == [False, True]
+        await asyncio.gather(*(session.terminate() for session in sessions))
 
 
 async def test_a_waiter_cancelled_while_being_served_hands_the_session_on_unused() -> None:
@@ -211,9 +213,9 @@ async def test_an_idle_session_that_dies_is_replaced_before_anyone_asks() -> Non
         )
 
 
-async def test_a_borrower_of_a_fresh_pool_sees_nothing_of_the_one_before() -> None:
-    profile = Profile(pool=PoolSettings(min_idle=1, max_sessions=2, fresh=True))
-    async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
+async def test_a_borrower_sees_nothing_of_the_one_before() -> None:
+    """By default: who wants a session again says so, by a name or with `fresh=False`."""
+    async with asyncio.timeout(HANG_S), SessionPool() as pool:
         async with pool.borrow() as session:
             await session.run("import builtins; builtins.divmod = lambda *_: 'mine'; secret = 1")
         async with pool.borrow() as session:
@@ -223,8 +225,18 @@ async def test_a_borrower_of_a_fresh_pool_sees_nothing_of_the_one_before() -> No
             )
 
 
+async def test_a_pool_that_is_not_fresh_lends_its_sessions_again() -> None:
+    profiles = {"app": Profile.app(), "mine": Profile(pool=PoolSettings(fresh=False))}
+    async with asyncio.timeout(HANG_S), SessionPool(profiles) as pool:
+        for name in profiles:
+            async with pool.borrow(name) as session:
+                await session.run("x = 41")
+            async with pool.borrow(name) as session:
+                assert (await session.run("x + 1")).value == 42
+
+
 async def test_a_named_session_keeps_its_namespace_between_borrowers() -> None:
-    profile = Profile(pool=PoolSettings(min_idle=0, max_sessions=2, fresh=True))
+    profile = Profile(pool=PoolSettings(min_idle=0, max_sessions=2))
     async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
         async with pool.borrow(name="anna") as session:
             await session.run("x = 41")
@@ -232,6 +244,18 @@ async def test_a_named_session_keeps_its_namespace_between_borrowers() -> None:
             assert (await session.run("'x' in globals()")).value is False
         async with pool.borrow(name="anna") as session:
             assert (await session.run("x + 1")).value == 42
+
+
+async def test_borrowers_of_fresh_sessions_all_have_their_turn_in_a_full_pool() -> None:
+    profile = Profile(pool=PoolSettings(min_idle=1, max_sessions=2))
+    async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
+
+        async def borrow() -> object:
+            async with pool.borrow() as session:
+                source = "seen = globals().get('seen', 0) + 1\nseen"
+                return (await session.run(source)).value
+
+        assert await asyncio.gather(*(borrow() for _ in range(12))) == [1] * 12
 
 
 async def test_a_session_is_recycled_after_its_uses_and_its_successor_counts_anew() -> None:
@@ -259,7 +283,7 @@ QUICK = ChildSettings(diagnostics=DiagnosticSettings(heartbeat_interval_s=0.02))
 
 async def test_a_session_is_recycled_when_its_memory_has_grown() -> None:
     limit = 50 * 1024 * 1024
-    settings = PoolSettings(min_idle=0, max_sessions=1, max_growth_bytes=limit)
+    settings = PoolSettings(min_idle=0, max_sessions=1, fresh=False, max_growth_bytes=limit)
     profile = Profile(session=SessionConfig(child=QUICK), pool=settings, start="cold")
     async with asyncio.timeout(HANG_S), SessionPool({"app": profile}) as pool:
         async with pool.borrow() as session:

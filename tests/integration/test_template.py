@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -296,7 +297,8 @@ async def test_numpy_whose_threads_end_before_a_fork_computes_in_many_children()
 def _children(pid: int | str = "self") -> list[int]:
     mine: list[int] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        mine += map(int, (thread / "children").read_text().split())
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            mine += map(int, (thread / "children").read_text().split())
     return mine
 
 

@@ -14,6 +14,7 @@ from capsule_tasks.settings import PoolSettings
 
 
 def make(**changes: object) -> PoolPlan:
+    changes.setdefault("fresh", False)
     return PoolPlan(PoolSettings(**changes))  # type: ignore[arg-type]
 
 

@@ -260,7 +260,8 @@ class TimeoutSettings(_Section, frozen=True, kw_only=True):
     idle_s: float = 1.0
     """READY for so long is IDLE."""
     unresponsive_s: float = 10.0
-    """Silence of the heartbeat after which the session is reported unresponsive."""
+    """Silence of the heartbeat after which the session is reported unresponsive; several times
+    `heartbeat_interval_s`."""
 
     def __post_init__(self) -> None:
         self._at_least(0.001, "ready_s", "warmup_s", "shutdown_s", "idle_s", "unresponsive_s")
@@ -326,8 +327,19 @@ class SessionConfig(_Section, frozen=True, kw_only=True):
             self._refuse("env", "a dict of str to str")
         if not self.protocol_versions:
             self._refuse("protocol_versions", "at least one version")
+        self._check_heartbeat()
         if self.child.sandbox is not None and self.env is None:
             msgspec.structs.force_setattr(self, "env", scrubbed_environment())
+
+    def _check_heartbeat(self) -> None:
+        """Between two heartbeats a healthy child is silent: a pool would replace it for that."""
+        interval_s = self.child.diagnostics.heartbeat_interval_s
+        if interval_s >= self.timeouts.unresponsive_s:
+            raise InvalidSetting(
+                "TimeoutSettings.unresponsive_s",
+                self.timeouts.unresponsive_s,
+                f"more than DiagnosticSettings.heartbeat_interval_s ({interval_s})",
+            )
 
 
 def scrubbed_environment() -> dict[str, str]:

@@ -75,6 +75,8 @@ class Counters:
     executions_cancelled: int = 0
     interceptor_errors_total: int = 0
     interceptor_quarantine_total: int = 0
+    interceptor_skipped_total: int = 0
+    """Calls of quarantined interceptors that were left out because their queue was full."""
     late_output_bytes: int = 0
     inputs: InputStats = InputStats()
     cancel_latencies_ms: deque[float] = dataclasses.field(
@@ -91,6 +93,7 @@ class Counters:
             "executions_cancelled": self.executions_cancelled,
             "interceptor_errors_total": self.interceptor_errors_total,
             "interceptor_quarantine_total": self.interceptor_quarantine_total,
+            "interceptor_skipped_total": self.interceptor_skipped_total,
             "late_output_bytes": self.late_output_bytes,
             "cancel_latency_ms": {
                 "count": len(latencies),

@@ -64,7 +64,8 @@ class Interceptors:
         if self._quarantined:  # first: one that joins them below has seen this message
             if self._lane is None:
                 self._lane = _QuarantineLane(self._call_quarantined, self._settings)
-            self._lane.put(message)
+            if not self._lane.put(message):
+                self._count_skipped(1)
         if not self._inline:
             return
         for registered in tuple(self._inline):
@@ -73,11 +74,22 @@ class Interceptors:
             if time.perf_counter() - begun > self._settings.interceptor_budget_s:
                 self._overrun(registered)
 
-    def close(self) -> None:
-        """No more messages for now. Who is registered, or quarantined, stays so over a restart."""
+    def finish(self) -> None:
+        """The child is gone: the thread ends once it has made the calls that wait."""
         if self._lane is not None:
-            self._lane.close()
+            self._lane.finish()
+
+    def close(self) -> None:
+        """The session ends: calls that wait are skipped.
+
+        Interceptors stay registered, or quarantined, over a restart.
+        """
+        if self._lane is not None:
+            self._count_skipped(self._lane.close())
             self._lane = None
+
+    def _count_skipped(self, messages: int) -> None:
+        self._counters.interceptor_skipped_total += messages * len(self._quarantined)
 
     def _call(self, call: Interceptor, message: Any) -> None:
         try:
@@ -113,26 +125,36 @@ class _QuarantineLane:
         self._call = call
         self._queue: deque[Any] = deque(maxlen=settings.quarantine_queue)
         self._changed = threading.Condition()
-        self._closed = False
-        self.skipped = 0
+        self._is_ending = False
         threading.Thread(target=self._run, name="capsule-quarantine", daemon=True).start()
 
-    def put(self, message: Any) -> None:
+    def put(self, message: Any) -> bool:
+        """False if the oldest message had to go for it."""
         with self._changed:
-            self.skipped += len(self._queue) == self._queue.maxlen
+            has_room = len(self._queue) != self._queue.maxlen
             self._queue.append(message)
             self._changed.notify()
+            return has_room
 
-    def close(self) -> None:
+    def finish(self) -> None:
+        """End the thread when the queue is empty."""
         with self._changed:
-            self._closed = True
+            self._is_ending = True
             self._changed.notify()
+
+    def close(self) -> int:
+        """End the thread after its present call; how many messages are skipped by that."""
+        with self._changed:
+            skipped = len(self._queue)
+            self._queue.clear()
+        self.finish()
+        return skipped
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closed)
-                if self._closed:
+                self._changed.wait_for(lambda: self._queue or self._is_ending)
+                if not self._queue:
                     return
                 message = self._queue.popleft()
             self._call(message)

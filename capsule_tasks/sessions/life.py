@@ -511,6 +511,7 @@ class SessionLife:
             self._watch.stop()
         if self._child is not None:
             self._child.router.fail_receivers(doom.why)
+        self._interceptors.finish()
         if not doom.expected:
             self._last_error = doom.why
             log.warning("session %s lost its child: %s", self.session_id, doom.why)

@@ -134,9 +134,7 @@ def profile(app: Any, lane: AppLaneSettings, *, size: int) -> Profile:
             replace_killed=False,
         ),
         # The crew borrows a session for many tasks and gives it back when it is to be replaced.
-        pool=PoolSettings(
-            min_idle=0, max_sessions=size + 1, idle_timeout_s=10**8, fresh=False
-        ),
+        pool=PoolSettings(min_idle=0, max_sessions=size + 1, idle_timeout_s=10**8, fresh=False),
         start="cold" if start == "cold" else "fork",
         imports=(
             "capsule_tasks.child.app_lane",

@@ -54,7 +54,9 @@ async def measure() -> Figures:
 async def _acquire() -> Figures:
     """Acquire and release of a session that is idle."""
     taken: list[float] = []
-    async with SessionPool({"app": Profile.app(pool=PoolSettings(min_idle=2, fresh=False))}) as pool:
+    async with SessionPool(
+        {"app": Profile.app(pool=PoolSettings(min_idle=2, fresh=False))}
+    ) as pool:
         pool.release(await pool.acquire())
         for _ in range(_ACQUIRES):
             with timed(taken):

@@ -137,8 +137,8 @@ async def test_an_action_that_fails_costs_the_others_of_its_batch_nothing(
         pool = pool_of(min_idle=2, max_sessions=2)
         await pool.start()
         sessions = [await pool.acquire(), await pool.acquire()]
-        subpool = pool._pools["app"]  # noqa: SLF001 - no action fails by itself
-        end, failures = subpool._end, [RuntimeError("no")]  # noqa: SLF001
+        subpool = pool._pools["app"]
+        end, failures = subpool._end, [RuntimeError("no")]
 
         def fail_once(number: int) -> Coroutine[None, None, None]:
             if failures:

@@ -34,10 +34,12 @@ from capsule_tasks.settings import (
     DiagnosticSettings,
     OutputSettings,
     RoutingSettings,
+    TimeoutSettings,
 )
 from tests.sessions import HANG_S, Watched, collect, eventually, text
 
 NO_BEATS = DiagnosticSettings(heartbeat_interval_s=3600)
+PATIENT = TimeoutSettings(unresponsive_s=7200)
 
 
 def routed(**routing: Any) -> Session:
@@ -61,7 +63,7 @@ async def test_from_the_child_control_overtakes_the_bulk_that_came_before_it() -
     """The loop stands still until a flood and, behind it, a reply have arrived; then it looks."""
     output = OutputSettings(window_bytes=16 * MIB, chunk_bytes=100)
     child = ChildSettings(output=output, diagnostics=NO_BEATS)
-    async with Session(SessionConfig(child=child)) as session:
+    async with Session(SessionConfig(child=child, timeouts=PATIENT)) as session:
         seen: list[Message] = []
         watched = Watched(session, "print('x' * 1_000_000)")
         await watched.until(Output)
@@ -85,7 +87,7 @@ async def test_a_flood_of_control_leaves_bulk_its_share(tmp_path: Path) -> None:
     """Both wait: as many of each kind as its weight says, in turns."""
     child = ChildSettings(output=OutputSettings(chunk_bytes=100), diagnostics=NO_BEATS)
     routing = RoutingSettings(control_weight=4, bulk_weight=2)
-    async with Session(SessionConfig(child=child, routing=routing)) as session:
+    async with Session(SessionConfig(child=child, routing=routing, timeouts=PATIENT)) as session:
         seen: list[Message] = []
         wires: Any = session._child.process.wires  # type: ignore[union-attr]
         go = tmp_path / "go"
@@ -105,7 +107,8 @@ async def test_a_flood_of_control_leaves_bulk_its_share(tmp_path: Path) -> None:
 
 
 async def test_to_the_child_control_overtakes_bulk_that_is_still_on_its_way() -> None:
-    async with Session(SessionConfig(child=ChildSettings(diagnostics=NO_BEATS))) as session:
+    child = ChildSettings(diagnostics=NO_BEATS)
+    async with Session(SessionConfig(child=child, timeouts=PATIENT)) as session:
         seen: list[Message] = []
         session.add_message_interceptor(seen.append)
         padding = "#" * (2 * MIB)
@@ -199,6 +202,52 @@ async def test_an_interceptor_that_overruns_three_times_delays_nobody_any_more()
         assert len(calls) == 3
         assert session.metrics["interceptor_quarantine_total"] == 0  # of the new child
         gate.set()
+
+
+async def test_the_thread_of_a_quarantine_ends_with_a_child_that_dies_and_misses_nothing() -> None:
+    seen: list[Any] = []
+
+    def slow(message: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.002)
+        else:
+            seen.append(message)
+
+    before = _quarantines()
+    async with routed(interceptor_budget_s=0.001, interceptor_overruns=1) as session:
+        session.add_message_interceptor(slow)
+        await session.run("1")
+        await session.run("2")
+        (thread,) = _quarantines() - before
+        *_, end = await collect(session, "import os; os._exit(3)")
+        assert session.state == "error"
+        await asyncio.to_thread(thread.join, HANG_S)
+        assert not thread.is_alive()
+        assert seen[-1] is end
+        assert session.metrics["interceptor_skipped_total"] == 0
+
+
+async def test_what_an_interceptor_in_quarantine_misses_is_counted() -> None:
+    gate = threading.Event()
+
+    def stuck(_message: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.002)
+        else:
+            assert gate.wait(HANG_S)
+
+    async with routed(
+        interceptor_budget_s=0.001, interceptor_overruns=1, quarantine_queue=2
+    ) as session:
+        session.add_message_interceptor(stuck)
+        for number in range(5):  # each is an Ack and a Result at least, and the queue holds two
+            await session.run(f"{number}")
+        assert session.metrics["interceptor_skipped_total"] >= 5
+        gate.set()
+
+
+def _quarantines() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "capsule-quarantine"}
 
 
 async def test_the_budget_and_the_number_of_overruns_are_settings() -> None:

@@ -188,21 +188,38 @@ def test_one_in_quarantine_delays_nobody(make: Any) -> None:
     assert blocking.entered.acquire(timeout=HANG_S)
 
 
-def test_the_queue_of_the_quarantine_is_bounded_and_the_oldest_message_goes(make: Any) -> None:
+def test_the_queue_of_the_quarantine_is_bounded_and_the_oldest_message_goes(
+    make: Any, counters: Counters
+) -> None:
     interceptors, blocking = make(STRICT), Blocking()
     quarantined(interceptors, blocking)
     interceptors.see("held")
     assert blocking.entered.acquire(timeout=HANG_S)
     for number in range(10):
         interceptors.see(number)
-    lane = interceptors._lane
-    assert lane.skipped == 10 - STRICT.quarantine_queue
+    assert counters.interceptor_skipped_total == 10 - STRICT.quarantine_queue
     blocking.gate.release(100)
     for _ in range(STRICT.quarantine_queue):
         assert blocking.entered.acquire(timeout=HANG_S)
     interceptors.see("last")
     assert blocking.entered.acquire(timeout=HANG_S)
     assert blocking.seen[:5] == ["held", 6, 7, 8, 9]
+
+
+def test_each_call_that_is_skipped_is_counted_also_at_the_end(
+    make: Any, counters: Counters
+) -> None:
+    interceptors, blocking = make(STRICT), Blocking()
+    interceptors.add(lambda _message: time.sleep(0.001))
+    quarantined(interceptors, blocking)  # and the one before it in the same call
+    assert counters.interceptor_quarantine_total == 2
+    interceptors.see("held")
+    assert blocking.entered.acquire(timeout=HANG_S)
+    interceptors.see("waits")
+    assert counters.interceptor_skipped_total == 0
+    interceptors.close()
+    assert counters.interceptor_skipped_total == 2
+    blocking.gate.release(100)
 
 
 def test_a_failure_in_quarantine_is_counted_and_ends_nothing(make: Any, counters: Counters) -> None:

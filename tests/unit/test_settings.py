@@ -15,9 +15,11 @@ from capsule_tasks.errors import CallerError, InvalidSetting
 from capsule_tasks.settings import (
     MIB,
     ChildSettings,
+    DiagnosticSettings,
     OutputSettings,
     PoolSettings,
     SessionConfig,
+    TimeoutSettings,
     _Section,
 )
 
@@ -285,6 +287,22 @@ def test_no_more_sessions_idle_than_there_may_be() -> None:
     assert PoolSettings(min_idle=4, max_sessions=4).min_idle == 4
     assert "at most max_sessions (3)" in str(refused_pool(min_idle=4, max_sessions=3))
     refused(PoolSettings, "min_idle", -1)
+
+
+@pytest.mark.parametrize(("interval_s", "unresponsive_s"), [(10.0, 10.0), (20, 10.0), (2.0, 0.5)])
+def test_silence_between_two_heartbeats_is_no_fault(
+    interval_s: float, unresponsive_s: float
+) -> None:
+    """A pool would replace its idle sessions for ever."""
+    child = ChildSettings(diagnostics=DiagnosticSettings(heartbeat_interval_s=interval_s))
+    timeouts = TimeoutSettings(unresponsive_s=unresponsive_s)
+    with pytest.raises(InvalidSetting) as caught:
+        SessionConfig(child=child, timeouts=timeouts)
+    assert caught.value.name == "TimeoutSettings.unresponsive_s"
+    assert f"TimeoutSettings.unresponsive_s = {unresponsive_s}" in str(caught.value)
+    assert f"DiagnosticSettings.heartbeat_interval_s ({interval_s})" in str(caught.value)
+    kept = TimeoutSettings(unresponsive_s=interval_s + 0.001)
+    assert SessionConfig(child=child, timeouts=kept).timeouts is kept
 
 
 def refused_pool(**values: int) -> InvalidSetting:

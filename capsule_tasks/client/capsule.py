@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from celery.concurrency import ALIASES
 from celery.utils.imports import symbol_by_name
 
+from capsule_tasks.client.cancelling import Asked, cancel_all
+from capsule_tasks.client.hub import hub
 from capsule_tasks.client.task import Task, mixed
 
 log = logging.getLogger("capsule_tasks.client")
@@ -33,6 +36,20 @@ class Capsule:
         app.on_after_configure.connect(self._on_configured, weak=False)
         if app.configured:
             self._on_configured()
+
+    async def acancel(
+        self, ids: str | Iterable[str], grace_s: float | None = None
+    ) -> dict[str, Asked]:
+        """Cancel executions by their ids, one or thousands; what was done, of each id.
+
+        As `Execution.cancel`, but the wait for workers that have only just begun some of them is
+        shared by all. Safe twice: repeat the call if Redis went away in the middle of it.
+        """
+        return await cancel_all(self.app, [ids] if isinstance(ids, str) else ids, grace_s)
+
+    def cancel(self, ids: str | Iterable[str], grace_s: float | None = None) -> dict[str, Asked]:
+        """As `acancel`, for callers that block."""
+        return hub.call(self.acancel(ids, grace_s))
 
     def _mix_into_class(self) -> None:
         self.app.task_cls = mixed(symbol_by_name(self.app.task_cls))

@@ -7,16 +7,10 @@ from typing import Any, Self
 
 from celery.result import AsyncResult, EagerResult
 
+from capsule_tasks.client.cancelling import Asked, check_grace, check_type
 from capsule_tasks.client.results import ended_of_meta
 from capsule_tasks.client.revokes import keep_revoked
-from capsule_tasks.client.streaming import (
-    Asked,
-    Snapshot,
-    Streaming,
-    check_grace,
-    check_limit,
-    check_type,
-)
+from capsule_tasks.client.streaming import Snapshot, Streaming, check_limit
 from capsule_tasks.errors import InvalidId
 from capsule_tasks.protocol.events import Command, Ended
 from capsule_tasks.storage.execution_types import Event
@@ -87,7 +81,7 @@ class EagerExecution(EagerResult, Execution):
     async def aget(self, timeout_s: float | None = None) -> Any:
         return self.get(timeout=timeout_s)
 
-    async def tell_to_stop(self, grace_s: float | None) -> Asked:
+    async def acancel(self, grace_s: float | None = None) -> Asked:
         check_grace(grace_s)
         return "over"
 

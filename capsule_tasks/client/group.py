@@ -10,16 +10,14 @@ from typing import Any
 
 from celery.result import GroupResult
 
+from capsule_tasks.client.cancelling import Asked, cancel_all, check_type
 from capsule_tasks.client.counting import AskMany, GroupWatch, ask_missing
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.hub import hub
 from capsule_tasks.client.results import keeps_results, stored_ends
-from capsule_tasks.client.streaming import Asked, check_type, current_app, terminate
+from capsule_tasks.client.streaming import current_app
 from capsule_tasks.client.tally import Failure, Tally
 from capsule_tasks.protocol.events import Outcome
-
-_AT_ONCE = 500
-"""Members that are cancelled together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +72,12 @@ class GroupExecution:
 
     def member(self, place: int) -> Execution:
         """One member, in the order in which they were given."""
-        if not self._members:
+        return Execution(self._known_members()[place], app=self.app)
+
+    def _known_members(self) -> tuple[str, ...]:
+        if not self._members and self.total:
             raise LookupError("this group was made without its members: use GroupExecution.of()")
-        return Execution(self._members[place], app=self.app)
+        return self._members
 
     async def awatch(self) -> AsyncGenerator[GroupState, None]:
         """How far it is, whenever that changes; ends when every member has ended.
@@ -132,15 +133,8 @@ class GroupExecution:
     async def acancel(self, grace_s: float | None = None) -> dict[Asked, int]:
         """Cancel every member; how many were told, wait, and were over."""
         answers: dict[Asked, int] = {"asked": 0, "waiting": 0, "over": 0}
-        for first in range(0, self.total, _AT_ONCE):
-            places = range(first, min(first + _AT_ONCE, self.total))
-            members = [self.member(place) for place in places]
-            asked = await asyncio.gather(*(member.tell_to_stop(grace_s) for member in members))
-            waiting = [one.id for one, how in zip(members, asked, strict=True) if how == "waiting"]
-            if waiting:
-                await asyncio.to_thread(terminate, self.app, waiting)
-            for how in asked:
-                answers[how] += 1
+        for how in (await cancel_all(self.app, self._known_members(), grace_s)).values():
+            answers[how] += 1
         return answers
 
     def cancel(self, grace_s: float | None = None) -> dict[Asked, int]:

@@ -7,15 +7,14 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from celery.result import AsyncResult
 
+from capsule_tasks.client.cancelling import Asked, asked_of, cancel_all, check_type
 from capsule_tasks.client.hub import hub
 from capsule_tasks.client.results import ended_of, keeps_results, stored_end
-from capsule_tasks.client.revokes import keep_revoked
 from capsule_tasks.client.watching import Watchtower, ended_of_entry
-from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import (
     ExecutionEnded,
     ExecutionUnknown,
@@ -25,7 +24,6 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.protocol.events import (
     AttemptEnded,
-    CancelCommand,
     Command,
     Ended,
     InterruptCommand,
@@ -38,10 +36,6 @@ from capsule_tasks.protocol.messages import InputClosed, InputRequest, Output
 from capsule_tasks.storage.execution_types import Event, Record, State
 
 log = logging.getLogger("capsule_tasks.client")
-
-Asked = Literal["asked", "waiting", "over"]
-"""`asked`: a worker runs it and was told. `waiting`: nobody has begun it; whoever does will see it.
-`over`: there was nothing to ask any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +151,7 @@ class Streaming:
         Before the start the cancel waits for it, also through a restart of the worker; on a pool
         without streams it is Celery's revoke.
         """
-        asked = await self.tell_to_stop(grace_s)
-        if asked == "waiting":
-            await asyncio.to_thread(terminate, self.app, [self.id])
-        return asked
-
-    async def tell_to_stop(self, grace_s: float | None) -> Asked:
-        """A cancel, as far as a stream goes."""
-        check_grace(grace_s)
-        if redis_url(self.app) is None:
-            return "waiting"
-        return await self._tell(CancelCommand(grace_s=grace_s))
+        return (await cancel_all(self.app, [self.id], grace_s))[self.id]
 
     def cancel(self, grace_s: float | None = None) -> Asked:
         return hub.call(self.acancel(grace_s))
@@ -242,30 +226,22 @@ class Streaming:
         return hub.call(self.astack(timeout_s))
 
     async def _tell(self, command: Command) -> Asked:
-        asked = await self._asked(await hub.tower(self.app), command)
+        tower = await hub.tower(self.app)
+        states = await tower.tell_all([self.id], command)
+        asked = (await asked_of(self.app, tower, states))[self.id]
         if asked == "over":
             told = type(command).__struct_config__.tag
             log.info("execution %s is over: %s is ignored", self.id, told)
         return asked
-
-    async def _asked(self, tower: Watchtower, command: Command) -> Asked:
-        try:
-            state = await tower.tell(self.id, command)
-        except ExecutionEnded:
-            return "over"
-        if state == "ended":
-            return "over"
-        if state == "unknown":
-            ended = await self._ended_without_stream(tower)
-            return "over" if ended is not None else "waiting"
-        return "asked" if state == "running" else "waiting"
 
     # --- the result backend --------------------------------------------------------------------
 
     async def _ended_without_stream(self, tower: Watchtower) -> Ended | None:
         """The end of one that has no stream any more, or never had one."""
         ended = await asyncio.to_thread(self._ask_backend, self.id)
-        return ended or ended_of_entry(await tower.store.find_recent(self.id))
+        if ended is None:
+            ended = ended_of_entry((await tower.store.find_recent([self.id])).get(self.id))
+        return ended
 
     def _ask_backend(self, task_id: str) -> Ended | None:
         return ended_of(self.app, task_id)
@@ -304,31 +280,15 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 _WITHOUT_RESULT = (Outcome.IGNORED, Outcome.REJECTED)
 
 
-def terminate(app: Any, ids: list[str]) -> None:
-    """Have Celery end them: they wait, or another pool has them, which knows of no stream."""
-    keep_revoked(app, *ids)
-    app.control.revoke(ids, terminate=True, signal="SIGTERM")
-
-
 def current_app() -> Any:
     from celery import current_app as known  # noqa: PLC0415  the app is known when one is asked for
 
     return known._get_current_object()  # noqa: SLF001  there is no public way
 
 
-def check_type(name: str, value: Any, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
-
-
 def check_limit(limit: int) -> None:
     if limit < 0:
         raise ValueError(f"limit = {limit!r}: must be how many events, from 0")
-
-
-def check_grace(grace_s: float | None) -> None:
-    if grace_s is not None and not 0 <= grace_s <= 86400:
-        raise ValueError(f"grace_s = {grace_s!r}: must be from 0 to 86400 seconds")
 
 
 _LARGEST_ID = 2**53

@@ -8,10 +8,11 @@ channel rings, if it is a Redis, else now and then, ever more seldom.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
-from capsule_tasks.errors import StorageError
+from capsule_tasks.errors import ExecutionEnded, StorageError
 from capsule_tasks.protocol.events import Command, Ended, Outcome
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
@@ -33,6 +34,7 @@ _MOST_TELLING_S = 15.0
 _GRACE_S = 0.25
 """A task's result is stored by its child, its last event a moment later by its worker."""
 _CLAIM_S = 0.25
+_AT_ONCE = 500
 _FIRST_CHECK_S = 60.0
 _LAST_CHECK_S = 960.0
 """Nobody rings for a stream that expires, or is evicted, after its worker has died."""
@@ -130,47 +132,76 @@ class Watchtower:
                 return False
             await rung_or_late(rung, left_s)
 
-    async def tell(self, execution_id: str, command: Command) -> State:
-        """Tell it something; how it stands then.
+    async def tell_all(self, ids: Sequence[str], command: Command) -> dict[str, State]:
+        """Tell executions something; how each stands then.
 
         A task that began some milliseconds ago may not have been claimed yet: its worker hears
-        of the command and does so at once, which is waited for a little.
+        of the command and claims it at once. All of them are waited for together, a little.
         """
-        told = new_operation()
-        state = await through_outages(
-            lambda: self.store.tell(execution_id, command, command_id=told), _MOST_TELLING_S
-        )
-        if state not in ("unknown", "waiting"):
-            return state
-        channel = self.store.core.keys_of(execution_id).channel
-        rung = asyncio.Event()
+        channels = {one: self.store.core.keys_of(one).channel for one in ids}  # or InvalidId
+        states = await _of_each(ids, lambda one: self._tell(one, command))
+        unclaimed = [one for one, state in states.items() if state in ("unknown", "waiting")]
+        if not unclaimed:
+            return states
+        silent = set(unclaimed)
+        all_rang = asyncio.Event()
 
-        def ring(_said: bytes | None) -> None:
-            rung.set()
+        def ring(execution_id: str, _said: bytes | None) -> None:
+            silent.discard(execution_id)
+            if not silent:
+                all_rang.set()
 
+        rings = {one: partial(ring, one) for one in unclaimed}
         try:
-            await self.bells.listen(channel, ring)
-            record = await self.store.look(execution_id)
-            if record.state == state:
-                await rung_or_late(rung, _CLAIM_S)
-                record = await self.store.look(execution_id)
-            return record.state
+            await _of_each(unclaimed, lambda one: self.bells.listen(channels[one], rings[one]))
+            heard = await _of_each(unclaimed, self._state)
+            silent -= {one for one, state in heard.items() if state != states[one]}
+            if silent:
+                await rung_or_late(all_rang, _CLAIM_S)
+            rang = [one for one in unclaimed if one not in silent]
+            return states | heard | await _of_each(rang, self._state)
         finally:
-            self.bells.leave(channel, ring)
+            for one in unclaimed:
+                self.bells.leave(channels[one], rings[one])
+
+    async def _tell(self, execution_id: str, command: Command) -> State:
+        told = new_operation()
+        try:
+            return await through_outages(
+                lambda: self.store.tell(execution_id, command, command_id=told), _MOST_TELLING_S
+            )
+        except ExecutionEnded:
+            return "ended"
+
+    async def _state(self, execution_id: str) -> State:
+        return (await self.store.look(execution_id)).state
 
     async def _end_without_result(self, watch: _Watch) -> Ended | None:
         """The end of one that has neither a stream nor a result: results may be ignored."""
         try:
-            entry = await self.store.find_recent(watch.execution_id)
+            found = await self.store.find_recent([watch.execution_id])
         except StorageError:
             return None  # it is looked for again
         # What was there and is gone does not come back.
-        return ended_of_entry(entry) or (_EXPIRED if watch.after else None)
+        return ended_of_entry(found.get(watch.execution_id)) or (_EXPIRED if watch.after else None)
 
     async def _read(self, watch: _Watch, outage_s: float) -> Page | None:
         return await through_outages(
             lambda: self.store.read(watch.execution_id, watch.after), outage_s
         )
+
+
+async def _of_each(ids: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """What each of them is answered; a few hundred are asked at a time."""
+    answers: dict[str, T] = {}
+    for some in in_parts(ids):
+        answers.update(zip(some, await asyncio.gather(*map(ask, some)), strict=True))
+    return answers
+
+
+def in_parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """So many as are asked, or told, at a time."""
+    return (ids[first : first + _AT_ONCE] for first in range(0, len(ids), _AT_ONCE))
 
 
 async def through_outages(ask: Callable[[], Awaitable[T]], outage_s: float = MOST_OUTAGE_S) -> T:

@@ -65,7 +65,7 @@ _READ = script("execution_read", keys="meta events", args="after count")
 _LOOK = script("execution_look", keys="meta", args="")
 _RECENT_NOTE = script("recent_note", keys="order entries", args="most keep_ms channel note...")
 _RECENT_LIST = script("recent_list", keys="order entries", args="before count")
-_RECENT_FIND = script("recent_find", keys="entries", args="id")
+_RECENT_FIND = script("recent_find", keys="entries", args="id...")
 _GROUP_NOTE = script(
     "group_note", keys="counts failures seen", args="keep_ms most channel member..."
 )
@@ -348,13 +348,12 @@ class ExecutionCore:
             before = reply[-2].decode()
         return found[:limit]
 
-    def find_recent(self, execution_id: str) -> Operation[RecentEntry | None]:
-        """What the index knows of one, also when nothing else is left of it."""
-        call = Call(_RECENT_FIND, (self._recent.entries,), [execution_id])
+    def find_recent(self, execution_ids: Sequence[str]) -> Operation[dict[str, RecentEntry]]:
+        """What the index knows of some, also when nothing else is left of them."""
+        call = Call(_RECENT_FIND, (self._recent.entries,), list(execution_ids))
         reply = yield from perform(call, self._retry)
-        if reply[0] == Code.MISSING:
-            return None
-        return _recent(execution_id.encode(), reply[1], reply[2])
+        entries = (_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3))
+        return {entry.execution_id: entry for entry in entries}
 
     def note_group(
         self, group_id: str, members: Sequence[tuple[int, str, str, str]]

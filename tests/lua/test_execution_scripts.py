@@ -441,12 +441,16 @@ def test_recent_keeps_the_newest_and_lists_them_first(bench: Bench) -> None:
     assert_expires(bench, keys.entries, keys.order)
 
 
-def test_recent_finds_one(bench: Bench) -> None:
+def test_recent_finds_those_that_are_known(bench: Bench) -> None:
     keys = RecentKeys(bench.prefix)
-    assert bench.call("recent_find", "id", keys=keys) == [Code.MISSING]
-    bench.call("recent_note", 5, AGE_MS, "c", "id", 7, "a:b", keys=keys)
-    _, _, noted, _ = bench.call("recent_list", "", 3, keys=keys)
-    assert bench.call("recent_find", "id", keys=keys) == [Code.DONE, noted, b"a:b"]
+    assert bench.call("recent_find", keys=keys) == [Code.DONE]
+    assert bench.call("recent_find", "id", keys=keys) == [Code.DONE]
+    bench.call("recent_note", 5, AGE_MS, "c", "id", 7, "a:b", "other", 7, "c", keys=keys)
+    noted = {one: at for _, one, at, _ in [bench.call("recent_list", "", 1, keys=keys)]}
+    found = bench.call("recent_find", "other", "unknown", "id", keys=keys)
+    assert found[1::3] == [b"other", b"id"]
+    assert found[3::3] == [b"c", b"a:b"]
+    assert found[2] == noted[b"other"]
 
 
 def test_recent_ignores_an_older_attempt(bench: Bench) -> None:

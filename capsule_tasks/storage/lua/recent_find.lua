@@ -1,16 +1,22 @@
--- What was noted of one execution.
+-- What was noted of executions.
 --
 -- KEYS
 --   entries  hash  capsule:{recent}:entries
 -- ARGV
---   id  the execution
--- RETURNS {DONE, noted, record}
--- REFUSES {MISSING} it is not among the recent ones
+--   id...  the executions
+-- RETURNS {DONE, id, noted, record, …} of those that are among the recent ones
+-- REFUSES nothing
 -- USES once
 
-local entries_key, id = KEYS[1], ARGV[1]
+local entries_key = KEYS[1]
+local FIRST = 1
 
-local record = redis.call('HGET', entries_key, id)
-if not record then return {MISSING} end
-local noted, said = record:match('^%d+:(%d+):(.*)$')
-return {DONE, noted, said}
+local reply = {DONE}
+for at = FIRST, #ARGV do
+  local record = redis.call('HGET', entries_key, ARGV[at])
+  if record then
+    local noted, said = record:match('^%d+:(%d+):(.*)$')
+    for _, value in ipairs({ARGV[at], noted, said}) do reply[#reply + 1] = value end
+  end
+end
+return reply

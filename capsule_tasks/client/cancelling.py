@@ -1,0 +1,85 @@
+"""Cancel executions, one or thousands: each is told once, and the wait for an owner is shared."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from capsule_tasks.client.hub import hub
+from capsule_tasks.client.results import stored_ends
+from capsule_tasks.client.revokes import keep_revoked
+from capsule_tasks.client.watching import Watchtower, ended_of_entry, in_parts
+from capsule_tasks.client.where import redis_url
+from capsule_tasks.protocol.events import CancelCommand
+from capsule_tasks.storage.execution_types import State
+
+log = logging.getLogger("capsule_tasks.client")
+
+Asked = Literal["asked", "waiting", "over"]
+"""`asked`: a worker runs it and was told. `waiting`: nobody has begun it; whoever does will see it.
+`over`: there was nothing to ask any more."""
+
+
+async def cancel_all(app: Any, ids: Iterable[str], grace_s: float | None) -> dict[str, Asked]:
+    """Cancel these executions and say of each what was done, in their order.
+
+    Those that no worker of this package has begun are revoked through Celery too, which reaches
+    workers of other pools and tasks that a worker holds for later.
+    """
+    check_grace(grace_s)
+    wanted = list(dict.fromkeys(ids))
+    for one in wanted:
+        check_type("an execution id", one, str)
+    if redis_url(app) is None:
+        asked: dict[str, Asked] = dict.fromkeys(wanted, "waiting")
+    else:
+        tower = await hub.tower(app)
+        states = await tower.tell_all(wanted, CancelCommand(grace_s=grace_s))
+        asked = await asked_of(app, tower, states)
+    for one, how in asked.items():
+        if how == "over":
+            log.info("execution %s is over: cancel is ignored", one)
+    waiting = [one for one, how in asked.items() if how == "waiting"]
+    for some in in_parts(waiting):
+        await asyncio.to_thread(_revoke, app, some)
+    return asked
+
+
+async def asked_of(app: Any, tower: Watchtower, states: dict[str, State]) -> dict[str, Asked]:
+    """What telling executions has come to, from how they stand."""
+    unknown = [one for one, state in states.items() if state == "unknown"]
+    over = {one for one, state in states.items() if state == "ended"}
+    over |= await _ended_without_stream(app, tower, unknown)
+    return {
+        one: "over" if one in over else "asked" if state == "running" else "waiting"
+        for one, state in states.items()
+    }
+
+
+async def _ended_without_stream(app: Any, tower: Watchtower, ids: Sequence[str]) -> set[str]:
+    """Those of which the result backend or the index of recent executions knows the end."""
+    ended: set[str] = set()
+    for some in in_parts(ids):
+        ended |= (await asyncio.to_thread(stored_ends, app, some)).keys()
+        rest = [one for one in some if one not in ended]
+        found = await tower.store.find_recent(rest)
+        ended |= {one for one, entry in found.items() if ended_of_entry(entry) is not None}
+    return ended
+
+
+def _revoke(app: Any, ids: Sequence[str]) -> None:
+    """Have Celery end them: they wait, or another pool has them, which knows of no stream."""
+    keep_revoked(app, *ids)
+    app.control.revoke(list(ids), terminate=True, signal="SIGTERM")
+
+
+def check_type(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
+
+
+def check_grace(grace_s: float | None) -> None:
+    if grace_s is not None and not 0 <= grace_s <= 86400:
+        raise ValueError(f"grace_s = {grace_s!r}: must be from 0 to 86400 seconds")

@@ -7,6 +7,7 @@ Each connection is a thread of its own. A cut `before` the server got a command 
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import threading
 from collections import deque
@@ -74,7 +75,15 @@ class CuttingProxy:
                 self._sockets |= {client, server}
             with contextlib.suppress(OSError):
                 commands, replies = client.makefile("rb"), server.makefile("rb")
+                pushes = threading.Thread(target=_pass_on, args=(replies, client), daemon=True)
+                is_subscribed = False
                 while command := read_value(commands):
+                    if b"SUBSCRIBE" in command[:32] and not is_subscribed:
+                        is_subscribed = True
+                        pushes.start()
+                    if is_subscribed:
+                        server.sendall(command)
+                        continue
                     if not self._forward(command, client, server, replies):
                         break
             with self._lock:
@@ -97,6 +106,14 @@ class CuttingProxy:
             return False
         client.sendall(reply)
         return True
+
+
+def _pass_on(replies: io.BufferedReader, client: socket.socket) -> None:
+    """From a subscription on the server speaks unasked: no reply belongs to a command."""
+    with contextlib.suppress(OSError, ValueError):
+        while data := replies.read1():
+            client.sendall(data)
+        client.shutdown(socket.SHUT_RDWR)
 
 
 def read_value(stream: object) -> bytes:

@@ -35,9 +35,12 @@ _GRACE_S = 0.25
 """A task's result is stored by its child, its last event a moment later by its worker."""
 _CLAIM_S = 0.25
 _AT_ONCE = 500
-_FIRST_CHECK_S = 60.0
-_LAST_CHECK_S = 960.0
-"""Nobody rings for a stream that expires, or is evicted, after its worker has died."""
+_CHECK_S = 2.0
+_CHECKS_PER_S = 100
+"""No doorbell rings for a stream that is flushed, evicted, or expires after its worker has died: a
+silent one is read every two seconds, or less often where one process watches hundreds."""
+_VANISHED_S = 3.0
+"""The task of a stream that is gone may be about to store its result."""
 _RESULT_BELL_S = 1.0
 """A result backend of its own that is away holds up no stream for longer."""
 
@@ -60,6 +63,7 @@ class Watchtower:
         self.connection = PipelinedConnection(url)
         self.store = ExecutionStore(self.connection, settings=settings)
         self.bells = Doorbells(url, patience_s=MOST_OUTAGE_S)
+        self._watchers = 0
         self._result_bells = self.bells
         if backend_url is not None and backend_url != url:
             self._result_bells = Doorbells(backend_url, patience_s=_RESULT_BELL_S)
@@ -85,24 +89,26 @@ class Watchtower:
         def ring(_said: bytes | None) -> None:
             rung.set()
 
+        loop = asyncio.get_running_loop()
         watch = _Watch(execution_id, after)
         result_ring = _ResultRing(self, result_channel, ask_backend, rung, outage_s)
+        self._watchers += 1
         try:
             await self.bells.listen(channel, ring)
             while True:
                 rung.clear()
                 page = await self._read(watch, outage_s)
+                watch.note_whether_it_is_there(page, loop.time())
                 for event in watch.take(page):
                     yield event
                 if watch.is_over:
                     return
                 if page is not None and page.events:
-                    result_ring.begin_again()
                     continue
                 if page is None or page.state == "waiting":
                     ended, is_recent = await result_ring.look(execution_id)
                     if ended is None and page is None:
-                        ended = await self._end_without_result(watch)
+                        ended = await self._end_without_result(watch, loop.time())
                     if ended is not None:
                         # It may have begun and ended between the two looks, or a moment ago.
                         grace_s = _GRACE_S if is_recent else 0.0
@@ -112,10 +118,22 @@ class Watchtower:
                         return
                 else:
                     result_ring.rest()
-                await rung_or_late(rung, result_ring.wait_s(page))
+                await rung_or_late(rung, self._wait_s(watch, page, result_ring, loop.time()))
         finally:
+            self._watchers -= 1
             self.bells.leave(channel, ring)
             result_ring.leave()
+
+    def _wait_s(
+        self, watch: _Watch, page: Page | None, result_ring: _ResultRing, now: float
+    ) -> float:
+        """How long a bell is waited for before the stream, or the result backend, is read again."""
+        if watch.vanished_at is not None:
+            left_s = watch.vanished_at + _VANISHED_S - now
+            return left_s if left_s > 0 else _AGAIN_S
+        is_running = page is not None and page.state == "running"
+        check_s = max(_CHECK_S, self._watchers / _CHECKS_PER_S)
+        return check_s if is_running else result_ring.wait_s or check_s
 
     async def _moves_on(
         self, watch: _Watch, page: Page | None, rung: asyncio.Event, grace_s: float, outage_s: float
@@ -176,14 +194,20 @@ class Watchtower:
     async def _state(self, execution_id: str) -> State:
         return (await self.store.look(execution_id)).state
 
-    async def _end_without_result(self, watch: _Watch) -> Ended | None:
-        """The end of one that has neither a stream nor a result: results may be ignored."""
+    async def _end_without_result(self, watch: _Watch, now: float) -> Ended | None:
+        """The end of one that has neither a stream nor a result: results may be ignored.
+
+        A stream that was there and is gone does not come back. Its task may still run, so its
+        result has a moment to come before the execution is called lost.
+        """
         try:
             found = await self.store.find_recent([watch.execution_id])
         except StorageError:
             return None  # it is looked for again
-        # What was there and is gone does not come back.
-        return ended_of_entry(found.get(watch.execution_id)) or (_EXPIRED if watch.after else None)
+        if (ended := ended_of_entry(found.get(watch.execution_id))) is not None:
+            return ended
+        vanished_at = watch.vanished_at
+        return _EXPIRED if vanished_at is not None and now >= vanished_at + _VANISHED_S else None
 
     async def _read(self, watch: _Watch, outage_s: float) -> Page | None:
         return await through_outages(
@@ -236,7 +260,6 @@ class _ResultRing:
         self._rung = rung
         self._listens = False
         self._wait_s = _FIRST_LOOK_S
-        self._check_s = _FIRST_CHECK_S
 
     async def look(self, execution_id: str) -> tuple[Ended | None, bool]:
         if self._ask is None:
@@ -257,17 +280,10 @@ class _ResultRing:
         self._silent_since = None
         return answer
 
-    def wait_s(self, page: Page | None) -> float:
-        """How long to wait for a bell before looking again: for one that should ring, for long."""
-        is_running = page is not None and page.state == "running"
-        if self._ask is not None and not is_running:
-            return self._wait_s
-        check_s, self._check_s = self._check_s, min(_LAST_CHECK_S, 2 * self._check_s)
-        return check_s
-
-    def begin_again(self) -> None:
-        """It goes on: what may have been missed is missed since now."""
-        self._check_s = _FIRST_CHECK_S
+    @property
+    def wait_s(self) -> float | None:
+        """How long to wait for its bell before looking again; None if there is no backend."""
+        return self._wait_s if self._ask is not None else None
 
     def rest(self) -> None:
         """It has a stream that will end: no need to ask."""
@@ -290,8 +306,16 @@ class _Watch:
         self.execution_id = execution_id
         self.after = after or ""
         self.is_over = False
+        self.vanished_at: float | None = None
+        """When a stream of which events were seen was first found to be gone."""
         self._attempt, self._seq = _parts(self.after)
         self._offset = 0 if not after else None
+
+    def note_whether_it_is_there(self, page: Page | None, now: float) -> None:
+        if page is not None or not self.after:
+            self.vanished_at = None
+        elif self.vanished_at is None:
+            self.vanished_at = now
 
     def take(self, page: Page | None) -> list[Event]:
         """The events of a page that are new, with a gap in front of them where some are gone."""

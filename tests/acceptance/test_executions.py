@@ -20,7 +20,7 @@ from celery import Celery, group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from capsule_tasks.client import Execution, GroupExecution
+from capsule_tasks.client import Execution, GroupExecution, watching
 from capsule_tasks.errors import InvalidId, NotAsking
 from capsule_tasks.protocol.events import Accepted, AttemptEnded, Begun, Ended, Outcome
 from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
@@ -228,8 +228,11 @@ def test_late_and_resuming_watchers_see_every_event_once(worker: Worker) -> None
         assert [event.id for event in execution.events(after=ids[place])] == ids[place + 1 :]
 
 
-def test_a_watcher_of_a_stream_that_vanishes_hears_the_end_all_the_same(worker: Worker) -> None:
-    """Redis was flushed, or evicted it: nobody would ring for what is not there."""
+def test_a_watcher_of_a_stream_that_vanishes_hears_the_end_all_the_same(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task may write once more before its result is there, however long that takes here."""
+    monkeypatch.setattr(watching, "_VANISHED_S", HANG_S)
     key = unique()
     execution = Execution.of(worker.send("steps", key, 1))
     events = execution.events()
@@ -238,6 +241,27 @@ def test_a_watcher_of_a_stream_that_vanishes_hears_the_end_all_the_same(worker: 
     worker.app.backend.client.delete(f"capsule:{{E:{execution.id}}}:meta")
     worker.go(key)
     assert [event.message for event in events][-1].outcome == Outcome.SUCCEEDED
+
+
+def test_a_watcher_of_a_stream_that_is_flushed_hears_soon_that_it_is_lost(tmp_path: Path) -> None:
+    """No doorbell rings for it while its task says nothing: it took a minute to be noticed."""
+    with (
+        PrivateServer(tmp_path / "redis") as server,
+        Worker(server.url, tmp_path) as worker,
+        redis.from_url(server.url) as client,
+    ):
+        key = unique()
+        execution = Execution.of(worker.send("hold", key))
+        worker.heard(key)
+        claimed(execution)
+        events = execution.events()
+        next(events)
+        client.flushall()
+        began = time.monotonic()
+        *_, last = events
+        assert time.monotonic() - began < 30
+        assert isinstance(last.message, Ended)
+        assert (last.message.outcome, last.message.type) == (Outcome.LOST, "StreamExpired")
 
 
 def test_a_failure_and_a_retry_are_told_as_they_are(worker: Worker) -> None:

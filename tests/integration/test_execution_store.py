@@ -213,7 +213,8 @@ async def test_events_that_were_evicted_are_a_gap_and_the_end_that_is_known(
 async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_FIRST_CHECK_S", 0.05)
+    monkeypatch.setattr(watching, "_CHECK_S", 0.05)
+    monkeypatch.setattr(watching, "_VANISHED_S", 0.05)
     tower = Watchtower(valkey_url, settings(), None)
     idle, read = asyncio.Event(), tower.store.read
 

@@ -18,7 +18,21 @@ import msgspec
 
 from capsule_tasks.errors import AmbiguousAgent, InvalidSetting, UnknownAgent
 
-ToolKind = Literal["bare", "namespaced", "deferred_top_level"]
+ToolKind = Literal[
+    "bare",
+    "namespaced",
+    "deferred_top_level",
+    "hosted_mcp",
+    "custom",
+    "shell",
+    "local_shell",
+    "apply_patch",
+    "computer",
+]
+"""The first three are function tools. Each kind has names of its own, so that a function tool named
+`shell` is never taken for the shell."""
+
+_KINDS_WITH_NAMESPACE = ("namespaced", "hosted_mcp")
 
 
 def _check_name(what: str, name: Any) -> None:
@@ -49,20 +63,21 @@ class AgentId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class ToolKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a function tool is looked up by.
+    """The identity of a tool: its kind, its namespace or server, and its name.
 
     `lookup` in the namespace `crm` is not the bare `lookup`, and neither is the `lookup` that was
-    loaded on demand at the top level.
+    loaded on demand at the top level, nor the `lookup` of an MCP server.
     """
 
     name: str
     kind: ToolKind = "bare"
     namespace: str | None = None
+    """The namespace of a namespaced tool, the server's label of a hosted MCP tool."""
 
     def __post_init__(self) -> None:
         _check_name("ToolKey.name", self.name)
-        if (self.kind == "namespaced") != bool(self.namespace):
-            must = "given for a namespaced tool, and for no other"
+        if (self.kind in _KINDS_WITH_NAMESPACE) != bool(self.namespace):
+            must = "given for a namespaced or hosted MCP tool, and for no other"
             raise InvalidSetting("ToolKey.namespace", self.namespace, must)
         if self.namespace is not None:
             _check_name("ToolKey.namespace", self.namespace)
@@ -74,6 +89,10 @@ class ToolKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     @classmethod
     def deferred(cls, name: str) -> ToolKey:
         return cls(name, "deferred_top_level")
+
+    @classmethod
+    def hosted_mcp(cls, server_label: str, name: str) -> ToolKey:
+        return cls(name, "hosted_mcp", server_label)
 
     @property
     def text(self) -> str:

@@ -6,17 +6,18 @@ one; for the `RunState` of openai-agents it reads the header off the JSON, and l
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Protocol, TypeVar, cast, get_args
 from urllib.parse import unquote
 
 import msgspec
 
-from capsule_tasks.errors import InvalidRunState, InvalidSetting
-from capsule_tasks.runs.approvals import ApprovalBook, Decision, fingerprint
+from capsule_tasks.errors import CallChanged, InvalidRunState, InvalidSetting
+from capsule_tasks.runs.approvals import ApprovalBook, Decision, PendingCall
 from capsule_tasks.runs.identity import AgentId, ToolKey, ToolKind
+from capsule_tasks.runs.openai_snapshots import INTERRUPTIONS, call_id_of, read_snapshot
 from capsule_tasks.runs.schema import CURRENT_VERSION, READABLE_VERSIONS
 from capsule_tasks.runs.state import RunState
 from capsule_tasks.storage.run_types import Ask, Claim, OnExpiry, StoredDecision
@@ -58,26 +59,45 @@ def parked(
     """
     for text in of_tool or {}:
         _check_tool(text)
-    asks = []
-    for call in state.unresolved():
-        own = (of_tool or {}).get(call.tool.text) or limits or Limits()
-        asks.append(
-            Ask(
-                call_id=call.call_id,
-                tool=call.tool.text,
-                agent=call.agent.text,
-                fingerprint=call.fingerprint,
-                arguments=call.arguments,
-                expires_in_s=own.expires_in_s,
-                on_expiry=own.on_expiry,
-                may_decide=own.may_decide,
-            )
-        )
-    if len({ask.call_id for ask in asks}) < len(asks):
-        why = "two calls that wait, of a run and of one inside of it, have one id"
-        raise InvalidRunState("$.calls", why)
+    waiting = state.unresolved()
+    _check_ids_differ(waiting, "$.calls")
+    asks = tuple(_ask(call, (of_tool or {}).get(call.tool.text) or limits) for call in waiting)
     snapshot = state.to_string().encode()
-    return Parked(snapshot, CURRENT_VERSION, state.agent.text, tuple(asks))
+    return Parked(snapshot, CURRENT_VERSION, state.agent.text, asks)
+
+
+def _ask(call: PendingCall, limits: Limits | None) -> Ask:
+    own = limits or Limits()
+    return Ask(
+        call_id=call.call_id,
+        tool=call.tool.text,
+        agent=call.agent.text,
+        fingerprint=call.fingerprint,
+        arguments=call.arguments,
+        expires_in_s=own.expires_in_s,
+        on_expiry=own.on_expiry,
+        may_decide=own.may_decide,
+    )
+
+
+def _check_ids_differ(calls: Sequence[PendingCall], where: str) -> None:
+    """The store, its ledger and whoever decides name a call by its id, so two must not share one.
+
+    A model keeps the ids of one run apart; agents used as tools have runs of their own.
+    """
+    by_id = defaultdict[str, list[PendingCall]](list)
+    for call in calls:
+        by_id[call.call_id].append(call)
+    for call_id, same in by_id.items():
+        if len(same) > 1:
+            which = " and ".join(f"{call.tool.text} of agent {call.agent.text}" for call in same)
+            raise InvalidRunState(
+                where,
+                f"{len(same)} waiting calls have one id, {call_id!r:.100}: {which:.300}. Agents "
+                "used as tools have runs of their own, whose models may give the same ids, but a "
+                "decision names a call by its id alone and would count for each of them. Have the "
+                "models give ids that are unique, as by a prefix for each agent",
+            )
 
 
 def _check_tool(text: object) -> None:
@@ -98,8 +118,7 @@ def resumed(claim: Claim) -> RunState:
     for stored in claim.decisions.exact:
         waiting = [call for call in state.unresolved() if call.call_id == stored.call]
         for call in waiting:
-            if (call.tool.text, call.agent.text) != (stored.tool, stored.agent):
-                continue
+            _check_same(stored, call.tool.text, call.agent.text, call.fingerprint)
             about: dict[str, Any] = {"tool": call.tool, "agent": call.agent}
             about |= {"by": stored.by, "at_ms": stored.at}
             if stored.approved:
@@ -135,9 +154,8 @@ def _tool(text: str) -> ToolKey:
     """The key that is spelled so."""
     kind, _, rest = text.partition(":")
     namespace, slash, name = rest.rpartition("/")
-    if slash:
-        return ToolKey.namespaced(unquote(namespace), unquote(name))
-    return ToolKey.deferred(unquote(name)) if kind != "bare" else ToolKey(unquote(name))
+    place = unquote(namespace) if slash else None
+    return ToolKey(unquote(name), cast("ToolKind", kind), place)
 
 
 def _agent(text: str) -> AgentId:
@@ -149,55 +167,82 @@ def _agent(text: str) -> AgentId:
 def parked_openai(snapshot: str | bytes, *, limits: Limits | None = None) -> Parked:
     """A snapshot of openai-agents, unchanged, with the header that its JSON tells.
 
-    What waits is what its own `get_interruptions` would give for the run itself.
+    The calls that wait are those of its own `get_interruptions`. InvalidRunState refuses a call
+    that does not say what it would execute, and two calls of one id.
     """
     given = snapshot.encode() if isinstance(snapshot, str) else snapshot
-    try:
-        data = json.loads(given)
-        version = _text(data["$schemaVersion"])
-        agent = _openai_agent(data["current_agent"])
-        step = data.get("current_step") or {}
-        found = (step.get("data") or {}).get("interruptions") or []
-        own = limits or Limits()
-        asks = tuple(_openai_ask(each, agent, own) for each in found)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        why = f"it is no RunState of openai-agents ({type(error).__name__})"
-        raise InvalidRunState("$", why) from None
-    return Parked(given, f"{OPENAI_SCHEMA}{version}", agent, asks)
+    read = read_snapshot(given)
+    _check_ids_differ(read.calls, INTERRUPTIONS)
+    asks = tuple(_ask(call, limits) for call in read.calls)
+    return Parked(given, f"{OPENAI_SCHEMA}{read.version}", read.agent.text, asks)
 
 
-def _openai_agent(entry: Mapping[str, Any]) -> str:
-    tag = entry.get("identity")
-    return AgentId(_text(entry["name"]), tag if isinstance(tag, str) else None).text
+class OpenAIState(Protocol):
+    """What `resumed_openai` needs of the SDK's `RunState`, which is never imported here."""
+
+    def get_interruptions(self) -> list[Any]: ...
+
+    def approve(self, approval_item: Any, always_approve: bool = False) -> None: ...
+
+    def reject(
+        self,
+        approval_item: Any,
+        always_reject: bool = False,
+        *,
+        rejection_message: str | None = None,
+    ) -> None: ...
 
 
-def _openai_ask(item: Mapping[str, Any], agent: str, limits: Limits) -> Ask:
-    raw = item.get("raw_item") or {}
-    name = _text(item.get("tool_name") or raw.get("name"))
-    tool = _openai_tool(item, name)
-    arguments = raw.get("arguments")
-    spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)
-    return Ask(
-        call_id=_text(raw.get("call_id") or raw.get("id")),
-        tool=tool.text,
-        agent=_openai_agent(item["agent"]) if item.get("agent") else agent,
-        fingerprint=fingerprint(tool, spelled),
-        arguments=spelled,
-        expires_in_s=limits.expires_in_s,
-        on_expiry=limits.on_expiry,
-        may_decide=limits.may_decide,
-    )
+S = TypeVar("S", bound=OpenAIState)
 
 
-def _openai_tool(item: Mapping[str, Any], name: str) -> ToolKey:
-    known = item.get("tool_lookup_key") or {}
-    if known.get("kind") == "deferred_top_level":
-        return ToolKey.deferred(_text(known["name"]))
-    namespace = item.get("tool_namespace") or known.get("namespace")
-    return ToolKey.namespaced(_text(namespace), name) if namespace else ToolKey(name)
+def resumed_openai(claim: Claim, state: S) -> S:
+    """Apply all decisions of a claim to the SDK's state of that claim's snapshot; gives the state.
+
+    Decisions on single calls and standing ones alike: a run that a standing decision has woken has
+    no other, and would be parked and woken for ever without it. Raises CallChanged for a call that
+    was decided about as another tool's or with other arguments.
+    """
+    asks = parked_openai(claim.snapshot).asks
+    items = state.get_interruptions()
+    if [call_id_of(item.raw_item) for item in items] != [ask.call_id for ask in asks]:
+        why = "other calls wait in the state; make it from claim.snapshot with RunState.from_string"
+        raise InvalidRunState(INTERRUPTIONS, why)
+    waiting = list(zip(asks, items, strict=True))
+    # Standing decisions first: in the SDK one of them clears the exact ones that were there before.
+    for decision in claim.decisions.standing:
+        for ask, item in waiting:
+            if (ask.tool, ask.agent) == (decision.tool, decision.agent):
+                _decide(state, item, decision, lasting=_is_function(ask.tool))
+    exact = {decision.call: decision for decision in claim.decisions.exact}
+    for ask, item in waiting:
+        if (found := exact.get(ask.call_id)) is not None:
+            _check_same(found, ask.tool, ask.agent, ask.fingerprint)
+            _decide(state, item, found, lasting=False)
+    return state
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError
-    return value
+def _check_same(decision: StoredDecision, *wanted: str) -> None:
+    """A decision counts for the call that people saw; any other under its id is refused.
+
+    Without the refusal the run would be parked, woken by that decision and parked again for ever.
+    """
+    if (decision.tool, decision.agent, decision.print) != wanted:
+        was = f"{decision.tool:.100} of agent {decision.agent:.100}"
+        why = f"it was decided about as a call of {was}; its tool, agent or arguments now differ"
+        raise CallChanged(decision.call, why)
+
+
+def _is_function(tool: str) -> bool:
+    """Whether a lasting decision of the SDK's holds for one agent only, as ours do.
+
+    For its other tools the SDK would let it count for every agent of the run.
+    """
+    return tool.partition(":")[0] in ("bare", "namespaced", "deferred_top_level")
+
+
+def _decide(state: OpenAIState, item: Any, decision: StoredDecision, *, lasting: bool) -> None:
+    if decision.approved:
+        state.approve(item, always_approve=lasting)
+    else:
+        state.reject(item, always_reject=lasting, rejection_message=decision.message)

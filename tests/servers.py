@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from scripts._redis_server import PrivateServer, ServerError, find_server, free_port
+from tests.tls import Certificates, tls_in_front_of
 
 SLOTS = 16384
 CLUSTER_LIMIT_S = 60
@@ -48,6 +49,20 @@ def cluster_of_three(folder: Path) -> Iterator[str]:
         _wait_until_joined(clients)
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
         yield f"redis+cluster://{hosts}"
+
+
+@contextmanager
+def cluster_with_tls(folder: Path, certificates: Certificates) -> Iterator[str]:
+    """A cluster of one node that names its TLS port to its clients, as a URL that trusts it."""
+    with (
+        _node(folder) as node,
+        redis.Redis.from_url(node.url) as client,
+        tls_in_front_of(node.port, certificates) as tls_port,
+    ):
+        client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
+        client.config_set("cluster-announce-port", tls_port)
+        _wait_until_joined([client])
+        yield f"rediss+cluster://127.0.0.1:{tls_port}?ssl_ca_certs={certificates.certificate}"
 
 
 @contextmanager

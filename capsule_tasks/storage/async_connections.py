@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.targets import Target
 
+_CLUSTER_OPTIONS = frozenset(inspect.signature(RedisCluster.__init__).parameters)
 AT_ONCE_BYTES = 32 * 1024
 """An empty transport takes this much without asking its writer to wait."""
 
@@ -281,7 +283,17 @@ def _no_retry() -> Retry:
 
 
 def server_pool(target: Target) -> ConnectionPool:
-    options = {"protocol": 2, **target.options, "socket_timeout": None, "retry": _no_retry()}
+    return _pool(target, target.options)
+
+
+def node_pools(target: Target) -> list[ConnectionPool]:
+    """One for each node of a cluster that its URL names."""
+    options = _of_cluster(target)
+    return [_pool(target, {**options, "host": h, "port": p}) for h, p in target.addresses]
+
+
+def _pool(target: Target, of_target: Mapping[str, Any]) -> ConnectionPool:
+    options = {"protocol": 2, **of_target, "socket_timeout": None, "retry": _no_retry()}
     # The URL was read for threads; here the classes of asyncio take its place.
     if target.is_tls:
         options["connection_class"] = SSLConnection
@@ -308,12 +320,24 @@ def _sentinel_pool(target: Target) -> tuple[ConnectionPool, Sentinel]:
     return pool, sentinel
 
 
+def _of_cluster(target: Target) -> dict[str, Any]:
+    """A cluster has one database, and redis-py refuses to be told which."""
+    return {name: value for name, value in target.options.items() if name != "db"}
+
+
 def _cluster(target: Target, settings: ConnectionSettings) -> RedisCluster:
-    options = {name: value for name, value in target.options.items() if name != "db"}
-    return RedisCluster(
+    options = {"protocol": 2, **_of_cluster(target)}
+    known = {name: value for name, value in options.items() if name in _CLUSTER_OPTIONS}
+    client = RedisCluster(
         startup_nodes=[ClusterNode(host, port) for host, port in target.addresses],
         ssl=target.is_tls,
-        protocol=2,
         max_connections=settings.max_connections,
-        **options,
+        **known,
     )
+    # The constructor names its options and lacks some of what its connections take (`ssl_ca_path`,
+    # `ssl_password`). Nodes that are found later get theirs from the client.
+    others = {name: value for name, value in options.items() if name not in known}
+    for node in client.nodes_manager.startup_nodes.values():
+        node.connection_kwargs.update(others)
+    client.connection_kwargs.update(others)
+    return client

@@ -18,7 +18,7 @@ from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage import targets
-from capsule_tasks.storage.async_connections import _no_retry, _sentinel_pool, server_pool
+from capsule_tasks.storage.async_connections import _sentinel_pool, node_pools, server_pool
 from capsule_tasks.storage.faults import FAULTS
 
 log = logging.getLogger("capsule_tasks.storage")
@@ -53,6 +53,8 @@ class Doorbells:
         self._rings: dict[bytes, list[Ring]] = {}
         self._asked: dict[bytes, asyncio.Future[None]] = {}
         self._heard: set[bytes] = set()
+        self._missed: set[bytes] = set()
+        """Channels that somebody no longer waits to hear: rung once they are heard."""
         self._connection: AbstractConnection | None = None
         self._server: asyncio.Task[None] | None = None
         self._changed: list[tuple[str, bytes]] = []
@@ -62,7 +64,8 @@ class Doorbells:
     async def listen(self, channel: str, ring: Ring) -> None:
         """Have `ring` called from now on; returns once nothing that is said can be missed.
 
-        StorageUnavailable if Redis stays away for longer than the patience.
+        StorageUnavailable if Redis stays away for longer than the patience. Until `leave`, `ring`
+        is called all the same once the channel is heard.
         """
         name = channel.encode()
         self._rings.setdefault(name, []).append(ring)
@@ -78,6 +81,7 @@ class Doorbells:
             async with asyncio.timeout(self._patience_s):
                 await asyncio.shield(asked)
         except TimeoutError:
+            self._missed.add(name)
             why = f"{self._fault or 'no answer'} (for {self._patience_s:g} s)"
             raise StorageUnavailable(f"Redis: {why}") from self._fault
 
@@ -89,6 +93,7 @@ class Doorbells:
             rings.remove(ring)
         if not rings and self._rings.pop(name, None) is not None:
             self._heard.discard(name)
+            self._missed.discard(name)
             if (asked := self._asked.pop(name, None)) is not None:
                 asked.cancel()
             self._send("UNSUBSCRIBE", name)
@@ -115,23 +120,17 @@ class Doorbells:
             case "sentinel":
                 pool, self._sentinel = _sentinel_pool(self._target)
                 return [pool]
-        options = {
-            **{k: v for k, v in self._target.options.items() if k != "db"},
-            "protocol": 2,
-            "socket_timeout": None,
-            "retry": _no_retry(),
-        }
-        return [
-            ConnectionPool(host=host, port=port, **options) for host, port in self._target.addresses
-        ]
+            case "cluster":
+                return node_pools(self._target)
 
     # --- the connection ------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         attempt = 0
         while not self._is_closed:
-            connection = self._pools[attempt % len(self._pools)].make_connection()
+            connection: AbstractConnection | None = None
             try:
+                connection = self._pools[attempt % len(self._pools)].make_connection()
                 limit_s = self._settings.connect_timeout_s + self._settings.reply_timeout_s
                 async with asyncio.timeout(limit_s):  # a server may accept and say nothing
                     await connection.connect()
@@ -139,17 +138,24 @@ class Doorbells:
                 attempt = 0
                 self._fault = None
                 await self._hear(connection)
-            except FAULTS as error:
-                self._fault = error
-                log.info("the doorbell connection was lost: %s", error)
+            except Exception as error:  # noqa: BLE001 - without this task nobody is rung again
+                self._note_fault(error)
             finally:
                 self._connection = None
                 self._heard.clear()
-                with contextlib.suppress(*FAULTS):
-                    await connection.disconnect(nowait=True)
+                if connection is not None:
+                    with contextlib.suppress(*FAULTS):
+                        await connection.disconnect(nowait=True)
             attempt += 1
             pause_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** min(attempt, 10))
             await asyncio.sleep(pause_s * _chance.uniform(0.5, 1))
+
+    def _note_fault(self, error: Exception) -> None:
+        before, self._fault = self._fault, error
+        if isinstance(error, FAULTS):
+            log.info("the doorbell connection was lost: %s", error)
+        elif repr(error) != repr(before):  # a defect: told once, not with each new try
+            log.error("doorbells cannot be heard, and are tried again", exc_info=error)
 
     async def _subscribe_all(self, connection: AbstractConnection) -> None:
         self._changed.clear()
@@ -193,10 +199,12 @@ class Doorbells:
             if name not in self._rings:
                 return
             self._heard.add(name)
-            if (asked := self._asked.pop(name, None)) is not None:
-                if not asked.done():
-                    asked.set_result(None)
-            else:  # it was heard before the connection was lost
+            asked = self._asked.pop(name, None)
+            if asked is not None and not asked.done():
+                asked.set_result(None)
+            # Else it was heard before the connection was lost.
+            if asked is None or name in self._missed:
+                self._missed.discard(name)
                 for ring in tuple(self._rings[name]):
                     self._ring(ring, None)
 

@@ -20,6 +20,8 @@ from capsule_tasks.client import Event, Execution, GroupExecution
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.protocol.messages import InputRequest, Output, Progress
 from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, unique
+from tests.servers import cluster_with_tls
+from tests.tls import Certificates
 
 CLI = [sys.executable, "-m", "celery", "-A", "tests.acceptance.app", "capsule"]
 
@@ -77,6 +79,23 @@ def test_what_a_task_says_is_heard_as_it_runs_and_later(worker: Worker) -> None:
         assert [event.id for event in execution.events(ids[place])] == ids[place + 1 :]
     late = said_by(worker, "tail", execution.id, "--json")
     assert [json.loads(line)["event"] for line in late.splitlines()] == ids
+
+
+def test_streams_over_tls_are_there_and_delay_no_task(redis_url: str, tmp_path: Path) -> None:
+    """A task of a cluster begins when it is claimed, which the lease and its bells come before."""
+    conf = json.dumps({"capsule_publish": {"claim_wait_s": 10 * HANG_S}})
+    with (
+        cluster_with_tls(tmp_path / "cluster", Certificates(tmp_path)) as url,
+        clustered(redis_url, url, tmp_path, TEST_CONF=conf) as worker,
+    ):
+        execution = Execution.of(worker.send("speak", "over TLS"))
+        assert end_of(execution).outcome == Outcome.SUCCEEDED
+        assert "over TLS" in str(execution.tail())
+        stopped = unique()
+        running = Execution.of(worker.send("busy", stopped))
+        worker.heard(stopped)
+        assert running.cancel() == "asked"
+        assert end_of(running).outcome == Outcome.CANCELLED
 
 
 def test_the_streams_are_on_every_node_and_not_with_the_broker(

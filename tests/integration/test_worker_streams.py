@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -17,7 +18,8 @@ from capsule_tasks.protocol.messages import Output
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.taskpool.jobs import SILENT, group_of
 from capsule_tasks.taskpool.streams import orders, tenure, worker
-from tests.streaming import Ground, eventually, new_job
+from tests.servers import fresh_prefix
+from tests.streaming import HANG_S, Ground, eventually, new_job
 
 
 @asynccontextmanager
@@ -133,6 +135,24 @@ async def test_an_order_is_heard_when_redis_can_say_it(
     await ground.store.tell("told", CancelCommand())
     await eventually(lambda: ground.crew.cancelled)
     assert ground.crew.cancelled == [publication.job]
+
+
+async def test_a_redis_that_lets_nobody_listen_delays_no_task_and_its_orders_come_late(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose user lacks the permission for channels."""
+    monkeypatch.setattr(worker, "_BELLS_S", 0.05)
+    name = fresh_prefix()
+    with redis.from_url(valkey_url) as client:
+        client.execute_command("ACL SETUSER", name, "on", ">p", "~*", "&*", "+@all", "-subscribe")
+        deaf = Ground(valkey_url.replace("//", f"//{quote(name)}:p@"), claim_wait_s=10 * HANG_S)
+        async with started(deaf):
+            publication = await deaf.running("told")
+            await deaf.store.tell("told", CancelCommand())
+            client.execute_command("ACL SETUSER", name, "+subscribe")
+            await eventually(lambda: deaf.crew.cancelled)
+        assert deaf.crew.cancelled == [publication.job]
+        client.execute_command("ACL DELUSER", name)
 
 
 async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.errors import CapsuleError, StorageError
+from capsule_tasks.errors import CapsuleError, StorageError, StorageUnavailable
 from capsule_tasks.protocol.events import Begun, Ended, Outcome, encode_event
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
 from capsule_tasks.storage.doorbells import Doorbells
@@ -33,6 +33,8 @@ log = logging.getLogger("capsule_tasks.taskpool")
 _SOON_S = 0.01
 """How long a task that is new runs before it is claimed, if it says nothing and does not end."""
 _STOP_S = 5.0
+_BELLS_S = 5.0
+"""How long nothing is claimed under a new lease because its bells are not heard yet, at most."""
 _MOST_UNSTORED = 5000
 """Ends that wait for Redis, each with its job; what comes then has no stream."""
 
@@ -71,7 +73,7 @@ class Streams:
         self._worker = worker
         self._kept = kept
         self._own_kept = own_kept
-        self._bells = Doorbells(url)
+        self._bells = Doorbells(url, patience_s=min(_BELLS_S, lease.lease_s / 3))
         self._publications: dict[str, Publication] = {}
         self._late: set[Publication | Job] = set()
         """Over for Celery, and not in Redis."""
@@ -238,9 +240,15 @@ class Streams:
     # --- under a lease -------------------------------------------------------------------------
 
     async def _listen(self, incarnation: str) -> None:
-        for bell in {incarnation, ""} - self._heard:
-            self._heard.add(bell)
-            await self._bells.listen(self.store.core.bell_of(bell), self._on_bell)
+        new = {incarnation, ""} - self._heard
+        self._heard |= new
+        bell_of, listen = self.store.core.bell_of, self._bells.listen
+        try:
+            await asyncio.gather(*(listen(bell_of(bell), self._on_bell) for bell in new))
+        except StorageUnavailable as error:
+            # A bell is a hint: whoever claims reads what an execution was told before, and all are
+            # rung once the bells are heard. Until then tasks that run do not hear a cancel.
+            self.background.warn_seldom("tasks that run cannot be cancelled yet: %s", error)
         for bell in self._heard - {incarnation, ""}:  # of a lease that is lost
             self._heard.discard(bell)
             self._bells.leave(self.store.core.bell_of(bell), self._on_bell)

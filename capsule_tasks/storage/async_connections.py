@@ -20,11 +20,11 @@ from redis.backoff import NoBackoff
 from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError
 
-from capsule_tasks.errors import StorageClosed, StorageNotReady
+from capsule_tasks.errors import StorageNotReady
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage import targets
 from capsule_tasks.storage.faults import FAULTS, told
-from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.operations import Reply, closed
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.targets import Target
 
@@ -49,19 +49,19 @@ class AsyncConnections:
     def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
         self._settings = settings or ConnectionSettings()
         self._target = targets.parsed(url, self._settings)
-        self._is_closed = False
+        self.is_closed = False
         self._callers = _PerLoop(self._made)
 
     async def run(self, call: Call) -> Reply:
         """The reply of a script; raises StorageError."""
-        if self._is_closed:
-            raise _closed()
+        if self.is_closed:
+            raise closed()
         caller = self._callers.mine() or await self._callers.make_mine()
         return await caller.run(call)
 
     async def close(self) -> None:
         """Close this loop's connections; safe before any use, twice, and while calls are made."""
-        self._is_closed = True
+        self.is_closed = True
         await self._callers.close_mine()
 
     def _made(self) -> _Caller:
@@ -77,6 +77,8 @@ class AsyncConnections:
 
 class InjectedClient:
     """A client that belongs to the caller: used as it is, never closed."""
+
+    is_closed = False
 
     def __init__(self, client: Any) -> None:
         self._caller = _ClusterCaller(client, nullcontext())
@@ -108,7 +110,7 @@ class _PoolCaller:
     async def run(self, call: Call) -> Reply:
         async with self._places:
             if self._is_closed:
-                raise _closed()
+                raise closed()
             connection = self._free.pop() if self._free else self._pool.make_connection()
             self._lent.add(connection)
             was_sent = False
@@ -117,7 +119,7 @@ class _PoolCaller:
                 if not connection.is_connected:
                     await connection.connect()
                 if self._is_closed:
-                    raise _closed()
+                    raise closed()
                 was_sent = True
                 reply = await _called(connection, call, self._settings.reply_timeout_s)
                 is_sound = True
@@ -194,10 +196,6 @@ class _ClusterCaller:
 
     async def close(self) -> None:
         await self._client.aclose()
-
-
-def _closed() -> StorageClosed:
-    return StorageClosed("these connections to Redis are closed; make new ones")
 
 
 def _reply(reply: Any) -> Reply:

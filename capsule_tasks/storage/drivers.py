@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from capsule_tasks.errors import StorageError
-from capsule_tasks.storage.operations import Operation, Pause, Reply, Settle
+from capsule_tasks.storage.operations import Operation, Pause, Reply, Settle, closed
 from capsule_tasks.storage.scripts import Call
 
 P = ParamSpec("P")
@@ -27,6 +27,8 @@ SETTLE_LIMIT_S = 5.0
 class AsyncStore(Protocol):
     """Whoever answers calls for a caller that awaits; raises StorageError and nothing else."""
 
+    @property
+    def is_closed(self) -> bool: ...
     async def run(self, call: Call) -> Reply: ...
     async def close(self) -> None: ...
 
@@ -34,12 +36,16 @@ class AsyncStore(Protocol):
 class SyncStore(Protocol):
     """Whoever answers calls for a caller that blocks; raises StorageError and nothing else."""
 
+    @property
+    def is_closed(self) -> bool: ...
     def run_blocking(self, call: Call) -> Reply: ...
     def close_blocking(self) -> None: ...
 
 
 async def drive(operation: Operation[T], store: AsyncStore) -> T:
     """Do what the operation asks for, awaiting."""
+    if store.is_closed:  # an operation that has nothing to send would not notice
+        raise closed()
     reply: Reply | None = None
     failure: BaseException | None = None
     while True:
@@ -62,6 +68,8 @@ async def drive(operation: Operation[T], store: AsyncStore) -> T:
 
 def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
     """Do what the operation asks for, blocking the thread."""
+    if store.is_closed:  # as above
+        raise closed()
     reply: Reply | None = None
     failure: BaseException | None = None
     while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Self
 
 from capsule_tasks.errors import HistoryConflict
@@ -11,7 +12,7 @@ from capsule_tasks.storage.codec import Codec, Item, JsonCodec
 from capsule_tasks.storage.drivers import awaited, blocking
 from capsule_tasks.storage.faces import AsyncFace, AsyncTarget, SyncFace, SyncTarget
 from capsule_tasks.storage.history_core import HistoryCore
-from capsule_tasks.storage.history_types import CompactionSnapshot
+from capsule_tasks.storage.history_types import CompactionSnapshot, SessionLimit, limit_of
 
 
 class _OneSession:
@@ -31,11 +32,18 @@ class _OneSession:
 
     @property
     def session_settings(self) -> Any:
-        """Any object with a `limit`, which `get_items` takes when it is given none."""
-        return self.core.session_settings
+        """A mapping or an object with a `limit`, which `get_items` takes when it is given none.
+
+        Settings that openai-agents could not read are given in a shape that it can.
+        """
+        given = self.core.session_settings
+        if given is None or (hasattr(given, "limit") and hasattr(given, "resolve")):
+            return given
+        return SessionLimit(given)
 
     @session_settings.setter
     def session_settings(self, value: Any) -> None:
+        limit_of(value)  # refuses what has none
         self.core.session_settings = value
 
     def with_codec(self, codec: Codec) -> Self:
@@ -80,26 +88,49 @@ class History(AsyncFace, _OneSession):
     clear_session = awaited(HistoryCore.clear_session)
     info = awaited(HistoryCore.info)
 
-    async def _get_compaction_snapshot(
-        self, limit: int, *, prune_prefix: object = None
-    ) -> CompactionSnapshot | None:
-        """What openai-agents' compaction looks for, so that it replaces in one step.
+    # --- what the compaction of openai-agents looks for ------------------------------------------
+    # Both replace in one step, and are offered by this class alone: a subclass may transform its
+    # items in `get_items` and `add_items`, which they would bypass. The compaction of a subclass
+    # clears it and adds the summary.
 
-        Without it, or where this gives None, it clears the session and adds the summary.
+    _prunable = awaited(HistoryCore.prunable)
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[Any], bool] | None = None
+    ) -> CompactionSnapshot | None:
+        """The latest `limit` items, with a way to replace the end of them by a summary.
+
+        `prune_prefix` says of an item that it has expired: the oldest of which it says so are
+        removed in the step that replaces.
         """
-        snapshot = await self.read(limit)
-        if snapshot.corrupt or prune_prefix is not None:
+        if type(self) is not History:
             return None
+        snapshot = await self.read(limit)
+        version = snapshot.version
+        corrupt = set(version.corrupt)
+        places = [at for at in range(version.start, version.stop) if at not in corrupt]
 
         async def replace_suffix(start: int, items: list[Item]) -> bool:
-            version = snapshot.version
+            if start >= len(places):
+                return False
+            at = places[start]
+            end = version._replace(start=at, corrupt=tuple(c for c in version.corrupt if c > at))
             try:
-                await self.replace(version._replace(start=version.start + start), items)
+                if prune_prefix is not None:
+                    end = end._replace(pruned=await self._prunable(end, prune_prefix))
+                await self.replace(end, items)
             except HistoryConflict:
                 return False
             return True
 
         return CompactionSnapshot(snapshot.items, snapshot.is_whole, replace_suffix)
+
+    async def _atomic_replace_items(self, items: list[Item]) -> bool:
+        """Put these items in the place of all that is there; what is appended meanwhile stays."""
+        if type(self) is not History:
+            return False
+        await self.replace((await self.read()).version, items)
+        return True
 
 
 class SyncHistory(SyncFace, _OneSession):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +25,13 @@ from capsule_tasks.storage.codec import (
     canonical,
     unpacked,
 )
-from capsule_tasks.storage.history_types import HistoryInfo, PoppedSuffix, Snapshot, Version
+from capsule_tasks.storage.history_types import (
+    HistoryInfo,
+    PoppedSuffix,
+    Snapshot,
+    Version,
+    limit_of,
+)
 from capsule_tasks.storage.keys import SessionKeys
 from capsule_tasks.storage.operations import (
     Operation,
@@ -41,6 +47,8 @@ from capsule_tasks.storage.scripts import Call, Code, Script, script
 PIECE_ITEMS = 5000
 PIECE_BYTES = 4 * 1024 * 1024
 """The most that one call reads, or puts beside a history, so that Redis is never held up long."""
+FORGET_KEYS = 1000
+"""Popped records that one call removes."""
 STAGE_TTL_MS = 600_000
 RESTARTS = 5
 """How often reading or staging begins anew when another writer interferes."""
@@ -57,7 +65,7 @@ _READ = script(
 )
 _POP = script(
     "history_pop",
-    keys="items history batches bad",
+    keys="items history batches bad popped taken corrupt",
     args="operation age_ms ttl_ms corrupt keep_bad guard...",
 )
 _POP_SUFFIX = script(
@@ -69,10 +77,11 @@ _STAGE = script("history_stage", keys="stage", args="offset ttl_ms record...")
 _REPLACE = script(
     "history_replace",
     keys="items history batches bad stage",
-    args="operation age_ms ttl_ms generation start stop staged staged_bytes max_items max_bytes "
-    "keep_bad corrupt record...",
+    args="operation age_ms ttl_ms generation start stop pruned staged staged_bytes max_items "
+    "max_bytes keep_bad corrupt record...",
 )
-_CLEAR = script("history_clear", keys="items history batches bad", args="operation age_ms")
+_CLEAR = script("history_clear", keys="items history batches bad popped", args="operation age_ms")
+_FORGET = script("history_forget", keys="popped taken...", args="")
 _INFO = script("history_info", keys="items history bad", args="")
 
 
@@ -101,6 +110,7 @@ class HistoryCore:
         keys = SessionKeys(session_id, settings.prefix)
         self.session_id = session_id
         self.settings = settings
+        limit_of(session_settings)  # refuses what has none
         self.session_settings = session_settings
         self.codec = codec
         self._retry = settings.retry
@@ -159,14 +169,16 @@ class HistoryCore:
         Corrupt records behind it go to quarantine on the way.
         """
         operation = operation if operation is not None else new_operation()
-        corrupt = ""
+        corrupt, corrupt_key = "", self._keys.popped
         guard = self.codec.guard
         step = 0
         while True:
             # A repeat of the whole call walks the same steps under the same names.
             name = named(f"pop.{step}" if step else "pop", operation)
             keep = self.settings.max_quarantined
-            call = Call(_POP, self._write_keys, [name, 0, self._ttl_ms, corrupt, keep, *guard])
+            taken_key = self._keys.popped_by(name)
+            keys = (*self._write_keys, self._keys.popped, taken_key, corrupt_key)
+            call = Call(_POP, keys, [name, 0, self._ttl_ms, corrupt, keep, *guard])
             done_as, reply = yield from performed(call, self._retry)
             if len(reply) == 1:
                 return None
@@ -174,7 +186,7 @@ class HistoryCore:
                 item = self.codec.decode(reply[1], self.session_id)
             except Unreadable:
                 if reply[0] == Code.DONE:
-                    corrupt = done_as or name
+                    corrupt, corrupt_key = done_as or name, taken_key
                     step += 1
                 else:
                     # It only begins like a sealed record: this very one may be taken.
@@ -234,9 +246,40 @@ class HistoryCore:
             return
         raise HistoryConflict(self.session_id, "what was staged for it was lost again and again")
 
+    def prunable(self, version: Version, is_old: Callable[[Any], bool]) -> Operation[int]:
+        """How many records from the oldest on, all before `version`, are items that are old.
+
+        Raises HistoryConflict if items were removed since `version` was read.
+        """
+        found, count = 0, PIECE_ITEMS
+        while found < version.start:
+            before = min(found + count, version.start)
+            piece = yield from self._read_piece(
+                version.generation, before, before - found, PIECE_BYTES
+            )
+            if piece is None:
+                raise HistoryConflict(self.session_id, "items were removed since it was read")
+            if piece.start > found:  # so many are too large for one call
+                count = piece.stop - piece.start
+                continue
+            for record in unpacked(piece.packed):
+                try:
+                    item = self.codec.decode(record, self.session_id)
+                except Unreadable:
+                    return found
+                if not is_old(item):
+                    return found
+                found += 1
+        return found
+
     def clear_session(self, *, operation: str | None = None) -> Operation[None]:
-        """Remove the history and its quarantine."""
-        yield from self._perform(_CLEAR, self._write_keys, named("clear", operation))
+        """Remove the history, its quarantine, and what was popped lately."""
+        popped = self._keys.popped
+        keys = (*self._write_keys, popped)
+        _, *taken = yield from self._perform(_CLEAR, keys, named("clear", operation))
+        for first in range(0, len(taken), FORGET_KEYS):
+            some = [key.decode() for key in taken[first : first + FORGET_KEYS]]
+            yield from perform(Call(_FORGET, (popped, *some), []), self._retry)
 
     def info(self) -> Operation[HistoryInfo]:
         """Size, times and quarantine of the history."""
@@ -314,6 +357,7 @@ class HistoryCore:
                 version.generation,
                 version.start,
                 version.stop,
+                version.pruned,
                 len(staged),
                 sum(map(len, staged)),
                 settings.max_items,
@@ -343,10 +387,8 @@ class HistoryCore:
         return refused(reply, call)
 
     def _limit(self, limit: int | None) -> int | None:
-        if limit is None and self.session_settings is not None:
-            default: int | None = self.session_settings.limit
-            return default
-        return limit
+        default: int | None = limit_of(self.session_settings) if limit is None else limit
+        return default
 
     def encoded(self, items: Iterable[Item]) -> list[bytes]:
         """The records of a batch; refuses all of it for one item that has none."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.storage.codec import Item
 
 
@@ -19,6 +20,46 @@ class Version(NamedTuple):
     stop: int
     corrupt: tuple[int, ...] = ()
     """Where in between records lie that could not be read."""
+    pruned: int = 0
+    """How many of the oldest records, all before `start`, go in the same step."""
+
+
+def limit_of(session_settings: Any) -> Any:
+    """The `limit` of a mapping or an object; refuses settings that have none."""
+    if isinstance(session_settings, Mapping):
+        if not session_settings.keys() - {"limit"}:
+            return session_settings.get("limit")
+    elif session_settings is None or hasattr(session_settings, "limit"):
+        return getattr(session_settings, "limit", None)
+    must = "None, a mapping with nothing but `limit`, or an object with the attribute `limit`"
+    raise InvalidSetting("session_settings", session_settings, must)
+
+
+class SessionLimit(dict[str, Any]):
+    """The limit of some settings in the shapes in which openai-agents reads `session_settings`.
+
+    Its Runner asks for `limit` and calls `resolve`; its EncryptedSession takes a dict.
+    """
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(limit=limit_of(given))
+        self._given = given
+
+    @property
+    def limit(self) -> Any:
+        return self["limit"]
+
+    @limit.setter
+    def limit(self, value: Any) -> None:
+        self["limit"] = value
+        if isinstance(self._given, Mapping):
+            self._given["limit"] = value  # type: ignore[index]  # raises as the mapping does
+        else:
+            self._given.limit = value
+
+    def resolve(self, override: Any) -> SessionLimit:
+        """These settings under those of a run, whose limit goes first if it has one."""
+        return self if limit_of(override) is None else SessionLimit(override)
 
 
 @dataclass(frozen=True)

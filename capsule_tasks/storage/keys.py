@@ -13,6 +13,7 @@ from urllib.parse import quote
 from capsule_tasks.errors import InvalidId, InvalidSetting
 
 MAX_ID_BYTES = 512
+_SAFE = "@+=,/"
 _PREFIX = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -28,7 +29,7 @@ def escaped(what: str, value: Any) -> str:
         raise InvalidId(what, value, "must not be empty")
     if size > MAX_ID_BYTES:
         raise InvalidId(what, value, f"has {size} bytes; at most {MAX_ID_BYTES} are possible")
-    return quote(value, safe="@+=,/")
+    return quote(value, safe=_SAFE)
 
 
 def checked_prefix(prefix: Any) -> str:
@@ -42,7 +43,7 @@ def checked_prefix(prefix: Any) -> str:
 class SessionKeys:
     """The keys of one named session, all in one slot."""
 
-    __slots__ = ("_root", "bad", "batches", "history", "items")
+    __slots__ = ("_root", "bad", "batches", "history", "items", "popped")
 
     def __init__(self, session_id: str, prefix: str = "capsule") -> None:
         self._root = f"{checked_prefix(prefix)}:{{S:{escaped('session id', session_id)}}}"
@@ -50,6 +51,11 @@ class SessionKeys:
         self.history = f"{self._root}:history"
         self.batches = f"{self._root}:batches"
         self.bad = f"{self._root}:bad"
+        self.popped = f"{self._root}:popped"
+
+    def popped_by(self, operation: str) -> str:
+        """Where the record is kept that this pop took; `operation` comes with its kind."""
+        return f"{self.popped}:{quote(operation, safe=_SAFE)}"
 
     def stage(self, operation: str) -> str:
         return f"{self._root}:stage:{escaped('operation', operation)}"

@@ -139,6 +139,10 @@ def _as_given(call: Call) -> str | None:
     return call.operation and call.operation.partition(":")[2]
 
 
+def closed() -> StorageClosed:
+    return StorageClosed("these connections to Redis are closed; make new ones")
+
+
 def refused(reply: Reply, call: str) -> InternalError:
     return InternalError(f"{call} was answered {reply!r}, which it cannot be")
 

@@ -77,7 +77,7 @@ class PipelinedConnection:
         self._places = asyncio.Semaphore(max(1, settings.max_connections // 2))
         self._knows_cluster = False
         self._connecting = asyncio.Lock()
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def keeps_order(self) -> bool:
@@ -89,7 +89,7 @@ class PipelinedConnection:
 
         A patient call waits for others of its turn: each packet costs more than a call.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise StorageClosed
         if self._others is not None:
             return await self._run_in_cluster(self._others, call)
@@ -105,7 +105,7 @@ class PipelinedConnection:
         without a connection: whoever is told of an error makes the call by `run`.
         """
         line = self._line
-        if line is None or line.is_broken or self._is_closed:
+        if line is None or line.is_broken or self.is_closed:
             error = StorageUnavailable("Redis: there is no connection")
             asyncio.get_running_loop().call_soon(answer, error)
             return
@@ -122,7 +122,7 @@ class PipelinedConnection:
 
     async def close(self) -> None:
         """End the connection; what is in flight fails. Safe twice."""
-        self._is_closed = True
+        self.is_closed = True
         if self._others is not None:
             await self._others.close()
         line, self._line = self._line, None
@@ -146,7 +146,7 @@ class PipelinedConnection:
                 with contextlib.suppress(*FAULTS):
                     await connection.disconnect(nowait=True)
                 raise told(error, was_sent=False) from error
-            if self._is_closed:
+            if self.is_closed:
                 await connection.disconnect(nowait=True)
                 raise StorageClosed
             self._line = _Line(connection, self._settings.reply_timeout_s, self._replication)

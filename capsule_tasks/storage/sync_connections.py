@@ -15,11 +15,11 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from capsule_tasks.errors import StorageClosed, StorageNotReady
+from capsule_tasks.errors import StorageNotReady
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage import targets
 from capsule_tasks.storage.faults import FAULTS, told
-from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.operations import Reply, closed
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.targets import Target
 
@@ -39,20 +39,20 @@ class SyncConnections:
     def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
         self._settings = settings or ConnectionSettings()
         self._target = targets.parsed(url, self._settings)
-        self._is_closed = False
+        self.is_closed = False
         self._lock = threading.Lock()
         self._caller: _Caller | None = None
         self._pid = os.getpid()
 
     def run_blocking(self, call: Call) -> Reply:
         """The reply of a script; raises StorageError."""
-        if self._is_closed:
-            raise StorageClosed("these connections to Redis are closed; make new ones")
+        if self.is_closed:
+            raise closed()
         return self._mine().run(call)
 
     def close_blocking(self) -> None:
         """Close what this process opened; safe before any use and twice."""
-        self._is_closed = True
+        self.is_closed = True
         caller, self._caller = self._caller, None
         if caller is not None and self._pid == os.getpid():
             caller.close()
@@ -79,6 +79,8 @@ class SyncConnections:
 
 class InjectedSyncClient:
     """A client that belongs to the caller: used as it is, never closed."""
+
+    is_closed = False
 
     def __init__(self, client: Any) -> None:
         self._caller = _ClusterCaller(client)

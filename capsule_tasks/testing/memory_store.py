@@ -37,6 +37,8 @@ class MemoryStore:
     `clock` tells seconds. Safe for threads and event loops; closing it changes nothing.
     """
 
+    is_closed = False
+
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
@@ -50,6 +52,7 @@ class MemoryStore:
             "history_stage": self._stage,
             "history_replace": self._replace,
             "history_clear": self._clear,
+            "history_forget": lambda *_: [Code.DONE],
             "history_info": self._info,
             "settle": self._settle,
         }
@@ -70,7 +73,7 @@ class MemoryStore:
         implementation = self._scripts.get(call.script.name)
         if implementation is None:
             raise InternalError(f"MemoryStore does not know the script {call.script.name!r}")
-        keys = dict(zip(call.script.keys, call.keys, strict=True))
+        keys = dict(zip(call.script.keys, call.keys, strict=False))
         args: dict[str, Any] = dict(zip(call.script.args, call.args, strict=False))
         if "record..." in call.script.args:
             args["records"] = list(call.args[call.script.args.index("record...") :])
@@ -194,7 +197,7 @@ class MemoryStore:
         stage: list[Record] = self._values.get(keys["stage"], [])
         if len(stage) != args["staged"]:
             return [Code.LOST, len(stage)]
-        replaced = [*items[:start], *stage, *args["records"], *items[stop:]]
+        replaced = [*items[args["pruned"] : start], *stage, *args["records"], *items[stop:]]
         if len(replaced) > args["max_items"] or _size(replaced) > args["max_bytes"]:
             return [Code.FULL, len(items), _size(items)]
         corrupt = [items[int(at)] for at in args["corrupt"].split(",") if at]
@@ -210,6 +213,10 @@ class MemoryStore:
         for name in ("items", "history", "bad"):
             self._values.pop(keys[name], None)
             self._ends_ms.pop(keys[name], None)
+        memory = self._memory(keys)
+        for operation, (done_ms, result) in memory.items():
+            if isinstance(result, bytes) and result.startswith(b"+"):
+                memory[operation] = (done_ms, b"")
         self._remember(keys, args, b"")
         return [Code.DONE]
 

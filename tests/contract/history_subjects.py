@@ -64,6 +64,15 @@ class Subject:
         else:
             self._raw.rpush(key, record)
 
+    def holds(self, text: bytes) -> bool:
+        """Whether this text is anywhere in what is stored under the subject's keys."""
+        prefix = self._settings.prefix
+        if isinstance(self._raw, MemoryStore):
+            values = {key: value for key, value in self._raw._values.items() if prefix in key}
+            return text.decode() in repr(values)
+        dump = self._raw.dump
+        return any(text in dump(key) for key in self._raw.scan_iter(match=f"{prefix}:*"))
+
     def records(self, key: str) -> list[bytes]:
         if isinstance(self._raw, MemoryStore):
             return self._raw.raw(key)

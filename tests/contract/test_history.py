@@ -81,6 +81,25 @@ async def test_a_limit_is_the_latest_in_order(
     assert await history.get_items(limit=limit) == items(*found)
 
 
+@pytest.mark.parametrize("given", [{"limit": 2}, {}, SimpleNamespace(limit=2), None], ids=repr)
+async def test_session_settings_are_a_mapping_or_any_object_with_a_limit(
+    subject: Subject, given: Any
+) -> None:
+    history = subject.history(session_settings=given)
+    await history.add_items(items(1, 2, 3))
+    expected = items(2, 3) if given else items(1, 2, 3)
+    assert await history.get_items() == expected
+    assert getattr(history.session_settings, "limit", None) == (2 if given else None)
+
+
+@pytest.mark.parametrize("given", [3, {"limt": 3}, object()])
+async def test_session_settings_without_a_limit_are_refused_at_once(
+    subject: Subject, given: Any
+) -> None:
+    with pytest.raises(InvalidSetting, match="session_settings"):
+        subject.history(session_settings=given)
+
+
 async def test_an_explicit_limit_overrides_the_default(subject: Subject) -> None:
     history = subject.history(session_settings=SimpleNamespace(limit=2))
     await history.add_items(items(1, 2, 3))
@@ -183,6 +202,20 @@ async def test_a_pop_that_is_repeated_whole_takes_one_item(subject: Subject) -> 
 
 
 # --- removing ------------------------------------------------------------------------------------
+
+
+async def test_nothing_that_was_popped_is_left_after_a_clear(subject: Subject) -> None:
+    history = subject.history()
+    await history.add_items(items(1, 2, 3))
+    assert await history.pop_item(operation="undo") == items(3)[0]
+    assert await history.pop_item() == items(2)[0]
+    assert subject.holds(b"message 3")
+    assert subject.holds(b"message 2")
+    await history.clear_session()
+    assert not subject.holds(b"message")
+    await history.add_items(items(4))
+    assert await history.pop_item(operation="undo") is None, "the repeat took another item"
+    assert await history.get_items() == items(4)
 
 
 async def test_pop_takes_the_tail_until_there_is_none(subject: Subject) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+import redis
 from agents import (
     Agent,
     ModelRetrySettings,
@@ -28,12 +31,16 @@ from agents import (
     retry_policies,
     set_tracing_disabled,
 )
+from agents.extensions.memory.encrypt_session import EncryptedSession
 from agents.memory import OpenAIResponsesCompactionSession
 from agents.models.multi_provider import MultiProvider
 
 from capsule_tasks import History, SyncHistory
 from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage import AsyncConnections
 from capsule_tasks.storage.encryption import encrypted
+from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.scripts import Call
 from tests.agents_script import ScriptedModel, calls, says
 from tests.servers import fresh_prefix
 
@@ -245,6 +252,147 @@ async def test_its_compaction_loses_nothing_that_another_process_appends(
         items = await history.get_items()
         assert kinds(items) == ["message", "user"]
         assert items[1]["content"] == "late"
+
+
+class Watched(AsyncConnections):
+    """Connections that keep in mind which scripts changed a history."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.writes: list[str] = []
+
+    async def run(self, call: Call) -> Reply:
+        if call.script.is_write:
+            self.writes.append(call.script.name)
+        return await super().run(call)
+
+
+def compacting(history: Any, client: Any, at: int = 1000) -> Any:
+    return OpenAIResponsesCompactionSession(
+        "user-42",
+        history,
+        client=client,
+        compaction_mode="input",
+        should_trigger_compaction=lambda context: len(context["session_items"]) >= at,
+    )
+
+
+def envelope(session: EncryptedSession, text: str, age_s: int = 0) -> dict[str, Any]:
+    """An item as that session seals it, some time ago."""
+    item = json.dumps({"role": "user", "content": text}).encode()
+    token = session.cipher.encrypt_at_time(item, int(time.time()) - age_s).decode()
+    return {"__enc__": 1, "v": 1, "kid": "hkdf-v1", "payload": token}
+
+
+async def test_compaction_through_its_encrypted_session_is_one_step_and_loses_nothing(
+    valkey_url: str, settings: HistorySettings
+) -> None:
+    """It cleared and added, and records under another key were gone."""
+    watched = Watched(valkey_url)
+    other = History("user-42", watched, settings=settings)
+    history = History("user-42", watched, settings=settings)
+    late = {"role": "user", "content": "late"}
+    client = Compactor(before=lambda: other.add_items([late]))
+    session: Any = EncryptedSession("user-42", compacting(history, client, at=2), "a" * 32)
+    stranger: Any = EncryptedSession("user-42", history, "b" * 32)
+    foreign = envelope(stranger, "under another key")
+    await other.add_items([envelope(session, f"old {n}", age_s=5000) for n in range(3)])
+    await other.add_items([foreign, envelope(session, "older", age_s=5000)])
+    watched.writes.clear()
+    agent = Agent(name="helper", model=ScriptedModel(says("one")))
+    await Runner.run(agent, "1", session=session)
+    assert len(client.calls) == 1
+    assert watched.writes.count("history_replace") == 1
+    assert "history_clear" not in watched.writes
+    items = await history.get_items()
+    assert (items[0], items[-1]) == (foreign, late), "expired at the front, or more, is there"
+    (summary,) = await session.get_items()
+    assert summary["content"][0]["text"] == "summary"
+    await watched.close()
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "encrypted"])
+async def test_a_compaction_by_hand_is_one_step(
+    valkey_url: str, settings: HistorySettings, sealed: bool
+) -> None:
+    watched = Watched(valkey_url)
+    history = History("user-42", watched, settings=settings)
+    session: Any = compacting(history, Compactor())
+    if sealed:
+        session = EncryptedSession("user-42", session, "a" * 32)
+    await session.add_items([{"role": "user", "content": f"{n}"} for n in range(5)])
+    watched.writes.clear()
+    await session.run_compaction({"force": True, "compaction_mode": "input"})
+    assert watched.writes == ["history_replace"]
+    (summary,) = await session.get_items()
+    assert summary["content"][0]["text"] == "summary"
+    await watched.close()
+
+
+async def test_a_subclass_with_its_own_items_is_not_compacted_past_them(
+    valkey_url: str, settings: HistorySettings
+) -> None:
+    class Shouting(History):
+        """Items are stored in another form than they are given in."""
+
+        async def add_items(self, items: Any, **options: Any) -> None:
+            await super().add_items([{"stored": item} for item in items], **options)
+
+        async def get_items(self, limit: int | None = None) -> list[Any]:
+            return [item["stored"] for item in await super().get_items(limit)]
+
+    async with Shouting("user-42", valkey_url, settings=settings) as history:
+        by_itself = compacting(history, Compactor(), at=2)
+        agent = Agent(name="helper", model=ScriptedModel(says("one")))
+        await Runner.run(agent, "1", session=by_itself)
+        assert [item["content"][0]["text"] for item in await history.get_items()] == ["summary"]
+        await compacting(history, Compactor()).run_compaction(
+            {"force": True, "compaction_mode": "input"}
+        )
+        assert [item["content"][0]["text"] for item in await history.get_items()] == ["summary"]
+
+
+async def test_corrupt_records_go_to_quarantine_when_items_around_them_are_compacted(
+    valkey_url: str, settings: HistorySettings
+) -> None:
+    async with History("user-42", valkey_url, settings=settings) as history:
+        session = compacting(history, Compactor(), at=4)
+        agent = Agent(name="helper", model=ScriptedModel(says("one"), says("two")))
+        with redis.Redis.from_url(valkey_url) as client:
+            for question in ("1", "2"):
+                client.rpush(history.core._keys.items, b"{")
+                await Runner.run(agent, question, session=session)
+        found = await history.read()
+        assert [item["content"][0]["text"] for item in found.items] == ["summary"]
+        assert found.corrupt == 1, "the record before the compacted items was touched"
+        assert (await history.info()).quarantined == 1
+
+
+SETTINGS = {
+    "mapping": {"limit": 2},
+    "object": SimpleNamespace(limit=2),
+    "its own": SessionSettings(limit=2),
+}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("kind", SETTINGS)
+async def test_its_runner_takes_settings_of_any_kind(
+    valkey_url: str, settings: HistorySettings, kind: str, wrapped: bool
+) -> None:
+    model = ScriptedModel(*[says(f"answer {n}") for n in range(3)])
+    agent = Agent(name="helper", model=model)
+    async with History(
+        "user-42", valkey_url, settings=settings, session_settings=SETTINGS[kind]
+    ) as history:
+        session: Any = EncryptedSession("user-42", history, "a" * 32) if wrapped else history
+        await session.add_items([{"role": "user", "content": f"{n}"} for n in range(6)])
+        await Runner.run(agent, "1", session=session)
+        overridden = RunConfig(session_settings=SessionSettings(limit=4))
+        await Runner.run(agent, "2", session=session, run_config=overridden)
+        silent = RunConfig(session_settings=SessionSettings())
+        await Runner.run(agent, "3", session=session, run_config=silent)
+    assert [len(asked) for asked in model.asked] == [3, 5, 3]
 
 
 def test_one_history_in_several_loops_and_threads(

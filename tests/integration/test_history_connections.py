@@ -186,6 +186,11 @@ async def test_an_owned_connection_is_closed_and_says_so_afterwards(server: Priv
     assert connected(server) == 0
     with pytest.raises(StorageClosed):
         await history.get_items()
+    # Also where there is nothing to send.
+    with pytest.raises(StorageClosed):
+        await history.add_items([])
+    with pytest.raises(StorageClosed):
+        blocking.add_items([])
     with pytest.raises(StorageClosed):
         blocking.get_items()
     await History("never used", url).close()

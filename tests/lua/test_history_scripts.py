@@ -32,10 +32,14 @@ class Bench:
 
     def call(self, name: str, *args: Any, stage: str = "stage") -> list[Any]:
         script = BY_NAME[name]
-        keys = [
-            self.keys.stage(stage) if key == "stage" else getattr(self.keys, key)
-            for key in script.keys
-        ]
+        named = {"stage": self.keys.stage(stage)}
+        if name == "history_pop":
+            named["taken"] = self.keys.popped_by(args[0])
+            named["corrupt"] = self.keys.popped_by(args[3])
+        if name == "history_forget":
+            named["taken..."] = args[0]
+            args = ()
+        keys = [named.get(key) or getattr(self.keys, key) for key in script.keys]
         call = Call(script, keys, list(args))
         reply: list[Any] = self.client.eval(script.source, len(call.keys), *call.keys, *call.args)
         return reply
@@ -56,10 +60,15 @@ class Bench:
         found: dict[str, Any] = {}
         for key in self.client.scan_iter(match=f"{self.keys.items.partition('{')[0]}*"):
             name = key.decode().rpartition("}:")[2]
-            kind = self.client.type(key)
-            found[name] = (
-                self.client.hgetall(key) if kind == b"hash" else self.client.lrange(key, 0, -1)
-            )
+            match self.client.type(key):
+                case b"hash":
+                    found[name] = self.client.hgetall(key)
+                case b"list":
+                    found[name] = self.client.lrange(key, 0, -1)
+                case b"zset":
+                    found[name] = self.client.zrange(key, 0, -1)
+                case b"string":
+                    found[name] = self.client.get(key)
             assert 0 < self.client.pttl(key) <= 600_000, name
         return found
 
@@ -186,6 +195,40 @@ def test_pop_takes_the_tail_once_and_remembers_it(bench: Bench) -> None:
     assert bench.items() == [b"{}"]
 
 
+def test_a_popped_record_has_a_key_and_an_expiry_of_its_own(bench: Bench) -> None:
+    """It was in the memory of operations, which every later write made live longer."""
+    bench.append("op", b"{}", b"secret")
+    bench.call("history_pop", "pop:1", 0, TTL_MS, "", 5)
+    taken = bench.keys.popped_by("pop:1")
+    assert bench.client.get(taken) == b"secret"
+    for key in (taken, bench.keys.popped):
+        bench.client.pexpire(key, 5000)
+    for number in range(20):
+        bench.append(f"later {number}")
+    assert all(0 < bench.client.pttl(key) <= 5000 for key in (taken, bench.keys.popped))
+    assert bench.call("history_pop", "pop:1", 9, TTL_MS, "", 5) == [Code.DONE, b"secret"]
+    state = bench.everything()
+    assert state.pop("popped:pop%3A1") == b"secret"
+    assert b"secret" not in repr(state).encode()
+
+
+def test_a_pop_repeated_after_its_record_expired_takes_nothing_else(bench: Bench) -> None:
+    bench.append("op", b"{}", b"gone")
+    bench.call("history_pop", "pop", 0, TTL_MS, "", 5)
+    bench.client.delete(bench.keys.popped_by("pop"))
+    assert bench.call("history_pop", "pop", 9, TTL_MS, "", 5) == [Code.FORGOTTEN]
+    assert bench.items() == [b"{}"]
+
+
+def test_the_keys_of_popped_records_are_known_as_long_as_these_live(bench: Bench) -> None:
+    bench.append("op", b"1", b"2")
+    old_ms = int(bench.client.time()[0]) * 1000 - 601_000
+    bench.client.zadd(bench.keys.popped, {"old": old_ms})
+    bench.call("history_pop", "pop", 0, TTL_MS, "", 5)
+    taken = bench.keys.popped_by("pop").encode()
+    assert bench.client.zrange(bench.keys.popped, 0, -1) == [taken]
+
+
 def test_pop_of_nothing_writes_nothing(bench: Bench) -> None:
     assert bench.call("history_pop", "pop", 0, TTL_MS, "", 5) == [Code.DONE]
     assert bench.everything() == {}
@@ -199,6 +242,8 @@ def test_pop_quarantines_what_its_reader_found_corrupt_once(bench: Bench) -> Non
     assert bench.call("history_pop", "three", 0, TTL_MS, "one", 5) == [Code.DONE]
     assert bench.call("history_pop", "one", 9, TTL_MS, "", 5) == [Code.DONE, b""]
     assert bench.client.lrange(bench.keys.bad, 0, -1) == [b"bad"]
+    assert bench.client.zrange(bench.keys.popped, 0, -1) == [bench.keys.popped_by("two").encode()]
+    assert not bench.client.exists(bench.keys.popped_by("one"))
 
 
 def test_pop_leaves_a_sealed_record_that_cannot_be_opened(bench: Bench) -> None:
@@ -247,8 +292,8 @@ def replace(bench: Bench, *records: bytes, **changes: Any) -> list[Any]:
     values = {
         "operation": "r", "age_ms": 0, "ttl_ms": TTL_MS,
         "generation": bench.history().get(b"generation", b"0"), "start": 0, "stop": 3,
-        "staged": 0, "staged_bytes": 0, "max_items": 10, "max_bytes": 100, "keep_bad": 5,
-        "corrupt": "",
+        "pruned": 0, "staged": 0, "staged_bytes": 0, "max_items": 10, "max_bytes": 100,
+        "keep_bad": 5, "corrupt": "",
     } | changes  # fmt: skip
     return bench.call("history_replace", *values.values(), *records)
 
@@ -280,6 +325,19 @@ def test_replace_of_all_renames_the_stage(bench: Bench) -> None:
     assert state["history"][b"bytes"] == b"10"
 
 
+@pytest.mark.parametrize(
+    ("pruned", "left"), [(2, [b"3", b"a", b"b", b"6"]), (3, [b"a", b"b", b"6"])]
+)
+def test_replace_prunes_the_front_in_the_same_step(
+    bench: Bench, pruned: int, left: list[bytes]
+) -> None:
+    bench.append("op", b"111", b"22", b"3", b"4", b"5", b"6")
+    assert replace(bench, b"a", b"b", start=3, stop=5, pruned=pruned)[0] == Code.DONE
+    assert bench.items() == left
+    assert bench.history()[b"bytes"] == str(len(left)).encode()
+    assert sorted(bench.everything()) == ["batches", "history", "items"]
+
+
 @pytest.mark.parametrize("changes", [{"generation": "5"}, {"max_items": 1}, {"age_ms": 600_000}])
 def test_a_refused_replacement_takes_its_stage_with_it(
     bench: Bench, changes: dict[str, Any]
@@ -308,8 +366,14 @@ def test_clear_leaves_only_the_memory(bench: Bench) -> None:
     bench.append("op", b"1")
     assert bench.call("history_clear", "c", 600_000) == [Code.FORGOTTEN]
     assert bench.items() == [b"1"]
-    assert bench.call("history_clear", "c", 0) == [Code.DONE]
+    bench.append("more", b"2")
+    bench.call("history_pop", "pop", 0, TTL_MS, "", 5)
+    taken = bench.keys.popped_by("pop")
+    for _ in range(2):  # once more where its reply was lost
+        assert bench.call("history_clear", "c", 0) == [Code.DONE, taken.encode()]
+    assert bench.call("history_forget", taken) == [Code.DONE]
     assert sorted(bench.everything()) == ["batches"]
+    assert bench.call("history_pop", "pop", 5, TTL_MS, "", 5) == [Code.DONE]
     bench.append("later", b"2")
     assert bench.call("history_clear", "c", 9) == [Code.DONE]
     assert bench.items() == [b"2"]

@@ -1,7 +1,8 @@
 -- Puts a replacement in the place of the items that its writer has read, in one step.
 --
--- What stood before those items stays before it, what was appended since stays behind it, and
--- records in between that the writer could not read go to quarantine.
+-- What stood before those items stays before it, but for the oldest records where the writer prunes
+-- them. What was appended since stays behind it, and records in between that the writer could not
+-- read go to quarantine.
 --
 -- KEYS
 --   items    list  capsule:{S:<session>}:items
@@ -16,6 +17,7 @@
 --   generation  that was read
 --   start       index of the first item read
 --   stop        index behind the last item read
+--   pruned      records to remove from the front; none of those read
 --   staged      records that wait in the stage
 --   staged_bytes  that they have together
 --   max_items   that the history may hold
@@ -34,10 +36,10 @@
 local items_key, history_key, batches_key, bad_key, stage_key = unpack(KEYS)
 local operation, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local generation, start, stop = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local staged, staged_bytes = tonumber(ARGV[7]), tonumber(ARGV[8])
-local max_items, max_bytes = tonumber(ARGV[9]), tonumber(ARGV[10])
-local keep_bad, corrupt = tonumber(ARGV[11]), ARGV[12]
-local FIRST = 13
+local pruned, staged, staged_bytes = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local max_items, max_bytes = tonumber(ARGV[10]), tonumber(ARGV[11])
+local keep_bad, corrupt = tonumber(ARGV[12]), ARGV[13]
+local FIRST = 14
 
 -- What was staged for nothing goes at once.
 local function without_stage(reply)
@@ -65,13 +67,16 @@ local function slices(key, first, last, visit)
   end
 end
 
-local bytes, length = 0, state.length - (stop - start) + staged + #ARGV - FIRST + 1
-if start == 0 then
+local kept = start - pruned
+local bytes, length = 0, kept + staged + #ARGV - FIRST + 1 + state.length - stop
+if kept == 0 then
   -- What is replaced is not read again, however much it is: only what was appended since.
   slices(items_key, stop, state.length - 1, function(got) bytes = bytes + size_of(got, 1) end)
 else
   bytes = state.bytes
-  slices(items_key, start, stop - 1, function(got) bytes = bytes - size_of(got, 1) end)
+  local function uncount(got) bytes = bytes - size_of(got, 1) end
+  slices(items_key, 0, pruned - 1, uncount)
+  slices(items_key, start, stop - 1, uncount)
 end
 bytes = bytes + staged_bytes + size_of(ARGV, FIRST)
 if length > max_items or bytes > max_bytes then
@@ -85,12 +90,12 @@ end
 quarantine(bad_key, unread, keep_bad, ttl_ms)
 push(stage_key, ARGV, FIRST)
 slices(items_key, stop, state.length - 1, function(records) push(stage_key, records, 1) end)
-if start == 0 then
+if kept == 0 then
   redis.call('UNLINK', items_key)
   if length > 0 then redis.call('RENAME', stage_key, items_key) end
 else
-  redis.call('LTRIM', items_key, 0, start - 1)
-  slices(stage_key, 0, length - start - 1, function(records) push(items_key, records, 1) end)
+  redis.call('LTRIM', items_key, pruned, start - 1)
+  slices(stage_key, 0, length - kept - 1, function(records) push(items_key, records, 1) end)
   redis.call('DEL', stage_key)
 end
 state.bytes = bytes

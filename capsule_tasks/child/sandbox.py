@@ -58,8 +58,10 @@ def apply(settings: SandboxSettings) -> tuple[str, ...]:
     applied += _attempt(
         lambda: landlock.restrict(readable, (own, *_WRITABLE_DEVICES), network=is_open)
     )
-    needs_signals = "signals" not in applied
-    applied += _attempt(lambda: seccomp.confine(network=is_open, signals=needs_signals))
+    signals, truncation = "signals" not in applied, "truncation" not in applied
+    applied += _attempt(
+        lambda: seccomp.confine(network=is_open, signals=signals, truncation=truncation)
+    )
     missing = [name for name in _promised(settings) if name not in applied]
     if missing and settings.isolation == "required":
         raise Unconfined(

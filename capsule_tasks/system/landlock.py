@@ -76,8 +76,8 @@ def abi() -> int:
 def restrict(readable: Iterable[str], writable: Iterable[str], *, network: bool) -> list[str]:
     """Confine this thread, and whatever it starts, to these paths; what is confined now.
 
-    Names in the answer: `reads`, `writes`, `tcp` unless `network`, and `signals`. A path that does
-    not exist is skipped. OSError if the kernel refuses.
+    Names in the answer: `reads`, `writes`, `truncation`, `tcp` unless `network`, and `signals`. A
+    path that does not exist is skipped. OSError if the kernel refuses.
     """
     version = abi()
     if version == 0 or not forbid_new_privileges():
@@ -96,6 +96,8 @@ def restrict(readable: Iterable[str], writable: Iterable[str], *, network: bool)
     finally:
         os.close(ruleset)
     applied = ["reads", "writes"]
+    if handled & Access.TRUNCATE:
+        applied.append("truncation")
     if confines_net:
         applied.append("tcp")
     if scoped:

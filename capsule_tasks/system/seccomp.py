@@ -6,6 +6,9 @@ age; reads, writes and signals are confined by Landlock, this closes the roads a
 Landlock leaves modes and times of files alone, wherever they are, and a filter sees no path. Every
 file of this user would be open to it, so these calls do nothing, and say that they succeeded:
 `shutil.copy` and the like end with them, and a sandbox can do without their effect.
+
+Calls with many commands behind one number (`fcntl`, `ioctl`) are allowed by command: a kernel newer
+than this list may have commands that act on others, as leases and notifications did.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import struct
 from collections.abc import Iterable
 
+from capsule_tasks.system import syscalls
 from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.system.prctl import forbid_new_privileges, libc
 
@@ -26,6 +30,10 @@ _MODE_FILTER = 2
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
 _KILL_PROCESS = 0x80000000
+_NO_EFFECT = _ERRNO  # error 0: the call returns 0 and does nothing
+_REFUSE = _ERRNO | errno.EPERM
+_NOT_THERE = _ERRNO | errno.ENOSYS
+_NOT_SUPPORTED = _ERRNO | errno.EOPNOTSUPP
 
 _LOAD_WORD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _JUMP_EQ = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
@@ -38,169 +46,49 @@ _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENT = 0, 4, 16
 
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, PID, NET
+_CLONE_PARENT = 0x8000  # a child of the session's own parent, which no limit would count
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _DATAGRAM_BIT = 2  # SOCK_DGRAM and SOCK_RAW; such a socket can be aimed at any address
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
 _IOCTL_TYPE = 0xFF00
-_FILE_FLAGS = (ord("f") << 8, ord("X") << 8)  # chattr, fs-verity, encryption: the owner's rights
+_IOCTL_TYPES = (ord("T") << 8, 0x8900)  # descriptors and terminals; sockets
+_IOCTL_TYPE_OF_COPIES = 0x9400  # FICLONE and the like, for which Python has a fallback
+_FCNTL_COMMANDS = (
+    *(0, 1, 2, 3, 4, 1030, 1027, 1028),  # F_DUPFD … F_SETFL, DUPFD_CLOEXEC, the two queries
+    *(5, 6, 7, 36, 37, 38),  # locks, of processes and of open files
+    *(9, 11, 16, 1025, 1032, 1034, 1035, 1037),  # F_GETOWN and whatever else only asks
+)
+"""Not among them: F_SETLEASE, which holds up whoever opens the file, F_NOTIFY, F_SETPIPE_SZ, and
+F_SETOWN with F_SETSIG, which send any signal to any process of this user."""
+_PRCTL_REFUSED = (1, 36, 62)  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SCHED_CORE
+_MADVISE_IGNORED = (20, 21)  # MADV_COLD, MADV_PAGEOUT: also for libraries that others use
+_SOL_SOCKET = 1
+_BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and their FORCE forms
+_O_TRUNC, _O_ACCMODE = 0x200, 3
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
-_ALWAYS: dict[str, tuple[int, int]] = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "pidfd_getfd": (438, 438),
-    "kcmp": (312, 272),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "reboot": (169, 142),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "syslog": (103, 116),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "fanotify_init": (300, 262),
-    "lookup_dcookie": (212, 18),
-    "personality": (135, 92),
-    "vhangup": (153, 58),
-    "nfsservctl": (180, 42),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    # What belongs to files, wherever they are.
-    "fchown": (93, 55),
-    "fchownat": (260, 54),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    "setxattrat": (463, 463),
-    "removexattrat": (466, 466),
-    "file_setattr": (469, 469),
-    "inotify_init1": (294, 26),
-    "inotify_add_watch": (254, 27),
-    # Memory that no limit counts, some of which outlives the session.
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "shmctl": (31, 195),
-    "shmat": (30, 196),
-    "semget": (64, 190),
-    "semctl": (66, 191),
-    "semop": (65, 193),
-    "semtimedop": (220, 192),
-    "msgget": (68, 186),
-    "msgctl": (71, 187),
-    "msgsnd": (69, 189),
-    "msgrcv": (70, 188),
-    "mq_open": (240, 180),
-    "mq_unlink": (241, 181),
-    "ioprio_set": (251, 30),
-}
-_ALWAYS_X86: dict[str, int] = {
-    "iopl": 172,
-    "ioperm": 173,
-    "modify_ldt": 154,
-    "uselib": 134,
-    "chown": 92,
-    "lchown": 94,
-    "inotify_init": 253,
-}
-_WITHOUT_EFFECT: dict[str, tuple[int, int]] = {
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "utimensat": (280, 88),
-}
-_WITHOUT_EFFECT_X86: dict[str, int] = {
-    "chmod": 90,
-    "utime": 132,
-    "utimes": 235,
-    "futimesat": 261,
-}
-_FOR_ITSELF: dict[str, tuple[int, int]] = {
-    "prlimit64": (302, 261),
-    "sched_setaffinity": (203, 122),
-    "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
-    "sched_setattr": (314, 274),
-}
-"""Allowed with 0 as the process, which is the caller: the same user's others are out of reach."""
-_SETPRIORITY = (141, 140)
-_SOCKET = (41, 198)
-_NETWORK: dict[str, tuple[int, int]] = {
-    "socket": _SOCKET,
-    "connect": (42, 203),
-    "bind": (49, 200),
-    "listen": (50, 201),
-    "accept": (43, 202),
-    "accept4": (288, 242),
-}
-_SIGNALS: dict[str, tuple[int, int]] = {
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_send_signal": (424, 424),
-}
-_SOCKETPAIR, _CLONE, _CLONE3, _IOCTL = (53, 199), (56, 220), (435, 435), (16, 29)
-_FORKS: tuple[int, ...] = (57, 58)  # fork, vfork: only x86-64 has them
 
-
-def confine(*, network: bool, signals: bool) -> list[str]:
+def confine(*, network: bool, signals: bool, truncation: bool) -> list[str]:
     """Install the filter for this thread and whatever it starts; what it confines.
 
-    `network` allows sockets of the internet; `signals` has it refuse all signals but those to this
-    process, where Landlock cannot. Nothing is installed, and the answer is empty, on an
-    architecture whose system calls are not listed here.
+    `network` allows sockets of the internet. Where Landlock cannot, `signals` has the filter refuse
+    all signals but those to this process, and `truncation` the calls that cut a file which they do
+    not open for writing. Nothing is installed, and the answer is empty, on an architecture whose
+    system calls are not listed.
     """
     if not IS_LINUX or os.uname().machine not in _ARCHITECTURES:
         return []
     only_pid = os.getpid() if signals else None
-    program = _program(os.uname().machine, network, only_pid)
+    program = _program(os.uname().machine, network, only_pid, truncation)
     _install(program)
     applied = ["no_new_privs", "syscalls"]
     if not network:
         applied.append("network")
     if signals:
         applied.append("signals")
+    if truncation:
+        applied.append("truncation")
     return applied
 
 
@@ -235,47 +123,86 @@ class _Assembler:
 
 
 @functools.cache
-def _program(machine: str, network: bool, only_pid: int | None) -> bytes:
+def _program(machine: str, network: bool, only_pid: int | None, truncation: bool) -> bytes:
     arch, column = _ARCHITECTURES[machine]
-    refuse = _ERRNO | errno.EPERM
+    is_x86 = machine == "x86_64"
     program = _Assembler()
     program.load(_OFFSET_ARCH)
     program.unless(_JUMP_EQ, arch, _KILL_PROCESS)
     program.load(_OFFSET_NUMBER)
-    if machine == "x86_64":
-        program.when(_JUMP_GE, _X32, refuse)
-        program.answer(_ALWAYS_X86.values(), refuse)
-        program.answer(_WITHOUT_EFFECT_X86.values(), _ERRNO)
-    refused = _ALWAYS | ({} if network else _NETWORK)
-    program.answer((numbers[column] for numbers in refused.values()), refuse)
-    program.answer((numbers[column] for numbers in _WITHOUT_EFFECT.values()), _ERRNO)
-    for numbers in _FOR_ITSELF.values():
-        program.block(numbers[column], _argument(0, (_JUMP_EQ, 0), _ALLOW, refuse))
-    own_process = _argument(0, (_JUMP_EQ, 0), None, refuse)  # PRIO_PROCESS
-    own_process += _argument(1, (_JUMP_EQ, 0), _ALLOW, refuse)
-    program.block(_SETPRIORITY[column], own_process)
-    program.when(_JUMP_EQ, _CLONE3[column], _ERRNO | errno.ENOSYS)  # its flags are out of reach
-    program.block(_CLONE[column], _argument(0, (_JUMP_ANY_BIT, _NEW_NAMESPACES), refuse, _ALLOW))
-    program.block(_IOCTL[column], _ioctls(refuse))
-    only_pairs = _argument(0, (_JUMP_EQ, _AF_UNIX), None, refuse)
-    only_pairs += _argument(1, (_JUMP_ANY_BIT, _DATAGRAM_BIT), refuse, _ALLOW)
-    program.block(_SOCKETPAIR[column], only_pairs)
+    if is_x86:
+        program.when(_JUMP_GE, _X32, _REFUSE)
+        program.answer(syscalls.ALWAYS_X86.values(), _REFUSE)
+        program.answer(syscalls.WITHOUT_EFFECT_X86.values(), _NO_EFFECT)
+    refused = syscalls.ALWAYS | ({} if network else syscalls.NETWORK)
+    program.answer((numbers[column] for numbers in refused.values()), _REFUSE)
+    program.answer((numbers[column] for numbers in syscalls.WITHOUT_EFFECT.values()), _NO_EFFECT)
+    _confine_processes(program, column)
+    _confine_descriptors(program, column)
     if network:  # of the internet, and what asks for its addresses; not those of this machine
-        internet = [
-            step
-            for family in (_AF_INET, _AF_INET6, _AF_NETLINK)
-            for step in _argument(0, (_JUMP_EQ, family), _ALLOW, None)
-        ]
-        program.block(_SOCKET[column], [*internet, (_RETURN, 0, 0, refuse)])
+        families = _one_of(0, (_AF_INET, _AF_INET6, _AF_NETLINK), _ALLOW, _REFUSE)
+        program.block(syscalls.SOCKET[column], families)
     if only_pid is not None:
-        own = (_JUMP_EQ, only_pid)
-        for name, numbers in _SIGNALS.items():
-            if name == "pidfd_send_signal":
-                program.when(_JUMP_EQ, numbers[column], refuse)
-            else:
-                program.block(numbers[column], _argument(0, own, _ALLOW, refuse))
+        _confine_signals(program, column, only_pid)
+    if truncation:
+        _confine_truncation(program, column, is_x86)
     program.code.append((_RETURN, 0, 0, _ALLOW))
     return program.bytes()
+
+
+def _confine_processes(program: _Assembler, column: int) -> None:
+    """Keep the limits and priorities of others, and the place of each process in the family."""
+    for numbers in syscalls.FOR_ITSELF.values():
+        program.block(numbers[column], _one_of(0, (0,), _ALLOW, _REFUSE))
+    own_process = _argument(0, (_JUMP_EQ, 0), None, _REFUSE)  # PRIO_PROCESS
+    own_process += _argument(1, (_JUMP_EQ, 0), _ALLOW, _REFUSE)
+    program.block(syscalls.SETPRIORITY[column], own_process)
+    program.when(_JUMP_EQ, syscalls.CLONE3[column], _NOT_THERE)  # its flags are out of reach
+    flags = (_JUMP_ANY_BIT, _NEW_NAMESPACES | _CLONE_PARENT)
+    program.block(syscalls.CLONE[column], _argument(0, flags, _REFUSE, _ALLOW))
+    program.block(syscalls.PRCTL[column], _one_of(0, _PRCTL_REFUSED, _REFUSE, _ALLOW))
+    program.block(syscalls.MADVISE[column], _one_of(2, _MADVISE_IGNORED, _NO_EFFECT, _ALLOW))
+
+
+def _confine_descriptors(program: _Assembler, column: int) -> None:
+    """Allow of a descriptor what acts on the process alone; keep the sizes of its buffers."""
+    program.block(syscalls.FCNTL[column], _one_of(1, _FCNTL_COMMANDS, _ALLOW, _REFUSE))
+    program.block(syscalls.IOCTL[column], _ioctls())
+    only_pairs = _argument(0, (_JUMP_EQ, _AF_UNIX), None, _REFUSE)
+    only_pairs += _argument(1, (_JUMP_ANY_BIT, _DATAGRAM_BIT), _REFUSE, _ALLOW)
+    program.block(syscalls.SOCKETPAIR[column], only_pairs)
+    sizes = _argument(1, (_JUMP_EQ, _SOL_SOCKET), None, _ALLOW)
+    sizes += _one_of(2, _BUFFER_SIZES, _NO_EFFECT, _ALLOW)
+    program.block(syscalls.SETSOCKOPT[column], sizes)
+
+
+def _confine_signals(program: _Assembler, column: int, only_pid: int) -> None:
+    for name, numbers in syscalls.SIGNALS.items():
+        if name == "pidfd_send_signal":
+            program.when(_JUMP_EQ, numbers[column], _REFUSE)
+        else:
+            program.block(numbers[column], _one_of(0, (only_pid,), _ALLOW, _REFUSE))
+
+
+def _confine_truncation(program: _Assembler, column: int, is_x86: bool) -> None:
+    """Refuse to cut files by path, and by opening them for anything but writing."""
+    program.when(_JUMP_EQ, syscalls.TRUNCATE[column], _REFUSE)
+    program.when(_JUMP_EQ, syscalls.OPENAT2[column], _NOT_THERE)  # its flags are out of reach
+    cutting = (_O_TRUNC, _O_TRUNC | _O_ACCMODE)  # for reading, and for neither
+    mask = _O_TRUNC | _O_ACCMODE
+    program.block(syscalls.OPENAT[column], _one_of(2, cutting, _REFUSE, _ALLOW, mask))
+    if is_x86:
+        program.block(syscalls.OPEN_X86, _one_of(1, cutting, _REFUSE, _ALLOW, mask))
+
+
+def _one_of(
+    index: int, values: Iterable[int], holds: int, fails: int, mask: int = 0xFFFFFFFF
+) -> list[tuple[int, int, int, int]]:
+    """Answer `holds` if the low word of an argument, masked, is among the values."""
+    body = [(_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8 * index), (_AND, 0, 0, mask)]
+    for value in values:
+        body += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, holds)]
+    return [*body, (_RETURN, 0, 0, fails)]
 
 
 def _argument(
@@ -293,13 +220,20 @@ def _argument(
     return body
 
 
-def _ioctls(refuse: int) -> list[tuple[int, int, int, int]]:
-    """Refuse to type into a terminal, and what changes the flags of a file."""
-    body = _argument(1, (_JUMP_EQ, _TIOCSTI), refuse, None)
-    body += [(_JUMP_EQ, 0, 1, _TIOCLINUX), (_RETURN, 0, 0, refuse), (_AND, 0, 0, _IOCTL_TYPE)]
-    for kind in _FILE_FLAGS:
-        body += [(_JUMP_EQ, 0, 1, kind), (_RETURN, 0, 0, refuse)]
-    return [*body, (_RETURN, 0, 0, _ALLOW)]
+def _ioctls() -> list[tuple[int, int, int, int]]:
+    """Allow what belongs to descriptors, terminals and sockets.
+
+    Not typing into a terminal, and not naming a process that gets signals. Other types belong to
+    file systems and devices, where the owner of a file may change what a reader should not.
+    """
+    body = [(_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8)]
+    for request in (_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP):
+        body += [(_JUMP_EQ, 0, 1, request), (_RETURN, 0, 0, _REFUSE)]
+    body.append((_AND, 0, 0, _IOCTL_TYPE))
+    for kind in _IOCTL_TYPES:
+        body += [(_JUMP_EQ, 0, 1, kind), (_RETURN, 0, 0, _ALLOW)]
+    body += [(_JUMP_EQ, 0, 1, _IOCTL_TYPE_OF_COPIES), (_RETURN, 0, 0, _NOT_SUPPORTED)]
+    return [*body, (_RETURN, 0, 0, _REFUSE)]
 
 
 class _Filter(ctypes.Structure):

@@ -338,7 +338,7 @@ def _python_without_landlock(directory: Path) -> Path:
         "from capsule_tasks.system import landlock, seccomp\n"
         "landlock.abi = lambda: 0\n"
         "confine = seccomp.confine\n"
-        "seccomp.confine = lambda *, network, signals: confine(network=network, signals=False)\n"
+        "seccomp.confine = lambda **asked: confine(**asked | {'signals': False})\n"
     )
     return directory / "python"
 

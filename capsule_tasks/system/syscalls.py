@@ -1,0 +1,159 @@
+"""The numbers of the system calls that a sandbox's filter looks at, on x86-64 and on aarch64.
+
+Newer calls have one number on both. What the filter does with each table is in `seccomp`.
+"""
+
+from __future__ import annotations
+
+ALWAYS: dict[str, tuple[int, int]] = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "reboot": (169, 142),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "syslog": (103, 116),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "lookup_dcookie": (212, 18),
+    "personality": (135, 92),
+    "vhangup": (153, 58),
+    "nfsservctl": (180, 42),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    # What belongs to files, wherever they are.
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    # Memory that no limit counts, some of which outlives the session.
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "shmctl": (31, 195),
+    "shmat": (30, 196),
+    "semget": (64, 190),
+    "semctl": (66, 191),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "msgget": (68, 186),
+    "msgctl": (71, 187),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "ioprio_set": (251, 30),
+    "vmsplice": (278, 75),
+    "splice": (275, 76),
+    "tee": (276, 77),
+    # Work for the disks and the memory of the whole machine.
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+}
+ALWAYS_X86: dict[str, int] = {
+    "iopl": 172,
+    "ioperm": 173,
+    "modify_ldt": 154,
+    "uselib": 134,
+    "chown": 92,
+    "lchown": 94,
+    "inotify_init": 253,
+}
+WITHOUT_EFFECT: dict[str, tuple[int, int]] = {
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "utimensat": (280, 88),
+    "fadvise64": (221, 223),
+    "setsid": (112, 157),
+}
+"""Answered with 0. `fadvise64` could drop a library from the page cache of the whole machine;
+a process that left its POSIX session could not be told from a stranger once its parents are gone.
+"""
+WITHOUT_EFFECT_X86: dict[str, int] = {
+    "chmod": 90,
+    "utime": 132,
+    "utimes": 235,
+    "futimesat": 261,
+}
+FOR_ITSELF: dict[str, tuple[int, int]] = {
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+}
+"""Allowed with 0 as the process, which is the caller: the same user's others are out of reach."""
+SETPRIORITY = (141, 140)
+SOCKET = (41, 198)
+NETWORK: dict[str, tuple[int, int]] = {
+    "socket": SOCKET,
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+}
+SIGNALS: dict[str, tuple[int, int]] = {
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424),
+}
+SOCKETPAIR, SETSOCKOPT, FCNTL, IOCTL = (53, 199), (54, 208), (72, 25), (16, 29)
+CLONE, CLONE3, PRCTL, MADVISE = (56, 220), (435, 435), (157, 167), (28, 233)
+TRUNCATE, OPENAT, OPENAT2 = (76, 45), (257, 56), (437, 437)
+OPEN_X86 = 2

@@ -1,0 +1,178 @@
+"""Hostile code in a sandbox session: system calls whose effect would reach beyond the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import platform
+from pathlib import Path
+
+import pytest
+
+from capsule_tasks.sessions import Session
+from capsule_tasks.settings import SessionConfig
+from tests.sandboxes import PACKAGES, config, environment, refused
+from tests.sessions import HANG_S, until_exited
+
+_SYNC, _SYNCFS, _VMSPLICE, _CLONE = {
+    "x86_64": (162, 306, 278, 56),
+    "aarch64": (81, 267, 75, 220),
+}[platform.machine()]
+_PRELUDE = """
+import ctypes, fcntl, json, os, signal, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def failed(answer):
+    return ctypes.get_errno() if answer == -1 else 0
+"""
+
+
+async def test_a_sandbox_cannot_hold_up_others_who_open_a_file(tmp_path: Path) -> None:
+    """A lease on a readable file makes every `open` of it wait for the one who holds the lease."""
+    library = tmp_path / "library.py"
+    library.write_text("x = 1")
+    readable = (*PACKAGES, str(tmp_path))
+    async with asyncio.timeout(HANG_S), Session(config(readable=readable)) as session:
+        await session.run(f"{_PRELUDE}file = open({str(library)!r}); signal.signal(29, 1)")
+        for command, argument in (
+            ("fcntl.F_SETLEASE", "fcntl.F_WRLCK"),
+            ("fcntl.F_SETLEASE", "fcntl.F_RDLCK"),
+        ):
+            message = await refused(session, f"fcntl.fcntl(file, {command}, {argument})")
+            assert message == f"[Errno {errno.EPERM}] Operation not permitted"
+        watch = "fcntl.fcntl(os.open('/usr/lib', os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS)"
+        await refused(session, watch)
+        await asyncio.to_thread(library.write_text, "x = 2")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "libc.fcntl(r, fcntl.F_SETPIPE_SZ, 1 << 20)",
+        "libc.fcntl(r, fcntl.F_SETOWN, os.getppid())",
+        "libc.fcntl(r, 15, bytes(8))",
+        "libc.fcntl(r, 10, signal.SIGUSR1)",
+        "libc.fcntl(r, 1036, bytes(8))",
+        "libc.ioctl(pair[0].fileno(), 0x8901, ctypes.byref(ctypes.c_int(os.getppid())))",
+        "libc.ioctl(pair[0].fileno(), 0x8902, ctypes.byref(ctypes.c_int(os.getppid())))",
+        f"libc.syscall({_SYNC})",
+        f"libc.syscall({_SYNCFS}, r)",
+        f"libc.syscall({_VMSPLICE}, w, None, 0, 0)",
+        f"libc.syscall({_CLONE}, 0x8000 | signal.SIGCHLD, 0, 0, 0, 0) or os._exit(0)",
+        "libc.prctl(1, 0, 0, 0, 0)",
+        "libc.prctl(36, 0, 0, 0, 0)",
+    ],
+    ids=[
+        "F_SETPIPE_SZ",
+        "F_SETOWN",
+        "F_SETOWN_EX",
+        "F_SETSIG",
+        "F_SET_RW_HINT",
+        "FIOSETOWN",
+        "SIOCSPGRP",
+        "sync",
+        "syncfs",
+        "vmsplice",
+        "CLONE_PARENT",
+        "PR_SET_PDEATHSIG",
+        "PR_SET_CHILD_SUBREAPER",
+    ],
+)
+async def test_calls_that_reach_beyond_the_sandbox_are_refused(call: str) -> None:
+    source = f"{_PRELUDE}r, w = os.pipe()\npair = socket.socketpair()\nfailed({call})"
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        assert (await session.run(source)).value == errno.EPERM
+
+
+async def test_locks_and_what_else_descriptors_can_do_stay() -> None:
+    source = (
+        f"{_PRELUDE}import sqlite3, shutil, sys\n"
+        "with open(json.__file__) as shared:\n"
+        "    fcntl.flock(shared, fcntl.LOCK_SH | fcntl.LOCK_NB)\n"
+        "    fcntl.lockf(shared, fcntl.LOCK_SH | fcntl.LOCK_NB)\n"
+        "    os.posix_fadvise(shared.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)\n"
+        "with open('own', 'w') as own:\n"
+        "    fcntl.lockf(own, fcntl.LOCK_EX)\n"
+        "    own.write('x')\n"
+        "shutil.copyfile('own', 'copy')\n"
+        "database = sqlite3.connect('db')\n"
+        "with database: database.execute('create table t (n)')\n"
+        "with database: database.execute('insert into t values (41)')\n"
+        "r, w = os.pipe()\n"
+        "os.set_blocking(r, False); os.set_inheritable(r, True)\n"
+        "fcntl.fcntl(r, fcntl.F_GETPIPE_SZ), os.isatty(r), os.dup(w) > 0\n"
+        "open('copy').read(), database.execute('select n + 1 from t').fetchone()"
+    )
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        assert (await session.run(source)).value == ("x", (42,))
+
+
+async def test_buffers_of_sockets_keep_their_default_size() -> None:
+    """The kernel counts them for nobody: what many pairs hold must not be for the code to say."""
+    source = (
+        f"{_PRELUDE}"
+        "def held(pair):\n"
+        "    for end in pair:\n"
+        "        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):\n"
+        "            end.setsockopt(socket.SOL_SOCKET, option, 1 << 26)\n"
+        "    pair[0].setblocking(False)\n"
+        "    size = 0\n"
+        "    try:\n"
+        "        while True: size += pair[0].send(bytes(65536))\n"
+        "    except BlockingIOError: return size\n"
+        "pairs = [socket.socketpair() for _ in range(8)]\n"
+        "default = pairs[0][0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)\n"
+        "default, [held(pair) for pair in pairs]"
+    )
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        default, held = (await session.run(source)).value
+    assert 0 < min(held) <= max(held) <= 2 * default
+
+
+async def test_an_orphan_that_hides_dies_with_a_child_that_dies_by_itself() -> None:
+    """No marker in its environment, no parent in the family, and a POSIX session of its own."""
+    source = (
+        "import os, sys\n"
+        "reading, writing = os.pipe()\n"
+        "os.set_inheritable(writing, True)\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        tell = f'os.write({writing}, b\"%d\" % os.getpid())'\n"
+        "        code = f'import os, time; {tell}; time.sleep(60)'\n"
+        "        os.execve(sys.executable, [sys.executable, '-S', '-c', code], {})\n"
+        "    os._exit(0)\n"
+        "print(int(os.read(reading, 20)), flush=True)\n"
+        "os._exit(3)"
+    )
+    daemon = 0
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        async for message in session.execute(source):
+            daemon = daemon or int(getattr(message, "data", 0))
+        assert daemon
+        await until_exited(daemon)
+
+
+async def test_an_old_landlock_does_not_let_readable_files_be_cut(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from capsule_tasks.system import landlock\nlandlock.abi = lambda: 2\n"
+    )
+    library = tmp_path / "library.py"
+    library.write_text("x = 1")
+    path = ":".join((str(tmp_path), *PACKAGES, str(Path.cwd())))
+    old = SessionConfig(
+        child=config(readable=(*PACKAGES, str(tmp_path))).child,
+        env=environment() | {"PYTHONPATH": path},
+    )
+    async with asyncio.timeout(HANG_S), Session(old) as session:
+        await session.run(f"import os; library = {str(library)!r}; open('own', 'w').write('xx')")
+        for source in (
+            "os.truncate(library, 0)",
+            "os.open(library, os.O_RDONLY | os.O_TRUNC)",
+            "os.open(library, os.O_ACCMODE | os.O_TRUNC)",
+            "os.open(library, os.O_WRONLY | os.O_TRUNC)",
+        ):
+            await refused(session, source)
+        source = "with open('own', 'r+') as file: file.truncate(1)\nos.stat('own').st_size"
+        assert (await session.run(source)).value == 1
+    assert library.read_text() == "x = 1"
+    assert "truncation" in session.info.isolation

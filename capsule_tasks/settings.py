@@ -113,24 +113,43 @@ class InputSettings(_Section, frozen=True, kw_only=True):
 
 
 class LimitSettings(_Section, frozen=True, kw_only=True):
-    """Resources of one child; None leaves a limit as the operating system has it."""
+    """Resources of one child. None is no limit; for a sandbox it is the default of sandboxes.
+
+    To lift a limit of a sandbox, give a number that is never reached.
+    """
 
     memory_bytes: int | None = None
-    """Address space (RLIMIT_AS); past it allocations raise MemoryError."""
+    """Address space of each process (RLIMIT_AS): past it allocations raise MemoryError. In a
+    sandbox also the memory of all its processes together; buffers of the kernel come on top, about
+    208 KiB for each descriptor of each process at most."""
     cpu_time_s: float | None = None
-    """CPU time of one execution; past it the execution ends with an error that says so."""
+    """CPU time of one execution; past it the execution ends with an error that says so. Processes
+    that the code starts are not counted."""
     output_bytes: int | None = None
-    """Text output of one execution; past it the execution ends with an error that says so."""
+    """Output of one execution, by whatever way; past it the execution ends with an error that says
+    so."""
     open_files: int | None = None
-    """Descriptors of the child (RLIMIT_NOFILE)."""
+    """Descriptors of each process (RLIMIT_NOFILE)."""
     file_bytes: int | None = None
-    """Size of any file the child writes (RLIMIT_FSIZE)."""
+    """Size of any file that a process writes (RLIMIT_FSIZE); past it writes raise OSError."""
 
     def __post_init__(self) -> None:
         self._optional_at_least(64 * MIB, "memory_bytes")
         self._optional_at_least(0.001, "cpu_time_s")
         self._optional_at_least(1, "output_bytes", "file_bytes")
         self._optional_at_least(32, "open_files")
+
+    def in_sandbox(self, max_disk_bytes: int) -> LimitSettings:
+        """These limits, with the defaults of sandboxes for those that are not given."""
+        defaults = {
+            "memory_bytes": 2048 * MIB,
+            "cpu_time_s": 300.0,
+            "output_bytes": 64 * MIB,
+            "open_files": 256,
+            "file_bytes": max(1, max_disk_bytes),
+        }
+        given = {name: getattr(self, name) for name in self._given(*defaults)}
+        return LimitSettings(**defaults | given)
 
 
 class DiagnosticSettings(_Section, frozen=True, kw_only=True):
@@ -155,6 +174,8 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
     """What confines a child that runs code of strangers."""
 
     network: Literal["none", "open"] = "none"
+    """`open` allows every address: also what listens on this machine, its private network, and the
+    metadata service of a cloud, which hands out credentials."""
     isolation: Literal["required", "best_effort"] = "required"
     """`required`: reads, writes, network and signals are confined, or the child does not start."""
     readable: tuple[str, ...] = ()
@@ -231,6 +252,9 @@ class ChildSettings(_Section, frozen=True, kw_only=True):
         self._of_type(DiagnosticSettings, "diagnostics")
         self._of_type(SandboxSettings, *self._given("sandbox"))
         self._of_type(AppLaneSettings, *self._given("app"))
+        if self.sandbox is not None:
+            limits = self.limits.in_sandbox(self.sandbox.max_disk_bytes)
+            msgspec.structs.force_setattr(self, "limits", limits)
         self._at_least(64 * KIB, "max_frame_bytes")
         if self.max_frame_bytes > _MOST_FRAME_BYTES:
             self._refuse("max_frame_bytes", f"<= {_MOST_FRAME_BYTES}")
@@ -287,10 +311,12 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
     """Whether output of no execution also goes to the log `capsule_tasks.sessions`."""
     quarantine_queue: int = 1000
     """Messages kept for a quarantined interceptor; beyond it the oldest goes, counted."""
+    run_bytes: int = 64 * MIB
+    """Output that `run` keeps of one execution; beyond it the oldest goes, counted in `gaps`."""
 
     def __post_init__(self) -> None:
         self._at_least(1, "control_weight", "bulk_weight", "general_queue", "quarantine_queue")
-        self._at_least(1, "interceptor_overruns", "general_bytes")
+        self._at_least(1, "interceptor_overruns", "general_bytes", "run_bytes")
         self._of_type(bool, "log_output")
         self._at_least(4 * KIB, "read_bytes")
         self._at_least(0.0001, "interceptor_budget_s")
@@ -412,7 +438,7 @@ class Profile(_Section, frozen=True, kw_only=True):
         """Code of strangers: confined, without secrets, and a fresh session for every borrower."""
         child = ChildSettings(
             sandbox=sandbox or SandboxSettings(),
-            limits=limits or LimitSettings(memory_bytes=2 * 1024 * MIB, open_files=256),
+            limits=limits or LimitSettings(),
         )
         return cls(
             session=SessionConfig(child=child, env=scrubbed_environment()),

@@ -113,7 +113,7 @@ class Sink:
         return self.size + queued - self._position
 
     def settle(self) -> None:
-        """Called by a writer whose text reached the mark; under a limit that is every writer."""
+        """Called by a writer whose text reached the mark; near a limit that is every writer."""
         if self._sealed:
             self._relay()
             return
@@ -240,6 +240,8 @@ class Sink:
         """The pump has this sink in hand: writers need not come before a chunk is full."""
         if self._limit is None:
             self.mark = self._full
+        else:  # a character has four bytes at most: what stays below is within the limit
+            self.mark = max(1, min(self._full, (self._limit - self._written) // 4))
 
     def _has_credit(self) -> bool:
         return self.credit > 0

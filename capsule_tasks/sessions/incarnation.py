@@ -44,7 +44,7 @@ from capsule_tasks.settings import SessionConfig
 
 log = logging.getLogger("capsule_tasks.sessions")
 
-_NAMED_AFTER = {ErrorKind.TIMEOUT: "ExecutionTimeout", ErrorKind.LIMIT: "LimitReached"}
+NAMED_AFTER = {ErrorKind.TIMEOUT: "ExecutionTimeout", ErrorKind.LIMIT: "LimitReached"}
 _LAST_WORDS = 4000
 _LOST_GRACE_S = 0.05
 """After a broken channel: so long may the exit status take before the child is killed."""
@@ -253,13 +253,13 @@ class Incarnation:
         if doom.target is not None and (execution_id == doom.target or stop is not None):
             # Whoever the kill was meant for: what was being stopped has been stopped by it.
             kind, type_, message = ErrorKind.KILLED, "ExecutionCancelled", "cancelled"
-            if stop is not None and stop.kind in _NAMED_AFTER:
-                kind, type_, message = stop.kind, _NAMED_AFTER[stop.kind], stop.message
+            if stop is not None and stop.kind in NAMED_AFTER:
+                kind, type_, message = stop.kind, NAMED_AFTER[stop.kind], stop.message
             return ending(execution_id, kind, type_, f"{message} (killed)", doom.stack)
         if doom.target is not None:
             kind = ErrorKind.LOST_WITH_NEIGHBOUR
             return ending(execution_id, kind, "SessionLost", doom.why, doom.stack)
-        type_ = _NAMED_AFTER.get(doom.kind, "SessionLost")
+        type_ = NAMED_AFTER.get(doom.kind, "SessionLost")
         return ending(execution_id, doom.kind, type_, doom.why, doom.stack)
 
     def _on_broken(self, why: str) -> None:

@@ -32,7 +32,7 @@ from capsule_tasks.sessions.arguments import (
 )
 from capsule_tasks.sessions.confinement import Confinement
 from capsule_tasks.sessions.health import Health, HealthWatch
-from capsule_tasks.sessions.incarnation import Doom, Incarnation
+from capsule_tasks.sessions.incarnation import NAMED_AFTER, Doom, Incarnation
 from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
 from capsule_tasks.sessions.spawn import ColdSpawner, Spawner
@@ -544,15 +544,15 @@ class SessionLife:
 
 
 def _as_stopped(stream: ExecutionStream, terminal: Terminal) -> Terminal:
-    """What the child calls cancelled is a timeout if that is why it was cancelled."""
+    """What the child calls cancelled is a timeout or a limit if that is why it was cancelled."""
     stop = stream.stop
     if (
         stop is not None
-        and stop.kind is ErrorKind.TIMEOUT
+        and stop.kind in NAMED_AFTER
         and isinstance(terminal, Error)
         and terminal.kind == ErrorKind.CANCELLED
     ):
-        terminal.kind, terminal.type = ErrorKind.TIMEOUT, "ExecutionTimeout"
+        terminal.kind, terminal.type = stop.kind, NAMED_AFTER[stop.kind]
         terminal.message, terminal.stack = stop.message, stop.stack
     return terminal
 

@@ -25,11 +25,11 @@ from capsule_tasks.protocol.messages import (
     Error,
     ErrorKind,
     Execute,
+    Gap,
     InputResponse,
     Message,
     NamespaceRequest,
     NamespaceSummary,
-    Output,
     Restore,
     Restored,
     Result,
@@ -44,6 +44,7 @@ from capsule_tasks.sessions.arguments import (
     check_text,
     check_type,
 )
+from capsule_tasks.sessions.collected import Collected
 from capsule_tasks.sessions.incarnation import Incarnation
 from capsule_tasks.sessions.life import SessionLife
 from capsule_tasks.sessions.states import ACCEPTING, SessionState
@@ -63,12 +64,17 @@ _NOT_SENT: dict[type[Exception], ErrorKind] = {
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """What `run` returns: the value, and all that was written on the way."""
+    """What `run` returns: the value, and what was written on the way.
+
+    Of output beyond `routing.run_bytes` the newest is kept; `gaps` says what was lost.
+    """
 
     value: Any
     stdout: str
     stderr: str
     result: Result
+    gaps: tuple[Gap, ...] = ()
+    """One for each stream of which something was dropped, here or in the child."""
 
 
 class Session(SessionLife):
@@ -135,20 +141,19 @@ class Session(SessionLife):
         on_busy: OnBusy = "refuse",
     ) -> Completed:
         """Run source code to its end and return its value; ExecutionFailed if it has none."""
-        written: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        written = Collected(self.config.routing.run_bytes)
         async for message in self.execute(
             source, execution_id=execution_id, timeout_s=timeout_s, on_busy=on_busy
         ):
-            if isinstance(message, Output):
-                written[message.stream].append(message.data)
+            written.add(message)
         if isinstance(message, Error):
             failure = ExecutionFailed(message, f"{message.type}: {message.message}")
             if message.traceback:
                 failure.add_note(message.traceback)
             raise failure
         assert isinstance(message, Result)
-        out, err = ("".join(written[name]) for name in ("stdout", "stderr"))
-        return Completed(message.value, out, err, message)
+        out, err = written.text("stdout"), written.text("stderr")
+        return Completed(message.value, out, err, message, written.gaps())
 
     def submit(
         self,
@@ -203,6 +208,7 @@ class Session(SessionLife):
         consumer: Callable[[Message], object] | None = None,
     ) -> ExecutionStream:
         stream = child.open_stream(execution_id, consumer)
+        stream.limit_output(self.config.child.limits.output_bytes, self._on_excess)
         self._move(SessionState.BUSY)
         self._last_used_at = time.monotonic()
         self._counters.execution_count += 1
@@ -236,6 +242,11 @@ class Session(SessionLife):
         if stream.terminal is None:
             message = f"execution {stream.execution_id!r} ran longer than {timeout_s} s"
             self._spawn(stopper.stop_at_deadline(stream, message))
+
+    def _on_excess(self, stream: ExecutionStream, why: str) -> None:
+        """Stop what wrote too much: the child counts only what Python writes, and may lie."""
+        if self._stopper is not None and stream.terminal is None:
+            self._spawn(self._stopper.stop(stream, Stop(ErrorKind.LIMIT, why)))
 
     def _abandon(self, child: Incarnation, stopper: Stopper, stream: ExecutionStream) -> None:
         """The consumer is gone: stop the work; the session is busy until it has stopped."""

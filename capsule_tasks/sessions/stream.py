@@ -67,6 +67,8 @@ class ExecutionStream:
         self.ended: asyncio.Future[Terminal] = loop.create_future()
         self._window = settings.window_bytes
         self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _ALLOWANCE
+        self._limit: int | None = None
+        self._on_excess: Callable[[ExecutionStream, str], None] | None = None
         self._grant = grant
         self._resume_raw = resume_raw
         self._consumer = consumer
@@ -77,6 +79,12 @@ class ExecutionStream:
         self._carried: dict[Stream, int] = {"stdout": 0, "stderr": 0}
         self._early: list[tuple[Message, int, bool]] = []
         self._reader: asyncio.Future[None] | None = None
+
+    def limit_output(
+        self, most_bytes: int | None, on_excess: Callable[[ExecutionStream, str], None]
+    ) -> None:
+        """Call `on_excess`, with the reason, once when more than `most_bytes` was written."""
+        self._limit, self._on_excess = most_bytes, on_excess
 
     @property
     def is_running(self) -> bool:
@@ -120,6 +128,8 @@ class ExecutionStream:
             raise BadFrame(f"execution {self.execution_id} sent more than it had credit for")
         if isinstance(message, Output):
             self._carried[message.stream] += cost - OVERHEAD
+            if self._limit is not None:
+                self._check_limit(self._limit)
         if self.acked:
             self._put(message, cost)
         else:  # many control messages were in its way: the Ack still comes first
@@ -128,11 +138,19 @@ class ExecutionStream:
     def push_raw(self, message: Output, size: int) -> None:
         """Queue bytes read from a descriptor; the reader pauses while too many wait."""
         self._carried[message.stream] += utf8_size(message.data)
+        if self._limit is not None:
+            self._check_limit(self._limit)
         self.raw_waiting += size
         if self.acked:
             self._put(message, size, raw=True)
         else:  # it came by a shorter way than the Ack
             self._early.append((message, size, True))
+
+    def _check_limit(self, limit: int) -> None:
+        written = sum(self._carried.values())
+        if written > limit and self._on_excess is not None:
+            self._limit = None
+            self._on_excess(self, f"output limit of {limit} bytes: {written} were written")
 
     def finish(self, terminal: Terminal) -> None:
         """Queue the last message. The first one wins; later ones are ignored."""

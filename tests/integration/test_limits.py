@@ -10,7 +10,15 @@ import pytest
 
 from capsule_tasks.protocol.messages import Error, ErrorKind
 from capsule_tasks.sessions import Session, SessionState
-from capsule_tasks.settings import KIB, MIB, LimitSettings, SandboxSettings
+from capsule_tasks.settings import (
+    KIB,
+    MIB,
+    LimitSettings,
+    OutputSettings,
+    RoutingSettings,
+    SandboxSettings,
+    SessionConfig,
+)
 from tests.sessions import Watched, child_config, collect, end_of, eventually, text
 
 
@@ -203,6 +211,46 @@ async def test_output_of_coroutines_is_counted_apart() -> None:
         assert (await modest.ended()).value == "fine"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nwhile True: os.write(1, b'x' * 99)",
+        "import os\nwhile True: print('x'); os.write(2, b'x' * 99)",
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'while True: print(0)'])",
+    ],
+    ids=["a descriptor", "both ways", "a program"],
+)
+async def test_output_past_sys_stdout_counts_too(code: str) -> None:
+    async with limited(output_bytes=100 * KIB) as session:
+        error = await end_of(session, f"kept = 1\n{code}")
+        assert f"output limit of {100 * KIB} bytes: " in named_in(error)
+        assert error.type == "LimitReached"
+        assert (await session.run("kept")).value == 1
+        await assert_unharmed(session)
+
+
+async def test_run_keeps_the_newest_output_and_says_how_much_it_dropped() -> None:
+    routing = RoutingSettings(run_bytes=100 * KIB)
+    async with Session(SessionConfig(routing=routing)) as session:
+        done = await session.run(
+            "import sys\n"
+            "for n in range(100_000): print(f'{n:9}', file=(sys.stdout, sys.stderr)[n % 2])"
+        )
+        lost = {gap.stream: gap.lost_bytes for gap in done.gaps}
+        assert 0 < len(done.stdout + done.stderr) <= 100 * KIB
+        assert len(done.stdout) + lost["stdout"] == len(done.stderr) + lost["stderr"] == 500_000
+        assert all(gap.lost_messages > 0 for gap in done.gaps)
+        assert done.stderr.endswith(f"{99_999:9}\n")
+        assert (await session.run("print('little')")).gaps == ()
+
+
+async def test_run_says_what_the_child_dropped() -> None:
+    output = OutputSettings(backpressure="drop_oldest", window_bytes=10_000, chunk_bytes=1000)
+    async with Session(child_config(output=output)) as session:
+        done = await session.run("print('x' * 999_999)")
+        assert len(done.stdout) + sum(gap.lost_bytes for gap in done.gaps) == 1_000_000
+
+
 async def test_code_that_swallows_the_output_limit_gets_no_more_through() -> None:
     async with limited(output_bytes=1000) as session:
         messages = await collect(
@@ -237,7 +285,7 @@ async def test_files_without_content_count_too() -> None:
 @pytest.mark.parametrize(
     ("code", "limits"),
     [
-        ("open('big', 'wb').write(bytes(1_000_000))", {"max_disk_bytes": 100_000}),
+        ("for n in range(9): open(f'{n}', 'wb').write(bytes(50_000))", {"max_disk_bytes": 100_000}),
         ("for _ in range(5): subprocess.Popen(['/bin/sleep', '3600'])", {"max_processes": 3}),
     ],
     ids=["disk", "processes"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,22 @@ from tests.sandboxes import MIB, config
 from tests.sessions import HANG_S, Watched, eventually
 
 
+async def test_every_limit_has_a_default_in_a_sandbox() -> None:
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        limits = (
+            "(resource.getrlimit(getattr(resource, f'RLIMIT_{name}'))"
+            " for name in ('AS', 'NOFILE', 'FSIZE'))"
+        )
+        done = await session.run(f"import resource\n[limit[1] for limit in {limits}]")
+        assert done.value == [2048 * MIB, 256, 256 * MIB]
+        error = await _limit_error(
+            session, "import os\nwhile True: print('x' * 65536), os.write(1, bytes(65536))"
+        )
+        assert error.message.startswith(f"output limit of {64 * MIB} bytes: ")
+        applied = session.info.metadata["config"].limits
+        assert applied.cpu_time_s == 300
+
+
 async def test_a_fork_bomb_ends_its_execution_with_the_limit_named() -> None:
     async with asyncio.timeout(HANG_S), Session(config(max_processes=8)) as session:
         source = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
@@ -30,18 +47,40 @@ async def test_a_fork_bomb_ends_its_execution_with_the_limit_named() -> None:
 
 async def test_filling_the_disk_ends_its_execution_with_the_limit_named() -> None:
     async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
-        source = "import os\nf = open('big', 'wb')\nwhile True: f.write(bytes(100_000))"
+        source = f"for n in range(3): open(str(n), 'wb').write(bytes({7 * MIB}))"
+        source += "\nimport time; time.sleep(3600)"
         error = await _limit_error(session, source)
         assert error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
 
 
 @pytest.mark.parametrize(
+    "write", ["while True: f.write(bytes(100_000))", "os.posix_fallocate(f.fileno(), 0, 1 << 34)"]
+)
+async def test_one_file_cannot_outgrow_the_disk_limit(write: str) -> None:
+    """Not even between two looks at the directory."""
+    async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
+        error = await _limit_error(session, f"import os\nf = open('big', 'wb', 0)\n{write}")
+        assert f"file size limit of {8 * MIB} bytes" in error.notes
+        size = (await session.run("os.stat('big').st_blocks * 512")).value
+        assert size <= 8 * MIB
+        assert session.info.restarts == 0
+
+
+@pytest.mark.parametrize(
     "source",
     [
-        "import os\nf = open('x', 'wb')\nos.unlink('x')\nwhile True: f.write(bytes(100_000))",
+        (
+            "import os, time\nfiles = [open(name, 'wb') for name in 'xyz']\n"
+            "for file in files: os.unlink(file.name), file.write(bytes(7 << 20))\n"
+            "time.sleep(3600)"
+        ),
         "n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1",
         "import os\nwhile True:\n    os.mkdir('d' * 99)\n    os.chdir('d' * 99)",
-        "import os\nos.mkdir('d', 0o300)\nf = open('d/x', 'wb')\nwhile True: f.write(bytes(9999))",
+        (
+            "import os, time\nos.mkdir('d', 0o300)\n"
+            "for name in 'xyz': open(f'd/{name}', 'wb').write(bytes(7 << 20))\n"
+            "time.sleep(3600)"
+        ),
     ],
     ids=["unlinked", "only-names", "nested", "unreadable"],
 )
@@ -76,9 +115,8 @@ async def test_what_an_execution_left_behind_is_still_bounded() -> None:
         source = (
             "import threading, time\n"
             "def fill():\n"
-            "    with open('big', 'wb') as file:\n"
-            "        time.sleep(0.1)\n"
-            "        while True: file.write(bytes(100_000))\n"
+            "    time.sleep(0.1)\n"
+            "    for name in 'xyz': open(name, 'wb').write(bytes(7 << 20))\n"
             "threading.Thread(target=fill, daemon=True).start()"
         )
         first = session.info.pid
@@ -91,10 +129,9 @@ async def test_what_an_execution_left_behind_is_still_bounded() -> None:
 async def test_short_executions_in_a_row_are_watched_too() -> None:
     async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
         with pytest.raises(ExecutionFailed) as failure:  # noqa: PT012 - any of them may be the last
-            await session.run("f = open('big', 'wb')")
-            while True:
-                await session.run("f.write(bytes(10_000))")
-        assert failure.value.error.kind == "limit"
+            for number in itertools.count():
+                await session.run(f"open('{number}', 'wb').write(bytes(10_000)); None")
+        assert failure.value.error.message.startswith(f"disk limit of {8 * MIB} bytes: ")
 
 
 async def test_a_thread_bomb_ends_its_execution_with_the_limit_named() -> None:

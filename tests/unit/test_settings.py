@@ -14,10 +14,14 @@ from capsule_tasks import settings
 from capsule_tasks.errors import CallerError, InvalidSetting
 from capsule_tasks.settings import (
     MIB,
+    AppLaneSettings,
     ChildSettings,
     DiagnosticSettings,
+    LimitSettings,
     OutputSettings,
     PoolSettings,
+    Profile,
+    SandboxSettings,
     SessionConfig,
     TimeoutSettings,
     _Section,
@@ -173,6 +177,7 @@ SMALLEST = {
     "RoutingSettings.interceptor_budget_s": 0.0001,
     "RoutingSettings.interceptor_overruns": 1,
     "RoutingSettings.quarantine_queue": 1,
+    "RoutingSettings.run_bytes": 1,
     "PoolSettings.max_sessions": 1,
     "PoolSettings.idle_timeout_s": 0.001,
     "PoolSettings.max_uses": 1,
@@ -335,3 +340,17 @@ def test_the_settings_of_a_child_round_trip() -> None:
     config = ChildSettings(output=OutputSettings(backpressure="drop_oldest", chunk_bytes=1000))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ChildSettings) == config
     assert "drop_oldest" in get_args(settings.Backpressure)
+
+
+def test_a_sandbox_has_a_default_for_every_limit_that_is_not_given() -> None:
+    sandbox = SandboxSettings(max_disk_bytes=5 * MIB)
+    child = ChildSettings(sandbox=sandbox, limits=LimitSettings(open_files=64))
+    assert None not in msgspec.structs.astuple(child.limits)
+    assert (child.limits.open_files, child.limits.file_bytes) == (64, 5 * MIB)
+    assert Profile.sandbox(sandbox).session.child.limits.file_bytes == 5 * MIB
+    assert msgspec.json.decode(msgspec.json.encode(child), type=ChildSettings) == child
+
+
+def test_what_is_trusted_has_no_limit_that_was_not_asked_for() -> None:
+    assert ChildSettings(app=AppLaneSettings()).limits == ChildSettings().limits
+    assert set(msgspec.structs.astuple(ChildSettings().limits)) == {None}

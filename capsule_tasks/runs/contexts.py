@@ -2,54 +2,29 @@
 
 A mapping of JSON values is stored and comes back. Anything else needs a serializer of the caller's;
 without one only its type and a warning are stored. No type is ever looked up by a name that stands
-in a snapshot. Values under names that look like secrets stay out unless the caller keeps them.
+in a snapshot. What looks like a secret stays out unless the caller keeps it.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import msgspec
 
 from capsule_tasks.errors import ContextNotRestorable, ContextNotStorable
 from capsule_tasks.runs.jsonable import flaw
+from capsule_tasks.runs.redaction import SECRET_NAMES, is_secret_name, redacted, without_secrets
 
-SECRET_NAMES = (
-    "*access_key*",
-    "*accesskey*",
-    "*api_key*",
-    "*apikey*",
-    "auth",
-    "*_auth",
-    "*authorization*",
-    "*bearer*",
-    "*connection_string*",
-    "*cookie*",
-    "*credential*",
-    "*encryption_key*",
-    "*headers*",
-    "*jwt",
-    "*passphrase*",
-    "*passwd*",
-    "*password*",
-    "*private_key*",
-    "*privatekey*",
-    "pwd",
-    "*_pwd",
-    "*secret*",
-    "*session_key*",
-    "*signing_key*",
-    "*token",
-    "*tokens",
-)
-"""Shell patterns of the names, in lower case and with `_` for `-`, `.` and blanks, whose values are
-left out. Under those of tokens a number is kept: it counts them."""
-
-_URL_WITH_PASSWORD = re.compile(r"://[^/?#\s:@]*:[^/?#\s@]+@")
+__all__ = [
+    "SECRET_NAMES",
+    "SavedContext",
+    "is_secret_name",
+    "restored_context",
+    "saved_context",
+    "type_name",
+]
 
 
 class SavedContext(
@@ -89,7 +64,7 @@ def saved_context(
         if strict or serializer is not None:
             raise ContextNotStorable(kind, why)
         return SavedContext(kind="omitted", type=kind, warning=f"not stored: {why}")
-    value, left_out = (value, ()) if keep_secrets else _without_secrets(value)
+    value, left_out = (value, ()) if keep_secrets else without_secrets(value)
     if left_out and strict:
         raise ContextNotStorable(kind, f"{', '.join(left_out)} look like secrets")
     warning = f"left out, as they look like secrets: {', '.join(left_out)}" if left_out else None
@@ -140,39 +115,4 @@ def _as_mapping(context: Any, serializer: Serializer | None) -> tuple[dict[str, 
         return None, "it is no mapping, and no serializer was given"
     value = dict(context)
     found = flaw(value)
-    return (None, f"{found}, which is not JSON") if found else (copy.deepcopy(value), "")
-
-
-def _without_secrets(value: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    left_out: list[str] = []
-
-    def kept(part: Any, at: str) -> Any:
-        if isinstance(part, list):
-            return [kept(each, f"{at}[{index}]") for index, each in enumerate(part)]
-        if not isinstance(part, dict):
-            return part
-        shown = {}
-        for key, each in part.items():
-            if _is_secret(key, each):
-                left_out.append(f"{at}.{key}")
-            else:
-                shown[key] = kept(each, f"{at}.{key}")
-        return shown
-
-    shown: dict[str, Any] = kept(value, "$")
-    return shown, tuple(left_out)
-
-
-def is_secret_name(name: str) -> bool:
-    return any(fnmatchcase(_spelled(name), pattern) for pattern in SECRET_NAMES)
-
-
-def _is_secret(name: str, value: Any) -> bool:
-    if isinstance(value, str) and _URL_WITH_PASSWORD.search(value):
-        return True
-    is_count = isinstance(value, (int, float)) and _spelled(name).endswith(("token", "tokens"))
-    return is_secret_name(name) and not is_count
-
-
-def _spelled(name: str) -> str:
-    return re.sub(r"[-. ]", "_", name.lower())
+    return (None, f"{redacted(found)}, which is not JSON") if found else (copy.deepcopy(value), "")

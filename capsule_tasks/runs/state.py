@@ -18,6 +18,7 @@ from capsule_tasks.runs.approvals import ApprovalBook, Decision, PendingCall
 from capsule_tasks.runs.contexts import SavedContext
 from capsule_tasks.runs.identity import AgentGraph, AgentId, AgentNode, ToolKey
 from capsule_tasks.runs.jsonable import flaw
+from capsule_tasks.runs.redaction import without_secrets
 from capsule_tasks.runs.schema import CURRENT_VERSION, VERSION_FIELD, migrated
 
 Item = dict[str, Any]
@@ -46,12 +47,24 @@ class Usage(_Part, frozen=True):
 
 
 class TraceState(_Part, frozen=True):
-    """Which trace the run belongs to; the key that it is exported with is never part of it."""
+    """Which trace the run belongs to; the key that it is exported with is never part of it.
+
+    Metadata that looks like a secret is left out, unless `unfiltered` says that it may be stored.
+    """
 
     trace_id: str
     workflow: str | None = None
     group_id: str | None = None
     metadata: dict[str, str] | None = None
+    unfiltered: bool = False
+    left_out: tuple[str, ...] = ()
+    """Where metadata was left out."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.metadata, dict) and not self.unfiltered:
+            kept, left_out = without_secrets(self.metadata)
+            msgspec.structs.force_setattr(self, "metadata", kept)
+            msgspec.structs.force_setattr(self, "left_out", (*self.left_out, *left_out))
 
 
 class ServerConversation(_Part, frozen=True):

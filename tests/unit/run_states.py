@@ -82,6 +82,14 @@ contexts = st.just(SavedContext()) | st.builds(
     warning=maybe,
 )
 
+traces = st.builds(
+    TraceState,
+    trace_id=names,
+    workflow=maybe,
+    metadata=st.none() | st.dictionaries(texts, texts, max_size=2),
+    unfiltered=st.booleans(),
+)
+
 
 @st.composite
 def states(draw: st.DrawFn, depth: int = 2) -> RunState:
@@ -105,7 +113,7 @@ def states(draw: st.DrawFn, depth: int = 2) -> RunState:
         tool_use=draw(tuples_of(st.builds(ToolUse, agent=agents, tools=tuples_of(names)))),
         usage=draw(tuples_of(st.builds(Usage, agent=agents, requests=counts))),
         context=draw(contexts),
-        trace=draw(st.none() | st.builds(TraceState, trace_id=names, workflow=maybe)),
+        trace=draw(st.none() | traces),
         nested=nested,
         conversation=draw(
             st.none()

@@ -8,27 +8,37 @@ import time
 from typing import Any
 
 import click
+from celery.exceptions import OperationalError
 
 from capsule_tasks.cli import views
+from capsule_tasks.cli.broker import queue_lengths
 from capsule_tasks.cli.health import (
     destination_option,
     health,
     stack_by_inspect,
     timeout_option,
 )
+from capsule_tasks.cli.options import Duration, Unavailable, app_of, command_line, json_option
 from capsule_tasks.cli.terminal import cleaned, without_controls
 from capsule_tasks.client import Event, Execution, GroupExecution
+from capsule_tasks.client.cancelling import cancel_all
 from capsule_tasks.client.group import saved_group
 from capsule_tasks.client.hub import hub
-from capsule_tasks.errors import CapsuleError
+from capsule_tasks.client.where import redis_url
+from capsule_tasks.errors import CapsuleError, StorageUnavailable
 from capsule_tasks.storage.execution_types import RecentEntry
 
 _CLEAR = "\x1b[H\x1b[J"
 _START = "\r\x1b[K"
 _REFRESH_S = 0.5
-_STATES = ("running", "waiting", "succeeded", "failed", "cancelled", "lost", "ignored", "rejected")
+_LOOK_AGAIN_S = 1.0
+_NOT_STARTED = 1
+_ENDS = ("succeeded", "failed", "cancelled", "lost", "ignored", "rejected")
+_STATES = ("queued", "running", "waiting", *_ENDS)
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+queues_option = click.option(
+    "-Q", "--queues", default="", metavar="NAMES", help="These queues, with commas between them."
+)
 
 
 class _Commands(click.Group):
@@ -37,6 +47,8 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except (StorageUnavailable, OperationalError) as error:
+            raise Unavailable(str(error)) from error
         except CapsuleError as error:
             raise click.ClickException(str(error)) from error
         except (ValueError, TimeoutError, LookupError) as error:
@@ -46,7 +58,8 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands)
-def capsule() -> None:
+@json_option
+def capsule(as_json: bool) -> None:
     """Watch, stop and answer executions; sessions: their health."""
 
 
@@ -63,6 +76,7 @@ capsule.add_command(health)
     help="It is the id of a group of so many members.",
 )
 @click.option("--raw", is_flag=True, help="Let terminal control sequences of the output pass.")
+@click.option("--no-wait", is_flag=True, help="Leave with status 1 if no worker has started it.")
 @json_option
 @click.pass_context
 def tail(
@@ -71,19 +85,28 @@ def tail(
     after: str | None,
     total: int | None,
     raw: bool,
+    no_wait: bool,
     as_json: bool,
 ) -> None:
     """Show what an execution says until it ends; of a group how far it is.
 
-    The exit status is 0 if it succeeded, of a group if every member did.
+    One that no worker has started is waited for, and standard error says so. The exit status is 0
+    if it succeeded, of a group if every member did.
     """
-    app = _app(ctx)
+    app = app_of(ctx)
     group = _group(app, execution_id, total)
     if group is not None:
         ctx.exit(_tail_group(group, as_json=as_json))
-    narrator = views.Narrator(execution_id, raw=raw)
+    execution = Execution(execution_id, app=app)
+    if execution.snapshot().state == "unknown":
+        waits = "" if no_wait else "; waiting for its start"
+        click.echo(f"-- {_not_started(execution_id)}{waits}", err=True)
+        if no_wait:
+            ctx.exit(_NOT_STARTED)
+    answer_with = f"{command_line(ctx, 'respond', execution_id)} TEXT"
+    narrator = views.Narrator(answer_with=answer_with, raw=raw)
     last: Event | None = None
-    for event in Execution(execution_id, app=app).events(after):
+    for event in execution.events(after):
         last = event
         if as_json:
             click.echo(views.as_json(event))
@@ -91,6 +114,12 @@ def tail(
             narrator.show(event)
         _flush()
     ctx.exit(views.exit_status(last))
+
+
+def _not_started(execution_id: str) -> str:
+    """A queue is not looked through: the task of an unknown id may still be in one."""
+    which = cleaned(execution_id)
+    return f"no worker has started {which}, or its stream is missing (expired, or never kept)"
 
 
 def _group(app: Any, group_id: str, total: int | None) -> GroupExecution | None:
@@ -127,18 +156,33 @@ def cancel(
     ctx: click.Context, execution_ids: tuple[str, ...], grace_s: float | None, as_json: bool
 ) -> None:
     """Have executions stopped, begun or not; of a group that was saved, all its members."""
-    app = _app(ctx)
-    for execution_id in execution_ids:
-        group = _group(app, execution_id, None)
-        if group is None:
-            asked: Any = Execution(execution_id, app=app).cancel(grace_s)
-        else:
-            counts = group.cancel(grace_s)
-            asked = counts if as_json else ", ".join(f"{n} {how}" for how, n in counts.items())
+    app = app_of(ctx)
+    groups = {one: group for one in execution_ids if (group := _group(app, one, None)) is not None}
+    single = [one for one in execution_ids if one not in groups]
+    answers: dict[str, Any] = dict(hub.call(cancel_all(app, single, grace_s)))
+    waiting = [one for one in single if answers[one] == "waiting"]
+    unknown = hub.call(_unknown(app, waiting)) if waiting else []
+    for one, group in groups.items():
+        answers[one] = group.cancel(grace_s)
+    for one in dict.fromkeys(execution_ids):
+        asked = answers[one]
         if as_json:
-            click.echo(views.line_of({"id": execution_id, "cancel": asked}))
-        else:
-            click.echo(f"{execution_id}: {asked}")
+            click.echo(views.line_of({"id": one, "cancel": asked}))
+            continue
+        if one in groups:
+            asked = ", ".join(f"{count} {how}" for how, count in asked.items())
+        click.echo(f"{cleaned(one)}: {asked}")
+    if unknown:
+        which = unknown[0] if len(unknown) == 1 else f"{len(unknown)} of them"
+        click.echo(f"-- {_not_started(which)}; a worker that starts it ends it at once", err=True)
+
+
+async def _unknown(app: Any, ids: list[str]) -> list[str]:
+    """Those that have no stream; the others wait for their next attempt."""
+    if redis_url(app) is None:
+        return []
+    states = await (await hub.tower(app)).states(ids)
+    return [one for one, state in states.items() if state == "unknown"]
 
 
 @capsule.command()
@@ -157,7 +201,7 @@ def respond(
     as_json: bool,
 ) -> None:
     """Answer the question an execution asks; without TEXT it is asked for here."""
-    execution = Execution(execution_id, app=_app(ctx))
+    execution = Execution(execution_id, app=app_of(ctx))
     if text is None and not eof:
         question = execution.question()
         if question is None:
@@ -174,6 +218,7 @@ def respond(
 @click.argument("execution_id")
 @destination_option
 @timeout_option
+@click.option("--all", "all_frames", is_flag=True, help="Also the frames of Celery's own code.")
 @json_option
 @click.pass_context
 def stack(
@@ -181,11 +226,18 @@ def stack(
     execution_id: str,
     destination: tuple[str, ...],
     timeout: float,
+    all_frames: bool,
     as_json: bool,
 ) -> None:
     """Where the code of a running task is; status 1 if no worker runs it."""
-    found = {} if destination else _stack_by_stream(_app(ctx), execution_id, timeout)
-    found = found or stack_by_inspect(ctx, execution_id, destination, timeout)
+    execution = Execution(execution_id, app=app_of(ctx))
+    found = {} if destination else _stack_by_stream(execution, timeout, all_frames=all_frames)
+    if not found:
+        found, reasons = stack_by_inspect(
+            ctx, execution_id, destination, timeout, all_frames=all_frames
+        )
+        if not found:
+            raise click.ClickException(_why_no_stack(execution, reasons))
     for name, text in found.items():
         if as_json:
             click.echo(views.line_of({"id": execution_id, "worker": name, "stack": text}))
@@ -193,14 +245,28 @@ def stack(
             click.echo(f"{name}:\n{without_controls(text).rstrip()}")
 
 
-def _stack_by_stream(app: Any, execution_id: str, timeout_s: float) -> dict[str, str]:
+def _why_no_stack(execution: Execution, reasons: list[str]) -> str:
+    try:
+        snapshot = execution.snapshot()
+    except CapsuleError:  # without streams the workers alone know
+        return "; ".join(reasons)
+    match snapshot.state:
+        case "unknown":
+            return _not_started(execution.id)
+        case "waiting":
+            return f"{cleaned(execution.id)} waits for its next attempt"
+        case "ended":
+            return f"{cleaned(execution.id)} is over: {snapshot.outcome}"
+    return "; ".join(reasons)
+
+
+def _stack_by_stream(execution: Execution, timeout_s: float, *, all_frames: bool) -> dict[str, str]:
     """What the worker says that its stream tells of; nothing where it cannot be asked so."""
-    execution = Execution(execution_id, app=app)
     try:
         snapshot = execution.snapshot()
         if snapshot.state != "running":
             return {}
-        return {snapshot.worker: execution.stack(timeout_s)}
+        return {snapshot.worker: execution.stack(timeout_s, all_frames=all_frames)}
     except (CapsuleError, TimeoutError):
         return {}
 
@@ -211,10 +277,11 @@ def _stack_by_stream(app: Any, execution_id: str, timeout_s: float) -> dict[str,
 @click.option(
     "--since",
     "since_s",
-    type=click.FloatRange(min=0, max=1e10),
-    help="Only of the last so many seconds.",
+    type=Duration(),
+    help="Only of this last time: seconds, or 90s, 15m, 1h, 2d.",
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@queues_option
 @json_option
 @click.pass_context
 def ps(
@@ -223,43 +290,52 @@ def ps(
     task: str | None,
     since_s: float | None,
     limit: int,
+    queues: str,
     as_json: bool,
 ) -> None:
-    """List recent executions, the latest first."""
-    entries = hub.call(_recent(_app(ctx), state, task, since_s, limit))
-    _show(entries, as_json=as_json)
+    """List recent executions, the latest first, and how many messages wait in the queues.
+
+    The queues are left out where a task or another state is asked for.
+    """
+    app = app_of(ctx)
+    lengths = {} if task or state not in (None, "queued") else _lengths(app, queues)
+    entries = []
+    if state != "queued":
+        entries = hub.call(_recent(app, state, task, since_s, limit))
+    _show(lengths, entries, as_json=as_json)
 
 
 @capsule.command()
 @click.option("--limit", type=click.IntRange(1, 1000), default=30, show_default=True)
+@queues_option
 @json_option
 @click.pass_context
-def top(ctx: click.Context, limit: int, as_json: bool) -> None:
-    """A live table of recent executions; when piped, one table."""
-    app = _app(ctx)
+def top(ctx: click.Context, limit: int, queues: str, as_json: bool) -> None:
+    """A live table of recent executions and queues; when piped, one table."""
+    app = app_of(ctx)
     if as_json or not sys.stdout.isatty():
-        _show(hub.call(_recent(app, None, None, None, limit)), as_json=as_json)
+        entries = hub.call(_recent(app, None, None, None, limit))
+        _show(_lengths(app, queues), entries, as_json=as_json)
         return
     try:
-        hub.call(_live(app, limit))
+        hub.call(_live(app, limit, queues))
     except KeyboardInterrupt:
         click.echo()
 
 
-async def _live(app: Any, limit: int) -> None:
+async def _live(app: Any, limit: int, queues: str) -> None:
     tower = await hub.tower(app)
     changed = asyncio.Event()
     await tower.bells.listen(tower.store.core.recent_channel, lambda _: changed.set())
     while True:
         changed.clear()
         entries = await tower.store.list_recent(limit=limit)
-        click.echo(f"{_CLEAR}{views.table(entries)}")
+        lengths = await asyncio.to_thread(_lengths, app, queues)
+        click.echo(f"{_CLEAR}{views.queued_line(lengths)}\n{views.table(entries)}")
         _flush()
         await asyncio.sleep(_REFRESH_S)
-        if any(entry.state == "running" for entry in entries):
-            await _or_after(changed, 1.0)  # their times go on
-        else:
-            await changed.wait()
+        # Of times that go on, and of queues, nothing rings.
+        await _or_after(changed, _LOOK_AGAIN_S)
 
 
 async def _or_after(changed: asyncio.Event, seconds: float) -> None:
@@ -280,17 +356,20 @@ async def _recent(
     return await tower.store.list_recent(state=state, task=task, since=since, limit=limit)
 
 
-def _show(entries: list[RecentEntry], *, as_json: bool) -> None:
+def _lengths(app: Any, queues: str) -> dict[str, int | None]:
+    return queue_lengths(app, [name.strip() for name in queues.split(",") if name.strip()])
+
+
+def _show(lengths: dict[str, int | None], entries: list[RecentEntry], *, as_json: bool) -> None:
     if as_json:
+        for queue, length in lengths.items():
+            click.echo(views.queued_json(queue, length))
         for entry in entries:
             click.echo(views.entry_json(entry))
-    else:
-        click.echo(views.table(entries))
-
-
-def _app(ctx: click.Context) -> Any:
-    """The app that Celery's command line was given."""
-    return ctx.obj.app
+        return
+    if lengths:
+        click.echo(views.queued_line(lengths))
+    click.echo(views.table(entries))
 
 
 def _flush() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
+from capsule_tasks.cli import views
+from capsule_tasks.cli.broker import connected
+from capsule_tasks.cli.options import NOBODY, app_of, json_option
 from capsule_tasks.taskpool import commands  # noqa: F401 - so that `celery inspect` knows them
-from capsule_tasks.taskpool.holding import spare_others
 
 _UNHEALTHY = 1
-_NOBODY = 69
-"""Celery's own status when no worker replies (EX_UNAVAILABLE)."""
 
 destination_option = click.option(
     "-d", "--destination", multiple=True, metavar="NODE", help="Only these workers."
@@ -24,11 +24,18 @@ timeout_option = click.option(
 @click.command()
 @destination_option
 @timeout_option
+@json_option
 @click.pass_context
-def health(ctx: click.Context, destination: tuple[str, ...], timeout: float) -> None:
-    """Whether each worker can run tasks; status 1 if one cannot, 69 if nobody replies."""
+def health(ctx: click.Context, destination: tuple[str, ...], timeout: float, as_json: bool) -> None:
+    """Whether each worker can run tasks; status 1 if one cannot.
+
+    Status 69 if no worker replies, or the broker cannot be reached.
+    """
     replies = ask(ctx, destination, timeout, "capsule_health")
     for name, said in sorted(replies.items()):
+        if as_json:
+            click.echo(views.line_of({"worker": name, **said}))
+            continue
         reasons = said.get("reasons") or [said["error"]] if not said.get("healthy") else []
         children = len(said.get("sessions", ()))
         click.echo(f"{name}: {'; '.join(reasons) or f'healthy, {children} sessions'}")
@@ -37,28 +44,35 @@ def health(ctx: click.Context, destination: tuple[str, ...], timeout: float) -> 
 
 
 def stack_by_inspect(
-    ctx: click.Context, task_id: str, destination: tuple[str, ...], timeout: float
-) -> dict[str, str]:
-    """What each worker that runs it says; leaves with status 1 if none does."""
-    replies = ask(ctx, destination, timeout, "capsule_stack", task_id=task_id)
+    ctx: click.Context,
+    task_id: str,
+    destination: tuple[str, ...],
+    timeout: float,
+    *,
+    all_frames: bool,
+) -> tuple[dict[str, str], list[str]]:
+    """The stacks of the workers that run it, and why the others have none."""
+    wanted: dict[str, Any] = {"task_id": task_id}
+    if all_frames:  # workers of a release before this one refuse the word
+        wanted["all_frames"] = True
+    replies = ask(ctx, destination, timeout, "capsule_stack", **wanted)
     found = {name: said["ok"] for name, said in replies.items() if "ok" in said}
-    if not found:
-        click.echo("\n".join(sorted({said["error"] for said in replies.values()})))
-        ctx.exit(_UNHEALTHY)
-    return found
+    return found, sorted({said["error"] for said in replies.values() if "error" in said})
 
 
 def ask(
     ctx: click.Context, destination: tuple[str, ...], timeout: float, command: str, **arguments: Any
 ) -> dict[str, Any]:
-    app = ctx.obj.app
-    with app.connection_for_write() as connection:
-        spare_others(connection)
+    app = app_of(ctx)
+    with connected(app) as connection:
         inspect = app.control.inspect(
-            destination=list(destination) or None, timeout=timeout, connection=connection
+            destination=list(destination) or None,
+            timeout=timeout,
+            connection=connection,
+            limit=len(destination) or None,
         )
         replies: dict[str, Any] = inspect._request(command, **arguments) or {}  # noqa: SLF001 - as Celery's own commands do
     if not replies:
         click.echo("no worker replied", err=True)
-        ctx.exit(_NOBODY)
+        ctx.exit(NOBODY)
     return replies

@@ -50,8 +50,9 @@ def as_json(event: Event) -> str:
 class Narrator:
     """Shows events one after another: what was written as it is, the rest in lines of its own."""
 
-    def __init__(self, execution_id: str, *, raw: bool) -> None:
-        self._id = execution_id
+    def __init__(self, *, answer_with: str, raw: bool) -> None:
+        """`answer_with` is the command that answers a question of the execution."""
+        self._answer_with = answer_with
         self._raw = raw
         self._cleaners = {"stdout": Cleaner(), "stderr": Cleaner()}
         self._is_in_line = False
@@ -66,7 +67,7 @@ class Narrator:
                 click.echo(text, nl=False, err=message.stream == "stderr", color=colour)
                 self._is_in_line = not text.endswith("\n")
             return
-        said = _told(message, self._id)
+        said = _told(message, self._answer_with)
         if said:
             if self._is_in_line:
                 click.echo()
@@ -75,7 +76,7 @@ class Narrator:
             click.echo(f"{ending}{click.style(said, dim=True)}", err=True)
 
 
-def _told(message: Any, execution_id: str) -> str:
+def _told(message: Any, answer_with: str) -> str:
     match message:
         case Begun():
             return f"-- begun by {cleaned(message.worker)}"
@@ -84,10 +85,7 @@ def _told(message: Any, execution_id: str) -> str:
             note = f" {cleaned(message.note)}" if message.note else ""
             return f"-- {message.done:g}{total}{note}"
         case InputRequest():
-            return (
-                f"-- asks: {cleaned(message.prompt)}\n"
-                f"-- answer with: celery capsule respond {execution_id} TEXT"
-            )
+            return f"-- asks: {cleaned(message.prompt)}\n-- answer with: {answer_with}"
         case Gap():
             return f"-- {message.lost_bytes} bytes in {message.lost_messages} events are missing"
         case AttemptEnded():
@@ -149,6 +147,20 @@ def entry_json(entry: RecentEntry) -> str:
             "noted_at": entry.noted_at,
         }
     )
+
+
+def queued_json(queue: str, length: int | None) -> str:
+    """A queue in the form of an entry, so that one script reads both."""
+    return line_of({"id": None, "state": "queued", "queue": queue, "length": length})
+
+
+def queued_line(lengths: dict[str, int | None]) -> str:
+    """What waits in the queues, in one line."""
+    queues = (
+        f"{cleaned(queue)} {'unknown' if length is None else length}"
+        for queue, length in lengths.items()
+    )
+    return f"queued: {', '.join(queues)}"
 
 
 def table(entries: list[RecentEntry]) -> str:

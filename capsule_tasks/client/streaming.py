@@ -206,11 +206,14 @@ class Streaming:
     def question(self) -> InputRequest | None:
         return hub.call(self.aquestion())
 
-    async def astack(self, timeout_s: float = 10.0) -> str:
-        """The Python stacks of its process, wherever it runs."""
+    async def astack(self, timeout_s: float = 10.0, *, all_frames: bool = False) -> str:
+        """The Python stacks of its process, wherever it runs.
+
+        Celery's own frames are left out unless `all_frames` are wanted.
+        """
         request_id = uuid.uuid4().hex
         tail = await self.atail(1)
-        asked = await self._tell(StackCommand(request_id=request_id))
+        asked = await self._tell(StackCommand(request_id=request_id, all_frames=all_frames))
         if asked == "waiting" and not tail:
             raise ExecutionUnknown(self.id)
         if asked != "asked":
@@ -222,8 +225,8 @@ class Streaming:
                     return said.text
         raise ExecutionEnded(self.id, "")
 
-    def stack(self, timeout_s: float = 10.0) -> str:
-        return hub.call(self.astack(timeout_s))
+    def stack(self, timeout_s: float = 10.0, *, all_frames: bool = False) -> str:
+        return hub.call(self.astack(timeout_s, all_frames=all_frames))
 
     async def _tell(self, command: Command) -> Asked:
         tower = await hub.tower(self.app)

@@ -172,12 +172,12 @@ class Watchtower:
         rings = {one: partial(ring, one) for one in unclaimed}
         try:
             await _of_each(unclaimed, lambda one: self.bells.listen(channels[one], rings[one]))
-            heard = await _of_each(unclaimed, self._state)
+            heard = await self.states(unclaimed)
             silent -= {one for one, state in heard.items() if state != states[one]}
             if silent:
                 await rung_or_late(all_rang, _CLAIM_S)
             rang = [one for one in unclaimed if one not in silent]
-            return states | heard | await _of_each(rang, self._state)
+            return states | heard | await self.states(rang)
         finally:
             for one in unclaimed:
                 self.bells.leave(channels[one], rings[one])
@@ -191,8 +191,10 @@ class Watchtower:
         except ExecutionEnded:
             return "ended"
 
-    async def _state(self, execution_id: str) -> State:
-        return (await self.store.look(execution_id)).state
+    async def states(self, ids: Sequence[str]) -> dict[str, State]:
+        """How each of them stands, in its stream."""
+        records = await _of_each(ids, self.store.look)
+        return {one: record.state for one, record in records.items()}
 
     async def _end_without_result(self, watch: _Watch, now: float) -> Ended | None:
         """The end of one that has neither a stream nor a result: results may be ignored.

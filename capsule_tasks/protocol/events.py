@@ -158,6 +158,8 @@ class StackCommand(_Command, kw_only=True, frozen=True, tag="stack"):
     """Say where it is, in an event."""
 
     request_id: str
+    all_frames: bool = False
+    """Also those of Celery's own code."""
 
 
 Command = CancelCommand | InterruptCommand | RespondCommand | StackCommand

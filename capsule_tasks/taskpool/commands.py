@@ -24,10 +24,12 @@ def capsule_health(state: Any, **_: Any) -> Any:
 
 
 @inspect_command(args=[("task_id", str)], signature="<task id>")
-def capsule_stack(state: Any, task_id: str, **_: Any) -> Any:
+def capsule_stack(state: Any, task_id: str, all_frames: bool = False, **_: Any) -> Any:
     """Where the code of a running task is: files, lines and functions, never values."""
     pool = state.consumer.pool
-    return pool.stack_of(task_id) if hasattr(pool, "stack_of") else _NO_POOL
+    if not hasattr(pool, "stack_of"):
+        return _NO_POOL
+    return pool.stack_of(task_id, all_frames=bool(all_frames))
 
 
 def _keeping(name: str) -> Callable[..., Any]:

@@ -422,14 +422,15 @@ class TaskPool(prefork.TaskPool):
             return {"healthy": False, "reasons": ["the pool is not running"]}
         return health(self._staff.crew, self._staff.sessions, len(self._jobs))
 
-    def stack_of(self, task_id: str) -> Later:
+    def stack_of(self, task_id: str, *, all_frames: bool = False) -> Later:
         """The answer to `inspect capsule_stack`, once the child has given it."""
         later = Later()
         if self._staff is None:
             self._bridge.put(partial(later.give, {"error": "the pool is not running"}))
         else:
-            self._runtime.begin(self._ask_stack(self._staff.crew, task_id, later))
+            asking = self._ask_stack(self._staff.crew, task_id, later, all_frames=all_frames)
+            self._runtime.begin(asking)
         return later
 
-    async def _ask_stack(self, crew: Crew, task_id: str, later: Later) -> None:
-        self._bridge.put(partial(later.give, await stack(crew, task_id)))
+    async def _ask_stack(self, crew: Crew, task_id: str, later: Later, *, all_frames: bool) -> None:
+        self._bridge.put(partial(later.give, await stack(crew, task_id, all_frames=all_frames)))

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.taskpool.crew import MOST_BARREN, Crew, Kind, Member
+from capsule_tasks.taskpool.frames import without_celery
 
 _MOST_IDS = 20
 """Of the coroutines that run in one session."""
@@ -94,13 +95,14 @@ def _complaints(crew: Crew, sessions: SessionPool) -> list[str]:
     ]
 
 
-async def stack(crew: Crew, task_id: str) -> dict[str, str]:
+async def stack(crew: Crew, task_id: str, *, all_frames: bool) -> dict[str, str]:
     """Where a running task is, on the runtime's loop; or why nobody can say."""
     for member in members(crew):
         for execution_id, job in member.jobs.items():
             if job.call.task_id == task_id:
                 try:
-                    return {"ok": await member.session.stack(execution_id)}
+                    text = await member.session.stack(execution_id)
+                    return {"ok": text if all_frames else without_celery(text)}
                 except (CapsuleError, TimeoutError) as fault:
                     return {"error": f"task {task_id!r}: {fault}"}
     return {"error": f"task {task_id!r} does not run in this worker"}

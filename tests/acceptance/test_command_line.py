@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import group
+from celery import Celery, group
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
 
+from capsule_tasks.cli import capsule
 from capsule_tasks.client import Execution
-from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, unique
+from scripts._redis_server import free_port
+from tests.acceptance.workers import HANG_S, ROOT, Worker, close, eventually, producer, unique
 from tests.terminals import CTRL_C, Terminal
 
 
@@ -35,6 +40,13 @@ def run(redis_url: str, *words: str, status: int = 0) -> str:
     done = subprocess.run(**options, capture_output=True, timeout=HANG_S, check=False)
     assert done.returncode == status, done
     return str(done.stdout) + ("" if status == 0 else str(done.stderr))
+
+
+def typed_here(app: Celery, *words: str, status: int = 0) -> Result:
+    """The same without a process of its own, for an app that the test has."""
+    done = CliRunner().invoke(capsule, words, obj=CLIContext(app, no_color=True, workdir=None))
+    assert done.exit_code == status, (done.output, done.exc_info)
+    return done
 
 
 def test_tail_shows_output_as_it_is_and_the_rest_beside_it(worker: Worker, redis_url: str) -> None:
@@ -189,3 +201,117 @@ def test_each_command_speaks_json(worker: Worker, redis_url: str) -> None:
 def test_wrong_words_are_refused_with_their_value(redis_url: str) -> None:
     assert "nonsense" in run(redis_url, "tail", "x", "--after", "nonsense", status=1)
     assert "-3" in run(redis_url, "cancel", "x", "--grace=-3", status=1)
+
+
+def test_health_of_a_broker_that_is_away_is_one_line(tmp_path: Path) -> None:
+    away = f"redis://:secret@127.0.0.1:{free_port()}/3"
+    done = subprocess.run(
+        **command(away, "health"), capture_output=True, timeout=HANG_S, check=False
+    )
+    assert done.returncode == 69
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "127.0.0.1" in line
+    assert "cannot be reached" in line
+    assert "secret" not in line
+
+
+def test_an_id_that_no_worker_has_started_is_told_as_such(redis_url: str) -> None:
+    unknown = unique()
+    said = f"no worker has started {unknown}"
+    app = producer(redis_url, "nobody")
+    assert said in typed_here(app, "tail", unknown, "--no-wait", status=1).stderr
+    with subprocess.Popen(**command(redis_url, "tail", unknown), stderr=subprocess.PIPE) as waits:
+        assert waits.stderr is not None
+        line = waits.stderr.readline()
+        assert said in line
+        assert "waiting" in line
+        waits.terminate()
+    done = typed_here(app, "cancel", unknown, unique())
+    assert f"{unknown}: waiting\n" in done.stdout
+    assert "no worker has started 2 of them" in done.stderr
+    close(app)
+
+
+def test_the_stack_of_an_id_that_no_worker_has_started(worker: Worker) -> None:
+    unknown = unique()
+    here = ("-d", worker.name, "-t", str(HANG_S))
+    said = typed_here(worker.app, "stack", unknown, *here, status=1).stderr
+    assert f"no worker has started {unknown}" in said
+    over = worker.send("add", 1, 1)
+    over.get(timeout=HANG_S)
+    said = typed_here(worker.app, "stack", over.id, *here, status=1).stderr
+    assert "is over: succeeded" in said
+
+
+def test_a_hint_can_be_typed_as_it_is(worker: Worker, redis_url: str) -> None:
+    result = worker.send("ask", "name? ")
+    eventually(Execution.of(result).question, "a question")
+    with subprocess.Popen(**command(redis_url, "tail", result.id), stderr=subprocess.PIPE) as tail:
+        assert tail.stderr is not None
+        hint = next(line for line in tail.stderr if "answer with: " in line)
+        words = shlex.split(hint.partition("answer with: ")[2])
+        assert words[:3] == ["celery", "-A", "tests.acceptance.app"]
+        assert words[-1] == "TEXT"
+        words[0] = str(Path(sys.executable).parent / "celery")
+        options = command(redis_url) | {"args": [*words[:-1], "Ada"]}
+        subprocess.run(**options, check=True, timeout=HANG_S)
+        assert tail.wait(HANG_S) == 0
+    assert result.get(timeout=HANG_S) == "heard Ada"
+
+
+def test_ps_takes_times_with_a_unit(worker: Worker) -> None:
+    result = worker.send("add", 1, 1)
+    eventually(lambda: result.id in typed_here(worker.app, "ps").stdout, "its entry")
+    for since in ("3600", "1h", "15m", "2d", "5400s", "0.5h"):
+        assert result.id in typed_here(worker.app, "ps", "--since", since).stdout
+    assert result.id not in typed_here(worker.app, "ps", "--since", "0s").stdout
+    for wrong in ("1y", "h", "-5", "1e3", ""):
+        assert "is no time" in typed_here(worker.app, "ps", "--since", wrong, status=2).stderr
+
+
+def test_ps_and_top_show_what_is_queued(redis_url: str, tmp_path: Path) -> None:
+    """In lists of their own for each priority, which count as one queue."""
+    nobody = Worker(redis_url, tmp_path)
+    for priority in (0, 3, 6, 9):
+        nobody.send("add", 1, 1, priority=priority)
+    empty = unique("q")
+    for shows in ("ps", "top"):
+        shown = typed_here(nobody.app, shows).stdout
+        assert shown.splitlines()[0] == f"queued: {nobody.queue} 4"
+    both = f"{nobody.queue},{empty}"
+    listed = typed_here(nobody.app, "ps", "--state", "queued", "-Q", both, "--json").stdout
+    assert [json.loads(line) for line in listed.splitlines()] == [
+        {"id": None, "state": "queued", "queue": nobody.queue, "length": 4},
+        {"id": None, "state": "queued", "queue": empty, "length": 0},
+    ]
+    assert "queued" not in typed_here(nobody.app, "ps", "--state", "running").stdout
+    close(nobody.app)
+
+
+def test_a_stack_leaves_celerys_own_frames_out(worker: Worker) -> None:
+    key = unique()
+    result = worker.send("busy", key)
+    worker.heard(key)
+    eventually(lambda: Execution.of(result).snapshot().state == "running", "its claim")
+    patient = ("-t", str(HANG_S))
+    for way in (patient, ("-d", worker.name, *patient)):  # by its stream, and by remote control
+        short = typed_here(worker.app, "stack", result.id, *way).stdout
+        assert "in busy" in short
+        assert "celery/app/trace.py" not in short
+        whole = typed_here(worker.app, "stack", result.id, "--all", *way).stdout
+        assert "in busy" in whole
+        assert "celery/app/trace.py" in whole
+    assert Execution.of(result).cancel() == "asked"
+
+
+def test_json_is_taken_before_and_after_the_command(worker: Worker) -> None:
+    result = worker.send("add", 1, 1)
+    result.get(timeout=HANG_S)
+    for words in (("--json", "cancel", result.id), ("cancel", result.id, "--json")):
+        said = json.loads(typed_here(worker.app, *words).stdout)
+        assert said == {"id": result.id, "cancel": "over"}
+    for words in (("--json", "health"), ("health", "--json")):
+        here = ("-d", worker.name, "-t", str(HANG_S))
+        said = json.loads(typed_here(worker.app, *words, *here).stdout)
+        assert (said["worker"], said["healthy"]) == (worker.name, True)

@@ -14,10 +14,10 @@ MAIN, OTHER = "thread MainThread (most recent call last):", "thread other (most 
 
 
 def test_a_task_keeps_its_own_frames() -> None:
-    assert without_celery("\n".join([MAIN, CELERYS, OWN])) == f"{MAIN}\n{OWN}"
+    assert without_celery(f"{MAIN}\n{CELERYS}\n{OWN}") == f"{MAIN}\n{OWN}"
 
 
 def test_a_stack_that_has_nothing_else_stays_whole() -> None:
-    text = "\n".join([MAIN, CELERYS, OTHER, CELERYS, OWN])
+    text = f"{MAIN}\n{CELERYS}\n{OTHER}\n{CELERYS}\n{OWN}"
     assert without_celery(text).splitlines() == [MAIN, CELERYS, OTHER, OWN]
     assert without_celery("") == ""

@@ -34,6 +34,10 @@ class PendingCall(
     def __post_init__(self) -> None:
         if not is_call_id(self.call_id):
             raise InvalidRunState("a call's id", "an id is a string that is not empty")
+        if not _is_text(self.arguments):
+            about = f"call {self.call_id!r:.100} of tool {self.tool.text!r:.100}"
+            why = f"{about} has none as text, so nobody could see what they approve"
+            raise InvalidRunState("a call's arguments", why)
 
     @property
     def fingerprint(self) -> str:
@@ -123,6 +127,10 @@ class ApprovalBook(
 def is_call_id(value: object) -> bool:
     """Nothing is ever made an id: what the provider sent is one, or it is not."""
     return isinstance(value, str) and bool(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def fingerprint(tool: ToolKey, arguments: str) -> str:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import (
-    Agent,
-    ApplyPatchTool,
-    CustomTool,
-    HostedMCPTool,
-    Runner,
-    RunState,
-    ShellTool,
-    function_tool,
-    set_tracing_disabled,
-)
-from openai.types.responses import (
-    ResponseApplyPatchToolCall,
-    ResponseCustomToolCall,
-    ResponseFunctionShellToolCall,
-)
-from openai.types.responses.response_output_item import McpApprovalRequest
+from agents import Agent, Runner, RunState
+from openai.types.responses import ResponseCustomToolCall
 
 from capsule_tasks import runs
 from capsule_tasks.errors import CallChanged, InvalidRunState
@@ -37,18 +25,30 @@ from capsule_tasks.runs.parking import (
     resumed_openai,
 )
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.run_types import Ask, Claim, Committed, PlannedCall
+from capsule_tasks.storage.run_types import Ask, PlannedCall
 from capsule_tasks.storage.runs import Lease, RunStore
 from tests.agents_script import ScriptedModel, calls, says
+from tests.integration.openai_tools import (
+    Worker,
+    agent_of,
+    custom_call,
+    mcp_request,
+    outer_agent,
+    patch_call,
+    shell_call,
+)
 from tests.servers import fresh_prefix
 
-MOST_ROUNDS = 10
-"""Rounds after which a loop that makes no progress is taken for endless."""
+WORKER = Path(__file__).with_name("openai_worker.py")
 
 
 @pytest.fixture
-async def store(valkey_url: str) -> AsyncIterator[RunStore]:
-    prefix = fresh_prefix()
+def prefix() -> str:
+    return fresh_prefix()
+
+
+@pytest.fixture
+async def store(valkey_url: str, prefix: str) -> AsyncIterator[RunStore]:
     async with (
         Lease("w1", valkey_url, prefix=prefix) as lease,
         RunStore(valkey_url, settings=RunSettings(prefix=prefix)) as store,
@@ -57,140 +57,10 @@ async def store(valkey_url: str) -> AsyncIterator[RunStore]:
         yield store
 
 
-def shell_call(call_id: str, *commands: str) -> ResponseFunctionShellToolCall:
-    return ResponseFunctionShellToolCall.model_validate(
-        {
-            "type": "shell_call",
-            "id": f"id_{call_id}",
-            "call_id": call_id,
-            "status": "completed",
-            "action": {"commands": list(commands)},
-        }
-    )
-
-
-def patch_call(call_id: str, path: str) -> ResponseApplyPatchToolCall:
-    return ResponseApplyPatchToolCall.model_validate(
-        {
-            "type": "apply_patch_call",
-            "id": f"id_{call_id}",
-            "call_id": call_id,
-            "status": "completed",
-            "operation": {"type": "delete_file", "path": path},
-        }
-    )
-
-
-def custom_call(call_id: str, given: str) -> ResponseCustomToolCall:
-    return ResponseCustomToolCall(
-        type="custom_tool_call", name="query", call_id=call_id, input=given
-    )
-
-
-def mcp_request(call_id: str, server: str) -> McpApprovalRequest:
-    return McpApprovalRequest(
-        id=call_id, type="mcp_approval_request", name="pay", server_label=server, arguments="{}"
-    )
-
-
-class Editor:
-    def __init__(self, done: list[Any]) -> None:
-        self._done = done
-
-    def create_file(self, operation: Any) -> None:
-        raise NotImplementedError
-
-    update_file = create_file
-
-    def delete_file(self, operation: Any) -> None:
-        self._done.append(("delete", operation.path))
-
-
-def agent_of(model: ScriptedModel, done: list[Any], name: str = "triage") -> Agent[Any]:
-    """An agent with a tool of each kind; `done` is what they did."""
-    set_tracing_disabled(True)
-
-    @function_tool(needs_approval=True)
-    def pay(euros: int = 0) -> str:
-        """Pay an amount."""
-        done.append(("pay", euros))
-        return f"paid {euros}"
-
-    async def shell(request: Any) -> str:
-        done.append(("shell", *request.data.action.commands))
-        return "ran"
-
-    async def query(_: Any, given: str) -> str:
-        done.append(("query", given))
-        return "found"
-
-    servers = [
-        HostedMCPTool(tool_config={"type": "mcp", "server_label": label, "server_url": "https://x",
-                                   "require_approval": "always"})
-        for label in ("shop", "bank")
-    ]  # fmt: skip
-    return Agent(
-        name=name,
-        model=model,
-        tools=[
-            pay,
-            ShellTool(executor=shell, needs_approval=True),
-            ApplyPatchTool(editor=Editor(done), needs_approval=True),
-            CustomTool(
-                name="query",
-                description="Query.",
-                on_invoke_tool=query,
-                needs_approval=True,
-                format={"type": "text"},
-            ),
-            *servers,
-        ],
-    )
-
-
 async def asked(*first_turn: Any) -> Parked:
     """A run that waits after its first turn, as it is stored."""
     result = await Runner.run(agent_of(ScriptedModel(list(first_turn)), []), "go")
     return parked_openai(result.to_state().to_string())
-
-
-class Worker:
-    """The loop of the guide: claim, apply what was decided, go on, park."""
-
-    def __init__(self, store: RunStore, make_agent: Callable[[], Agent[Any]]) -> None:
-        self._store = store
-        self._make_agent = make_agent
-        self.rounds = 0
-
-    async def start(self) -> None:
-        result = await Runner.run(self._make_agent(), "go")
-        parts = parked_openai(result.to_state().to_string())
-        await self._store.create("r", "user-42", parts.snapshot, **parts.header)
-
-    async def go_on(self) -> str:
-        """Work until the run waits for a person or is over; its status then."""
-        while True:
-            self.rounds += 1
-            assert self.rounds < MOST_ROUNDS, "the run is woken and parked for ever"
-            claim = await self._store.claim("r", "w1")
-            done = await self._turn(claim)
-            if done.status != "queued":
-                return done.status
-
-    async def _turn(self, claim: Claim) -> Committed:
-        agent = self._make_agent()
-        state = await RunState.from_string(agent, claim.snapshot.decode())
-        result = await Runner.run(agent, resumed_openai(claim, state))
-        turn = claim.turn + 1
-        if not result.interruptions:
-            return await self._store.commit(claim, b"", turn=turn, status="completed")
-        parts = parked_openai(result.to_state().to_string())
-        return await self._store.commit(
-            claim, parts.snapshot, turn=turn, status="interrupted", **parts.header
-        )
-
-    async def waiting(self) -> list[tuple[str, str]]:
-        return [(each.call_id, each.tool) for each in (await self._store.read("r")).waiting]
 
 
 def worker_with(store: RunStore, done: list[Any], *turns: Any) -> Worker:
@@ -227,6 +97,23 @@ async def test_people_see_what_shells_patches_and_custom_tools_will_do(store: Ru
         ("query", "DROP TABLE orders"),
         ("shell", "rm -rf /data", "echo é"),
     ]
+
+
+async def test_people_see_a_patch_that_the_model_sends_as_a_custom_call(store: RunStore) -> None:
+    """The SDK makes a patch of it, so its decision is one on patches."""
+    done: list[Any] = []
+    patch = {"operations": [{"type": "delete_file", "path": path} for path in ("a", "b")]}
+    sent = ResponseCustomToolCall(
+        type="custom_tool_call", name="apply_patch", call_id="c1", input=json.dumps(patch)
+    )
+    worker = worker_with(store, done, [sent], says("done"))
+    await worker.start()
+    (ask,) = (await store.approvals.waiting()).calls
+    assert ask.tool == "apply_patch:apply_patch"
+    assert json.loads(ask.arguments) == patch["operations"]
+    await store.approvals.approve("r", "c1")
+    assert await worker.go_on() == "completed"
+    assert done == [("delete", "a"), ("delete", "b")]
 
 
 @pytest.mark.parametrize("make", [shell_call, patch_call, custom_call])
@@ -483,11 +370,6 @@ async def test_a_state_of_another_snapshot_is_refused(store: RunStore) -> None:
 # --- agents used as tools ------------------------------------------------------------------------
 
 
-def outer_agent(model: ScriptedModel, *inner: Agent[Any]) -> Agent[Any]:
-    tools = [agent.as_tool(f"ask_{agent.name}", "Ask.") for agent in inner]
-    return Agent(name="outer", model=model, tools=tools)
-
-
 async def test_calls_of_agents_used_as_tools_are_decided_through_their_parent(
     store: RunStore,
 ) -> None:
@@ -508,6 +390,22 @@ async def test_calls_of_agents_used_as_tools_are_decided_through_their_parent(
     await store.approvals.reject("r", "c_in_b")
     assert await worker.go_on() == "completed"
     assert done == [("shell", "ls a")]
+
+
+async def test_another_process_goes_on_with_agents_used_as_tools(
+    store: RunStore, valkey_url: str, prefix: str
+) -> None:
+    """Only the store is between the two; `store` has the lease of the one that parked the run."""
+    outer = ScriptedModel([calls(f"ask_{name}", '{"input":"x"}', f"c_{name}") for name in "ab"])
+    models = {"a": [shell_call("c_in_a", "ls a")], "b": [calls("pay", '{"euros":7}', "c_in_b")]}
+    inner = [agent_of(ScriptedModel(turn), [], name) for name, turn in models.items()]
+    await Worker(store, lambda: outer_agent(outer, *inner)).start()
+    await store.approvals.reject("r", "c_in_a", always=True)
+    await store.approvals.approve("r", "c_in_b", always=True)
+    command = (sys.executable, str(WORKER), valkey_url, prefix)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    told, _ = await process.communicate()
+    assert json.loads(told) == {"status": "completed", "done": [["pay", 7]]}
 
 
 async def test_two_agents_used_as_tools_with_one_call_id_are_refused_with_the_reason() -> None:

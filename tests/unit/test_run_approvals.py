@@ -184,6 +184,12 @@ def test_a_call_id_stays_the_string_that_the_provider_sent(value: object) -> Non
         PendingCall(call_id=value, tool=ToolKey("x"), agent=ALICE, arguments="")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [None, {}, b"{}"])
+def test_a_call_without_arguments_to_show_is_refused(value: object) -> None:
+    with pytest.raises(InvalidRunState, match="call 'c1' of tool 'bare:x'"):
+        PendingCall(call_id="c1", tool=ToolKey("x"), agent=ALICE, arguments=value)  # type: ignore[arg-type]
+
+
 @given(st.lists(calls, min_size=1, max_size=4, unique_by=lambda each: each.call_id), st.data())
 def test_whatever_is_decided_in_whatever_order_the_last_exact_decision_counts(
     waiting: list[PendingCall], data: st.DataObject

@@ -31,6 +31,7 @@ from capsule_tasks.child.executions import Execution, Hit, Registry
 from capsule_tasks.child.interrupts import Interrupter
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.errors import ExecutionCancelled
+from capsule_tasks.protocol.cancelled import as_failure
 from capsule_tasks.protocol.messages import Ack, Execute, Message, TaskCall, Traced
 
 _ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -284,14 +285,12 @@ class AsyncTaskLane(_TaskLane):
         self._loop.call_soon_threadsafe(self._begin, execution, coroutine, ended, context)
         try:
             return ended.result()
-        except concurrent.futures.CancelledError:
-            raise
         except asyncio.CancelledError as error:
             if execution is not None and execution.stop_kind is not None:
                 raise
-            # Nobody stopped the task: something it awaited was cancelled. As an Exception it is
-            # the task's failure; as a BaseException Celery would take it for the worker's end.
-            raise concurrent.futures.CancelledError(*error.args) from error
+            # Nobody stopped the task: it raised this, or something that it awaited was cancelled.
+            failure = as_failure(error)
+        raise failure
 
     def _begin(
         self,
@@ -314,13 +313,13 @@ class AsyncTaskLane(_TaskLane):
         execution = self._by_task.pop(task, None)
         if execution is not None:
             execution.task = execution.coroutine = None
-        if task.cancelled():
-            meant = execution.cancelled_for if execution is not None else None
-            ended.set_exception(meant or asyncio.CancelledError())
-        elif (error := task.exception()) is not None:
-            ended.set_exception(error)
-        else:
+        try:
             ended.set_result(task.result())
+        except asyncio.CancelledError as error:
+            meant = execution.cancelled_for if execution is not None else None
+            ended.set_exception(meant or error)
+        except BaseException as error:
+            ended.set_exception(error)
 
     def _take_hits(self, execution: Execution) -> None:
         task = execution.task

@@ -14,6 +14,7 @@ import celery
 from celery.result import EagerResult
 
 from capsule_tasks.client.execution import EagerExecution, Execution
+from capsule_tasks.protocol.cancelled import as_failure
 
 
 class Task:
@@ -72,13 +73,21 @@ def _eagerly(task: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         if not task.request.is_eager:
             return coroutine
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(coroutine)
-        return _run_beside(task, coroutine)
+            return _run_beside(task, coroutine) if _is_in_loop() else asyncio.run(coroutine)
+        except asyncio.CancelledError as error:
+            failure = as_failure(error)
+        raise failure
 
     run.capsule_coroutine = function  # type: ignore[attr-defined]
     return run
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _run_beside(task: Any, coroutine: Any) -> Any:

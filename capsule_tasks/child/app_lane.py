@@ -122,6 +122,8 @@ def _settle_in(app: Any, settings: AppLaneSettings, capture: Capture) -> None:
     from celery.worker import state
 
     atexit._clear()  # noqa: SLF001 - what the worker registered is the worker's to do
+    if "multiprocessing.util" in sys.modules:  # it has this once for each interpreter
+        atexit.register(sys.modules["multiprocessing.util"]._exit_function)  # noqa: SLF001
     _leave_processes_behind(current_process())
     _run_after_forkers()
     _set_task_join_will_block(True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from logging.handlers import SocketHandler, SysLogHandler, WatchedFileHandler
 from typing import Any
@@ -13,11 +12,10 @@ from capsule_tasks.child.capture import Capture
 
 
 def reopen_handlers() -> None:
-    """Have each handler open its file or its connection anew, when it is next used."""
+    """Have each handler open its connection anew, when it is next used."""
     for handler in _handlers():
         if isinstance(handler, logging.FileHandler):
-            handler.mode = handler.mode.replace("w", "a")  # the original has written into it
-            _let_go(handler, "stream")
+            handler.mode = handler.mode.replace("w", "a")  # others write into it, if it is opened
         elif isinstance(handler, SocketHandler):
             _let_go(handler, "sock")
         elif isinstance(handler, SysLogHandler):
@@ -32,8 +30,9 @@ def log_aside(logger: logging.Logger, capture: Capture) -> None:
     """
     streams = list(capture.originals)  # which others than handlers may have kept
     for handler in _handlers():
-        if isinstance(handler, logging.FileHandler):
-            _open_if_standard(handler)
+        if isinstance(handler, WatchedFileHandler):
+            with contextlib.suppress(OSError):
+                handler.reopenIfNeeded()  # `--logfile=/dev/stderr` is another file in each process
         streams.append(getattr(handler, "stream", None))
     for stream in {id(stream): stream for stream in streams}.values():
         capture.heed_aside(stream)
@@ -56,14 +55,3 @@ def _let_go(handler: Any, name: str) -> None:
     if opened is not None:
         with contextlib.suppress(OSError, ValueError):
             opened.close()
-
-
-def _open_if_standard(handler: logging.FileHandler) -> None:
-    """Open a log file that is descriptor 1 or 2 (`--logfile=/dev/stdout`), unless it is open."""
-    with contextlib.suppress(OSError):
-        named = os.stat(handler.baseFilename)
-        is_standard = any(os.path.samestat(named, os.fstat(number)) for number in (1, 2))
-        if is_standard and handler.stream is None:
-            handler.stream = handler._open()  # noqa: SLF001 - as `emit` would
-            if isinstance(handler, WatchedFileHandler):
-                handler._statstream()  # noqa: SLF001 - or its first record opens it once more

@@ -27,6 +27,7 @@ from capsule_tasks.child.main import main as live
 from capsule_tasks.protocol.codec import decoder_of
 from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
 from capsule_tasks.protocol.messages import ToChild
+from capsule_tasks.system import descriptors
 from capsule_tasks.system.family import MARKER
 from capsule_tasks.system.prctl import die_with_parent, libc
 
@@ -48,23 +49,21 @@ def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
 
 
 def leave_caller(kept: int) -> None:
-    """Give up what a copy has of its original, but for the standard streams and one descriptor."""
+    """Give up what a copy must not share with its original, but for one descriptor."""
     _drop_descriptors(kept)
     _make_room_for_marker()
 
 
 def _drop_descriptors(kept: int) -> None:
-    """Have /dev/null at the number of whatever the original had open.
+    """Have /dev/null at the number of what a copy does not keep of its original.
 
-    The numbers stay taken: its objects live on in the copy, and what they close when they are
-    collected must not be a wire of a session, or a file of its user.
+    No number becomes free: the original's objects live on in the copy, and what they close when
+    they are collected must not be a wire of a session, or a file of its user.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2 and number not in (kept, null):
-            with contextlib.suppress(OSError):  # the one that the listing used
-                os.fstat(number)
-                os.dup2(null, number, inheritable=False)
+    for number, target in descriptors.targets().items():
+        if number > 2 and number not in (kept, null) and not descriptors.is_kept(number, target):
+            os.dup2(null, number, inheritable=False)
 
 
 def _make_room_for_marker() -> None:
@@ -233,6 +232,7 @@ def _await_orders(orders: socket.socket, between: int) -> NoReturn:
         while os.getppid() == between:
             os.sched_yield()
         _reseed()
+        _renew_multiprocessing()
         with orders:
             data, descriptors, _, _ = socket.recv_fds(orders, _REQUEST_BYTES, _WIRES)
         if data:
@@ -274,6 +274,17 @@ def _reseed() -> None:
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:
         numbers.seed()
+
+
+def _renew_multiprocessing() -> None:
+    """Do what `multiprocessing` does in the processes that it forks itself.
+
+    Without it a queue that the original has put something into counts on the original's thread.
+    """
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util._finalizer_registry.clear()  # noqa: SLF001 - there is no public way
+        util._run_after_forkers()  # noqa: SLF001 - as above
 
 
 def _take_environment(request: Fork) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Self
 
 import capsule_tasks
 from capsule_tasks.settings import SessionConfig
+from capsule_tasks.system.descriptors import close_own, own_pipe
 from capsule_tasks.system.family import MARKER
 
 SOURCE_ROOT = str(Path(capsule_tasks.__file__).parent.parent)
@@ -62,7 +63,7 @@ class Wires:
         descriptor = getattr(self, name)
         if descriptor >= 0:
             setattr(self, name, -1)
-            os.close(descriptor)
+            close_own(descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -118,8 +119,8 @@ def _socket_pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.sock
 
 
 def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
-    reading, writing = os.pipe()
-    undo.callback(os.close, reading)
-    undo.callback(os.close, writing)
+    reading, writing = own_pipe()
+    undo.callback(close_own, reading)
+    undo.callback(close_own, writing)
     os.set_blocking(reading, False)
     return reading, writing

@@ -15,6 +15,7 @@ from capsule_tasks.child import app_lane
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.sessions.template import Template
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import Profile
@@ -22,6 +23,7 @@ from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.crew import Crew
 from capsule_tasks.taskpool.echo import Echo
+from capsule_tasks.taskpool.inheritance import Inheritance
 from capsule_tasks.taskpool.jobs import Job
 from capsule_tasks.taskpool.options import crew_limits, profile, setting
 from capsule_tasks.taskpool.origin import lane_settings
@@ -67,6 +69,7 @@ class Staff:
             )
             for kind in ("blocking", "async")
         }
+        self._inheritance = Inheritance(app)
         self._spawner = WarmSpawner(self._profiles["blocking"], _template(app))
         self.sessions = SessionPool(self._profiles, spawner=self._spawner, on_new=self._listen)
         self.crew = Crew(
@@ -195,6 +198,15 @@ class Staff:
     def _listen(self, session: Session) -> None:
         """What a child says while it becomes ready is heard too."""
         session.add_output_listener(partial(self._on_output, None))
+
+        def on_ready(*_: object) -> None:
+            session.remove_state_listener(on_ready)
+            if (pid := session.info.pid) is not None:
+                spawner = self._spawner
+                origin = (spawner, spawner.templates_lost, spawner.cold_starts > 0)
+                self._inheritance.check(pid, origin)
+
+        session.add_state_listener(on_ready, frozenset({SessionState.READY}))
 
     def _on_output(self, job: Job | None, output: Output | Gap) -> None:
         """On the loop; what tasks say comes with their jobs, the rest with none."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import logging.config
 import logging.handlers
+import multiprocessing
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from celery import signals
@@ -77,11 +79,25 @@ elif HOW == "after_setup":
     signals.after_setup_task_logger.connect(add_filters)
 elif HOW == "handlers":
     signals.after_setup_logger.connect(add_handlers)
+elif HOW == "opened":
+    DIRECTORY = Path(os.environ["TEST_DIRECTORY"])
+    audit = (DIRECTORY / "audit").open("a", buffering=1)
+    queue: Any = multiprocessing.Queue()
+    log.addHandler(logging.StreamHandler((DIRECTORY / "stream").open("a")))
+    log.addHandler(logging.handlers.QueueHandler(queue))
+
+    @signals.worker_init.connect
+    def listen(**_: Any) -> None:
+        handler = logging.FileHandler(DIRECTORY / "queue")
+        logging.handlers.QueueListener(queue, handler).start()
+        log.warning("the worker is there")
 
 
 @app.task(name="say")
 def say(word: str) -> int:
     log.info("said %s", word)
+    if HOW == "opened":
+        audit.write(f"said {word}\n")
     return os.getpid()
 
 

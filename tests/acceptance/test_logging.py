@@ -115,3 +115,39 @@ def test_a_handler_that_fails_is_no_failure_of_the_task(
         says(worker, rf"(\[.* WARNING/.*\] )?printing\|{ended}")  # prefork redirects it
         if not worker.is_prefork:
             assert "succeeded" not in output_of(result.id, worker)
+
+
+def test_children_have_what_the_worker_opened(redis_url: str, tmp_path: Path, pool: str) -> None:
+    word = unique()
+    options = {"TEST_LOGGING": "opened", "TEST_DIRECTORY": str(tmp_path)}
+    with Worker(redis_url, tmp_path, pool=pool, app=APP, **options) as worker:
+        before = worker.get("say", word)
+        says(worker, "the worker is there", tmp_path / "queue")
+        for name in ("audit", "stream", "queue"):
+            says(worker, f"said {word}", tmp_path / name)
+        if worker.is_prefork:
+            return
+        assert "do not have" not in worker.log
+        worker.tell("pool_restart")
+        eventually(lambda: worker.get("say", "again") != before, "a new child")
+        names_what_is_missing(worker, tmp_path)
+
+
+def names_what_is_missing(worker: Worker, directory: Path) -> None:
+    """Once: what the import of the app opens again is not among it."""
+    eventually(lambda: "do not have" in worker.log, "the warning")
+    (warning,) = [line for line in worker.log.splitlines() if "do not have" in line]
+    assert f"{directory}/queue (descriptor " in warning
+    assert "pipe:[" in warning
+    assert "audit" not in warning
+    assert f"{directory}/stream" not in warning
+
+
+def test_what_a_fresh_child_lacks_is_named_once(redis_url: str, tmp_path: Path) -> None:
+    options = {"TEST_LOGGING": "opened", "TEST_DIRECTORY": str(tmp_path), "TEST_START": "cold"}
+    statedb = f"--statedb={tmp_path}/state"
+    with Worker(redis_url, tmp_path, statedb, app=APP, **options) as worker:
+        worker.tell("pool_grow", 1)
+        eventually(lambda: len(worker.ask("stats")["pool"]["processes"]) == 3, "a third child")
+        names_what_is_missing(worker, tmp_path)
+        assert "state" not in worker.log.partition("do not have")[2].partition("\n")[0]

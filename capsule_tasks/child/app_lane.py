@@ -115,15 +115,14 @@ def _import_app(settings: AppLaneSettings) -> Any:
 def _settle_in(app: Any, settings: AppLaneSettings, capture: Capture) -> None:
     """Make this process a pool process of Celery, as its own pools do."""
     from billiard.process import current_process
-    from billiard.util import _run_after_forkers
+    from billiard.util import _run_after_forkers, _run_finalizers
     from celery import platforms
     from celery._state import _set_task_join_will_block, set_default_app
     from celery.app import trace
     from celery.worker import state
 
     atexit._clear()  # noqa: SLF001 - what the worker registered is the worker's to do
-    if "multiprocessing.util" in sys.modules:  # it has this once for each interpreter
-        atexit.register(sys.modules["multiprocessing.util"]._exit_function)  # noqa: SLF001
+    atexit.register(_run_finalizers)  # such as what sends the rest of a queue
     _leave_processes_behind(current_process())
     _run_after_forkers()
     _set_task_join_will_block(True)

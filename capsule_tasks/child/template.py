@@ -232,7 +232,6 @@ def _await_orders(orders: socket.socket, between: int) -> NoReturn:
         while os.getppid() == between:
             os.sched_yield()
         _reseed()
-        _renew_multiprocessing()
         with orders:
             data, descriptors, _, _ = socket.recv_fds(orders, _REQUEST_BYTES, _WIRES)
         if data:
@@ -274,17 +273,6 @@ def _reseed() -> None:
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:
         numbers.seed()
-
-
-def _renew_multiprocessing() -> None:
-    """Do what `multiprocessing` does in the processes that it forks itself.
-
-    Without it a queue that the original has put something into counts on the original's thread.
-    """
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util._finalizer_registry.clear()  # noqa: SLF001 - there is no public way
-        util._run_after_forkers()  # noqa: SLF001 - as above
 
 
 def _take_environment(request: Fork) -> None:

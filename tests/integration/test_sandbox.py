@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -39,6 +40,36 @@ async def sandbox() -> AsyncIterator[Session]:
 async def test_what_was_really_applied_is_reported(sandbox: Session) -> None:
     applied = {"reads", "writes", "network", "signals", "capabilities", "no_new_privs"}
     assert applied <= set(sandbox.info.isolation)
+
+
+OPEN = """
+import os
+found = set()
+for number in range(1024):
+    try:
+        status = os.fstat(number)
+    except OSError:
+        continue
+    found.add((status.st_dev, status.st_ino))
+found
+"""
+
+
+async def test_nothing_that_the_parent_has_open_is_inherited(tmp_path: Path) -> None:
+    """Neither cold nor by way of a template, also what it forgot to close on exec."""
+    with contextlib.ExitStack() as held, socket.socket() as sock:
+        ours = [os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR), *os.pipe(), sock.fileno()]
+        for descriptor in ours:
+            os.set_inheritable(descriptor, True)
+        for descriptor in ours[:-1]:
+            held.callback(os.close, descriptor)
+        known = {(status.st_dev, status.st_ino) for status in map(os.fstat, ours)}
+        async with asyncio.timeout(HANG_S), code_pool(min_idle=1) as pool:
+            async with pool.borrow("code") as session:
+                assert not known & (await session.run(OPEN)).value
+            assert pool.spawner("code").forks
+        async with asyncio.timeout(HANG_S), Session(config()) as session:
+            assert not known & (await session.run(OPEN)).value
 
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "/etc/passwd", "/root/.bashrc", "/proc/1/environ"])

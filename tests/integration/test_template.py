@@ -210,18 +210,27 @@ def test_a_fork_of_the_caller_has_what_the_caller_had() -> None:
     assert of_caller("json.only_here = 'set in code'", body) == "set in code\n"
 
 
-def test_a_fork_of_the_caller_holds_nothing_open_that_the_caller_had() -> None:
-    """Its reader sees the end of a pipe as soon as the caller closes it, whatever else lives."""
-    before = "reading, writing = os.pipe(); os.set_inheritable(writing, True)"
-    body = """
-    os.close(writing)
-    print(os.read(reading, 1))
-    source = "import os, stat; names = [f'/proc/self/fd/{n}' for n in range(99)]; "
-    source += "[stat.S_IFMT(os.stat(name).st_mode) for name in names if os.path.exists(name)]"
-    kinds = (await session.run(source)).value
-    print(kinds.count(0o140000), kinds.count(0o010000))  # its two sockets and its three pipes
+def test_a_fork_of_the_caller_keeps_its_files_and_pipes_alone() -> None:
+    """As under `multiprocessing`. Sockets and the like are not for two processes to use."""
+    before = """
+    import select, tempfile
+    from capsule_tasks.sessions.spawn import Wires
+    json.file = tempfile.NamedTemporaryFile("a+")
+    reading, json.pipe = os.pipe()
+    json.device = open("/dev/zero", "rb")
+    ours = Wires()
+    others = [socket.socket(), select.epoll()]
+    dropped = [one.fileno() for one in others] + [os.eventfd(0), os.pidfd_open(os.getpid())]
+    dropped += [ours.control.fileno(), *ours.spoken, ours.stdout, ours.child_stderr, ours.stacks]
     """
-    assert of_caller(before, body) == "b''\n2 3\n"
+    body = """
+    source = "import json, os; json.file.write('written'); json.file.flush(); "
+    await session.run(source + "os.write(json.pipe, b'piped'); zero = json.device.read(1)")
+    print(open(json.file.name).read(), os.read(reading, 9), (await session.run("zero")).value)
+    links = f"{{os.readlink('/proc/self/fd/%d' % n) for n in {dropped}}}"
+    print(*(await session.run(links)).value)
+    """
+    assert of_caller(before, body) == "written b'piped' b'\\x00'\n/dev/null\n"
 
 
 def test_what_the_callers_objects_close_in_a_fork_is_none_of_the_sessions() -> None:

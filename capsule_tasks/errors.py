@@ -355,6 +355,17 @@ class LeaseLost(RetryError):
         self.incarnation = incarnation
 
 
+class LeaseMissing(CallerError, RuntimeError):
+    """A worker without a lease cannot claim a run: any other worker could take it at once."""
+
+    def __init__(self, incarnation: str) -> None:
+        super().__init__(
+            f"{_shortened(incarnation)} has no lease on the Redis of this run; acquire "
+            "one there before claiming, by store.lease(incarnation).acquire(), and renew it"
+        )
+        self.incarnation = incarnation
+
+
 class AlreadyDecided(CallerError, RuntimeError):
     """Somebody else was first; the decision that counts is in `decision`."""
 

@@ -49,6 +49,7 @@ class AsyncConnections:
     def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
         self._settings = settings or ConnectionSettings()
         self._target = targets.parsed(url, self._settings)
+        self.location = self._target.location
         self.is_closed = False
         self._callers = _PerLoop(self._made)
 
@@ -81,6 +82,7 @@ class InjectedClient:
     is_closed = False
 
     def __init__(self, client: Any) -> None:
+        self.location = targets.location_of_client(client)
         self._caller = _ClusterCaller(client, nullcontext())
 
     async def run(self, call: Call) -> Reply:

@@ -13,8 +13,18 @@ _RENEW = script("lease_renew", keys="worker", args="token lease_ms keep_ms")
 _READ = script("lease_read", keys="worker", args="")
 
 
+def lease_left_s(incarnation: str, prefix: str, retry: RetrySettings) -> Operation[float | None]:
+    """How long the lease of an incarnation lasts: 0 if it has lapsed, None if it never was."""
+    worker = WorkerKeys(incarnation, prefix).worker
+    reply = yield from perform(Call(_READ, (worker,), []), retry)
+    return int(reply[1]) / 1000 if reply[0] == Code.DONE else None
+
+
 class LeaseCore:
-    """The one lease of one incarnation of a worker.
+    """The one lease of one incarnation of a worker on one Redis.
+
+    A worker that guards something on several has one lease on each, under the same incarnation;
+    losing one ends what that Redis guards, and nothing else.
 
     Once it has lapsed it stays lapsed, whoever looks: what it held may be taken, and the worker
     needs a new incarnation. So a thief who saw it lapsed cannot be wrong a moment later.
@@ -31,6 +41,7 @@ class LeaseCore:
         self.token = ""
         self._settings = settings
         self._retry = retry or RetrySettings()
+        self._prefix = prefix
         self._keys = WorkerKeys(incarnation, prefix)
         self._keep_ms = int(settings.keep_s * 1000)
 
@@ -55,9 +66,9 @@ class LeaseCore:
         yield from self._extend(0)
 
     def remaining_s(self) -> Operation[float]:
-        """How long it lasts; 0 once it has lapsed."""
-        reply = yield from perform(Call(_READ, (self._keys.worker,), []), self._retry)
-        return int(reply[1]) / 1000
+        """How long it lasts; 0 once it has lapsed, and before it begins."""
+        left_s = yield from lease_left_s(self.incarnation, self._prefix, self._retry)
+        return left_s or 0.0
 
     def _extend(self, lease_ms: int) -> Operation[bool]:
         args: list[str | bytes | int] = [self.token, lease_ms, self._keep_ms]

@@ -59,6 +59,7 @@ class PipelinedConnection:
         self._settings = settings
         self._replication = (replicas, int(replica_wait_s * 1000))
         self._target = targets.parsed(url, settings)
+        self.location = self._target.location
         self._others: AsyncConnections | None = None
         self._pool: Any = None
         self._sentinel: Any = None

@@ -7,27 +7,20 @@ may hold too much, never too little: whoever lists checks each entry against its
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import msgspec
 
 from capsule_tasks.errors import (
-    CallChanged,
-    CallNotApproved,
     HistoryFull,
     InvalidSetting,
-    RunConflict,
-    RunEnded,
+    LeaseLost,
+    LeaseMissing,
     RunExists,
     RunHeld,
-    RunLost,
-    RunNotFound,
     RunTooLarge,
-    RunWaits,
     StorageError,
-    UnknownCall,
-    UnreadableSchema,
 )
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import HistorySettings, RunSettings
@@ -36,7 +29,8 @@ from capsule_tasks.storage.approval_index import Entry, Index
 from capsule_tasks.storage.codec import Item, JsonCodec
 from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_core import HistoryCore
-from capsule_tasks.storage.keys import WorkerKeys, escaped
+from capsule_tasks.storage.keys import escaped
+from capsule_tasks.storage.lease_core import lease_left_s
 from capsule_tasks.storage.operations import Operation, Reply, named, perform, refused
 from capsule_tasks.storage.run_checks import (
     LARGEST,
@@ -51,14 +45,19 @@ from capsule_tasks.storage.run_checks import (
     check_text,
 )
 from capsule_tasks.storage.run_places import Places
+from capsule_tasks.storage.run_replies import (
+    call_start_of,
+    claim_of,
+    refusal,
+    status_of,
+    text_of,
+)
 from capsule_tasks.storage.run_types import (
     Ask,
-    CallStart,
     CallStarts,
     Cancelled,
     Claim,
     Committed,
-    Decisions,
     PlannedCall,
     RunRecord,
     Status,
@@ -66,6 +65,7 @@ from capsule_tasks.storage.run_types import (
     waiting_of,
 )
 from capsule_tasks.storage.scripts import Call, Code, Script, script
+from capsule_tasks.storage.targets import Location
 
 INDEX_ATTEMPTS = 5
 
@@ -91,12 +91,12 @@ _READ = script("run_read", keys="run ledger", args="with_snapshot")
 _START = script(
     "run_start_calls", keys="run ledger batches", args="operation age_ms ttl_ms token calls"
 )
-_FINISH = script("run_finish_calls", keys="ledger batches", args="operation age_ms token part...")
-_LEASE = script("lease_read", keys="worker", args="")
+_FINISH = script(
+    "run_finish_calls", keys="run ledger batches", args="operation age_ms token part..."
+)
 
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
-_decisions = msgspec.msgpack.Decoder(Decisions).decode
 
 
 class RunCore:
@@ -105,8 +105,10 @@ class RunCore:
     Each change takes an `operation`, as a history's do: repeated under one id it is done once.
     """
 
-    def __init__(self, settings: RunSettings) -> None:
+    def __init__(self, settings: RunSettings, location: Location) -> None:
+        """`location` is that of the Redis to which the operations go."""
         self.settings = settings
+        self._location = location
         self.index = Index(settings)
         self.places = Places(settings)
         self._ttl_ms = int(settings.ttl_s * 1000)
@@ -154,7 +156,7 @@ class RunCore:
             raise RunExists(run_id, reply[1].decode())
         if reply[0] != Code.DONE:
             raise refused(reply, "create")
-        return _status(reply[2])
+        return status_of(reply[2])
 
     def claim(
         self,
@@ -168,11 +170,15 @@ class RunCore:
 
         `readable` are the schema versions that the caller reads (none: all). A run of another one
         is left as it is, and UnreadableSchema says what is readable. Raises RunHeld, RunWaits,
-        RunEnded.
+        RunEnded; and LeaseMissing or LeaseLost for a claimer without a lease on this Redis, as any
+        other worker could take the run from it at once.
         """
         escaped("incarnation", incarnation)
         check_names("readable", readable)
         session_id, keys = yield from self.places.find(run_id)
+        left_s = yield from self._lease_left_s(incarnation)
+        if not left_s:
+            raise LeaseMissing(incarnation) if left_s is None else LeaseLost(incarnation)
         # One name for all attempts: whoever repeats the call means the one that was granted.
         name, steal = named("run_claim", operation), 0
         while True:
@@ -186,11 +192,11 @@ class RunCore:
                 pack(list(readable)),
             )
             if reply[0] == Code.DONE:
-                return _claim(run_id, session_id, reply)
+                return claim_of(run_id, session_id, reply)
             if reply[0] != Code.HELD or steal == int(reply[2]):
-                raise self._refusal(run_id, reply, tuple(readable))
+                raise refusal(run_id, reply, tuple(readable))
             owner, token = reply[1].decode(), int(reply[2])
-            if not owner or not (yield from self._has_lapsed(owner)):
+            if not owner or (yield from self._lease_left_s(owner)):
                 raise RunHeld(run_id, owner)
             steal = token
 
@@ -259,7 +265,7 @@ class RunCore:
                 max_bytes=limits.max_bytes,
             )
         if reply[0] != Code.DONE:
-            raise self._refusal(claim.run_id, reply)
+            raise refusal(claim.run_id, reply)
         after = Claim(
             run_id=claim.run_id,
             session_id=claim.session_id,
@@ -270,10 +276,10 @@ class RunCore:
             agent=agent,
             snapshot=snapshot,
             decisions=claim.decisions,
-            cancelled_by=_text(reply[3]),
+            cancelled_by=text_of(reply[3]),
             updated_us=int(reply[4]),
         )
-        return Committed(after, _status(reply[2]))
+        return Committed(after, status_of(reply[2]))
 
     def release(self, claim: Claim, *, operation: str | None = None) -> Operation[Status]:
         """Hand a run back as it was last committed; raises RunLost if it is not the owner's."""
@@ -287,8 +293,8 @@ class RunCore:
             claim.token,
         )
         if reply[0] != Code.DONE:
-            raise self._refusal(claim.run_id, reply)
-        return _status(reply[1])
+            raise refusal(claim.run_id, reply)
+        return status_of(reply[1])
 
     def cancel(
         self, run_id: str, *, by: str = "somebody", operation: str | None = None
@@ -307,13 +313,13 @@ class RunCore:
             sendable(by or "") or "somebody",
         )
         if reply[0] != Code.DONE:
-            raise self._refusal(run_id, reply)
+            raise refusal(run_id, reply)
         # The run is over; what stays in the index is found out by the next who lists.
         with contextlib.suppress(StorageError):
             for call, agent, tool in unpack(reply[4]):
                 entry = Entry(run_id, call, agent, tool, session_id)
                 yield from self.index.drop(entry, idle_ms=0)
-        return Cancelled(run_id, _status(reply[1]), _text(reply[2]), int(reply[3]))
+        return Cancelled(run_id, status_of(reply[1]), text_of(reply[2]), int(reply[3]))
 
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
         """The run as it is stored now."""
@@ -321,16 +327,16 @@ class RunCore:
         call = Call(_READ, (keys.run, keys.ledger), [int(with_snapshot)])
         reply = yield from perform(call, self.settings.retry)
         if reply[0] != Code.DONE:
-            raise self._refusal(run_id, reply)
+            raise refusal(run_id, reply)
         return RunRecord(
             run_id=run_id,
             session_id=session_id,
-            status=_status(reply[1]),
+            status=status_of(reply[1]),
             revision=int(reply[2]),
             turn=int(reply[3]),
-            owner=_text(reply[4]),
+            owner=text_of(reply[4]),
             token=int(reply[5]),
-            cancelled_by=_text(reply[6]),
+            cancelled_by=text_of(reply[6]),
             schema=reply[7].decode(),
             agent=reply[8].decode(),
             created_at=time_of(int(reply[9]) // 1000),
@@ -360,14 +366,18 @@ class RunCore:
             packed,
         )
         if reply[0] != Code.DONE:
-            raise self._refusal(claim.run_id, reply)
+            raise refusal(claim.run_id, reply)
         pairs = zip(calls, reply[2:], strict=True)
-        return CallStarts([_call_start(call, each) for call, each in pairs], _text(reply[1]))
+        return CallStarts([call_start_of(call, each) for call, each in pairs], text_of(reply[1]))
 
     def finish_calls(
         self, claim: Claim, outputs: Mapping[str, bytes], *, operation: str | None = None
     ) -> Operation[None]:
-        """Say what tool calls gave. Whoever started a call may, also after losing the run."""
+        """Say what tool calls gave.
+
+        Whoever started a call may, also after losing the run; and the run's present owner, who has
+        found out what became of a call that it inherited.
+        """
         check_claim(claim)
         keys = self.places.keys(claim.session_id, claim.run_id)
         check_outputs(outputs)
@@ -379,18 +389,16 @@ class RunCore:
             parts += [call_id, output]
         reply = yield from self._perform(
             _FINISH,
-            (keys.ledger, keys.batches),
+            (keys.run, keys.ledger, keys.batches),
             named("run_finish_calls", operation),
             claim.token,
             *parts,
         )
         if reply[0] != Code.DONE:
-            raise self._refusal(claim.run_id, reply)
+            raise refusal(claim.run_id, reply)
 
-    def _has_lapsed(self, incarnation: str) -> Operation[bool]:
-        worker = WorkerKeys(incarnation, self.settings.prefix).worker
-        reply = yield from perform(Call(_LEASE, (worker,), []), self.settings.retry)
-        return int(reply[1]) == 0
+    def _lease_left_s(self, incarnation: str) -> Operation[float | None]:
+        return lease_left_s(incarnation, self.settings.prefix, self.settings.retry)
 
     def _perform(
         self, of: Script, keys: Sequence[str], name: str, *args: str | bytes | int
@@ -408,6 +416,12 @@ class RunCore:
         prefix = history.core.settings.prefix
         if prefix != self.settings.prefix:
             raise InvalidSetting("history", prefix, f"under the prefix {self.settings.prefix!r}")
+        where = history.store.location
+        if not where.may_be(self._location):
+            must = (
+                f"on the Redis of the run, {self._location}; give both the same URL or connections"
+            )
+            raise InvalidSetting("history", str(where), must)
         return history.core
 
     def _check_snapshot(self, snapshot: bytes) -> None:
@@ -427,70 +441,6 @@ class RunCore:
         if status == "interrupted" and not asks:
             raise InvalidSetting("asks", asks, "what an interrupted run waits for")
 
-    def _refusal(self, run_id: str, reply: Reply, readable: tuple[str, ...] = ()) -> Exception:
-        detail = reply[1].decode() if len(reply) > 1 and isinstance(reply[1], bytes) else ""
-        match reply[0]:
-            case Code.MISSING:
-                return RunNotFound(run_id)
-            case Code.WAITING if not detail:
-                return RunWaits(run_id, int(reply[1]))
-            case Code.UNREADABLE:
-                return UnreadableSchema(detail, readable)
-            case Code.CONFLICT:
-                return RunConflict(run_id, int(reply[1]))
-        about_run, about_call = _ABOUT_RUN.get(reply[0]), _ABOUT_CALL.get(reply[0])
-        if about_run is not None:
-            return about_run(run_id, detail)
-        return about_call(detail) if about_call else refused(reply, f"run {run_id!r:.100}")
-
-
-_ABOUT_RUN: dict[int, Callable[[str, str], Exception]] = {
-    Code.ENDED: RunEnded,
-    Code.HELD: RunHeld,
-    Code.STALE: RunLost,
-}
-_ABOUT_CALL: dict[int, Callable[[str], Exception]] = {
-    Code.WAITING: CallNotApproved,
-    Code.CHANGED: lambda call: CallChanged(call, "it had another tool or other arguments"),
-    Code.FINISHED: lambda call: CallChanged(call, "it gave another output"),
-    Code.UNKNOWN: lambda call: UnknownCall(call, "it was never started"),
-}
-
 
 def _packed_asks(asks: Sequence[Ask]) -> bytes:
     return pack([approval_index.packed(ask) for ask in asks])
-
-
-def _claim(run_id: str, session_id: str, reply: Reply) -> Claim:
-    _, token, revision, turn, cancel, schema, agent, snapshot, decisions, updated = reply
-    return Claim(
-        run_id=run_id,
-        session_id=session_id,
-        token=int(token),
-        revision=int(revision),
-        turn=int(turn),
-        schema=schema.decode(),
-        agent=agent.decode(),
-        snapshot=snapshot,
-        decisions=_decisions(decisions),
-        cancelled_by=_text(cancel),
-        updated_us=int(updated),
-    )
-
-
-def _call_start(call: PlannedCall, reply: Reply) -> CallStart:
-    match reply[0]:
-        case Code.FINISHED:
-            return CallStart(call.call_id, "finished", output=reply[1])
-        case Code.UNCERTAIN:
-            return CallStart(call.call_id, "uncertain", started_at=time_of(int(reply[1])))
-    return CallStart(call.call_id, "go")
-
-
-def _status(value: bytes) -> Status:
-    status: Any = value.decode()
-    return status  # type: ignore[no-any-return]  # the scripts write no other
-
-
-def _text(value: bytes) -> str | None:
-    return value.decode() or None

@@ -20,8 +20,12 @@ class RunStore(AsyncFace):
         settings: RunSettings | None = None,
     ) -> None:
         super().__init__(redis)
-        self.core = RunCore(settings or RunSettings())
+        self.core = RunCore(settings or RunSettings(), self.store.location)
         self.approvals = Approvals(self.core, self.store)
+
+    def lease(self, incarnation: str, settings: LeaseSettings | None = None) -> Lease:
+        """A worker's lease on the Redis of these runs, where a claim looks for it."""
+        return Lease(incarnation, self.store, settings=settings, prefix=self.core.settings.prefix)
 
     create = awaited(RunCore.create)
     claim = awaited(RunCore.claim)
@@ -49,7 +53,7 @@ class Approvals:
 
 
 class Lease(AsyncFace):
-    """The one lease of one incarnation of a worker."""
+    """The one lease of one incarnation of a worker on one Redis: that of what it guards."""
 
     def __init__(
         self,
@@ -78,8 +82,14 @@ class SyncRunStore(SyncFace):
         settings: RunSettings | None = None,
     ) -> None:
         super().__init__(redis)
-        self.core = RunCore(settings or RunSettings())
+        self.core = RunCore(settings or RunSettings(), self.store.location)
         self.approvals = SyncApprovals(self.core, self.store)
+
+    def lease(self, incarnation: str, settings: LeaseSettings | None = None) -> SyncLease:
+        """A worker's lease on the Redis of these runs, where a claim looks for it."""
+        return SyncLease(
+            incarnation, self.store, settings=settings, prefix=self.core.settings.prefix
+        )
 
     create = blocking(RunCore.create)
     claim = blocking(RunCore.claim)
@@ -107,7 +117,7 @@ class SyncApprovals:
 
 
 class SyncLease(SyncFace):
-    """The one lease of one incarnation of a worker."""
+    """The one lease of one incarnation of a worker on one Redis: that of what it guards."""
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class SyncConnections:
     def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
         self._settings = settings or ConnectionSettings()
         self._target = targets.parsed(url, self._settings)
+        self.location = self._target.location
         self.is_closed = False
         self._lock = threading.Lock()
         self._caller: _Caller | None = None
@@ -83,6 +84,7 @@ class InjectedSyncClient:
     is_closed = False
 
     def __init__(self, client: Any) -> None:
+        self.location = targets.location_of_client(client)
         self._caller = _ClusterCaller(client)
 
     def run_blocking(self, call: Call) -> Reply:

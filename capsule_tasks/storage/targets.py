@@ -11,6 +11,7 @@ Options follow `?` as redis-py knows them (`ssl_ca_certs`, `client_name`, …). 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -38,6 +39,60 @@ _KINDS: dict[str, tuple[Kind, str]] = {
 _DEFAULT_PORT: dict[Kind, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 
 
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Location:
+    """Which Redis a store talks to, as far as its URL or its client tells."""
+
+    kind: str
+    addresses: frozenset[str]
+    """Empty where they are not known."""
+    name: str = ""
+    """The database, and the service that Sentinels know."""
+
+    def may_be(self, other: Location) -> bool:
+        """Whether both can be the same Redis; a common address is enough, and so is an unknown."""
+        if not self.addresses or not other.addresses:
+            return True
+        is_alike = (self.kind, self.name) == (other.kind, other.name)
+        return is_alike and not self.addresses.isdisjoint(other.addresses)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {','.join(sorted(self.addresses))}/{self.name}".rstrip("/")
+
+
+def location_of_client(client: Any) -> Location:
+    """The location of a client of redis-py, awaited or blocking."""
+    if (nodes := getattr(client, "nodes_manager", None)) is not None:
+        places = [(node.host, node.port) for node in nodes.startup_nodes.values()]
+        return Location("cluster", _spelled(places))
+    pool = client.connection_pool
+    options = pool.connection_kwargs
+    if (manager := getattr(pool, "sentinel_manager", None)) is not None:
+        known = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+        places = [(each.get("host"), each.get("port")) for each in known]
+        return Location("sentinel", _spelled(places), f"{pool.service_name}/{_database(options)}")
+    return _server_location(options)
+
+
+def _server_location(options: dict[str, Any]) -> Location:
+    if path := options.get("path"):
+        return Location("server", frozenset({path}), _database(options))
+    place = (options.get("host", "localhost"), options.get("port", 6379))
+    return Location("server", _spelled([place]), _database(options))
+
+
+def _database(options: dict[str, Any]) -> str:
+    return str(options.get("db") or 0)
+
+
+def _spelled(places: Iterable[tuple[Any, Any]]) -> frozenset[str]:
+    names = ((str(host).lower(), port) for host, port in places)
+    return frozenset(f"{'localhost' if host in _LOOPBACK else host}:{port}" for host, port in names)
+
+
 @dataclass(frozen=True)
 class Target:
     """A parsed URL; its text never holds the password."""
@@ -48,6 +103,13 @@ class Target:
     is_tls: bool
     options: dict[str, Any] = field(repr=False)
     sentinel_options: dict[str, Any] = field(repr=False)
+
+    @property
+    def location(self) -> Location:
+        if self.kind == "server":
+            return _server_location(self.options)
+        name = f"{self.service}/{_database(self.options)}" if self.kind == "sentinel" else ""
+        return Location(self.kind, _spelled(self.addresses), name)
 
 
 def parsed(url: str, settings: ConnectionSettings) -> Target:

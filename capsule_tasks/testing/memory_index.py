@@ -102,7 +102,9 @@ class PlainScripts:
         return [Code.DONE]
 
     def _lease(self, keys: Keys, _: Args) -> Reply:
-        _token, until_us = self._memory.values.get(keys["worker"], (b"", 0))
+        if (known := self._memory.values.get(keys["worker"])) is None:
+            return [Code.MISSING]
+        _token, until_us = known
         return [Code.DONE, max(0, math.ceil((until_us - self._memory.now_us()) / 1000))]
 
     def _begin(self, keys: Keys, args: Args) -> Reply:

@@ -352,15 +352,19 @@ class RunScripts:
     def _finish_calls(self, keys: Keys, args: Args) -> Reply:
         if early := self._memory.recalled(keys, args):
             return early[0]
-        ledger, parts = self._ledger(keys), args["parts"]
+        run, ledger, parts = self._run(keys), self._ledger(keys), args["parts"]
+        if run is None:
+            return [Code.MISSING]
+        is_owner = run.status == "running" and run.token == args["token"]
         pairs = list(zip(parts[::2], parts[1::2], strict=True))
         for call, output in pairs:
             if call not in ledger.started:
                 return [Code.UNKNOWN, call.encode()]
             if ledger.outputs.get(call, output) != output:
                 return [Code.FINISHED, call.encode()]
-            if call not in ledger.outputs and ledger.started[call]["by"] != args["token"]:
-                return [Code.STALE, call.encode()]
+            is_mine = is_owner or ledger.started[call]["by"] == args["token"]
+            if call not in ledger.outputs and not is_mine:
+                return [Code.STALE, run.status.encode(), str(run.token).encode()]
         ledger.outputs.update(pairs)
         self._memory.remember(keys, args, "finished")
         return [Code.DONE]

@@ -15,6 +15,7 @@ from typing import Any
 from capsule_tasks.errors import InternalError
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call, Code
+from capsule_tasks.storage.targets import Location
 from capsule_tasks.testing.memory_index import PlainScripts
 from capsule_tasks.testing.memory_runs import RunScripts
 
@@ -40,6 +41,7 @@ class MemoryStore:
     is_closed = False
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.location = Location("memory", frozenset({f"{id(self):x}"}))
         self._clock = clock
         self._lock = threading.Lock()
         self._values: dict[str, Any] = {}

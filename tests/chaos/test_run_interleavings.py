@@ -18,9 +18,9 @@ import pytest
 
 from capsule_tasks import SyncHistory
 from capsule_tasks.errors import CapsuleError, DecisionExpired, RunLost
-from capsule_tasks.settings import HistorySettings, RunSettings
+from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
 from capsule_tasks.storage.run_types import Ask, Claim, RunRecord
-from capsule_tasks.storage.runs import SyncRunStore
+from capsule_tasks.storage.runs import SyncLease, SyncRunStore
 from capsule_tasks.testing import MemoryStore
 from tests.cutting_proxy import CuttingProxy
 from tests.servers import fresh_prefix
@@ -52,18 +52,28 @@ class Model:
         self._clock = Clock()
         self._clock.seconds = created_us / 1e6
         self._store = MemoryStore(self._clock)
-        # Nobody has a lease here: whoever claims gets the run. Whether the real claim was right
-        # to take it is looked at beside this.
+        self._leases: dict[str, SyncLease] = {}
         self.runs = SyncRunStore(self._store)
         self.runs.create("r", SESSION, b"new", schema="1", agent="a")
         self._claims: dict[int, Claim] = {}
+
+    def claim(self, owner: str) -> Claim:
+        """Whoever claims gets the run; that the real claim was right is checked beside this."""
+        holder = self.runs.read("r").owner
+        if holder is not None:
+            self._leases[holder].release()
+        if owner not in self._leases:
+            self._leases[owner] = self.runs.lease(owner, LeaseSettings(lease_s=3600))
+            self._leases[owner].acquire()
+        claim: Claim = self.runs.claim("r", owner)
+        return claim
 
     def play(self, entry: Entry) -> None:
         """Do what was done, and compare what is told."""
         self._clock.seconds = entry["updated"] / 1e6
         kind = entry["kind"]
         if kind == "claim":
-            claim = self.runs.claim("r", entry["owner"])
+            claim = self.claim(entry["owner"])
             assert claim.revision == entry["revision"], entry
             assert {each.call for each in claim.decisions.exact} <= set(entry["decided"]), entry
             self._claims[entry["token"]] = claim
@@ -200,8 +210,8 @@ def test_any_interleaving_ends_as_one_after_the_other_would(valkey_url: str) -> 
 def test_the_model_refuses_what_a_stale_owner_commits() -> None:
     """So that a stale commit which the server took would be found out above."""
     model = Model(1_000_000_000_000_000)
-    first = model.runs.claim("r", "ann")
-    model.runs.claim("r", "bob")
+    first = model.claim("ann")
+    model.claim("bob")
     with pytest.raises(RunLost):
         model.runs.commit(first, b"x", turn=1)
     assert issubclass(RunLost, CapsuleError)

@@ -3,11 +3,12 @@
 -- KEYS
 --   worker  hash  capsule:{W:<incarnation>}
 -- ARGV
--- RETURNS {DONE, ms}; 0 where it has lapsed or never was
--- REFUSES nothing
+-- RETURNS {DONE, ms}; 0 where it has lapsed
+-- REFUSES {MISSING} a lease that never was, or is forgotten
 -- USES once
 
 local worker_key = KEYS[1]
 
-local until_us = tonumber(redis.call('HGET', worker_key, 'until') or 0)
-return {DONE, math.max(0, math.ceil((until_us - clock_us()) / 1000))}
+local until_us = redis.call('HGET', worker_key, 'until')
+if not until_us then return {MISSING} end
+return {DONE, math.max(0, math.ceil((tonumber(until_us) - clock_us()) / 1000))}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from capsule_tasks.errors import (
     CallChanged,
     CallNotApproved,
+    RunLost,
     UnknownCall,
 )
 from capsule_tasks.storage.keys import RunKeys
-from capsule_tasks.storage.run_types import PlannedCall
+from capsule_tasks.storage.run_types import Claim, PlannedCall
 from capsule_tasks.storage.scripts import Call, script
 from tests.contract.run_subjects import PRINT, Subject, ask
 
@@ -86,6 +89,52 @@ async def test_outputs_of_what_was_never_started_are_refused(subject: Subject) -
     await runs.finish_calls(claim, {"c1": b"one"})
     with pytest.raises(CallChanged):
         await runs.finish_calls(claim, {"c1": b"two"})
+
+
+async def inherited(subject: Subject, runs: Any) -> tuple[Claim, Claim]:
+    """The claims of an owner that started the call `c1` and was lost, and of the next owner."""
+    lease = await subject.worker("w1")
+    await subject.worker("w2")
+    await runs.create("run-1", subject.session_id, b"{}", schema="1.2", agent="triage")
+    former = await runs.claim("run-1", "w1")
+    await runs.start_calls(former, [PlannedCall("c1", PRINT)])
+    await lease.release()
+    return former, await runs.claim("run-1", "w2")
+
+
+async def test_the_owner_says_what_became_of_a_call_that_it_inherited(subject: Subject) -> None:
+    """The owner was told that it had lost the run."""
+    runs = subject.runs()
+    former, owner = await inherited(subject, runs)
+    start = (await runs.start_calls(owner, [PlannedCall("c1", PRINT)])).calls[0]
+    assert start.state == "uncertain"
+    await runs.finish_calls(owner, {"c1": b"it was made"})
+    start = (await runs.start_calls(owner, [PlannedCall("c1", PRINT)])).calls[0]
+    assert start.output == b"it was made"
+    with pytest.raises(CallChanged):
+        await runs.finish_calls(former, {"c1": b"something else"})
+
+
+async def test_a_former_owner_says_nothing_of_a_call_that_was_started_anew(
+    subject: Subject,
+) -> None:
+    runs = subject.runs()
+    former, owner = await inherited(subject, runs)
+    await runs.start_calls(owner, [PlannedCall("c1", PRINT, retry=True)])
+    with pytest.raises(RunLost, match="is running now"):
+        await runs.finish_calls(former, {"c1": b"late"})
+    await runs.finish_calls(owner, {"c1": b"made anew"})
+
+
+async def test_an_owner_that_parked_the_run_says_nothing_of_calls_it_did_not_start(
+    subject: Subject,
+) -> None:
+    runs = subject.runs()
+    former, owner = await inherited(subject, runs)
+    await runs.commit(owner, b"x", turn=1, status="interrupted", asks=[ask("c2")])
+    with pytest.raises(RunLost, match="is interrupted now"):
+        await runs.finish_calls(owner, {"c1": b"a guess"})
+    await runs.finish_calls(former, {"c1": b"it was made"})
 
 
 async def test_a_call_under_a_standing_approval_that_was_made_cannot_be_decided_any_more(

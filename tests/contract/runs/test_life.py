@@ -13,6 +13,7 @@ from capsule_tasks.errors import (
     ItemNotStorable,
     ItemTooLarge,
     LeaseLost,
+    LeaseMissing,
     RunConflict,
     RunEnded,
     RunExists,
@@ -100,7 +101,9 @@ async def test_a_claim_from_a_lapsed_owner_is_repeated_under_its_operation(
     runs = subject.runs()
     await subject.worker("w1")
     await runs.create("run-1", "user-42", b"", schema="1.2", agent="a")
+    lease = await subject.worker("gone")
     await runs.claim("run-1", "gone")
+    await lease.release()
     claims = [await runs.claim("run-1", "w1", operation="take") for _ in range(3)]
     assert claims[0] == claims[1] == claims[2]
 
@@ -149,6 +152,22 @@ async def test_a_lapsed_lease_gives_the_run_to_another_and_fences_the_first(
     await runs.finish_calls(first, {"c1": b"it happened"})
     known = await runs.start_calls(second, [PlannedCall("c1", PRINT)])
     assert (known.calls[0].state, known.calls[0].output) == ("finished", b"it happened")
+
+
+async def test_nobody_claims_a_run_without_a_lease(subject: Subject) -> None:
+    """Its owner looked as if it were gone: any other worker could take the run at once."""
+    runs = subject.runs()
+    await runs.create("run-1", "user-42", b"", schema="1.2", agent="a")
+    before = await runs.read("run-1")
+    with pytest.raises(LeaseMissing, match="'w1' has no lease"):
+        await runs.claim("run-1", "w1")
+    lapsed = await subject.worker("w1")
+    await lapsed.release()
+    with pytest.raises(LeaseLost, match="'w1'"):
+        await runs.claim("run-1", "w1")
+    assert await runs.read("run-1") == before
+    await subject.worker("w2")
+    assert (await runs.claim("run-1", "w2")).snapshot == b""
 
 
 async def test_a_lease_that_lapsed_stays_lapsed(subject: Subject) -> None:

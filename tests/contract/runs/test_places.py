@@ -30,7 +30,8 @@ def test_a_run_that_goes_on_for_years_is_still_found(
     for turn in range(1, 60):
         now_s += STEP_S
         runs = runs if is_same_process else SyncRunStore(memory)
-        claim = runs.claim("run-1", "w1")
+        runs.lease(f"w{turn}").acquire()
+        claim = runs.claim("run-1", f"w{turn}")
         asks = [ask(f"c{turn}")]
         runs.commit(claim, b"", turn=turn, status="interrupted", asks=asks)
         runs.approvals.approve("run-1", f"c{turn}")

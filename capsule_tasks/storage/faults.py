@@ -22,6 +22,7 @@ _KIND_OF_CODE: dict[str, type[StorageError]] = {
     "OOM": StorageFull,
     "MISCONF": StorageFull,
     "READONLY": StorageNotReady,
+    "UNBLOCKED": StorageNotReady,
     "LOADING": StorageNotReady,
     "MASTERDOWN": StorageNotReady,
     "CLUSTERDOWN": StorageNotReady,
@@ -33,7 +34,11 @@ _KIND_OF_CODE: dict[str, type[StorageError]] = {
     "NOPERM": StorageDenied,
     "WRONGTYPE": StorageUnusable,
 }
-_CODE = re.compile(rf"\b({'|'.join(_KIND_OF_CODE)})\b")
+_BEFORE_THE_CODE = (
+    r"(Command # \d+ \(.*\) of pipeline caused error: )?"  # by redis-py, with the user's data
+    r"(Error running script \(call to \w+\): )?(@user_script: ?\d+: )*-?"  # by Redis 6.2
+)
+_CODE = re.compile(rf"{_BEFORE_THE_CODE}(?P<code>{'|'.join(_KIND_OF_CODE)})\b", re.DOTALL)
 _DENIED = re.compile(
     r"invalid (username|password)|without any password|can't run this command|no permissions"
 )
@@ -65,6 +70,19 @@ def told(error: BaseException, *, was_sent: bool) -> StorageError:
 
 
 def _kind_of_reply(text: str) -> type[StorageError]:
-    if code := _CODE.search(text):
-        return _KIND_OF_CODE[code[1]]
+    if found := _CODE.match(text):
+        return _KIND_OF_CODE[found["code"]]
     return StorageDenied if _DENIED.search(text) else StorageUnusable
+
+
+def is_temporary(error: BaseException | None) -> bool:
+    """Whether a server refused that will serve again, or another in its place.
+
+    It loads, fails over, is a replica now or lacks replicas. What an error was raised from counts
+    as well: kombu wraps some.
+    """
+    while error is not None:
+        if isinstance(told(error, was_sent=False), StorageNotReady):
+            return True
+        error = error.__cause__
+    return False

@@ -27,7 +27,7 @@ from capsule_tasks.storage.async_connections import (
     _sentinel_pool,
     server_pool,
 )
-from capsule_tasks.storage.faults import FAULTS, told
+from capsule_tasks.storage.faults import FAULTS, is_temporary, told
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
 
@@ -268,6 +268,8 @@ class _Line:
                 reply = await self._connection.read_response(disable_decoding=True)
             except ResponseError as error:
                 self._answer(error)
+                if is_temporary(error):  # another server may be at this address by now
+                    self._break(error)
             except FAULTS as error:
                 self._break(error)
             else:

@@ -9,6 +9,7 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 
+from capsule_tasks.taskpool.failover import Failover
 from capsule_tasks.taskpool.holding import Holding
 from capsule_tasks.taskpool.prefetch import count_beside
 from capsule_tasks.taskpool.requests import mix_into_tasks
@@ -28,7 +29,9 @@ class ConsumerStep(bootsteps.StartStopStep):
             # Now, since each task's strategy remembers both when the consumer starts.
             mix_into_tasks(parent.app)
             parent.on_task_request = _beside_the_slots(parent.pool, parent.on_task_request)
-            parent.ensure_connected = _prepared(self._holding, parent.ensure_connected)
+            self._failover = Failover()
+            self._failover.watch(parent.blueprint)
+            parent.ensure_connected = self._prepared(parent.ensure_connected)
 
     def start(self, parent: Any) -> None:
         introduce = getattr(parent.pool, "introduce", None)
@@ -38,21 +41,21 @@ class ConsumerStep(bootsteps.StartStopStep):
             self._revokes.watch(parent)
             self._holding.watch(parent)
 
+    def _prepared(self, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Each connection of the consumer is prepared before it is made."""
+
+        def ensure_connected(connection: Any) -> Any:
+            self._holding.prepare(connection)
+            close_wholly(connection)
+            self._failover.note_connection(connection)
+            return connect(connection)
+
+        return ensure_connected
+
     def shutdown(self, _parent: Any) -> None:
         """After the pool has ended: until then its last tasks hold their messages."""
         self._revokes.stop()
         self._holding.stop()
-
-
-def _prepared(holding: Holding, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Each connection of the consumer is prepared before it is made."""
-
-    def ensure_connected(connection: Any) -> Any:
-        holding.prepare(connection)
-        close_wholly(connection)
-        return connect(connection)
-
-    return ensure_connected
 
 
 def close_wholly(connection: Any) -> None:

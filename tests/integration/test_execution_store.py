@@ -41,7 +41,7 @@ from capsule_tasks.storage.execution_types import Event, Page, RecentEntry
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
-from scripts._redis_server import PrivateServer
+from scripts._redis_server import PrivateServer, free_port
 from tests.cutting_proxy import CuttingProxy
 from tests.servers import fresh_prefix
 
@@ -354,6 +354,29 @@ async def test_what_is_stored_is_on_the_replica_or_has_been_waited_for(
             assert "0 replicas have what was written, not 1" in caplog.text
         finally:
             await impatient.close()
+
+
+async def test_a_demoted_primary_is_left_for_the_server_that_has_its_address_now(
+    tmp_path: Path,
+) -> None:
+    """As behind a name whose address changes; the old primary keeps its connections."""
+    sockets = [tmp_path / "1.sock", tmp_path / "2.sock"]
+    first, second = (
+        PrivateServer(tmp_path / path.stem, options={"unixsocket": str(path)}) for path in sockets
+    )
+    address = tmp_path / "address"
+    address.symlink_to(sockets[0])
+    with first, second, redis.Redis.from_url(first.url) as primary:
+        connection = PipelinedConnection(f"unix://{address}")
+        store = ExecutionStore(connection, settings=settings())
+        try:
+            await store.claim("e", owner="w", claim="c")
+            primary.replicaof("127.0.0.1", free_port())
+            address.unlink()
+            address.symlink_to(sockets[1])
+            assert (await store.claim("f", owner="w", claim="c")).seq == 1
+        finally:
+            await connection.close()
 
 
 def test_replicas_of_a_cluster_are_refused() -> None:

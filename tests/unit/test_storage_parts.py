@@ -25,7 +25,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.codec import Unreadable, canonical, decoded, encoded
 from capsule_tasks.storage.execution_core import about_attempt
-from capsule_tasks.storage.faults import told
+from capsule_tasks.storage.faults import is_temporary, told
 from capsule_tasks.storage.keys import SessionKeys, escaped
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
@@ -108,6 +108,15 @@ REPLIES = {
     "CLUSTERDOWN The cluster is down": StorageNotReady,
     "BUSY Redis is busy running a script.": StorageNotReady,
     "NOREPLICAS Not enough good replicas to write.": StorageNotReady,
+    "UNBLOCKED force unblock from blocking operation, instance state changed": StorageNotReady,
+    "Command # 2 (LPUSH WRONGTYPE b) of pipeline caused error: NOREPLICAS Not enough good "
+    "replicas to write.": StorageNotReady,
+    "Error running script (call to f_x): @user_script:1: @user_script: 1: -READONLY You can't "
+    "write against a read only replica.": StorageNotReady,
+    "Command # 1 (LPUSH LOADING\nb) of pipeline caused error: WRONGTYPE Operation against a key "
+    "holding the wrong kind of value": StorageUnusable,
+    "WRONGTYPE Operation against LOADING": StorageUnusable,
+    "BUSYGROUP Consumer Group name already exists": StorageUnusable,
     "NOPERM this user has no permissions": StorageDenied,
     "@user_script: 3: The user executing the script can't run this command": StorageDenied,
     "WRONGTYPE Operation against a key holding the wrong kind of value": StorageUnusable,
@@ -136,6 +145,28 @@ def test_an_error_that_the_server_tells_wrote_nothing(text: str, kind: type) -> 
 )
 def test_errors_with_a_class_of_their_own(error: Exception, kind: type) -> None:
     assert type(told(error, was_sent=True)) is kind
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (raised.BusyLoadingError("Redis is loading the dataset in memory"), True),
+        (raised.MasterDownError("Link with MASTER is down"), True),
+        (raised.ResponseError("UNBLOCKED force unblock from blocking operation"), True),
+        (raised.ResponseError("NOREPLICAS Not enough good replicas to write."), True),
+        (raised.ResponseError("WRONGTYPE Operation against a key"), False),
+        (raised.NoPermissionError("this user has no permissions"), False),
+        (raised.OutOfMemoryError("command not allowed"), False),
+        (raised.ConnectionError("READONLY"), False),
+        (ValueError("READONLY, says nobody"), False),
+    ],
+    ids=str,
+)
+def test_what_a_server_refuses_for_now_is_temporary(error: Exception, expected: bool) -> None:
+    wrapped = ValueError("raised from it")
+    wrapped.__cause__ = error
+    assert is_temporary(error) is expected
+    assert is_temporary(wrapped) is expected
 
 
 @pytest.mark.parametrize("was_sent", [False, True])

@@ -30,12 +30,19 @@ class Capsule:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self.conflicts: list[str] = []
         self._mix_into_class()
         self._mix_into_tasks()
         app.on_after_configure.connect(self._on_configured, weak=False)
         if app.configured:
             self._on_configured()
+
+    @property
+    def conflicts(self) -> list[str]:
+        """What in the app's configuration stands in the way, as it is now.
+
+        To ask is to have the configuration read, if nothing else has yet.
+        """
+        return conflicts(self.app.conf)
 
     async def acancel(
         self, ids: str | Iterable[str], grace_s: float | None = None
@@ -67,8 +74,7 @@ class Capsule:
         if not conf.value_set_for("worker_pool"):
             # No sooner: what is added as a default goes before what is read from an object.
             conf.add_defaults({"worker_pool": POOL})
-        self.conflicts = conflicts(conf)
-        for conflict in self.conflicts:
+        for conflict in conflicts(conf):
             log.warning("capsule_tasks: %s", conflict)
 
 

@@ -35,8 +35,9 @@ def app(**conf: Any) -> Celery:
 def conflicts(pool: Any) -> list[str]:
     shop = app(worker_pool=pool)
     capsule = Capsule(shop)
-    assert shop.conf.worker_pool == pool  # the configuration is read with the first question
-    return capsule.conflicts
+    found = capsule.conflicts
+    assert shop.conf.worker_pool == pool
+    return found
 
 
 def nothing() -> None: ...
@@ -62,6 +63,21 @@ def test_tasks_are_mixed_whenever_they_are_made() -> None:
 )
 def test_the_pool_is_known_in_each_of_its_forms(pool: Any) -> None:
     assert conflicts(pool) == []
+
+
+def test_conflicts_are_right_at_once_and_stay_so() -> None:
+    """Nobody has read the configuration yet, and more of it may come."""
+    shop = Celery("shop", set_as_current=False)
+    shop.config_from_object({"worker_pool": "threads"})
+    capsule = Capsule(shop)
+    (conflict,) = capsule.conflicts
+    assert "'threads'" in conflict
+    shop.conf.update(worker_pool=POOL, accept_content=["json", "pickle"])
+    (conflict,) = capsule.conflicts
+    assert "pickle" in conflict
+    fresh = Celery("fresh", set_as_current=False)
+    assert Capsule(fresh).conflicts == []
+    assert fresh.conf.worker_pool == POOL
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "capsule_tasks.taskpool:Other", Base])

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from capsule_tasks.testing.answers import answering
 from capsule_tasks.testing.memory_store import MemoryStore
 
 _SETTINGS: dict[str, Any] = {"task_always_eager": True, "task_store_eager_result": False}
 
 
 @contextlib.contextmanager
-def eager(app: Any, *, propagates: bool = False) -> Iterator[Any]:
+def eager(
+    app: Any, *, propagates: bool = False, answers: Sequence[str] | None = None
+) -> Iterator[Any]:
     """Have every `.delay()` of `app` run its task at once; afterwards all is as it was.
 
     With `propagates` an exception of a task is raised by its `.delay()`, instead of its `.get()`.
-    What tasks do in a `step` is kept in memory, as long as this lasts.
+    What tasks do in a `step` is kept in memory, as long as this lasts. With `answers` each
+    `input()` takes the next of them, and AssertionError says so where there is none left; without,
+    `input()` is what it is in the test.
     """
     wanted = {
         **_SETTINGS,
@@ -24,8 +29,9 @@ def eager(app: Any, *, propagates: bool = False) -> Iterator[Any]:
         "capsule_store": MemoryStore(),
     }
     before = {name: app.conf.get(name) for name in wanted}
-    app.conf.update(wanted)
-    try:
-        yield app
-    finally:
-        app.conf.update(before)
+    with contextlib.nullcontext() if answers is None else answering(answers):
+        app.conf.update(wanted)
+        try:
+            yield app
+        finally:
+            app.conf.update(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import logging
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,40 @@ def test_what_eager_changed_is_as_it_was_afterwards() -> None:
     with eager(app, propagates=True), pytest.raises(ValueError, match="why"):
         fail.delay()
     assert app.conf.task_always_eager is False
+
+
+def test_eager_tasks_have_their_questions_answered(eager_tasks: Callable[..., Any]) -> None:
+    app = make_app()
+    Capsule(app)
+
+    @app.task(shared=False, name="greet")
+    def greet() -> str:
+        return f"{input('first? ')} {getpass.getpass()} {sys.stdin.readline()}"
+
+    @app.task(shared=False, name="ask_later")
+    async def ask_later() -> str:
+        return input("later? ")  # noqa: ASYNC250  it waits for nothing here
+
+    before = input, getpass.getpass, sys.stdin
+    with eager(app, answers=["Ada", "secret", "King", "now"]):
+        assert greet.delay().get() == "Ada secret King\n"
+        assert ask_later.delay().get() == "now"
+        unanswered = ask_later.delay()
+        with pytest.raises(AssertionError, match=r"'later\? ', and all 4 answers"):
+            unanswered.get()
+        assert sys.stdin.read() == ""
+    assert (input, getpass.getpass, sys.stdin) == before
+    eager_tasks(app, answers=["at last"])
+    assert ask_later.delay().get() == "at last"
+
+
+def test_answers_are_texts() -> None:
+    for wrong in ("yes", [1]):
+        with (
+            pytest.raises(TypeError, match="must be a list of texts"),
+            eager(make_app(), answers=wrong),
+        ):
+            raise AssertionError("it was taken")
 
 
 @pytest.fixture

@@ -1,0 +1,74 @@
+"""Answers that a test has ready for what its tasks ask: `input()`, `getpass`, `sys.stdin`."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import getpass
+import io
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from unittest.mock import patch
+
+
+@contextlib.contextmanager
+def answering(answers: Sequence[str]) -> Iterator[None]:
+    """Have each question take the next answer; afterwards questions go where they went before.
+
+    A question with no answer left raises AssertionError, and `sys.stdin` is at its end then.
+    """
+    desk = _Answers(answers)
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(patch.object(builtins, "input", desk.input))
+        patches.enter_context(patch.object(getpass, "getpass", desk.getpass))
+        patches.enter_context(patch.object(sys, "stdin", _Stdin(desk)))
+        yield
+
+
+class _Answers:
+    def __init__(self, answers: Sequence[str]) -> None:
+        is_text = isinstance(answers, str)
+        if is_text or not all(isinstance(answer, str) for answer in answers):
+            raise TypeError(
+                f"answers = {answers!r}: must be a list of texts, one for each question"
+            )
+        self._given = len(answers)
+        self.left = deque(answers)
+
+    def input(self, prompt: object = "", /) -> str:
+        sys.stdout.write(str(prompt))
+        sys.stdout.flush()
+        return self._next(str(prompt))
+
+    def getpass(self, prompt: str = "Password: ", stream: object = None) -> str:  # noqa: ARG002  as getpass has it
+        return self._next(prompt)
+
+    def _next(self, prompt: str) -> str:
+        if not self.left:
+            raise AssertionError(
+                f"a task asks {prompt!r}, and all {self._given} answers of eager(answers=…) were "
+                "taken; give it one for each question"
+            )
+        return self.left.popleft()
+
+
+class _Stdin(io.TextIOBase):
+    """Each line is an answer."""
+
+    def __init__(self, desk: _Answers) -> None:
+        self._desk = desk
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        if not self._desk.left:
+            return ""
+        line = f"{self._desk.left.popleft()}\n"
+        return line if size is None or size < 0 else line[:size]
+
+    def read(self, size: int | None = -1, /) -> str:
+        if size is not None and size >= 0:
+            return self.readline(size)
+        return "".join(iter(self.readline, ""))

@@ -216,6 +216,8 @@ class AppLaneSettings(_Section, frozen=True, kw_only=True):
     """Coroutines of an `async` child at once."""
     log_file: str | None = None
     log_level: int = 0
+    log_color: bool = False
+    """Whether the worker colours its log, for such a child: it has no terminal to ask."""
 
     def __post_init__(self) -> None:
         self._one_of("kind", ("blocking", "async"))
@@ -224,7 +226,7 @@ class AppLaneSettings(_Section, frozen=True, kw_only=True):
         if not all(type(name) is str for name in self.conf):
             self._refuse("conf", "a dict with names of settings")
         self._tuple_of(str, "tasks", "untold")
-        self._of_type(bool, "is_renewed")
+        self._of_type(bool, "is_renewed", "log_color")
         self._at_least(1, "async_limit")
         self._at_least(0, "log_level")
 

@@ -191,6 +191,7 @@ def _set_up_logging(app: Any, settings: AppLaneSettings, capture: Capture) -> No
         if "%i" not in (settings.log_file or "").lower():
             return
     app.log.already_setup = False
+    app.log.supports_color = lambda *_, **__: settings.log_color
     with capture.lifted():  # as handlers have them in the worker, and in its forks
         app.log.setup(settings.log_level, settings.log_file, hostname=settings.hostname)
 

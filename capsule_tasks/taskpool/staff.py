@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -64,6 +65,7 @@ class Staff:
                     async_limit=setting(app, "capsule_async_limit"),
                     log_file=os.environ.get("CELERY_LOG_FILE") or None,
                     log_level=int(os.environ.get("CELERY_LOG_LEVEL") or 0),
+                    log_color=_is_log_coloured(),
                 ),
                 size=size,
             )
@@ -211,6 +213,15 @@ class Staff:
     def _on_output(self, job: Job | None, output: Output | Gap) -> None:
         """On the loop; what tasks say comes with their jobs, the rest with none."""
         self._echo.say(job, output)
+
+
+def _is_log_coloured() -> bool:
+    """As Celery decided when it set up logging: `--no-color`, a log file, no terminal."""
+    err = sys.__stderr__  # `sys.stderr` may be redirected into the log by now
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    is_asked_for = any(getattr(formatter, "use_color", None) for formatter in formatters)
+    has_terminal = err is not None and err.isatty()
+    return is_asked_for and has_terminal and not os.environ.get("CELERY_LOG_FILE")
 
 
 def _template(app: Any) -> Template | None:

@@ -77,6 +77,12 @@ if HOW == "dictConfig":
 elif HOW == "after_setup":
     signals.after_setup_logger.connect(add_filters)
     signals.after_setup_task_logger.connect(add_filters)
+elif HOW == "terminal":
+
+    @signals.celeryd_init.connect
+    def be_at_a_terminal(**_: Any) -> None:
+        sys.stderr.isatty = lambda: True  # type: ignore[method-assign]
+
 elif HOW == "handlers":
     signals.after_setup_logger.connect(add_handlers)
 elif HOW == "opened":

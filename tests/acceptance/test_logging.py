@@ -85,6 +85,15 @@ def test_lines_look_the_same_however_a_child_is_started(
             lines_are_preforks(worker)
 
 
+def test_a_worker_at_a_terminal_has_fresh_children_colour_their_log(
+    redis_url: str, tmp_path: Path
+) -> None:
+    options = {"TEST_LOGGING": "terminal", "TEST_START": "cold"}
+    with Worker(redis_url, tmp_path, app=APP, concurrency=1, **options) as worker:
+        task_id = fails(worker, unique())
+        says(worker, rf"\x1b\[1;31m{ERROR}Task fail\[{task_id}\] raised unexpected: .*")
+
+
 @pytest.mark.parametrize("how", ["dictConfig", "after_setup"])
 def test_a_formatter_that_relies_on_a_filter(
     redis_url: str, tmp_path: Path, pool: str, how: str

@@ -13,7 +13,7 @@ from pathlib import Path
 from capsule_tasks.sessions.spawn import Spawned, Wires
 from capsule_tasks.system.family import Orphans, kill_family, kill_late_orphans, kill_orphans, reap
 from capsule_tasks.system.portable import IS_LINUX, PROC
-from capsule_tasks.system.trees import remove_tree
+from capsule_tasks.system.workplaces import Workplace
 
 STACK_SIGNAL = signal.SIGWINCH
 
@@ -49,12 +49,13 @@ class ChildProcess:
         wires: Wires,
         marker: str,
         loop: asyncio.AbstractEventLoop,
-        directory: str | None = None,
+        workplace: Workplace | None = None,
     ) -> None:
         self.pid = spawned.pid
         self.wires = wires
-        self.directory = directory
+        self.directory = workplace.home if workplace is not None else None
         """The child's private working directory, removed with it."""
+        self._workplace = workplace
         self.exited: asyncio.Future[ExitStatus] = loop.create_future()
         self.dumping: asyncio.Task[str] | None = None
         """Takes its stacks, while somebody asks for them."""
@@ -102,8 +103,9 @@ class ChildProcess:
         if self.wires.stacks >= 0:  # a dump may be in progress: its reader must not outlive it
             self._loop.remove_reader(self.wires.stacks)
         self.wires.close()
-        if self.directory is not None:  # on a thread: it may hold many files
-            threading.Thread(target=remove_tree, args=(self.directory,)).start()
+        workplace, self._workplace = self._workplace, None
+        if workplace is not None:  # on a thread: it may hold many files
+            threading.Thread(target=workplace.remove).start()
 
     def _watch_exit(self) -> None:
         try:

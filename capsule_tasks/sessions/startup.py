@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
 
 import msgspec
 
@@ -17,7 +16,7 @@ from capsule_tasks.sessions.process import ChildProcess
 from capsule_tasks.sessions.spawn import Spawner, Wires
 from capsule_tasks.sessions.stream import ExecutionStream
 from capsule_tasks.settings import SessionConfig, TimeoutSettings
-from capsule_tasks.system.trees import remove_tree
+from capsule_tasks.system import workplaces
 
 log = logging.getLogger("capsule_tasks.sessions")
 
@@ -26,15 +25,16 @@ async def start_process(spawner: Spawner, config: SessionConfig) -> ChildProcess
     """A running child and our ends of its wires; nothing is left of one that did not start."""
     marker = new_id()  # of this child alone, not of a session that may have had another before
     with contextlib.ExitStack() as undo:
-        directory = None
+        workplace = None
         if config.child.sandbox is not None:
-            directory = tempfile.mkdtemp(prefix="capsule-")
-            undo.callback(remove_tree, directory)
-            config = msgspec.structs.replace(config, cwd=directory)
+            workplaces.sweep_once()
+            workplace = workplaces.Workplace()
+            undo.callback(workplace.remove)
+            config = msgspec.structs.replace(config, cwd=workplace.home)
         wires = undo.enter_context(Wires())
         spawned = await spawner.spawn(wires, config, marker)
         undo.pop_all()
-    return ChildProcess(spawned, wires, marker, asyncio.get_running_loop(), directory)
+    return ChildProcess(spawned, wires, marker, asyncio.get_running_loop(), workplace)
 
 
 async def await_ready(child: Incarnation, timeouts: TimeoutSettings) -> Ready:

@@ -10,31 +10,23 @@ from collections.abc import Iterator
 
 ENTRY_BYTES = 4096
 """What a name costs at least: an inode, and its place in a directory."""
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MOVED = "capsule-"
+"""Names at the top of a tree that is being removed begin with this."""
 
 
-def remove_tree(path: str) -> None:
-    """Remove a directory and all below it, also what was made unreadable. Follows no link.
+def empty_tree(top: int) -> None:
+    """Remove all below an open directory, also what was made unreadable. Follows no link.
 
     Every directory is first moved up to the top: however deep they were nested, no path is too
     long, and no descriptor is held for each level. What cannot be removed stays.
     """
-    with contextlib.suppress(OSError):
-        top = os.open(path, _DIRECTORY)
-        try:
-            _empty(top)
-        finally:
-            os.close(top)
-        os.rmdir(path)
-
-
-def _empty(top: int) -> None:
     numbers = itertools.count()
     pending = _strip(top, top, numbers)
     while pending:
         name = pending.pop()
         with contextlib.suppress(OSError):
-            directory = os.open(name, _DIRECTORY, dir_fd=top)
+            directory = os.open(name, OPEN_DIRECTORY, dir_fd=top)
             try:
                 pending += _strip(directory, top, numbers)
             finally:
@@ -51,9 +43,9 @@ def _strip(directory: int, top: int, numbers: Iterator[int]) -> list[str]:
                 os.unlink(name, dir_fd=directory)
                 continue
             _open_up(name, directory)
-            place = f"capsule-{next(numbers)}"
+            place = f"{MOVED}{next(numbers)}"
             while os.access(place, os.F_OK, dir_fd=top, follow_symlinks=False):
-                place = f"capsule-{next(numbers)}"
+                place = f"{MOVED}{next(numbers)}"
             os.rename(name, place, src_dir_fd=directory, dst_dir_fd=top)
             moved.append(place)
     return moved

@@ -99,7 +99,7 @@ class Crew:
         pool: SessionPool,
         limits: CrewLimits,
         bridge: Bridge,
-        on_output: Callable[[Job | None, Output | Gap], None],
+        on_output: Callable[[Job, Output | Gap], None],
         on_over: Callable[[Job], None],
         on_told: Callable[[Job], None],
         on_end: Callable[[Job], None],
@@ -377,6 +377,7 @@ class Crew:
         while job.execution_id in member.jobs:  # the same message, delivered twice
             job.execution_id += "~"
         job.stage = Stage.SENT
+        job.pid = member.pid
         member.jobs[job.execution_id] = job
         member.taken += 1
         most = self._limits.max_tasks

@@ -1,5 +1,6 @@
 """What tasks write reaches the worker's own output and log, as under prefork.
 
+A line that was printed is logged under the name of its process, after the name and id of its task.
 A thread of its own writes it, which begins with the first output. Whoever reads what the worker
 writes may be slow or stuck, and to log many short lines takes long: the hub does not wait for that.
 What comes faster than it can be written is dropped beyond a bound, and the log says how much.
@@ -11,14 +12,15 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from celery.signals import setup_logging
 from celery.utils.log import get_logger, mlevel
 
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.taskpool.jobs import Job
 from capsule_tasks.taskpool.turns import QuietThread
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -29,20 +31,32 @@ _MOST_WAITING = 8 * 1024 * 1024
 """Characters that wait to be written; what they take beside their text counts too."""
 _OVERHEAD = 500
 _LONGEST_LINE = 64 * 1024
+_UNKNOWN = "???"
+"""What Celery's own log has in the place of a task that it does not know."""
 _LATE_S = 1.0
 """After so long without output a line of a task that is over is not waited for any more."""
 _MOST_LATE = 100
+_MOST_KNOWN = 1000
+"""Tasks that have printed and are over, whose names are known for what they print later."""
 _FLUSH_S = 3.0
 """At the end, for what is not written yet."""
 
-_Source = Hashable | None
+
+class Latecomer(NamedTuple):
+    """A task that is over, as far as what it left behind can be told from others."""
+
+    execution_id: str
+    pid: int
+
+
+_Source = Job | Latecomer | None
 _Key = tuple[_Source, str]
 
 
 class Lines:
     """Makes lines of pieces, apart for each key; one that does not end is cut at 64 KiB."""
 
-    def __init__(self, put: Callable[[str], object]) -> None:
+    def __init__(self, put: Callable[[_Source, str], object]) -> None:
         self._put = put
         self._begun: dict[_Key, list[str]] = {}
         self._sizes: dict[_Key, int] = {}
@@ -56,7 +70,7 @@ class Lines:
         if lines:
             lines[0] = self._take(key) + lines[0]
             for line in lines:
-                self._say(line)
+                self._say(key, line)
         if rest:
             self._begun.setdefault(key, []).append(rest)
             self._sizes[key] = self._sizes.get(key, 0) + len(rest)
@@ -65,7 +79,7 @@ class Lines:
 
     def end(self, key: _Key) -> None:
         """What is there without a newline is a line."""
-        self._say(self._take(key))
+        self._say(key, self._take(key))
 
     def end_all(self) -> None:
         for key in list(self._begun):
@@ -75,9 +89,9 @@ class Lines:
         self._sizes.pop(key, None)
         return "".join(self._begun.pop(key, ()))
 
-    def _say(self, line: str) -> None:
+    def _say(self, key: _Key, line: str) -> None:
         if line.strip():
-            self._put(line)
+            self._put(key[0], line)
 
 
 class Echo:
@@ -93,8 +107,10 @@ class Echo:
         self._logger = get_logger(_REDIRECTED)
         self._lines = Lines(self._log)
         self._late = Lines(self._log)
-        self._heard: set[_Source] = set()
-        """Sources that may have begun a line."""
+        self._heard: set[Job] = set()
+        """Jobs that may have begun a line."""
+        self._over: dict[str, tuple[str, str]] = {}
+        """Name and id of the task, by execution, of jobs that printed; the oldest are forgotten."""
         self._waiting: deque[tuple[_Source, Output | Gap | None]] = deque()
         self._size = 0
         self._lost_bytes = 0
@@ -104,8 +120,8 @@ class Echo:
         self._is_closing = False
 
     def say(self, source: _Source, output: Output | Gap) -> None:
-        """One message of a child, of a job or of none."""
-        if source is not None:
+        """One message of a child: of a job, of one that is over, or of none."""
+        if isinstance(source, Job):
             self._heard.add(source)
         with self._changed:
             size = _size(output)
@@ -117,12 +133,15 @@ class Echo:
             self._changed.notify()
         self._start()
 
-    def forget(self, source: _Source) -> None:
+    def forget(self, job: Job) -> None:
         """The task is over: what it left without a newline is a line."""
-        if source in self._heard:
-            self._heard.discard(source)
+        if job in self._heard:
+            self._heard.discard(job)
+            if len(self._over) >= _MOST_KNOWN:
+                del self._over[next(iter(self._over))]
+            self._over[job.execution_id] = job.call.name, job.call.task_id
             with self._changed:
-                self._waiting.append((source, None))
+                self._waiting.append((job, None))
                 self._changed.notify()
 
     def close(self) -> None:
@@ -175,23 +194,40 @@ class Echo:
             for stream in _DESCRIPTORS:
                 self._lines.end((source, stream))
         elif isinstance(output, Gap):
-            log.warning("%d bytes of a task's output were dropped", output.lost_bytes)
-        elif (
-            output.raw
-            or (source is None and not output.late)
-            or self._level is None
-            or not self._logger.hasHandlers()
-        ):
+            call = source.call if isinstance(source, Job) else None
+            who = f"task {call.name}[{call.task_id}]" if call is not None else "a task"
+            log.warning("%d bytes of the output of %s were dropped", output.lost_bytes, who)
+        elif output.raw or source is None or self._level is None or not self._logger.hasHandlers():
             _write(output)
-        elif output.late:
+        elif isinstance(source, Latecomer):
             if len(self._late) >= _MOST_LATE:
                 self._late.end_all()
-            self._late.add((output.execution_id, output.stream), output.data)
+            self._late.add((source, output.stream), output.data)
         else:
             self._lines.add((source, output.stream), output.data)
 
-    def _log(self, line: str) -> None:
-        self._logger.log(self._level or logging.WARNING, "%s", line)
+    def _log(self, source: _Source, line: str) -> None:
+        """As the child would log it, if it had the worker's log: under its name, with its task."""
+        level = self._level or logging.WARNING
+        if not self._logger.isEnabledFor(level):
+            return
+        name, task_id, pid = self._speaker(source)
+        task = {"task_name": name, "task_id": task_id}
+        said = (name, task_id, line)
+        record = self._logger.makeRecord(
+            self._logger.name, level, __file__, 0, "%s[%s]: %s", said, None, extra=task
+        )
+        record.process, record.processName = pid, f"Session-{pid}"
+        self._logger.handle(record)
+
+    def _speaker(self, source: _Source) -> tuple[str, str, int]:
+        """The task's name, its id, and its process."""
+        if isinstance(source, Job):
+            return source.call.name, source.call.task_id, source.pid
+        if source is None:
+            return _UNKNOWN, _UNKNOWN, os.getpid()
+        name, task_id = self._over.get(source.execution_id, (_UNKNOWN, source.execution_id))
+        return name, task_id, source.pid
 
 
 def _write(output: Output) -> None:

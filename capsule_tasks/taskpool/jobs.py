@@ -103,6 +103,8 @@ class Job:
         """The signal that it is to be terminated with."""
         self.is_over_limit = False
         self.execution_id: str = call.task_id
+        self.pid = 0
+        """The child that it was sent to."""
         self.timers: list[Any] = []
         self.holds_slot = True
         self.qos: Any = None

@@ -23,7 +23,7 @@ from capsule_tasks.settings import Profile
 from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.crew import Crew
-from capsule_tasks.taskpool.echo import Echo
+from capsule_tasks.taskpool.echo import Echo, Latecomer
 from capsule_tasks.taskpool.inheritance import Inheritance
 from capsule_tasks.taskpool.jobs import Job
 from capsule_tasks.taskpool.options import crew_limits, profile, setting
@@ -78,7 +78,7 @@ class Staff:
             self.sessions,
             crew_limits(app, options),
             bridge,
-            self._on_output,
+            self._echo.say,
             on_over,
             on_told,
             self._echo.forget,
@@ -199,7 +199,7 @@ class Staff:
 
     def _listen(self, session: Session) -> None:
         """What a child says while it becomes ready is heard too."""
-        session.add_output_listener(partial(self._on_output, None))
+        session.add_output_listener(partial(self._on_output, session))
 
         def on_ready(*_: object) -> None:
             session.remove_state_listener(on_ready)
@@ -210,9 +210,11 @@ class Staff:
 
         session.add_state_listener(on_ready, frozenset({SessionState.READY}))
 
-    def _on_output(self, job: Job | None, output: Output | Gap) -> None:
-        """On the loop; what tasks say comes with their jobs, the rest with none."""
-        self._echo.say(job, output)
+    def _on_output(self, session: Session, output: Output | Gap) -> None:
+        """On the loop: what no task says that runs."""
+        late = isinstance(output, Output) and output.late
+        known = Latecomer(output.execution_id or "", session.info.pid or 0) if late else None
+        self._echo.say(known, output)
 
 
 def _is_log_coloured() -> bool:

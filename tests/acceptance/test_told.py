@@ -43,7 +43,8 @@ def test_a_log_file_has_what_tasks_log_and_what_they_print_if_that_is_redirected
     file, word = tmp_path / "file", unique()
     conf = json.dumps({"worker_redirect_stdouts": redirects})
     with Worker(redis_url, tmp_path, f"--logfile={file}", pool=pool, TEST_CONF=conf) as worker:
-        worker.get("speak", word)
+        result = worker.send("speak", word)
+        pid = result.get(timeout=HANG_S)
 
         def is_there(text: str, path: Path) -> bool:
             return f"{text} {word}\n" in path.read_text()
@@ -57,6 +58,8 @@ def test_a_log_file_has_what_tasks_log_and_what_they_print_if_that_is_redirected
         lines = to.read_text().splitlines()
         (printed,) = [line for line in lines if line.endswith(f"printed {word}")]
         assert ("WARNING" in printed) == redirects
+        if redirects and pool == "capsule":  # prefork names the process alone
+            assert f"WARNING/Session-{pid}] speak[{result.id}]: printed {word}" in printed
 
 
 def test_an_app_with_logging_of_its_own_has_what_its_tasks_print_as_it_is(

@@ -14,17 +14,19 @@ from celery import Celery
 
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.taskpool import echo as echo_module
-from capsule_tasks.taskpool.echo import Echo, Lines
+from capsule_tasks.taskpool.echo import Echo, Latecomer, Lines
+from capsule_tasks.taskpool.jobs import Job
 
 HANG_S = 30.0
 SIZE = 60_000
 
 
 class Heard(logging.Handler):
-    """Lines that reached the log; while `gate` is not set it is stuck."""
+    """Lines that reached the log, without their tasks; while `gate` is not set it is stuck."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.records: list[logging.LogRecord] = []
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.stuck = threading.Event()
         self.gate = threading.Event()
@@ -34,7 +36,8 @@ class Heard(logging.Handler):
         if not self.gate.is_set():
             self.stuck.set()
             assert self.gate.wait(HANG_S)
-        self.lines.put(record.getMessage())
+        self.records.append(record)
+        self.lines.put(record.getMessage().partition("]: ")[2] or record.getMessage())
         return True
 
     def take(self, count: int) -> list[str]:
@@ -61,6 +64,12 @@ def echo(heard: Heard) -> Iterator[Echo]:
     echo.close()
 
 
+def job(task_id: str, pid: int = 17) -> Job:
+    job = Job.never_called("shop.count", task_id)
+    job.pid = pid
+    return job
+
+
 def text(data: str, *, late: bool = False) -> Output:
     return Output(execution_id="one", stream="stdout", data=data, late=late)
 
@@ -70,7 +79,7 @@ def threads() -> list[str]:
 
 
 def test_tasks_that_write_nothing_need_no_thread(echo: Echo) -> None:
-    echo.forget("one")
+    echo.forget(job("one"))
     assert not threads()
     echo.close()
 
@@ -78,28 +87,50 @@ def test_tasks_that_write_nothing_need_no_thread(echo: Echo) -> None:
 def test_each_task_has_its_lines_in_order_and_its_last_one_at_its_end(
     echo: Echo, heard: Heard
 ) -> None:
+    one, other = job("one"), job("other")
     for number in range(100):
-        echo.say("one", text(f"1.{number}"))
-        echo.say("other", text(f"2.{number}\n"))
-        echo.say("one", text("!\n"))
-    echo.say("one", text("the rest"))
-    echo.forget("one")
+        echo.say(one, text(f"1.{number}"))
+        echo.say(other, text(f"2.{number}\n"))
+        echo.say(one, text("!\n"))
+    echo.say(one, text("the rest"))
+    echo.forget(one)
     lines = heard.take(201)
     assert [line for line in lines if line.startswith("2.")] == [f"2.{n}" for n in range(100)]
     ours = [line for line in lines if not line.startswith("2.")]
     assert ours == [*(f"1.{n}!" for n in range(100)), "the rest"]
 
 
+def test_a_line_names_its_task_its_id_and_its_process_also_after_the_end(
+    echo: Echo, heard: Heard
+) -> None:
+    one = job("one", 17)
+    echo.say(one, text("50 % done\n"))
+    echo.forget(one)
+    echo.say(Latecomer("one", 17), text("late\n", late=True))
+    echo.say(Latecomer("never heard of", 18), text("unknown\n", late=True))
+    echo.say(one, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
+    heard.take(4)
+    told = [(record.processName, record.process, record.getMessage()) for record in heard.records]
+    assert told[:3] == [
+        ("Session-17", 17, "shop.count[one]: 50 % done"),
+        ("Session-17", 17, "shop.count[one]: late"),
+        ("Session-18", 18, "???[never heard of]: unknown"),
+    ]
+    assert told[3][2] == "7 bytes of the output of task shop.count[one] were dropped"
+    assert vars(heard.records[0])["task_id"] == "one"
+
+
 def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
     echo: Echo, heard: Heard
 ) -> None:
     heard.gate.clear()
-    echo.say("one", text("first\n"))
+    one = job("one")
+    echo.say(one, text("first\n"))
     assert heard.stuck.wait(HANG_S)
     count = 1000
     begun = time.monotonic()
     for number in range(count):
-        echo.say("one", text(f"{number}" + " " * SIZE + "\n"))
+        echo.say(one, text(f"{number}" + " " * SIZE + "\n"))
     assert time.monotonic() - begun < HANG_S / 3
     heard.gate.set()
     kept, dropped = [], 0
@@ -110,7 +141,7 @@ def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
             dropped = int(line.split()[0])
         else:
             kept.append(int(line))
-    echo.say("one", text("again\n"))
+    echo.say(one, text("again\n"))
     while (line := heard.take(1)[0]) != "again":
         kept.append(int(line))
     assert kept == list(range(len(kept)))
@@ -119,9 +150,10 @@ def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
 
 
 def test_a_line_that_does_not_end_is_cut(echo: Echo, heard: Heard) -> None:
+    one = job("one")
     for _ in range(400):
-        echo.say("one", text("x" * 1000))
-    echo.forget("one")
+        echo.say(one, text("x" * 1000))
+    echo.forget(one)
     lines: list[str] = []
     while sum(map(len, lines)) < 400_000:
         lines += heard.take(1)
@@ -130,24 +162,24 @@ def test_a_line_that_does_not_end_is_cut(echo: Echo, heard: Heard) -> None:
 
 
 def test_what_a_task_leaves_behind_is_heard_and_forgotten(echo: Echo, heard: Heard) -> None:
-    echo.say(None, text("late", late=True))
-    echo.say(None, text("r", late=True))
+    echo.say(Latecomer("one", 17), text("late", late=True))
+    echo.say(Latecomer("one", 17), text("r", late=True))
     assert heard.take(1) == ["later"]
     assert not len(echo._late)
     echo.say(None, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
-    assert heard.take(1) == ["7 bytes of a task's output were dropped"]
+    assert heard.take(1) == ["7 bytes of the output of a task were dropped"]
 
 
 def test_at_the_end_all_is_written_and_one_that_hangs_is_left(
     echo: Echo, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    echo.say("one", text("a\nb"))
+    echo.say(job("one"), text("a\nb"))
     echo.close()
     assert heard.take(2) == ["a", "b"]
     monkeypatch.setattr(echo_module, "_FLUSH_S", 0.01)
     stuck = Echo(Celery("shop", set_as_current=False))
     heard.gate.clear()
-    stuck.say("one", text("c\n"))
+    stuck.say(job("one"), text("c\n"))
     stuck.close()
     heard.gate.set()
     assert heard.take(1) == ["c"]
@@ -166,9 +198,9 @@ def test_a_pipe_that_nobody_reads_stops_the_thread_only(
 
     monkeypatch.setattr(os, "write", write)
     raw = Output(stream="stderr", data="raw", raw=True)
-    echo.say("one", raw)
+    echo.say(job("one"), raw)
     assert begun.wait(HANG_S)
-    echo.say("one", raw)
+    echo.say(job("one"), raw)
     go.set()
     echo.close()
     assert written == [b"raw", b"raw"]
@@ -176,10 +208,11 @@ def test_a_pipe_that_nobody_reads_stops_the_thread_only(
 
 def test_pieces_cost_no_more_the_longer_the_line_is() -> None:
     lines: list[str] = []
-    made = Lines(lines.append)
+    made = Lines(lambda _source, line: lines.append(line))
+    key = (Latecomer("one", 17), "stdout")
     for _ in range(10_000):
-        made.add(("one", "stdout"), "x" * 10)
-    made.end(("one", "stdout"))
+        made.add(key, "x" * 10)
+    made.end(key)
     assert sum(map(len, lines)) == 100_000
     assert len(lines) == 2
     assert not len(made)

@@ -46,7 +46,7 @@ class Crew:
 
     def drop(self, _job: Job) -> None: ...
 
-    def cancel(self, job: Job, _grace_s: float) -> None:
+    def cancel(self, job: Job, _grace_s: float, _asker: str) -> None:
         self.cancelled.append(job)
 
     def end_input(self, _job: Job, _request_id: str) -> None: ...

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from capsule_tasks.client.asker import asker
 from capsule_tasks.client.hub import hub
 from capsule_tasks.client.results import stored_ends
 from capsule_tasks.client.revokes import keep_revoked
@@ -36,7 +37,7 @@ async def cancel_all(app: Any, ids: Iterable[str], grace_s: float | None) -> dic
         asked: dict[str, Asked] = dict.fromkeys(wanted, "waiting")
     else:
         tower = await hub.tower(app)
-        states = await tower.tell_all(wanted, CancelCommand(grace_s=grace_s))
+        states = await tower.tell_all(wanted, CancelCommand(grace_s=grace_s, asker=asker()))
         asked = await asked_of(app, tower, states)
     for one, how in asked.items():
         if how == "over":

@@ -140,6 +140,8 @@ class CancelCommand(_Command, kw_only=True, frozen=True, tag="cancel"):
     """End it: in order within the grace, else by force."""
 
     grace_s: float | None = None
+    asker: str = ""
+    """The user, host and process that asked for it, for the worker's log."""
 
 
 class InterruptCommand(_Command, kw_only=True, frozen=True, tag="interrupt"):

@@ -288,11 +288,11 @@ class Crew:
         """It has not begun and will be delivered again; Celery is told nothing."""
         self._outcomes.end(job, None, another("requeued", "the connection to the broker was lost"))
 
-    def terminate(self, job: Job, signum: int) -> None:
+    def terminate(self, job: Job, signum: int, asker: str) -> None:
         """End one job, and no other, with a signal or as a coroutine is ended."""
         if job.stage is Stage.OVER:
             return
-        job.signum = signum  # a second one, stronger, may follow
+        job.note_stop(signum, asker)  # a second one, stronger, may follow
         member = self._member_of(job)
         if member is None:
             for jobs in self.waiting.values():
@@ -309,13 +309,13 @@ class Crew:
             member.worn = member.worn or f"a task was terminated with signal {signum}"
             member.session.signal(signum)
 
-    def cancel(self, job: Job, grace_s: float) -> None:
+    def cancel(self, job: Job, grace_s: float, asker: str) -> None:
         """End one job in order, and by force after the grace; also one that has not begun."""
         member = self._member_of(job)
         if member is None:
-            self.terminate(job, signal.SIGTERM)
+            self.terminate(job, signal.SIGTERM, asker)
         elif job.stage is not Stage.OVER:
-            job.signum = job.signum or int(signal.SIGTERM)
+            job.note_stop(job.signum or int(signal.SIGTERM), asker)
             self._spawn(member.session.cancel(job.execution_id, grace_s))
 
     def end_input(self, job: Job, request_id: str) -> None:
@@ -334,7 +334,8 @@ class Crew:
         for members in self.members.values():
             for member in members:
                 for job in member.jobs.values():
-                    job.signum = job.signum or int(signal.SIGKILL)
+                    if job.signum is None:
+                        job.note_stop(signal.SIGKILL, "the worker's cold shutdown")
                 if member.jobs:
                     self._kill(member)
 

@@ -11,6 +11,7 @@ What Celery hears of that is put on the bridge, in the same order, and runs on t
 from __future__ import annotations
 
 import itertools
+import logging
 import signal
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, Traced
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.taskpool.einfo import info_of, rebuild_info
 from capsule_tasks.taskpool.requests import TruthfulRequest
+
+log = logging.getLogger("capsule_tasks.taskpool")
 
 _numbers = itertools.count(1)
 _NOT_CARRIED = (ErrorKind.TOO_LARGE, ErrorKind.RAISED)
@@ -87,7 +90,7 @@ class Job:
         timeout_callback: Callable[..., object] | None,
         soft_limit_s: float | None,
         hard_limit_s: float | None,
-        terminate: Callable[[Job, int], object],
+        terminate: Callable[[Job, int, str], object],
         request: Any = None,
         group: tuple[str, int] = ("", -1),
         is_retry: bool = False,
@@ -156,12 +159,21 @@ class Job:
 
     # --- called by Celery ----------------------------------------------------------------------
 
-    def terminate(self, signum: int) -> None:
+    def terminate(self, signum: int, asker: str = "code in the worker") -> None:
         """Part of the pool's contract: a result can be terminated."""
-        self._terminate(self, signum)
+        self._terminate(self, signum, asker)
 
     def ready(self) -> bool:
         return self.stage is Stage.OVER
+
+    # --- on the runtime's loop -----------------------------------------------------------------
+
+    def note_stop(self, signum: int, asker: str) -> None:
+        """Somebody asked for its end; the log says who, if it runs."""
+        self.signum = signum
+        if self.stage in (Stage.SENT, Stage.ACCEPTED):
+            name, task_id = self.call.name, self.call.task_id
+            log.info("Cancelling %s[%s] in process %d: asked by %s", name, task_id, self.pid, asker)
 
     # --- said to Celery, on the hub thread -----------------------------------------------------
 

@@ -357,13 +357,13 @@ class TaskPool(prefork.TaskPool):
         signum = int(signal or _TERM)
         job = pid.job() if isinstance(pid, ExecutionPid) else None
         if job is not None:
-            self._terminate(job, signum)
+            job.terminate(signum)
         elif self._staff is not None and not isinstance(pid, ExecutionPid):
             self._staff.terminate_pid(pid, signum)
 
-    def _terminate(self, job: Job, signum: int) -> None:
+    def _terminate(self, job: Job, signum: int, asker: str) -> None:
         if self._staff is not None:
-            self._staff.terminate(job, signum)
+            self._staff.terminate(job, signum, asker)
 
     # --- size ----------------------------------------------------------------------------------
 

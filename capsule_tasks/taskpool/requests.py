@@ -60,25 +60,24 @@ class TruthfulRequest:
 
     def terminate(self: Any, pool: Any, signal: Any = None) -> None:
         """Have the task stopped; what it ended as is told at its end."""
-        if not self._stop(pool, signal):
+        if not self._stop(pool, signal, "a remote control command (revoke)"):
             self._terminate_on_ack = pool, signal
 
     def cancel(self: Any, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """The same, of a worker that leaves: the message goes back."""
-        self._stop(pool, signal)
+        self._stop(pool, signal, "the worker, which lets go of its tasks")
         if self.time_start:
             self._announce_cancelled(emit_retry=emit_retry)
 
-    def _stop(self: Any, pool: Any, signal: Any) -> bool:
-        """Tell the pool once: by the pid when the task has one, before that by its job."""
+    def _stop(self: Any, pool: Any, signal: Any, asker: str) -> bool:
+        """Tell the pool once: by the task's job, if it has one; else by its pid."""
         signum = signals.signum(signal or TERM_SIGNAME)
-        if self.time_start:
-            pool.terminate_job(self.worker_pid, signum)
-            return True
         job = self._apply_result() if self._apply_result is not None else None
         if job is not None:
-            job.terminate(signum)
-        return job is not None
+            job.terminate(signum, asker)
+        elif self.time_start:
+            pool.terminate_job(self.worker_pid, signum)
+        return job is not None or bool(self.time_start)
 
     def on_failure(
         self: Any, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False

@@ -183,8 +183,8 @@ class Staff:
         if self._streams is not None:
             self._runtime.post(self._streams.drop_unbegun)
 
-    def terminate(self, job: Job, signum: int) -> None:
-        self._runtime.post(self.crew.terminate, job, signum)
+    def terminate(self, job: Job, signum: int, asker: str) -> None:
+        self._runtime.post(self.crew.terminate, job, signum, asker)
 
     def terminate_pid(self, pid: int, signum: int) -> None:
         """The only job of a process, for callers that know no better."""
@@ -193,7 +193,7 @@ class Staff:
     def _terminate_pid(self, pid: int, signum: int) -> None:
         job = self.crew.job_of(pid)
         if job is not None:
-            self.crew.terminate(job, signum)
+            self.crew.terminate(job, signum, f"whoever terminates process {pid}")
 
     # --- what they write -----------------------------------------------------------------------
 

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
+_MOST_ASKER = 200
+
 
 class Crew(Protocol):
     """What is done to jobs."""
 
     def submit(self, job: Job) -> None: ...
     def drop(self, job: Job) -> None: ...
-    def cancel(self, job: Job, grace_s: float) -> None: ...
+    def cancel(self, job: Job, grace_s: float, asker: str) -> None: ...
     def end_input(self, job: Job, request_id: str) -> None: ...
     def session_of(self, job: Job) -> Any: ...
 
@@ -46,15 +48,17 @@ class Orders:
         self._background = background
         self._grace_s = grace_s
 
-    def cancel(self, job: Job, grace_s: float | None = None) -> None:
+    def cancel(self, job: Job, grace_s: float | None = None, asker: str = "") -> None:
         """End a job, whether it has begun or not."""
-        self._crew.cancel(job, self._grace_s if grace_s is None else grace_s)
+        # Whoever may write to the stream names the asker: quoted, it is one line and no other's.
+        who = f"{asker[:_MOST_ASKER]!r} (Execution.cancel)" if asker else "Execution.cancel"
+        self._crew.cancel(job, self._grace_s if grace_s is None else grace_s, who)
 
     def obey(self, publication: Publication, data: bytes) -> None:
         """Do what an execution was told. Before its beginning only a cancel means something."""
         command = decode_command(data)
         if isinstance(command, CancelCommand):
-            self.cancel(publication.job, command.grace_s)
+            self.cancel(publication.job, command.grace_s, command.asker)
         elif command is None:
             log.warning("task %s was told what is not understood", publication.execution_id)
         elif publication.has_begun and publication.is_live:

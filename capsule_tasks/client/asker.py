@@ -1,0 +1,16 @@
+"""Who asks: what a worker's log says of whoever cancels a task."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+
+
+def asker() -> str:
+    """The user, host and process that this call is made in."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}, process {os.getpid()}"

@@ -19,6 +19,11 @@ def _remade(kind: type[CapsuleError], args: tuple[Any, ...]) -> CapsuleError:
     return error
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error says, for a log line or another error; one that says nothing has its type."""
+    return str(error) or type(error).__name__
+
+
 class CallerError(CapsuleError):
     """The caller asked for something that cannot be done as asked."""
 

@@ -46,6 +46,7 @@ log = logging.getLogger("capsule_tasks.sessions")
 
 NAMED_AFTER = {ErrorKind.TIMEOUT: "ExecutionTimeout", ErrorKind.LIMIT: "LimitReached"}
 _LAST_WORDS = 4000
+_MOST_NAMED = 10
 _LOST_GRACE_S = 0.05
 """After a broken channel: so long may the exit status take before the child is killed."""
 
@@ -63,6 +64,18 @@ class Doom:
     """Whether the session should go on with a new child."""
     expected: bool = True
     """Whether the session did this to itself, or it happened to the session."""
+    is_asked: bool = False
+    """Whether the session's owner sent it a signal that ends it."""
+    ran: tuple[str, ...] = ()
+    """What was lost with it."""
+
+    def __str__(self) -> str:
+        """For the log: what became of the child, with what it ran."""
+        ran = ", ".join(self.ran[:_MOST_NAMED]) or "nothing"
+        if len(self.ran) > _MOST_NAMED:
+            ran += f" and {len(self.ran) - _MOST_NAMED} more"
+        lost = "ended its child as asked" if self.is_asked else "lost its child"
+        return f"{lost}, which ran {ran}: {self.why}"
 
 
 class Incarnation:
@@ -211,7 +224,9 @@ class Incarnation:
         doom = self._doom
         status = exited.result()
         if doom is None:
-            doom = Doom(f"the child {status}", ErrorKind.LOST, expected=False)
+            is_asked = status.was_asked_for(self.process.signals_sent)
+            why = f"the child {status}"
+            doom = Doom(why, ErrorKind.LOST, expected=False, is_asked=is_asked)
         elif doom.expected is False:
             doom = dataclasses.replace(doom, why=f"{doom.why}; the child {status}")
         self._finish(doom)
@@ -227,7 +242,10 @@ class Incarnation:
         if last_words and not doom.stack:
             doom = dataclasses.replace(doom, stack=last_words)
         self.channel.close()
-        for stream in list(self.router.streams.values()):
+        streams = list(self.router.streams.values())
+        if not doom.expected:
+            doom = dataclasses.replace(doom, ran=tuple(stream.label for stream in streams))
+        for stream in streams:
             epitaph = self._epitaph(stream, doom)
             self._see(epitaph)
             self._end_stream(stream, epitaph)

@@ -15,6 +15,7 @@ from capsule_tasks.errors import (
     SessionStartFailed,
     SessionStateError,
     Unconfined,
+    reason_of,
 )
 from capsule_tasks.protocol.messages import (
     Error,
@@ -288,7 +289,7 @@ class SessionLife:
             await self._prepare()
             self._open_for_work()
         except BaseException as error:
-            self._last_error = str(error) or type(error).__name__
+            self._last_error = reason_of(error)
             try:
                 await self._discard(Doom(f"the start failed: {self._last_error}", ErrorKind.LOST))
             finally:
@@ -514,7 +515,8 @@ class SessionLife:
         self._interceptors.finish()
         if not doom.expected:
             self._last_error = doom.why
-            log.warning("session %s lost its child: %s", self.session_id, doom.why)
+            level = logging.INFO if doom.is_asked else logging.WARNING
+            log.log(level, "session %s %s", self.session_id, doom)
         if self._state is SessionState.WARMING:
             return  # `start` is waiting and says what became of it
         is_leaving = self._state is SessionState.SHUTTING_DOWN
@@ -558,8 +560,8 @@ def _as_stopped(stream: ExecutionStream, terminal: Terminal) -> Terminal:
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("a session could not be restarted: %s", str(task.exception()))
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a session could not be restarted: %s", reason_of(error))
 
 
 async def _shielded(work: Awaitable[T]) -> T:

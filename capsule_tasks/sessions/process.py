@@ -24,8 +24,18 @@ _LATE_LOOKS_S = (0.02, 0.1, 0.5, 2.0, 5.0)
 """On a busy machine a process may be in the middle of `exec`, and unknowable, for a while."""
 
 
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+"""A process that ends so has not ended by another signal, which its code may have refused."""
+_ENDING = {signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT}
+"""SystemExit is raised for these, and the code may then exit as it likes."""
+
+
 class ExitStatus(int):
     """A return code that reads as a cause."""
+
+    def was_asked_for(self, sent: set[int]) -> bool:
+        """Whether a process ended so because of one of the signals that it was sent."""
+        return -self in sent or (-self not in CRASHES and not _ENDING.isdisjoint(sent))
 
     def __str__(self) -> str:
         if self >= 0:
@@ -64,12 +74,14 @@ class ChildProcess:
         self._loop = loop
         self._pidfd = -1
         self._adopted: set[int] = set()
+        self.signals_sent: set[int] = set()
         wires.close_theirs()
         self._watch_exit()
 
     def signal(self, signum: int) -> None:
         """Send a signal to the child alone; nothing happens if it is gone."""
         if not self.exited.done():
+            self.signals_sent.add(signum)
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signum)
 

@@ -173,6 +173,8 @@ class Session(SessionLife):
         if execution_id in child.router.streams:
             raise ValueError(f"execution {execution_id!r} is running already")
         stream = self._open(child, execution_id, consumer)
+        if isinstance(payload, TaskCall):
+            stream.task_name = payload.name
         execute = Execute(
             execution_id=execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
         )

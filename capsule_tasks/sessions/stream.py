@@ -54,6 +54,8 @@ class ExecutionStream:
         consumer: Callable[[Message], object] | None = None,
     ) -> None:
         self.execution_id = execution_id
+        self.task_name = ""
+        """Of one that runs a Celery task."""
         self.seq = seq
         self.acked = False
         self.terminal: Terminal | None = None
@@ -85,6 +87,11 @@ class ExecutionStream:
     ) -> None:
         """Call `on_excess`, with the reason, once when more than `most_bytes` was written."""
         self._limit, self._on_excess = most_bytes, on_excess
+
+    @property
+    def label(self) -> str:
+        """What it is called in a log."""
+        return f"{self.task_name}[{self.execution_id}]" if self.task_name else self.execution_id
 
     @property
     def is_running(self) -> bool:

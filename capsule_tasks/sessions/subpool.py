@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from capsule_tasks.errors import PoolUnavailable, SessionBusy
+from capsule_tasks.errors import PoolUnavailable, SessionBusy, reason_of
 from capsule_tasks.protocol.messages import Heartbeat
 from capsule_tasks.sessions.arguments import check_loop
 from capsule_tasks.sessions.health import Health
@@ -265,7 +265,7 @@ class SubPool:
         except Exception as error:  # noqa: BLE001 - whatever it was, the breaker counts it
             self._forget(number)
             notes = getattr(error, "__notes__", ())
-            self._on_start_failed(number, "\n".join((str(error), *notes)))
+            self._on_start_failed(number, "\n".join((reason_of(error), *notes)))
         else:
             self._plan.started(number, resident_bytes(session.info.pid or 0), self._now())
         self._decide()

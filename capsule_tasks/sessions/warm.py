@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from capsule_tasks.errors import TemplateGone
+from capsule_tasks.errors import TemplateGone, reason_of
 from capsule_tasks.sessions.spawn import ColdSpawner, Spawned, Wires
 from capsule_tasks.sessions.template import Template
 from capsule_tasks.settings import Profile, SessionConfig
@@ -74,8 +74,10 @@ class WarmSpawner:
             try:
                 template = await self._load()
             except (TemplateGone, OSError) as news:
-                self.last_error = str(news)
-                log.warning("no template: %s; the next attempt is in %.1f s", news, delay_s)
+                self.last_error = reason_of(news)
+                log.warning(
+                    "no template: %s; the next attempt is in %.1f s", self.last_error, delay_s
+                )
             else:
                 delay_s = _FIRST_RETRY_S
                 tried.set()

@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 
-from capsule_tasks.errors import StorageUnavailable
+from capsule_tasks.errors import StorageUnavailable, reason_of
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage import targets
 from capsule_tasks.storage.async_connections import _sentinel_pool, node_pools, server_pool
@@ -82,7 +82,8 @@ class Doorbells:
                 await asyncio.shield(asked)
         except TimeoutError:
             self._missed.add(name)
-            why = f"{self._fault or 'no answer'} (for {self._patience_s:g} s)"
+            fault = reason_of(self._fault) if self._fault is not None else "no answer"
+            why = f"{fault} (for {self._patience_s:g} s)"
             raise StorageUnavailable(f"Redis: {why}") from self._fault
 
     def leave(self, channel: str, ring: Ring) -> None:
@@ -153,7 +154,7 @@ class Doorbells:
     def _note_fault(self, error: Exception) -> None:
         before, self._fault = self._fault, error
         if isinstance(error, FAULTS):
-            log.info("the doorbell connection was lost: %s", error)
+            log.info("the doorbell connection was lost: %s", reason_of(error))
         elif repr(error) != repr(before):  # a defect: told once, not with each new try
             log.error("doorbells cannot be heard, and are tried again", exc_info=error)
 
@@ -229,7 +230,9 @@ class Doorbells:
                 for command, names in _runs(changed):
                     await self._write(self._connection, command, names)
         except FAULTS as error:
-            log.debug("channels could not be changed: %s", error)  # the listener sees it too
+            log.debug(
+                "channels could not be changed: %s", reason_of(error)
+            )  # the listener sees it too
         finally:
             self._writer = None
 

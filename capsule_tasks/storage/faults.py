@@ -13,6 +13,7 @@ from capsule_tasks.errors import (
     StorageNotReady,
     StorageUnavailable,
     StorageUnusable,
+    reason_of,
 )
 
 FAULTS = (raised.RedisError, raised.RedisClusterException, OSError, EOFError, TimeoutError)
@@ -60,7 +61,7 @@ def told(error: BaseException, *, was_sent: bool) -> StorageError:
     A server that answers with an error has done nothing: scripts check everything before they
     write. Only silence after the command was sent leaves it open.
     """
-    text = f"Redis: {error}" if str(error) else f"Redis: {type(error).__name__}"
+    text = f"Redis: {reason_of(error)}"
     for kind, ours in _KIND_OF_CLASS:
         if isinstance(error, kind):
             return ours(text)

@@ -18,6 +18,7 @@ from capsule_tasks.errors import (
     StorageError,
     StorageNotReady,
     StorageUnavailable,
+    reason_of,
 )
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage import targets
@@ -337,4 +338,4 @@ def _copied(error: BaseException) -> BaseException:
     """Each waiter raises one of its own: a traceback grows with every raise."""
     if isinstance(error, StorageClosed):
         return StorageClosed()
-    return StorageUnavailable(f"Redis: {str(error) or type(error).__name__}", may_have_written=True)
+    return StorageUnavailable(f"Redis: {reason_of(error)}", may_have_written=True)

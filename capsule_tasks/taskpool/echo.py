@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from celery.signals import setup_logging
 from celery.utils.log import get_logger, mlevel
 
+from capsule_tasks.errors import reason_of
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.taskpool.jobs import Job
@@ -236,7 +237,7 @@ def _write(output: Output) -> None:
         while data:
             data = data[os.write(_DESCRIPTORS[output.stream], data) :]
     except OSError as fault:
-        log.debug("a task's output could not be written: %s", fault)
+        log.debug("a task's output could not be written: %s", reason_of(fault))
 
 
 def _size(output: Output | Gap | None) -> int:

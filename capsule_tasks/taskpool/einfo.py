@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import Any
 
-from billiard.einfo import ExceptionInfo, RemoteTraceback
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback, RemoteTraceback
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper, create_exception_cls
 
@@ -27,21 +28,26 @@ def rebuild_info(failure: Failure) -> Any:
         error = _made(kind, [failure.message], failure)
     if failure.traceback:
         error.__cause__ = RemoteTraceback(f'\n"""\n{failure.traceback}"""')
-    info = ExceptionInfo.__new__(ExceptionInfo)
-    info.type = type(error)
-    info.exception = error
-    info.tb = None
-    info.traceback = failure.traceback
-    info.internal = failure.internal
-    return info
+    return _info(error, failure.traceback, internal=failure.internal)
 
 
 def info_of(error: BaseException) -> Any:
-    """The same for an exception that was made here."""
-    try:
-        _raise(error)  # Celery wants a traceback
-    except BaseException:  # noqa: BLE001 - whatever it is
-        return ExceptionInfo()
+    """The same for an exception that was made here, by code that says nothing about the task."""
+    text = "".join(traceback.format_exception_only(error))
+    text = f"Traceback (most recent call last):\n{text}"
+    return _info(ExceptionWithTraceback(error, text), text, kind=type(error))
+
+
+def _info(
+    error: BaseException, text: str, *, kind: type | None = None, internal: bool = False
+) -> Any:
+    info = ExceptionInfo.__new__(ExceptionInfo)
+    info.type = kind or type(error)
+    info.exception = error
+    info.tb = None
+    info.traceback = text
+    info.internal = internal
+    return info
 
 
 def rebuild(failure: Raised) -> BaseException:
@@ -71,10 +77,6 @@ def _made(kind: Any, args: list[Any], failure: Raised) -> BaseException:
     for note in failure.notes:
         error.add_note(note)
     return error
-
-
-def _raise(error: BaseException) -> None:
-    raise error
 
 
 def _type_of(failure: Raised) -> Any:

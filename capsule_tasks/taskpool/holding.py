@@ -21,7 +21,7 @@ from typing import Any
 
 from celery.worker import state
 
-from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable
+from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable, reason_of
 from capsule_tasks.storage.faults import FAULTS, told
 from capsule_tasks.storage.keys import unacked_marks
 from capsule_tasks.storage.scripts import Call
@@ -114,7 +114,7 @@ class Holding:
             except Exception as fault:  # noqa: BLE001 - kombu's transports raise what they like
                 self._disconnect()
                 if is_well and not self._over.is_set():
-                    log.warning("what this worker holds cannot be renewed: %s", fault)
+                    log.warning("what this worker holds cannot be renewed: %s", reason_of(fault))
                 is_well = False
             else:
                 if not is_well:

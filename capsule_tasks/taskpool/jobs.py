@@ -23,6 +23,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 
 from capsule_tasks.errors import InvalidId, TaskNotCarried
 from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, Traced
+from capsule_tasks.sessions.process import CRASHES
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.taskpool.einfo import info_of, rebuild_info
 from capsule_tasks.taskpool.requests import TruthfulRequest
@@ -32,8 +33,6 @@ log = logging.getLogger("capsule_tasks.taskpool")
 _numbers = itertools.count(1)
 _NOT_CARRIED = (ErrorKind.TOO_LARGE, ErrorKind.RAISED)
 """A task that raises is told as `Traced`: these are said of the frame that should carry it."""
-_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-"""A process that ends so has not ended by another signal, which its task may have refused."""
 _MOST_MEMBERS = 2**27
 """What a bitmap in Redis may count without being a danger to it: 16 MiB."""
 
@@ -209,7 +208,8 @@ class Job:
             self._say_value((1, rebuild_info(failure), traced.runtime_s))
         elif failure.name == "MemoryError":
             # Celery would raise it again in the worker's own process, which is not short of memory.
-            self.say_failed(WorkerLostError(f"The task ran out of memory: {failure.message}"))
+            why = failure.message or failure.name
+            self.say_failed(WorkerLostError(f"The task ran out of memory: {why}"))
         elif self._error_callback is not None:
             self._error_callback(rebuild_info(failure))
 
@@ -238,22 +238,27 @@ def is_killed_at_limit(job: Job, status: int | None) -> bool:
 
 def why_lost(job: Job, end: Terminal, status: int | None) -> Exception:
     """The error of a job whose child did not bring it to its end."""
-    crashed = status is not None and -status in _CRASHES and -status != job.signum
+    crashed = status is not None and -status in CRASHES and -status != job.signum
     if job.signum is not None and not crashed:
         terminated: Exception = Terminated(-job.signum)
         return terminated
     if isinstance(end, Error) and end.kind in _NOT_CARRIED:
         # No lost worker: another delivery would end in the same way, and so on for ever.
-        return TaskNotCarried(job.call.name, job.call.task_id, f"{end.type}: {end.message}")
+        return TaskNotCarried(job.call.name, job.call.task_id, _said(end))
     if status is not None:
         why = f"Worker exited prematurely: {human_status(status)} Job: {job.number}."
     else:
-        said = f"{end.type}: {end.message}" if isinstance(end, Error) else type(end).__name__
-        why = f"The task did not come to its end: {said} Job: {job.number}."
+        why = f"The task did not come to its end: {_said(end)} Job: {job.number}."
     if isinstance(end, Error) and end.kind is ErrorKind.LOST_WITH_NEIGHBOUR:
         why += f" {end.message[:1].upper()}{end.message[1:]}."
     lost: Exception = WorkerLostError(why)
     return lost
+
+
+def _said(end: Terminal) -> str:
+    if not isinstance(end, Error):
+        return type(end).__name__
+    return f"{end.type}: {end.message}" if end.message else end.type
 
 
 def group_of(headers: Any) -> tuple[str, int]:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.errors import CapsuleError, LostTooOften
+from capsule_tasks.errors import CapsuleError, LostTooOften, reason_of
 from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.drivers import drive_blocking
@@ -109,7 +109,7 @@ class Losses:
             asking = asyncio.to_thread(ask, LossCore(*key, self._prefix), self._connections)
             return await asyncio.wait_for(asking, _PATIENCE_S)
         except (CapsuleError, TimeoutError) as fault:
-            log.warning("what task %s has cost is counted here only: %s", key[0], fault)
+            log.warning("what task %s has cost is counted here only: %s", key[0], reason_of(fault))
             return None
 
 

@@ -29,6 +29,8 @@ from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
+from capsule_tasks.errors import reason_of
+from capsule_tasks.taskpool.einfo import info_of
 from capsule_tasks.taskpool.noting import leave
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -113,6 +115,11 @@ class TruthfulRequest:
             and self.task.reject_on_worker_lost
         )
 
+    def _worker_lost_info(self: Any, exc: BaseException) -> Any:
+        """Celery's, without the place in Celery where it was made."""
+        lost = super()._worker_lost_info(exc).exception  # type: ignore[misc]
+        return info_of(lost.exc if isinstance(lost, ExceptionWithTraceback) else lost)
+
     def on_timeout(self: Any, soft: bool, timeout: float) -> None:
         """Of a hard limit Celery tells here all that `on_failure` has told already."""
         if soft or not self._has_told:
@@ -165,7 +172,8 @@ class TruthfulRequest:
                 max_retries=min(backend.max_retries, _MOST_ATTEMPTS),
             )
         except Exception as fault:  # noqa: BLE001 - a result backend may raise anything
-            log.warning("the stored state of %s[%s] cannot be read: %s", self.name, self.id, fault)
+            why = reason_of(fault)
+            log.warning("the stored state of %s[%s] cannot be read: %s", self.name, self.id, why)
             return None
         is_over = meta["status"] == states.SUCCESS or (
             meta["status"] == states.FAILURE and not self._is_older(meta.get("date_done"))
@@ -211,7 +219,8 @@ class TruthfulRequest:
             try:
                 backend.on_chord_part_return(self._context, stored["status"], stored.get("result"))
             except Exception as fault:  # noqa: BLE001 - a result backend may raise anything
-                log.warning("the chord of %s[%s] may not end: %s", self.name, self.id, fault)
+                why = reason_of(fault)
+                log.warning("the chord of %s[%s] may not end: %s", self.name, self.id, why)
 
 
 def _signal_of(signum: Any) -> Any:

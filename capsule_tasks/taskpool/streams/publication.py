@@ -215,8 +215,7 @@ class Publication:
 
     def _on_over(self, over: ExecutionEnded) -> None:
         """Its end was written: what Celery delivers once more runs unseen, unless cancelled."""
-        log.info("task %s was delivered again after its end", self.execution_id)
-        self._mute()
+        self._on_repeated()
         if over.outcome == "cancelled" and not self.has_begun:
             self._streams.orders.cancel(self.job)
         self.begin()
@@ -373,7 +372,12 @@ class Publication:
                 self._streams.background.spawn(self._take_over(batch))
             else:
                 self._on_refused(news)
-        except (AttemptClosed, ExecutionEnded, ExecutionUnknown) as news:
+        except ExecutionEnded as news:
+            if batch.is_claim:
+                self._on_repeated()
+            else:
+                self._on_refused(news)
+        except (AttemptClosed, ExecutionUnknown) as news:
             self._on_refused(news)
         except CapsuleError:
             log.exception("what task %s says cannot be stored", self.execution_id)
@@ -386,8 +390,16 @@ class Publication:
                 self._streams.forget(self)
                 self.call_then()
 
+    def _on_repeated(self) -> None:
+        """Its id has had its end: an errback called twice, or a frozen canvas applied again."""
+        log.info("task %s runs again after its end: its output is not stored", self.execution_id)
+        self._mute()
+
     def _on_refused(self, news: CapsuleError) -> None:
-        log.warning("what task %s says is no longer stored: %s", self.execution_id, news)
+        """Another has its stream: of this worker, under the same id, or one that took it over."""
+        is_repeated = self._streams.has_successor(self)
+        level = logging.INFO if is_repeated else logging.WARNING
+        log.log(level, "task %s: its output is no longer stored: %s", self.execution_id, news)
         self._mute()
 
     def _on_free(self) -> None:

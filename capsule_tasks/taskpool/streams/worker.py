@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.errors import CapsuleError, StorageError, StorageUnavailable
+from capsule_tasks.errors import CapsuleError, StorageError, StorageUnavailable, reason_of
 from capsule_tasks.protocol.events import Begun, Ended, Outcome, encode_event
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
 from capsule_tasks.storage.doorbells import Doorbells
@@ -140,7 +140,7 @@ class Streams:
         try:
             publication = self._publication_of(job)
         except Exception as fault:  # noqa: BLE001 - its id, its task's settings: of whatever make
-            log.warning("task %r runs without a stream: %s", job.call.task_id, fault)
+            log.warning("task %r runs without a stream: %s", job.call.task_id, reason_of(fault))
             self.crew.submit(job)
         else:
             self._admission.admit(publication)
@@ -214,6 +214,10 @@ class Streams:
             del self._publications[execution_id]
             if publication.is_held:
                 self.notes.release(execution_id)
+
+    def has_successor(self, publication: Publication) -> bool:
+        """Whether another job of this worker has its id, and so its stream."""
+        return self._publications.get(publication.execution_id) is not publication
 
     def new_claim(self) -> str:
         """An id that no other claim has."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from capsule_tasks.protocol.messages import Message, Output, Terminal
+from capsule_tasks.protocol.messages import Code, Message, Output, Terminal
 from capsule_tasks.sessions import Session, SessionConfig
 from capsule_tasks.settings import ChildSettings
 
@@ -25,6 +25,22 @@ async def collect(session: Session, source: str, **options: Any) -> list[Message
 async def end_of(session: Session, source: str, **options: Any) -> Any:
     """The terminal message of one execution."""
     return (await collect(session, source, **options))[-1]
+
+
+async def submitted(session: Session, source: str, **options: Any) -> list[Message]:
+    """The same of one that is begun by `submit`."""
+    messages: list[Message] = []
+    over = asyncio.get_running_loop().create_future()
+
+    def consume(message: Message) -> None:
+        messages.append(message)
+        if isinstance(message, Terminal):
+            over.set_result(None)
+
+    session.submit(Code(source=source), consume, execution_id="submitted", **options)
+    async with asyncio.timeout(HANG_S):
+        await over
+    return messages
 
 
 def child_config(*, max_frame_bytes: int = ChildSettings().max_frame_bytes, **sections: Any) -> Any:

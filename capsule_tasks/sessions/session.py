@@ -109,24 +109,15 @@ class Session(SessionLife):
         if execution_id in child.router.streams:
             raise ValueError(f"execution {execution_id!r} is running already")
         stream = self._open(child, execution_id)
-        timer: asyncio.TimerHandle | None = None
         try:
-            execute = Execute(
-                execution_id=execution_id,
-                seq=stream.seq,
-                payload=Code(source=source),
-                on_busy=on_busy,
-            )
-            self._submit(child, stream, execute)
-            timer = self._limit_time(stopper, stream, timeout_s)
+            self._send(child, stream, Code(source=source), on_busy)
+            self._limit_time(stopper, stream, timeout_s)
             while True:
                 message = await stream.next()
                 yield message
                 if isinstance(message, Terminal):
                     break
         finally:
-            if timer is not None:
-                timer.cancel()
             if stream.terminal is None:
                 self._abandon(child, stopper, stream)
         if isinstance(message, Error) and message.kind == ErrorKind.TIMEOUT:
@@ -161,24 +152,25 @@ class Session(SessionLife):
         consumer: Callable[[Message], object],
         *,
         execution_id: str,
+        timeout_s: float | None = None,
         on_busy: OnBusy = "wait",
     ) -> None:
         """Begin an execution whose messages `consumer` is called with, its terminal one last.
 
         It is called on the event loop, and may submit the next one. If it returns False, the code
         has no more credit for output until `read_on` is called. Nothing is awaited: if the session
-        does not take executions right now, SessionStateError is raised.
+        does not take executions right now, SessionStateError is raised. Limits and `timeout_s` are
+        as in `execute`; the terminal message alone tells that the time was up.
         """
-        child, _ = self._taken_on("submit()")
+        check_seconds("timeout_s", timeout_s)
+        child, stopper = self._taken_on("submit()")
         if execution_id in child.router.streams:
             raise ValueError(f"execution {execution_id!r} is running already")
         stream = self._open(child, execution_id, consumer)
         if isinstance(payload, TaskCall):
             stream.task_name = payload.name
-        execute = Execute(
-            execution_id=execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
-        )
-        self._submit(child, stream, execute)
+        self._send(child, stream, payload, on_busy)
+        self._limit_time(stopper, stream, timeout_s)
 
     def read_on(self, execution_id: str) -> None:
         """The consumer of an execution has room again; nothing happens if it is over."""
@@ -216,7 +208,12 @@ class Session(SessionLife):
         self._counters.execution_count += 1
         return stream
 
-    def _submit(self, child: Incarnation, stream: ExecutionStream, execute: Execute) -> None:
+    def _send(
+        self, child: Incarnation, stream: ExecutionStream, payload: Code | TaskCall, on_busy: OnBusy
+    ) -> None:
+        execute = Execute(
+            execution_id=stream.execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
+        )
         try:
             child.post_bulk(execute)
         except tuple(_NOT_SENT) as error:
@@ -231,17 +228,20 @@ class Session(SessionLife):
 
     def _limit_time(
         self, stopper: Stopper, stream: ExecutionStream, timeout_s: float | None
-    ) -> asyncio.TimerHandle | None:
+    ) -> None:
+        """Have the execution stopped at its limit of CPU time and at its caller's deadline."""
+        if stream.terminal is not None:
+            return
         cpu_limit_s = self.config.child.limits.cpu_time_s
         if cpu_limit_s is not None:
             self._spawn(stopper.kill_at_cpu_limit(stream, cpu_limit_s))
-        if timeout_s is None:
-            return None
-        loop = asyncio.get_running_loop()
-        return loop.call_later(timeout_s, self._on_deadline, stopper, stream, timeout_s)
+        if timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(timeout_s, self._on_deadline, stopper, stream, timeout_s)
+            stream.ended.add_done_callback(lambda _: timer.cancel())
 
     def _on_deadline(self, stopper: Stopper, stream: ExecutionStream, timeout_s: float) -> None:
-        if stream.terminal is None:
+        if stream.terminal is None and not stream.abandoned:
             message = f"execution {stream.execution_id!r} ran longer than {timeout_s} s"
             self._spawn(stopper.stop_at_deadline(stream, message))
 

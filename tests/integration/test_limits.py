@@ -19,7 +19,7 @@ from capsule_tasks.settings import (
     SandboxSettings,
     SessionConfig,
 )
-from tests.sessions import Watched, child_config, collect, end_of, eventually, text
+from tests.sessions import Watched, child_config, collect, end_of, eventually, submitted, text
 
 
 async def assert_unharmed(session: Session) -> None:
@@ -106,6 +106,16 @@ async def test_cpu_time_of_code_that_cannot_be_stopped(code: str) -> None:
         assert "<cell 1>" in error.stack
         assert (await session.run("'replaced'")).value == "replaced"
         assert session.info.pid != pid
+
+
+async def test_cpu_time_of_what_was_submitted() -> None:
+    """Stopped by the child, or by a kill, as what `execute` runs."""
+    async with limited(cpu_time_s=0.2) as session:
+        for code, is_killed in (("while True: pass", False), ("sum(iter(int, 1))", True)):
+            error = (await submitted(session, code))[-1]
+            assert isinstance(error, Error)
+            assert "CPU time limit of 0.2 s" in named_in(error)
+            assert error.message.endswith("(killed)") is is_killed
 
 
 async def test_what_is_left_running_between_executions_has_no_cpu_limit() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from capsule_tasks.errors import ExecutionTimeout, SessionLost
-from capsule_tasks.protocol.messages import Error, ErrorKind, Message, Output, Result
+from capsule_tasks.protocol.messages import Code, Error, ErrorKind, Message, Output, Result
 from capsule_tasks.sessions import Session, SessionState
 from capsule_tasks.settings import SessionConfig, TimeoutSettings
-from tests.sessions import HANG_S, GilHold, Watched, collect, eventually, text
+from tests.sessions import HANG_S, GilHold, Watched, collect, eventually, submitted, text
 
 WORK = """
 import asyncio, os, time
@@ -112,6 +112,31 @@ async def test_stubborn_code_is_killed_and_the_session_replaced(
         assert (await session.run("kept + 1")).value == 42
         assert session.info.pid != pid
         assert session.info.restarts == 1
+
+
+@pytest.mark.parametrize("source", ["work()", "await awork()", "deaf()"])
+async def test_what_was_submitted_has_a_deadline_too(source: str) -> None:
+    async with strict(stack_s=HANG_S) if source == "deaf()" else obliging() as session:
+        messages = await submitted(session, source, timeout_s=0.1)
+        terminal = messages[-1]
+        assert isinstance(terminal, Error)
+        assert (terminal.kind, terminal.type) == (ErrorKind.TIMEOUT, "ExecutionTimeout")
+        assert "ran longer than 0.1 s" in terminal.message
+        assert source.removeprefix("await ").removesuffix("()") in terminal.stack
+        assert ("(killed)" in terminal.message) is (source == "deaf()")
+        assert (await session.run("kept + 1")).value == 42
+
+
+async def test_a_deadline_that_is_met_stops_nothing_later(worker: Session) -> None:
+    """The deadline of one that has ended, and of one whose consumer went away."""
+    assert isinstance((await submitted(worker, "1", timeout_s=0.05))[-1], Result)
+    async with contextlib.aclosing(worker.execute("work()", timeout_s=0.05)) as messages:
+        async for _ in messages:
+            break
+    later = await worker.run("time.sleep(0.2)", execution_id="submitted", on_busy="wait")
+    assert later.value is None
+    with pytest.raises(TypeError, match="timeout_s"):
+        worker.submit(Code(source="1"), print, execution_id="e", timeout_s="soon")  # type: ignore[arg-type]
 
 
 async def test_a_coroutine_past_its_time_that_ignores_it_takes_its_neighbours_along() -> None:

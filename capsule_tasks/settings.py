@@ -68,7 +68,7 @@ class ExecutorSettings(_Section, frozen=True, kw_only=True):
     max_waiting: int = 1000
     """Executions that may wait for their turn; one more is answered `busy`."""
     async_limit: int = 1000
-    """Coroutine executions that may run at once; one more is answered `busy`."""
+    """Coroutine executions that may run at once; one more waits, or is answered `busy`."""
     switch_interval_s: float = 0.0005
     """`sys.setswitchinterval` of the child: how soon a cancel interrupts a busy loop."""
     unresponsive_loop_s: float = 0.02

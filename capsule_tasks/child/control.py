@@ -23,7 +23,7 @@ from capsule_tasks.child.namespace import summarize, user_names
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.outcomes import plain_error
 from capsule_tasks.child.output import Pump, Sink
-from capsule_tasks.errors import ExecutionCancelled
+from capsule_tasks.errors import ExecutionCancelled, FrameTooLarge
 from capsule_tasks.protocol.codec import MessageDecoder, Unknown
 from capsule_tasks.protocol.messages import (
     Ack,
@@ -39,6 +39,7 @@ from capsule_tasks.protocol.messages import (
     InterruptReply,
     NamespaceRequest,
     NamespaceSummary,
+    ReplyTooLarge,
     Restore,
     Shutdown,
     SoftLimit,
@@ -305,6 +306,7 @@ class ControlThread:
     ) -> None:
         """End it now if it waits, else have it stopped; a second stop changes nothing."""
         if self._endings.refuse(execution, kind, kind.value):
+            self._lane.ring()  # it may have held up those behind it
             return
         if execution.stop_kind is not None:
             return
@@ -357,7 +359,7 @@ class ControlThread:
             if execution.stop_kind is not None:
                 continue  # a cancel is on its way, which the code may not take for a Ctrl-C
             self._hit(execution, KeyboardInterrupt)
-        self._outbox.control(
+        self._reply(
             InterruptReply(
                 in_reply_to=message.id,
                 done="interrupted" if targets else "not_running",
@@ -404,12 +406,21 @@ class ControlThread:
 
     def _on_namespace(self, message: NamespaceRequest) -> None:
         total, entries = summarize(self._namespace, self._config.diagnostics)
-        self._outbox.control(NamespaceSummary(in_reply_to=message.id, total=total, entries=entries))
+        self._reply(NamespaceSummary(in_reply_to=message.id, total=total, entries=entries))
 
     def _on_stack(self, message: StackRequest) -> None:
         occupant = self._registry.blocking or self._lane.current()
         found = stacks.collect(self._registry.running(), occupant, message.execution_id)
-        self._outbox.control(StackReply(in_reply_to=message.id, stacks=found))
+        self._reply(StackReply(in_reply_to=message.id, stacks=found))
+
+    def _reply(self, reply: InterruptReply | NamespaceSummary | StackReply) -> None:
+        """Answer a request; a reply that does not fit into a frame fails that request alone."""
+        try:
+            self._outbox.control(reply)
+        except FrameTooLarge as fault:
+            self._outbox.control(
+                ReplyTooLarge(in_reply_to=reply.in_reply_to, size=fault.size, ceiling=fault.ceiling)
+            )
 
     def _on_unsupported(self, message: Unsupported) -> None:
         log.warning("the parent did not understand a %r message", message.what)
@@ -417,17 +428,20 @@ class ControlThread:
     def _beat(self) -> None:
         self._timers.after(self._config.diagnostics.heartbeat_interval_s, self._beat)
         running = self._registry.running()
-        self._outbox.control(
-            Heartbeat(
-                rss_bytes=_rss_bytes(),
-                cpu_s=time.process_time(),
-                namespace_size=user_names(self._namespace),
-                running=tuple(execution.id for execution in running),
-                waiting=len(self._registry.waiting),
-                output_backlog_bytes=sum(execution.sink.backlog for execution in running),
-                threads=threading.active_count(),
-            )
+        heartbeat = Heartbeat(
+            rss_bytes=_rss_bytes(),
+            cpu_s=time.process_time(),
+            namespace_size=user_names(self._namespace),
+            running=tuple(execution.id for execution in running),
+            waiting=len(self._registry.waiting),
+            output_backlog_bytes=sum(execution.sink.backlog for execution in running),
+            threads=threading.active_count(),
         )
+        try:
+            self._outbox.control(heartbeat)
+        except FrameTooLarge:  # for thousands of ids; without them it still shows a live child
+            heartbeat.running = ()
+            self._outbox.control(heartbeat)
 
 
 def _rss_bytes() -> int:

@@ -72,6 +72,11 @@ class Execution:
         """The one that `task` drives by hand, so that nothing says that it awaits it."""
 
     @property
+    def may_wait(self) -> bool:
+        """Whether its turn may come later; else it is answered `busy`."""
+        return getattr(self.work, "on_busy", "wait") == "wait"
+
+    @property
     def seq(self) -> int | None:
         """Of its `Execute`, if it came by one."""
         return self.work.seq if isinstance(self.work, Execute) else None
@@ -143,7 +148,12 @@ class Registry:
         """From now on nothing else runs; those that would not wait for that are returned."""
         with self.lock:
             self.blocking = execution
-            return [e for e in self.waiting if getattr(e.work, "on_busy", "wait") == "refuse"]
+        return self.unwilling()
+
+    def unwilling(self) -> list[Execution]:
+        """Those in the queue that were not to wait for anything."""
+        with self.lock:
+            return [execution for execution in self.waiting if not execution.may_wait]
 
     def note_cancel(self, execution: Execution, cancel: Cancel) -> bool:
         """Have `cancel` answered when the execution ends; False if it has ended."""

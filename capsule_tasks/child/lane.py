@@ -185,16 +185,26 @@ class MainLane:
                     message = self._endings.put_into_words(execution, error)
                     self._endings.finish(execution, message)
                 continue
-            if awaits:
+            obstacle = self._obstacle(awaits=awaits)
+            if obstacle and execution.may_wait:
+                for refused in self._registry.unwilling():  # they would wait behind it
+                    self._endings.refuse(refused, ErrorKind.BUSY, obstacle)
+                return  # the end of a coroutine serves it
+            if obstacle:
+                self._endings.refuse(execution, ErrorKind.BUSY, obstacle)
+            elif awaits:
                 self._start_coroutine(execution)
-            elif not self._by_task:
+            else:
                 self._alone = execution
                 if self._loop is not None:
                     self._loop.stop()
-            elif getattr(execution.work, "on_busy", "wait") == "wait":
-                return  # served when the last coroutine has ended
-            else:
-                self._endings.refuse(execution, ErrorKind.BUSY, "coroutines are running")
+
+    def _obstacle(self, *, awaits: bool) -> str:
+        """Why the next execution cannot begin beside those that run; empty if it can."""
+        if not awaits:
+            return "coroutines are running" if self._by_task else ""
+        is_full = len(self._by_task) >= self._async_limit
+        return f"{self._async_limit} coroutines are running already" if is_full else ""
 
     def _awaits(self, execution: Execution) -> bool:
         work = execution.work
@@ -262,10 +272,6 @@ class MainLane:
     def _start_coroutine(self, execution: Execution) -> None:
         import asyncio
 
-        if len(self._by_task) >= self._async_limit:
-            why = f"{self._async_limit} coroutines are running already"
-            self._endings.refuse(execution, ErrorKind.BUSY, why)
-            return
         if not self._start(execution):
             return
         if self._loop is None:

@@ -305,6 +305,14 @@ class Unsupported(Message, kw_only=True, tag="unsupported"):
     in_reply_to: str | None = None
 
 
+class ReplyTooLarge(Message, kw_only=True, tag="reply_too_large"):
+    """A request was understood, but its reply does not fit into a frame; the request failed."""
+
+    in_reply_to: str
+    size: int
+    ceiling: int
+
+
 # --- child to parent, bulk ---------------------------------------------------------------------
 
 
@@ -441,6 +449,7 @@ ToParent = (
     | NamespaceSummary
     | Heartbeat
     | Unsupported
+    | ReplyTooLarge
     | Output
     | Progress
     | InputRequest

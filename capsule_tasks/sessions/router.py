@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.errors import BadFrame, SessionLost
+from capsule_tasks.errors import BadFrame, FrameTooLarge, SessionLost
 from capsule_tasks.protocol.codec import Unknown
 from capsule_tasks.protocol.flow import message_cost, utf8_size
 from capsule_tasks.protocol.messages import (
@@ -33,6 +33,7 @@ from capsule_tasks.protocol.messages import (
     Progress,
     Ready,
     Rejected,
+    ReplyTooLarge,
     Restore,
     Restored,
     Result,
@@ -115,6 +116,7 @@ class Router:
             Checkpointed: self._on_reply,
             Restored: self._on_reply,
             Unsupported: self._on_unsupported,
+            ReplyTooLarge: self._on_reply_too_large,
             Unknown: self._on_unknown,
         }
 
@@ -315,6 +317,11 @@ class Router:
             return
         self._warn_unknown("session %s: a %r message is unknown", message.what)
         self._keep(message)
+
+    def _on_reply_too_large(self, message: ReplyTooLarge) -> None:
+        _, reply = self._replies.get(message.in_reply_to, _NOBODY)
+        if reply is not None and not reply.done():
+            reply.set_exception(FrameTooLarge(message.size, message.ceiling))
 
     def _on_unknown(self, message: Unknown) -> None:
         self._warn_unknown("session %s sent an unknown %r message", message.what)

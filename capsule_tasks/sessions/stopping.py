@@ -8,7 +8,7 @@ import logging
 import time
 from typing import Any, Literal
 
-from capsule_tasks.errors import SessionLost
+from capsule_tasks.errors import FrameTooLarge, SessionLost
 from capsule_tasks.protocol.messages import (
     Cancel,
     CancelReply,
@@ -136,6 +136,8 @@ class Stopper:
             )
             done = reply.done
             aimed_at = [stream for stream in targets if stream.execution_id in reply.execution_ids]
+        except FrameTooLarge:  # only for the ids of many: it was done
+            done = "interrupted"
         except TimeoutError:
             pass  # the child does not answer: nothing was done, unless force does it now
         except SessionLost:  # another's cancel, or the code itself, was quicker
@@ -160,7 +162,7 @@ class Stopper:
             reply: StackReply = await self._child.ask(
                 StackRequest(execution_id=execution_id), timeout_s
             )
-        except (TimeoutError, SessionLost):
+        except (TimeoutError, SessionLost, FrameTooLarge):
             return await probe.dump(self._child.process, timeout_s)
         return probe.to_text(reply.stacks)
 
@@ -203,7 +205,7 @@ class Stopper:
         try:
             request = StackRequest(execution_id=None)
             reply: StackReply = await self._child.ask(request, self._timeouts.stack_s)
-        except (TimeoutError, SessionLost):
+        except (TimeoutError, SessionLost, FrameTooLarge):
             return ""
         own = (None, stream.execution_id)
         holders = [s for s in reply.stacks if s.kind == "thread" and s.execution_id not in own]

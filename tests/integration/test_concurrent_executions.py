@@ -139,6 +139,42 @@ async def test_more_coroutines_than_allowed_are_answered_busy() -> None:
         await stopped(session, *running)
 
 
+async def test_a_coroutine_beyond_the_limit_waits_if_it_may() -> None:
+    """And what comes behind it and may not wait does not, though nothing was told before."""
+    source = "import asyncio\nprint('there')\nawait asyncio.sleep(3600)"
+    async with Session(child_config(executor=ExecutorSettings(async_limit=2))) as session:
+        running = [Watched(session, source) for _ in range(2)]
+        for execution in running:
+            await execution.until_output("there")
+        waiting = [
+            Watched(session, f"await asyncio.sleep(0, {n})", on_busy="wait") for n in range(3)
+        ]
+        for execution in waiting:
+            await execution.until(Ack)
+        for refused in ("await asyncio.sleep(0)", "1"):
+            error = await end_of(session, refused)
+            assert is_busy(error)
+            assert "2 coroutines are running already" in error.message
+        assert session.info.running == tuple(e.execution_id for e in running + waiting)
+        await stopped(session, running.pop())
+        for n, execution in enumerate(waiting):
+            assert (await execution.ended()).value == n
+        await stopped(session, *running)
+
+
+async def test_what_a_cancelled_execution_held_up_begins_at_once(session: Session) -> None:
+    """Blocking code that waits for coroutines holds up the coroutine behind it."""
+    running = Watched(session, "import asyncio\nprint('there')\nawait asyncio.sleep(3600)")
+    await running.until_output("there")
+    blocking = Watched(session, "1", on_busy="wait")
+    await blocking.until(Ack)
+    behind = Watched(session, "await asyncio.sleep(0, 'began')", on_busy="wait")
+    await behind.until(Ack)
+    assert await session.cancel(blocking.execution_id) == "interrupted"
+    assert (await behind.ended()).value == "began"
+    await stopped(session, running)
+
+
 async def test_blocking_code_while_coroutines_run_is_answered_busy_or_waits(
     session: Session,
 ) -> None:

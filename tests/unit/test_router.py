@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule_tasks.errors import BadFrame, SessionLost
+from capsule_tasks.errors import BadFrame, FrameTooLarge, SessionLost
 from capsule_tasks.protocol.codec import Unknown
 from capsule_tasks.protocol.messages import (
     Ack,
@@ -28,6 +28,7 @@ from capsule_tasks.protocol.messages import (
     NamespaceRequest,
     Output,
     Progress,
+    ReplyTooLarge,
     Restore,
     Result,
     StackReply,
@@ -128,7 +129,7 @@ def test_every_request_has_a_kind_of_reply() -> None:
     asked = {Cancel, Interrupt, StackRequest, NamespaceRequest, Checkpoint, Restore}
     assert set(_ANSWERS) == asked
     replies = {kind for kind in KINDS if "in_reply_to" in kind.__struct_fields__}
-    assert set(_ANSWERS.values()) == replies - {Unsupported}
+    assert set(_ANSWERS.values()) == replies - {Unsupported, ReplyTooLarge}
 
 
 async def test_a_reply_goes_to_who_asked() -> None:
@@ -161,6 +162,15 @@ async def test_a_request_that_the_child_does_not_know_fails_and_says_why() -> No
     reply = parent.router.expect(request)
     parent.router.route(Unsupported(what="namespace_request", in_reply_to=request.id))
     with pytest.raises(SessionLost, match="does not know 'namespace_request'"):
+        await reply
+
+
+async def test_a_request_whose_reply_is_too_large_fails_and_says_so() -> None:
+    parent, request = Parent(), NamespaceRequest()
+    reply = parent.router.expect(request)
+    parent.router.route(ReplyTooLarge(in_reply_to=request.id, size=200, ceiling=100))
+    parent.router.route(ReplyTooLarge(in_reply_to="of nobody", size=200, ceiling=100))
+    with pytest.raises(FrameTooLarge, match="200 bytes is over the ceiling of 100"):
         await reply
 
 

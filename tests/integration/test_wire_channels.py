@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.errors import IncompatibleProtocol
+from capsule_tasks.errors import FrameTooLarge, IncompatibleProtocol
 from capsule_tasks.protocol.messages import InputRequest, Interrupt, Message, Output
 from capsule_tasks.sessions import Session, SessionConfig
 from capsule_tasks.sessions import channel as channel_module
 from capsule_tasks.sessions.channel import Channel
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import (
+    KIB,
     ChildSettings,
     DiagnosticSettings,
     OutputSettings,
@@ -33,6 +34,7 @@ CONFIG = SessionConfig(
     child=ChildSettings(
         diagnostics=DiagnosticSettings(heartbeat_interval_s=0.01),
         output=OutputSettings(backpressure="drop_oldest", window_bytes=1000, chunk_bytes=100),
+        max_frame_bytes=64 * KIB,
     )
 )
 
@@ -104,6 +106,9 @@ async def converse(session: Session, seen: dict[str, set[str]]) -> None:
     await eventually(lambda: session.state is not SessionState.BUSY)
     async for _ in messages:
         pass
+    await session.run("for n in range(300): globals()[f'{n:0300}'] = n")
+    with pytest.raises(FrameTooLarge):
+        await session.namespace_summary()
     assert session._child is not None
     session._child.send_control(FromTheFuture())
     await eventually(lambda: {"Unsupported", "Heartbeat"} <= seen.keys())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from celery import chain
 
 from capsule_tasks.taskpool import TaskPool
-from tests.acceptance.workers import HANG_S, Worker, unique
+from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 
 CUSTOM = f"{TaskPool.__module__.rpartition('.')[0]}:{TaskPool.__name__}"
 
@@ -45,3 +46,32 @@ def test_prefork_finds_what_a_dead_worker_of_ours_held(redis_url: str, tmp_path:
             stock.heard(key)
             stock.go(key)
             assert result.get(timeout=HANG_S) > 0
+
+
+def processes_of(pid: int) -> set[int]:
+    """The children that the kernel knows of."""
+    found = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return {int(child) for text in found for child in text.split()}
+
+
+@pytest.mark.parametrize(("start", "extra"), [("fork", 2), ("exec", 2), ("cold", 0)])
+def test_a_worker_has_the_processes_that_the_guide_lists(
+    redis_url: str, tmp_path: Path, start: str, extra: int
+) -> None:
+    with Worker(redis_url, tmp_path, TEST_START=start) as worker:
+
+        def are_there(children: int) -> bool:
+            pool = worker.ask("stats")["pool"]
+            known = set(pool["processes"])
+            if extra:
+                known.add(pool["capsule"]["template-pid"])
+            found = processes_of(worker.pid)
+            return (
+                len(pool["processes"]) == children
+                and known <= found
+                and len(found) == children + extra
+            )
+
+        eventually(lambda: are_there(2), "two children and what is beside them")
+        worker.get("async_blip", 1)
+        eventually(lambda: are_there(3), "a child for coroutines beside these")

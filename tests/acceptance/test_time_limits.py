@@ -31,6 +31,30 @@ def test_a_call_may_have_other_limits_than_its_task(worker: Worker) -> None:
         worker.get("sleep", LONG_S, time_limit=0.3)
 
 
+@pytest.mark.parametrize("name", ["sleep", "nap"], ids=["blocking", "coroutine"])
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ({"soft": 0.4, "hard": 30}, SoftTimeLimitExceeded),
+        ({"soft": None, "hard": 0.4}, TimeLimitExceeded),
+    ],
+    ids=["soft", "hard"],
+)
+def test_limits_set_by_remote_control_end_the_next_call(
+    worker: Worker, name: str, limits: dict[str, float], error: type[Exception]
+) -> None:
+    if worker.is_prefork:
+        pytest.skip("prefork answers ok and does nothing")
+    answer = worker.tell("time_limit", name, **limits)
+    try:
+        assert "ok" in answer
+        with pytest.raises(error):
+            worker.get(name, LONG_S)
+    finally:
+        worker.tell("time_limit", name, soft=None, hard=None)
+    worker.get(name, 0.6)  # the limits are gone again
+
+
 def test_what_is_ended_has_a_moment_to_tidy_up(redis_url: str, tmp_path: Path, pool: str) -> None:
     with Worker(redis_url, tmp_path, pool=pool, TEST_MARK_PROCESSES="1") as worker:
         limited, terminated = unique(), unique()

@@ -57,7 +57,7 @@ def redis_url(app: Any) -> str | None:
     stated = app.conf.get(REDIS_SETTING) or redis_url_of_environment()
     if stated:
         return str(stated)
-    return _redis_of_broker(app.conf) or redis_of_backend(app)
+    return redis_of_broker(app) or redis_of_backend(app)
 
 
 def needed_redis_url() -> str:
@@ -79,8 +79,9 @@ def redis_of_backend(app: Any) -> str | None:
     return _respelled(_first(app.conf.result_backend), app.conf.redis_backend_use_ssl)
 
 
-def _redis_of_broker(conf: Any) -> str | None:
-    url, tls = _first(conf.broker_url), conf.broker_use_ssl
+def redis_of_broker(app: Any) -> str | None:
+    """The Redis that is Celery's broker; None if that is none, or behind Sentinels."""
+    url, tls = _first(app.conf.broker_url), app.conf.broker_use_ssl
     if "ssl_" in url:
         tls = None  # of the two, kombu takes what the URL says
     elif not tls and url.startswith("rediss://"):

@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from capsule_tasks.errors import StorageNotReady
+from capsule_tasks.errors import StorageNotReady, StorageUnavailable
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage import targets
 from capsule_tasks.storage.faults import FAULTS, told
@@ -181,6 +181,21 @@ def _no_retry() -> Retry:
 
 def server_pool(target: Target) -> ConnectionPool:
     return ConnectionPool(**{"protocol": 2, **target.options, "retry": _no_retry()})
+
+
+def answers(url: str, patience_s: float) -> bool:
+    """Whether a server says anything in that time, and be it an error, on a new connection."""
+    settings = ConnectionSettings(connect_timeout_s=patience_s, reply_timeout_s=patience_s)
+    connection = server_pool(targets.parsed(url, settings)).make_connection()
+    try:
+        connection.connect()
+        connection.send_command("PING", check_health=False)
+        connection.read_response()
+    except FAULTS as error:
+        return not isinstance(told(error, was_sent=True), StorageUnavailable)
+    finally:
+        connection.disconnect()
+    return True
 
 
 def _sentinel_pool(target: Target) -> tuple[ConnectionPool, Sentinel]:

@@ -1,7 +1,9 @@
-"""The last resort: a worker that was told to leave, has nothing left to do, and does not leave.
+"""The last resort: a worker that was told to leave, and cannot.
 
 A Redis that accepts and says nothing holds Celery's main thread for as long as its sockets wait,
-which is for ever. What a worker held then comes back when its visibility timeout is over.
+which is for ever, and a child that stores a result for minutes. Tasks are waited for as long as
+they take, but only while the servers answer that their results and acknowledgements go to. What a
+worker held when it was ended comes back when its visibility timeout is over.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -21,16 +24,24 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 EXIT_BY_FORCE = 70
 """EX_SOFTWARE."""
-_BETWEEN_LOOKS_S = 1.0
+_LOOKS = 8
+"""So often is looked whether the servers answer, before the limit is over."""
 
 
 class Leaving:
     """Ends the process if the worker does not end by itself. Its children notice, and end too."""
 
-    def __init__(self, limit_s: float, is_busy: Callable[[], bool]) -> None:
-        """`is_busy` is asked on another thread: whether anything runs that is waited for."""
+    def __init__(
+        self, limit_s: float, is_busy: Callable[[], bool], servers_answer: Callable[[], bool]
+    ) -> None:
+        """Both are asked on another thread.
+
+        `is_busy` says whether anything runs that is waited for, `servers_answer` whether the end of
+        that could be told.
+        """
         self._limit_s = limit_s
         self._is_busy = is_busy
+        self._servers_answer = servers_answer
         self._ended = threading.Event()
         self._begun: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -60,14 +71,28 @@ class Leaving:
     def _run(self) -> None:
         self._begun.get()
         ended = self._ended
-        while self._is_busy():  # whoever would say that it is not may be what hangs
-            if ended.wait(_BETWEEN_LOOKS_S):
-                return
-        if ended.wait(self._limit_s):
-            return
+        late_at = time.monotonic() + self._limit_s
+        while not ended.wait(max(0.0, min(self._limit_s / _LOOKS, late_at - time.monotonic()))):
+            # Who would say that the worker is no longer busy may be what hangs.
+            is_busy = self._is_busy()
+            if is_busy and self._servers_answer():
+                late_at = time.monotonic() + self._limit_s
+            elif time.monotonic() >= late_at:
+                self._end_by_force(
+                    "Redis does not answer, and tasks cannot end"
+                    if is_busy
+                    else "it had nothing left to do"
+                )
+
+    def _end_by_force(self, why: str) -> None:
         frames = sys._current_frames()  # noqa: SLF001 - documented, for purposes like this
         frame = frames.get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame))
-        log.critical("the worker did not end within %s s and is ended:\n%s", self._limit_s, stack)
+        log.critical(
+            "the worker did not end within %s s (%s) and is ended; its main thread was at:\n%s",
+            self._limit_s,
+            why,
+            stack,
+        )
         logging.shutdown()
         os._exit(EXIT_BY_FORCE)

@@ -56,7 +56,8 @@ DEFAULTS: dict[str, Any] = {
 - `capsule_ready_s`: how long a child may take to become ready, imports included.
 - `capsule_shutdown_s`: how long an idle child, and in a cold shutdown a task, may take to leave
   before it is killed.
-- `capsule_leave_s`: how much longer a worker that has nothing left to do may take to end.
+- `capsule_leave_s`: how much longer a worker that was told to leave may take to end when it has
+  nothing left to do, or Redis does not answer.
 - `capsule_streams`: whether tasks have streams. `capsule_redis_url`: where those are; else the
   environment's `CAPSULE_REDIS_URL`, the broker, or the result backend, the first that is a Redis.
 - `capsule_prefix`: what keys begin with.

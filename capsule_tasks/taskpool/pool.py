@@ -19,6 +19,7 @@ from kombu.asynchronous import get_event_loop
 from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
+from capsule_tasks.taskpool.answering import servers_answer
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.calls import is_coroutine_task, is_redelivered, task_call
 from capsule_tasks.taskpool.crew import Crew
@@ -70,7 +71,7 @@ class TaskPool(prefork.TaskPool):
         self._slots = Slots(self._size) if self.putlocks else None
         check(self.app)
         limits = (setting(self.app, name) for name in ("capsule_shutdown_s", "capsule_leave_s"))
-        self._leaving = Leaving(sum(limits), self._is_busy)
+        self._leaving = Leaving(sum(limits), self._is_busy, partial(servers_answer, self.app))
         signals.worker_shutting_down.connect(self._on_shutting_down)
         signals.worker_shutdown.connect(self._leaving.note_end)
         self.app.steps["consumer"].add(ConsumerStep)

@@ -527,6 +527,13 @@ def write_late(path: str, until: str) -> None:
         time.sleep(0.01)
 
 
+@app.task(name="write_kept", acks_late=True)
+def write_kept(path: str, until: str) -> int:
+    """The same, with a result."""
+    write_late.run(path, until)
+    return os.getpid()
+
+
 @app.task(name="told_late", acks_late=True)
 def told_late(key: str) -> str:
     mark(key)

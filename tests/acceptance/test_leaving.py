@@ -126,8 +126,8 @@ def test_a_redis_that_is_gone_holds_nobody_up(tmp_path: Path, pool: str) -> None
 
 @pytest.mark.parametrize(
     ("is_busy", "signals"),
-    [(False, (signal.SIGTERM,)), (True, (signal.SIGQUIT,))],
-    ids=["idle and warm", "busy and cold"],
+    [(False, (signal.SIGTERM,)), (True, (signal.SIGTERM,)), (True, (signal.SIGQUIT,))],
+    ids=["idle and warm", "busy and warm", "busy and cold"],
 )
 def test_a_redis_that_accepts_and_says_nothing_holds_nobody_up(
     tmp_path: Path, is_busy: bool, signals: tuple[int, ...]
@@ -154,6 +154,26 @@ def test_a_redis_that_accepts_and_says_nothing_holds_nobody_up(
                 second.heard(key)
                 second.go(key)
                 assert result.get(timeout=HANG_S) > 0
+
+
+def test_a_result_that_a_silent_redis_does_not_take_holds_nobody_up(tmp_path: Path) -> None:
+    """The child hangs in Celery's result store; its message is delivered again."""
+    began, until = tmp_path / "began", tmp_path / "until"
+    with PrivateServer(tmp_path / "redis") as server:
+        with Worker(server.url, tmp_path, TEST_CONF=VERY_SOON, TEST_VISIBILITY="1") as worker:
+            result = worker.send("write_kept", str(began), str(until))
+            eventually(began.exists, "the task")
+            eventually(lambda: worker.app.backend.client.hlen("unacked"), "the note of it")
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                until.touch()
+                assert leave(worker, signal.SIGTERM) == FORCED
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert "Redis does not answer, and tasks cannot end" in worker.log
+            with Worker(server.url, tmp_path, queue=worker.queue, TEST_VISIBILITY="1"):
+                assert result.get(timeout=HANG_S) > 0
+        assert began.read_text() == "began\n" * 2
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])

@@ -22,7 +22,7 @@ from capsule_tasks.cli.options import Duration, Unavailable, app_of, command_lin
 from capsule_tasks.cli.terminal import cleaned, without_controls
 from capsule_tasks.client import Event, Execution, GroupExecution
 from capsule_tasks.client.cancelling import cancel_all
-from capsule_tasks.client.group import saved_group
+from capsule_tasks.client.group import saved_group, saved_groups
 from capsule_tasks.client.hub import hub
 from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import CapsuleError, StorageUnavailable
@@ -157,13 +157,13 @@ def cancel(
 ) -> None:
     """Have executions stopped, begun or not; of a group that was saved, all its members."""
     app = app_of(ctx)
-    groups = {one: group for one in execution_ids if (group := _group(app, one, None)) is not None}
+    groups = saved_groups(app, execution_ids)
     single = [one for one in execution_ids if one not in groups]
     answers: dict[str, Any] = dict(hub.call(cancel_all(app, single, grace_s)))
     waiting = [one for one in single if answers[one] == "waiting"]
     unknown = hub.call(_unknown(app, waiting)) if waiting else []
     for one, group in groups.items():
-        answers[one] = group.cancel(grace_s)
+        answers[one] = GroupExecution.of(group).cancel(grace_s)
     for one in dict.fromkeys(execution_ids):
         asked = answers[one]
         if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from capsule_tasks.client.hub import hub
 from capsule_tasks.client.results import keeps_results, stored_ends
 from capsule_tasks.client.streaming import current_app
 from capsule_tasks.client.tally import Failure, Tally
+from capsule_tasks.client.watching import in_parts
 from capsule_tasks.protocol.events import Outcome
 
 
@@ -147,3 +148,24 @@ def saved_group(app: Any, group_id: str) -> GroupResult | None:
         return GroupResult.restore(group_id, app=app)
     except Exception:  # noqa: BLE001  a backend that keeps no groups may raise what it likes
         return None
+
+
+def saved_groups(app: Any, ids: Sequence[str]) -> dict[str, GroupResult]:
+    """Those of the ids that are groups which the result backend has kept."""
+    found: dict[str, GroupResult] = {}
+    for some in in_parts(ids):
+        for one in _possible_groups(app.backend, some):
+            if (saved := saved_group(app, one)) is not None:
+                found[one] = saved
+    return found
+
+
+def _possible_groups(backend: Any, ids: Sequence[str]) -> Sequence[str]:
+    """Those of which a backend that can be asked for many at once has something."""
+    try:
+        values = backend.mget([backend.get_key_for_group(one) for one in ids])
+    except Exception:  # noqa: BLE001  it may have neither, and raise what it likes
+        return ids
+    if not isinstance(values, list):
+        return ids
+    return [one for one, value in zip(ids, values, strict=True) if value is not None]

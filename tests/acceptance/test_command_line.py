@@ -305,6 +305,18 @@ def test_a_stack_leaves_celerys_own_frames_out(worker: Worker) -> None:
     assert Execution.of(result).cancel() == "asked"
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+def test_groups_and_single_tasks_are_cancelled_together(worker: Worker) -> None:
+    members = [worker.sig("add", n, 1) for n in range(3)]
+    saved = group(members, app=worker.app).apply_async()
+    saved.save()
+    saved.get(timeout=HANG_S)
+    single = worker.send("add", 1, 1)
+    single.get(timeout=HANG_S)
+    shown = typed_here(worker.app, "cancel", single.id, saved.id, single.id).stdout
+    assert shown.splitlines() == [f"{single.id}: over", f"{saved.id}: 0 asked, 0 waiting, 3 over"]
+
+
 def test_json_is_taken_before_and_after_the_command(worker: Worker) -> None:
     result = worker.send("add", 1, 1)
     result.get(timeout=HANG_S)

@@ -11,7 +11,7 @@ import pytest
 from capsule_tasks import Capsule
 from capsule_tasks.client import Execution
 from capsule_tasks.errors import InvalidId
-from tests.acceptance.workers import HANG_S, Worker, eventually, unique
+from tests.acceptance.workers import HANG_S, Worker, ended, eventually, unique
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_a_thousand_waiting_tasks_are_cancelled_with_one_wait(
 async def test_each_id_has_its_own_answer(worker: Worker) -> None:
     key = unique()
     over, running = worker.send("add", 1, 1), worker.send("busy", key)
-    over.get(timeout=HANG_S)
+    ended(over)
     worker.heard(key)
     eventually(lambda: Execution.of(running).snapshot().state == "running", "its claim")
     held = worker.send("hold", unique(), countdown=1)
@@ -50,7 +50,7 @@ async def test_each_id_has_its_own_answer(worker: Worker) -> None:
 
 def test_one_id_needs_no_list(worker: Worker) -> None:
     done = worker.send("add", 1, 1)
-    done.get(timeout=HANG_S)
+    ended(done)
     assert Capsule(worker.app).cancel(done.id) == {done.id: "over"}
     assert Capsule(worker.app).cancel([]) == {}
 

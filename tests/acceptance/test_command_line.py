@@ -19,7 +19,16 @@ from click.testing import CliRunner, Result
 from capsule_tasks.cli import capsule
 from capsule_tasks.client import Execution
 from scripts._redis_server import free_port
-from tests.acceptance.workers import HANG_S, ROOT, Worker, close, eventually, producer, unique
+from tests.acceptance.workers import (
+    HANG_S,
+    ROOT,
+    Worker,
+    close,
+    ended,
+    eventually,
+    producer,
+    unique,
+)
 from tests.terminals import CTRL_C, Terminal
 
 
@@ -191,6 +200,7 @@ def test_each_command_speaks_json(worker: Worker, redis_url: str) -> None:
     (said,) = run(redis_url, "respond", result.id, "Ada", "--json").splitlines()
     assert json.loads(said) == {"id": result.id, "respond": "asked"}
     assert result.get(timeout=HANG_S) == "heard Ada"
+    ended(result)
     (over,) = run(redis_url, "cancel", result.id, "--json").splitlines()
     assert json.loads(over) == {"id": result.id, "cancel": "over"}
     assert result.id in [
@@ -239,7 +249,7 @@ def test_the_stack_of_an_id_that_no_worker_has_started(worker: Worker) -> None:
     said = typed_here(worker.app, "stack", unknown, *here, status=1).stderr
     assert f"no worker has started {unknown}" in said
     over = worker.send("add", 1, 1)
-    over.get(timeout=HANG_S)
+    ended(over)
     said = typed_here(worker.app, "stack", over.id, *here, status=1).stderr
     assert "is over: succeeded" in said
 
@@ -310,16 +320,15 @@ def test_groups_and_single_tasks_are_cancelled_together(worker: Worker) -> None:
     members = [worker.sig("add", n, 1) for n in range(3)]
     saved = group(members, app=worker.app).apply_async()
     saved.save()
-    saved.get(timeout=HANG_S)
     single = worker.send("add", 1, 1)
-    single.get(timeout=HANG_S)
+    ended(*saved.results, single)
     shown = typed_here(worker.app, "cancel", single.id, saved.id, single.id).stdout
     assert shown.splitlines() == [f"{single.id}: over", f"{saved.id}: 0 asked, 0 waiting, 3 over"]
 
 
 def test_json_is_taken_before_and_after_the_command(worker: Worker) -> None:
     result = worker.send("add", 1, 1)
-    result.get(timeout=HANG_S)
+    ended(result)
     for words in (("--json", "cancel", result.id), ("cancel", result.id, "--json")):
         said = json.loads(typed_here(worker.app, *words).stdout)
         assert said == {"id": result.id, "cancel": "over"}

@@ -18,6 +18,8 @@ from celery import Celery
 from celery.result import AsyncResult
 from redis import RedisError
 
+from capsule_tasks.client import Execution
+
 ROOT = Path(__file__).parent.parent.parent
 HANG_S = 60.0
 """Nothing takes this long unless it hangs."""
@@ -242,6 +244,18 @@ def close(app: Celery) -> None:
     backend.client.connection_pool.disconnect()
     app.pool.force_close_all()
     app.close()
+
+
+def ended(*results: AsyncResult[Any]) -> None:
+    """Wait until each has its end in its stream, a moment after its result is stored."""
+
+    def is_over(execution: Execution) -> bool:
+        snapshot = execution.snapshot()
+        return snapshot.state == "ended" and bool(snapshot.task)
+
+    for result in results:
+        execution = Execution.of(result)
+        eventually(lambda one=execution: is_over(one), "its end in the stream")
 
 
 def unique(prefix: str = "k") -> str:

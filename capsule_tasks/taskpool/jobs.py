@@ -225,6 +225,18 @@ class Job:
         if self._timeout_callback is not None:
             self._timeout_callback(soft=False, timeout=self.hard_limit_s)
 
+    def let_go(self) -> None:
+        """Celery has been told: keep nothing of the message, which may be large.
+
+        The job and its stream refer to each other, so that both stay until the garbage collector
+        comes by, and that takes as long as few objects are made.
+        """
+        self.call.body = b""
+        self._accept_callback = self._callback = None
+        self._error_callback = self._timeout_callback = None
+        if not getattr(self.request, "puts_ack_off", False):  # else `say_claimed` needs it
+            self.request = None
+
     def _say_value(self, outcome: tuple[int, Any, float | None]) -> None:
         if self._callback is not None:
             self._callback(outcome)
@@ -277,3 +289,4 @@ class _NotCalled:
     def __init__(self, name: str, task_id: str) -> None:
         self.name = name
         self.task_id = task_id
+        self.body = b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -9,10 +10,16 @@ from typing import Any
 from billiard.exceptions import TimeLimitExceeded
 
 from capsule_tasks.protocol.messages import Terminal
+from capsule_tasks.system.memory import give_back_freed_memory
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.endings import Ending, ending_of_error, is_put_back_when_lost
 from capsule_tasks.taskpool.jobs import SILENT, Job, Stage, is_killed_at_limit, why_lost
 from capsule_tasks.taskpool.losses import Losses
+
+_LARGE_BYTES = 1024 * 1024
+"""Messages from this size leave holes in the heap that are worth giving back."""
+_GIVE_BACK_AFTER_S = 1.0
+"""Celery has been told of the end by then, and everything of the message is freed."""
 
 
 class Outcomes:
@@ -31,6 +38,7 @@ class Outcomes:
         self._spawn = spawn
         self._on_over = on_over
         self._on_told = on_told
+        self._gives_back_soon = False
 
     def lose(self, job: Job, end: Terminal, status: int | None) -> None:
         """Its child did not bring it to its end; `status` is of that child, if it is gone."""
@@ -56,6 +64,8 @@ class Outcomes:
         the last event is stored: a message that was acknowledged has its end in the stream.
         """
         settle(job)
+        if len(job.call.body) >= _LARGE_BYTES:
+            self._give_memory_back_soon()
         if self._losses.is_noted(job.call):
             self._spawn(self._losses.forget(job.call))
         if job.publication is SILENT:
@@ -63,6 +73,16 @@ class Outcomes:
             return
         self._bridge.put(partial(self._on_over, job))
         job.publication.end(ending, partial(self._bridge.put, partial(self._finish, job, news)))
+
+    def _give_memory_back_soon(self) -> None:
+        """Once for all large messages of a second; on a thread, for the heap may be large, too."""
+        if not self._gives_back_soon:
+            self._gives_back_soon = True
+            asyncio.get_running_loop().call_later(_GIVE_BACK_AFTER_S, self._give_memory_back)
+
+    def _give_memory_back(self) -> None:
+        self._gives_back_soon = False
+        asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
 
     async def _judge(self, job: Job, why: Exception, end: Terminal) -> None:
         """The child is lost; whether its message may have another is known a moment later."""
@@ -81,6 +101,7 @@ class Outcomes:
                 news()
         finally:
             self._on_told(job)
+            job.let_go()
 
 
 def settle(job: Job) -> None:

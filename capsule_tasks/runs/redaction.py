@@ -1,7 +1,8 @@
 """What looks like a secret: values under certain names, and credentials in URLs.
 
 A guess that errs on the side of leaving out. A secret under an innocent name that is no part of a
-URL is not recognised.
+URL is not recognised, and neither is one that is a part of a path. A user without a password counts
+as a token (`https://TOKEN@host`), except for `git@` and where the scheme says that it is a name.
 """
 
 from __future__ import annotations
@@ -42,14 +43,34 @@ SECRET_NAMES = (
 """Shell patterns of the names, in lower case and with `_` for `-`, `.` and blanks, whose values are
 left out. Under those of tokens a number is kept: it counts them."""
 
+_SECRET_PARAMETERS = ("key", "subscription_key", "sig", "*signature", "pass")
+"""Names, spelled likewise, that are those of secrets only as parameters of a URL."""
+
+_NAME_SCHEMES = {
+    *("ssh", "sftp", "scp", "rsync", "ftp", "postgres", "postgresql", "mysql", "mariadb"),
+    *("abfs", "abfss", "wasb", "wasbs", "docker"),
+}
+"""Schemes, also combined as in `git+ssh`, where what stands alone before an @ is only a name: of a
+user, a container or an image."""
+
 _USER_AND_PASSWORD = re.compile(
     r"""(?P<start>://(?:
         : |                               # no user, as in Redis URLs: all up to the @ is a password
         [^/?\#:@"'<>\[\]]+:              # a user, or a host whose port must not count as a password
         (?!\d{1,5}(?:[/?\#"'<>]|$))
-    ))[^@]+(?=@)""",
+    )).+(?=@)                             # also over an @ inside of the password
+    """,
     re.VERBOSE,
 )
+_WITH_BLANKS = re.compile(
+    r"""(?P<start>://[^/?\#:@"'<>\[\]\s]*:)
+    (?!\d{1,5}\W)                         # a port
+    [^/?\#@"'<>\s][^/?\#@"'<>\n]*(?<=\S)(?=@)""",
+    re.VERBOSE,
+)
+_USER_ALONE = re.compile(r"""://(?P<user>[^/?\#:"'<>\[\](),;|{}]+)(?=@)""")
+_SCHEME = re.compile(r"[\w.+-]*\Z")
+_LONGEST_SCHEME = 40
 _PARAMETER = re.compile(r"""(?P<start>[?&;\#](?P<name>[^=&;?\#]{1,64})=)(?P<value>[^&;\#"'<>]+)""")
 _HIDDEN = "***"
 
@@ -85,7 +106,7 @@ def without_secrets(value: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
 
 
 def is_secret_name(name: str) -> bool:
-    return any(fnmatchcase(_spelled(name), pattern) for pattern in SECRET_NAMES)
+    return _is_among(SECRET_NAMES, name)
 
 
 def has_credentials(text: str) -> bool:
@@ -97,6 +118,7 @@ def redacted(text: str) -> str:
     """The text with `***` for the passwords and tokens of its URLs."""
     if "://" not in text:
         return text
+    text = _WITH_BLANKS.sub(rf"\g<start>{_HIDDEN}", text)
     # Word by word, each up to its last @, so that no search for an @ is in vain: linear time.
     return "".join(_redacted_word(word) for word in re.split(r"(\s+)", text))
 
@@ -106,14 +128,22 @@ def _redacted_word(word: str) -> str:
         return word
     before, at, after = word.rpartition("@")
     word = _USER_AND_PASSWORD.sub(rf"\g<start>{_HIDDEN}", before + at) + after
+    word = _USER_ALONE.sub(_redacted_user, word)
     return _PARAMETER.sub(_redacted_parameter, word)
 
 
+def _redacted_user(found: re.Match[str]) -> str:
+    end = found.start()
+    scheme = _SCHEME.search(found.string[max(0, end - _LONGEST_SCHEME) : end].lower())
+    is_name = scheme is not None and not _NAME_SCHEMES.isdisjoint(scheme[0].split("+"))
+    return found[0] if is_name or found["user"] == "git" else f"://{_HIDDEN}"
+
+
 def _redacted_parameter(found: re.Match[str]) -> str:
-    is_harmless = not is_secret_name(found["name"]) or (
-        found["value"].isdecimal() and _may_be_counted(found["name"])
-    )
-    return found[0] if is_harmless else found["start"] + _HIDDEN
+    name = found["name"]
+    is_secret = is_secret_name(name) or _is_among(_SECRET_PARAMETERS, name)
+    is_count = found["value"].isdecimal() and _may_be_counted(name)
+    return found["start"] + _HIDDEN if is_secret and not is_count else found[0]
 
 
 def _is_secret(name: str, value: Any) -> bool:
@@ -121,6 +151,10 @@ def _is_secret(name: str, value: Any) -> bool:
         return True
     is_count = isinstance(value, (int, float)) and _may_be_counted(name)
     return is_secret_name(name) and not is_count
+
+
+def _is_among(patterns: tuple[str, ...], name: str) -> bool:
+    return any(fnmatchcase(_spelled(name), pattern) for pattern in patterns)
 
 
 def _may_be_counted(name: str) -> bool:

@@ -160,6 +160,26 @@ WITH_CREDENTIALS = [
     f"line\nredis://:{SECRET}@h",
     f"redis://h/0?db=1&password={SECRET}",
     f"https://h/#state=1&access_token={SECRET}",
+    # An @ in a password: all up to the last one is hidden.
+    f"redis://u:p@{SECRET}@h",
+    f"redis://:@{SECRET}@h",
+    f"redis://u:p@a://{SECRET}@h",
+    # A user alone is a token, unless the scheme or `git@` says otherwise.
+    f"https://{SECRET}@github.com/x",
+    f"git+https://{SECRET}@github.com/x@main",
+    f"https://to@{SECRET}@h",
+    f"ssh://git@h,redis://:{SECRET}@h",
+    # Blanks in a password.
+    f"redis://:pass {SECRET}@h/0",
+    f"first redis://u:{SECRET} p@ss@h",
+    # Signed URLs, and keys in the query.
+    f"https://h/?q=1&key={SECRET}",
+    f"https://h/?subscription-key={SECRET}",
+    f"https://h/c/blob?sv=2024&sig={SECRET}",
+    f"https://b.s3.amazonaws.com/o?X-Amz-Signature={SECRET}",
+    f"https://b.s3.amazonaws.com/o?X-Amz-Credential={SECRET}",
+    f"https://storage.googleapis.com/o?X-Goog-Signature={SECRET}",
+    f"https://d.cloudfront.net/o?Expires=1&Signature={SECRET}",
 ]
 WITHOUT = [
     "https://host:8080/a@b",
@@ -170,6 +190,18 @@ WITHOUT = [
     '{"u":"http://a","x":"b@c"}',
     "ann@x: see http://host:80",
     "https://h/?max_tokens=500&page=2",
+    "https://h/?keyword=a&sort_key=b&design=c&monkey=d#keys",
+    "https://git@github.com/x",
+    "ssh://ann@h/x and git+ssh://ann@h/x, sftp://ann@h",
+    "postgresql+asyncpg://app@h/db",
+    "abfss://container@account.dfs.core.windows.net/x",
+    "docker://alpine@sha256:00",
+    "http://host,ann@x",
+    "http://host: ann@x",
+    "http://host:80, or ann@x",
+    "http://host:80 12:30 ann@x",
+    "redis+cluster://a:1,b:2 or ann@x",
+    "http://host\nto: ann@x",
 ]
 
 
@@ -212,8 +244,10 @@ def test_a_context_that_cannot_be_stored_is_reported_without_its_credentials() -
 
 def test_looking_for_credentials_takes_linear_time() -> None:
     """Each of these took the square of its length with a pattern that looks for an @ in vain."""
-    for piece in ("://a:b", "://:", "://a:", "?a", "?a="):
+    for piece in ("://a:b", "://:", "://a:", "?a", "?a=", "a", "://a", "://a:b ", "://a:b c"):
         assert not has_credentials(f"@://{piece * 200_000} @")
+    for piece in ("@", "a@", "://git@", "://a:1@", "://a:b@", "a:b@ "):
+        has_credentials(f"ssh://{piece * 200_000}/")
 
 
 def test_numbers_of_tokens_are_no_secrets() -> None:

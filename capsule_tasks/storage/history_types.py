@@ -27,11 +27,14 @@ class Version(NamedTuple):
 def limit_of(session_settings: Any) -> Any:
     """The `limit` of a mapping or an object; refuses settings that have none."""
     if isinstance(session_settings, Mapping):
-        if not session_settings.keys() - {"limit"}:
+        unknown = sorted(repr(key) for key in session_settings.keys() - {"limit"})
+        if not unknown:
             return session_settings.get("limit")
-    elif session_settings is None or hasattr(session_settings, "limit"):
+        must = f"without {', '.join(unknown)}: `limit` is the only setting there is"
+        raise InvalidSetting("session_settings", session_settings, must)
+    if session_settings is None or hasattr(session_settings, "limit"):
         return getattr(session_settings, "limit", None)
-    must = "None, a mapping with nothing but `limit`, or an object with the attribute `limit`"
+    must = "None, a mapping such as {'limit': 20}, or an object with the attribute `limit`"
     raise InvalidSetting("session_settings", session_settings, must)
 
 

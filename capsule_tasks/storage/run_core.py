@@ -419,7 +419,8 @@ class RunCore:
         where = history.store.location
         if not where.may_be(self._location):
             must = (
-                f"on the Redis of the run, {self._location}; give both the same URL or connections"
+                f"on the Redis of the run, {self._location}; addresses are compared as they are "
+                "spelled, so give both stores the same connections or the same URL"
             )
             raise InvalidSetting("history", str(where), must)
         return history.core

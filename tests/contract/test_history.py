@@ -92,11 +92,20 @@ async def test_session_settings_are_a_mapping_or_any_object_with_a_limit(
     assert getattr(history.session_settings, "limit", None) == (2 if given else None)
 
 
-@pytest.mark.parametrize("given", [3, {"limt": 3}, object()])
-async def test_session_settings_without_a_limit_are_refused_at_once(
-    subject: Subject, given: Any
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (3, "an object with the attribute `limit`"),
+        (object(), "an object with the attribute `limit`"),
+        ({"limt": 3}, "without 'limt'"),
+        ({"limit": 3, "x": 1, 2: 0}, "without 'x', 2: `limit` is the only"),
+    ],
+)
+async def test_session_settings_without_a_limit_or_with_more_are_refused_at_once(
+    subject: Subject, given: Any, named: str
 ) -> None:
-    with pytest.raises(InvalidSetting, match="session_settings"):
+    """openai-agents refuses unknown settings, too: a mistyped limit is none."""
+    with pytest.raises(InvalidSetting, match=f"session_settings.*{named}"):
         subject.history(session_settings=given)
 
 

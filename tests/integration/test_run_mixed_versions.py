@@ -19,7 +19,6 @@ from capsule_tasks import SyncHistory
 from capsule_tasks.runs import CURRENT_VERSION, READABLE_VERSIONS
 from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage.runs import SyncRunStore
-from tests.servers import fresh_prefix
 
 NEXT = "9.0"
 SCRIPT = Path(__file__).with_name("mixed_worker.py")
@@ -76,11 +75,6 @@ def installed(folder: Path, changes: dict[str, list[tuple[str, str]]]) -> Path:
             text = text.replace(before, after)
         path.write_text(text)
     return folder
-
-
-@pytest.fixture
-def prefix() -> str:
-    return fresh_prefix()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from capsule_tasks.runs.parking import (
     resumed,
     resumed_openai,
 )
-from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.run_types import Ask, PlannedCall
-from capsule_tasks.storage.runs import Lease, RunStore
+from capsule_tasks.storage.runs import RunStore
 from tests.agents_script import ScriptedModel, calls, says
 from tests.integration.openai_tools import (
     Worker,
@@ -37,24 +36,8 @@ from tests.integration.openai_tools import (
     patch_call,
     shell_call,
 )
-from tests.servers import fresh_prefix
 
 WORKER = Path(__file__).with_name("openai_worker.py")
-
-
-@pytest.fixture
-def prefix() -> str:
-    return fresh_prefix()
-
-
-@pytest.fixture
-async def store(valkey_url: str, prefix: str) -> AsyncIterator[RunStore]:
-    async with (
-        Lease("w1", valkey_url, prefix=prefix) as lease,
-        RunStore(valkey_url, settings=RunSettings(prefix=prefix)) as store,
-    ):
-        await lease.acquire()
-        yield store
 
 
 async def asked(*first_turn: Any) -> Parked:

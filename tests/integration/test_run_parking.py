@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -48,26 +47,10 @@ from capsule_tasks.runs.parking import (
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.approval_signals import listening, listening_blocking
 from capsule_tasks.storage.run_types import Ask, PlannedCall, Signal
-from capsule_tasks.storage.runs import Lease, RunStore
-from tests.servers import fresh_prefix
+from capsule_tasks.storage.runs import RunStore
 
 LIMIT_S = 60
 ALICE, BOB = AgentId("alice"), AgentId("bob & co", "0f#1")
-
-
-@pytest.fixture
-def prefix() -> str:
-    return fresh_prefix()
-
-
-@pytest.fixture
-async def store(valkey_url: str, prefix: str) -> AsyncIterator[RunStore]:
-    async with (
-        Lease("w1", valkey_url, prefix=prefix) as lease,
-        RunStore(valkey_url, settings=RunSettings(prefix=prefix)) as store,
-    ):
-        await lease.acquire()
-        yield store
 
 
 def call(call_id: str, tool: ToolKey, agent: AgentId = ALICE) -> PendingCall:

@@ -13,14 +13,8 @@ from capsule_tasks.errors import InvalidSetting, LeaseLost, LeaseMissing, RunHel
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
 from capsule_tasks.storage import SyncConnections, SyncRunStore
 from capsule_tasks.testing import MemoryStore
-from tests.servers import fresh_prefix
 
 LONG = LeaseSettings(lease_s=600)
-
-
-@pytest.fixture
-def prefix() -> str:
-    return fresh_prefix()
 
 
 @pytest.fixture
@@ -95,8 +89,10 @@ def test_a_commit_refuses_a_history_on_another_redis(
     claim = here.claim("r", "w1")
     settings = HistorySettings(prefix=prefix)
     history = SyncHistory("user-42", ELSEWHERE[kind](valkey_url, redis62_url), settings=settings)
-    with pytest.raises(InvalidSetting, match="must be on the Redis of the run"):
+    with pytest.raises(InvalidSetting, match="must be on the Redis of the run") as caught:
         here.commit(claim, b"x", turn=1, items=[{"n": 1}], history=history)
+    for spelled in (here.store.location, history.store.location, "the same connections"):
+        assert str(spelled) in str(caught.value)
     assert here.read("r").revision == 1
     with SyncHistory("user-42", valkey_url, settings=settings) as mine:
         assert mine.get_items() == []

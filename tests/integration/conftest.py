@@ -1,0 +1,21 @@
+"""Fixtures of the integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from capsule_tasks.settings import RunSettings
+from capsule_tasks.storage.runs import Lease, RunStore
+
+
+@pytest.fixture
+async def store(valkey_url: str, prefix: str) -> AsyncIterator[RunStore]:
+    """A store of runs, for whose runs the worker `w1` has a lease."""
+    async with (
+        Lease("w1", valkey_url, prefix=prefix) as lease,
+        RunStore(valkey_url, settings=RunSettings(prefix=prefix)) as store,
+    ):
+        await lease.acquire()
+        yield store

@@ -11,9 +11,10 @@ from capsule_tasks.client.asker import asker
 from capsule_tasks.client.hub import hub
 from capsule_tasks.client.results import stored_ends
 from capsule_tasks.client.revokes import keep_revoked
-from capsule_tasks.client.watching import Watchtower, ended_of_entry, in_parts
+from capsule_tasks.client.watching import MOST_OUTAGE_S, Watchtower, ended_of_entry, in_parts
 from capsule_tasks.client.where import redis_url
-from capsule_tasks.protocol.events import CancelCommand
+from capsule_tasks.errors import reason_of
+from capsule_tasks.protocol.events import CancelCommand, Ended
 from capsule_tasks.storage.execution_types import State
 
 log = logging.getLogger("capsule_tasks.client")
@@ -52,22 +53,31 @@ async def asked_of(app: Any, tower: Watchtower, states: dict[str, State]) -> dic
     """What telling executions has come to, from how they stand."""
     unknown = [one for one, state in states.items() if state == "unknown"]
     over = {one for one, state in states.items() if state == "ended"}
-    over |= await _ended_without_stream(app, tower, unknown)
+    try:
+        async with asyncio.timeout(MOST_OUTAGE_S):
+            over |= (await ended_without_stream(app, tower, unknown)).keys()
+    except Exception as fault:  # noqa: BLE001  any backend, any error: the revoke must follow
+        log.warning(
+            "cannot find out whether executions are over (%s), take them to be waiting: %s",
+            len(unknown),
+            reason_of(fault),
+        )
     return {
         one: "over" if one in over else "asked" if state == "running" else "waiting"
         for one, state in states.items()
     }
 
 
-async def _ended_without_stream(app: Any, tower: Watchtower, ids: Sequence[str]) -> set[str]:
-    """Those of which the result backend or the index of recent executions knows the end."""
-    ended: set[str] = set()
+async def ended_without_stream(app: Any, tower: Watchtower, ids: Sequence[str]) -> dict[str, Ended]:
+    """The ends that the result backend knows, or else the index of recent executions."""
+    ends: dict[str, Ended] = {}
     for some in in_parts(ids):
-        ended |= (await asyncio.to_thread(stored_ends, app, some)).keys()
-        rest = [one for one in some if one not in ended]
-        found = await tower.store.find_recent(rest)
-        ended |= {one for one, entry in found.items() if ended_of_entry(entry) is not None}
-    return ended
+        ends |= await asyncio.to_thread(stored_ends, app, some)
+        rest = [one for one in some if one not in ends]
+        for one, entry in (await tower.store.find_recent(rest)).items():
+            if (ended := ended_of_entry(entry)) is not None:
+                ends[one] = ended
+    return ends
 
 
 def _revoke(app: Any, ids: Sequence[str]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from celery.backends.base import DisabledBackend
 
 from capsule_tasks.protocol.events import Ended, Outcome
+from capsule_tasks.storage.faults import FAULTS, told
 
 _OUTCOMES = {
     "SUCCESS": Outcome.SUCCEEDED,
@@ -35,9 +37,10 @@ def stored_end(app: Any, task_id: str) -> tuple[Ended | None, bool]:
 def stored_ends(app: Any, task_ids: Sequence[str]) -> dict[str, Ended]:
     """The ends of those that the backend knows to have ended: in one call, if it can."""
     backend = app.backend
-    if backend.supports_native_join:
-        # One look, without waiting: an interval of nothing, once.
-        found = backend.get_many(task_ids, interval=0, max_iterations=1)
+    if len(task_ids) > 1 and backend.supports_native_join:
+        with _faults_told():
+            # One look, without waiting: an interval of nothing, once.
+            found = list(backend.get_many(task_ids, interval=0, max_iterations=1))
         ends = {task_id: ended_of_meta(meta) for task_id, meta in found}
     else:
         ends = {task_id: ended_of(app, task_id) for task_id in task_ids}
@@ -50,13 +53,24 @@ def keeps_results(app: Any) -> bool:
 
 
 def _meta_of(app: Any, task_id: str) -> dict[str, Any]:
-    try:
-        meta: dict[str, Any] = app.backend.get_task_meta(task_id, cache=False)
-    except TypeError:  # a backend of its own making, without that option
-        meta = app.backend.get_task_meta(task_id)
-    except NotImplementedError:  # results are disabled
+    if not keeps_results(app):
         return {}
+    with _faults_told():
+        try:
+            meta: dict[str, Any] = app.backend.get_task_meta(task_id, cache=False)
+        except TypeError:  # a backend of its own making, without that option
+            meta = app.backend.get_task_meta(task_id)
     return meta
+
+
+@contextlib.contextmanager
+def _faults_told() -> Iterator[None]:
+    """Raise what a Redis backend raises as this package's StorageError."""
+    try:
+        yield
+    except FAULTS as error:
+        fault = told(error, was_sent=False)
+        raise type(fault)(f"the result backend cannot be asked: {fault}") from error
 
 
 def _is_recent(done: Any) -> bool:

@@ -11,10 +11,15 @@ from typing import Any
 
 from celery.result import AsyncResult
 
-from capsule_tasks.client.cancelling import Asked, asked_of, cancel_all, check_type
+from capsule_tasks.client.cancelling import (
+    Asked,
+    asked_of,
+    cancel_all,
+    check_type,
+    ended_without_stream,
+)
 from capsule_tasks.client.hub import hub
-from capsule_tasks.client.results import ended_of, keeps_results, stored_end
-from capsule_tasks.client.watching import Watchtower, ended_of_entry
+from capsule_tasks.client.results import keeps_results, stored_end
 from capsule_tasks.errors import (
     ExecutionEnded,
     ExecutionUnknown,
@@ -114,8 +119,8 @@ class Streaming:
         tower = await hub.tower(self.app)
         record = await tower.store.look(self.id)
         if record.state == "unknown":
-            ended = await self._ended_without_stream(tower)
-            if ended is not None:
+            ends = await ended_without_stream(self.app, tower, [self.id])
+            if (ended := ends.get(self.id)) is not None:
                 record = Record("ended", outcome=str(ended.outcome))
         return Snapshot(
             execution_id=self.id,
@@ -238,16 +243,6 @@ class Streaming:
         return asked
 
     # --- the result backend --------------------------------------------------------------------
-
-    async def _ended_without_stream(self, tower: Watchtower) -> Ended | None:
-        """The end of one that has no stream any more, or never had one."""
-        ended = await asyncio.to_thread(self._ask_backend, self.id)
-        if ended is None:
-            ended = ended_of_entry((await tower.store.find_recent([self.id])).get(self.id))
-        return ended
-
-    def _ask_backend(self, task_id: str) -> Ended | None:
-        return ended_of(self.app, task_id)
 
     def _ask_stored(self, task_id: str) -> tuple[Ended | None, bool]:
         return stored_end(self.app, task_id)

@@ -1,0 +1,133 @@
+"""Cancelling and looking where the result backend can say nothing: there is none, or it is away."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from capsule_tasks import Capsule
+from capsule_tasks.cli import capsule
+from capsule_tasks.client import Execution
+from capsule_tasks.errors import ExecutionUnknown, StorageUnavailable
+from scripts._redis_server import free_port
+from tests.acceptance.workers import Worker, unique
+
+
+@pytest.fixture(scope="module")
+def worker(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    directory = tmp_path_factory.mktemp("worker")
+    with Worker(redis_url, directory, app="tests.acceptance.bare_app") as worker:
+        yield worker
+
+
+@pytest.fixture(params=["none", "away"])
+def app(request: pytest.FixtureRequest, worker: Worker, redis_url: str) -> Iterator[Celery]:
+    """A producer of the worker that has no result backend, or one that is not there."""
+    away = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    backend = away if request.param == "away" else None
+    with producer(redis_url, backend, task_default_queue=worker.queue) as app:
+        yield app
+
+
+@pytest.fixture
+def elsewhere(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """Streams in a Redis that is neither the broker nor a result backend."""
+    monkeypatch.setenv("CAPSULE_REDIS_URL", redis_url)
+    with producer("memory://", None) as app:
+        yield app
+
+
+@contextlib.contextmanager
+def producer(broker: str, backend: str | None, **conf: Any) -> Iterator[Celery]:
+    app = Celery("bare", broker=broker, backend=backend, set_as_current=False)
+    app.conf.update(broker_transport_options={"of": unique()}, **conf)
+    if backend is not None:
+        app.backend.remove_pending_result = lambda result: result
+    yield app
+    app.pool.force_close_all()
+    app.close()
+
+
+def send(app: Celery, **options: Any) -> Execution:
+    return Execution.of(app.signature("busy").apply_async(ignore_result=True, **options))
+
+
+def typed(app: Celery, *words: str, status: int = 0) -> Result:
+    done = CliRunner().invoke(capsule, words, obj=CLIContext(app, no_color=True, workdir=None))
+    assert done.exit_code == status, (done.output, done.exc_info)
+    return done
+
+
+def outcome_of(execution: Execution) -> str:
+    return str(list(execution.events())[-1].message.outcome)
+
+
+def test_running_and_held_tasks_are_cancelled(app: Celery) -> None:
+    running, held = send(app), send(app, countdown=1)
+    assert "at work" in next(running.output())
+    ids = [held.id, "nobody-knows", running.id]
+    answers = Capsule(app).cancel(ids)
+    assert answers == dict(zip(ids, ["waiting", "waiting", "asked"], strict=True))
+    assert [outcome_of(one) for one in (running, held)] == ["cancelled", "cancelled"]
+    assert running.cancel() == "over"
+
+
+def test_a_held_task_is_cancelled_from_the_command_line(app: Celery) -> None:
+    held = send(app, countdown=1)
+    done = typed(app, "cancel", held.id)
+    assert done.stdout == f"{held.id}: waiting\n"
+    assert outcome_of(held) == "cancelled"
+
+
+def test_a_fault_of_the_result_backend_is_one_line(
+    worker: Worker, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    with producer(redis_url, away, task_default_queue=worker.queue) as app:
+        unknown = Execution(unique(), app=app)
+        with pytest.raises(StorageUnavailable, match="result backend"):
+            unknown.snapshot()
+        assert unknown.cancel() == "waiting"
+        (said,) = caplog.messages
+        assert "the result backend cannot be asked" in said
+        (line,) = typed(app, "tail", unknown.id, "--no-wait", status=69).stderr.splitlines()
+        assert "the result backend cannot be asked" in line
+        assert "secret" not in said + line
+
+
+@pytest.fixture(params=["app", "elsewhere"])
+def bare(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Celery]:
+    """No result backend; streams in the broker, or in a Redis of their own."""
+    if request.param == "elsewhere":
+        yield request.getfixturevalue("elsewhere")
+    else:
+        with producer(redis_url, None, task_default_queue=unique("q")) as app:
+            yield app
+
+
+def test_an_unknown_id_is_told_as_such(bare: Celery) -> None:
+    unknown = Execution(unique(), app=bare)
+    assert unknown.snapshot().state == "unknown"
+    assert unknown.interrupt() == "waiting"
+    with pytest.raises(ExecutionUnknown):
+        unknown.stack()
+    assert unknown.cancel() == "waiting"
+    said = f"no worker has started {unknown.id}"
+    done = typed(bare, "cancel", unknown.id)
+    assert done.stdout == f"{unknown.id}: waiting\n"
+    assert said in done.stderr
+    assert said in typed(bare, "tail", unknown.id, "--no-wait", status=1).stderr
+
+
+def test_the_stack_of_an_id_that_nobody_runs(worker: Worker, redis_url: str) -> None:
+    with producer(redis_url, None) as app:
+        unknown = unique()
+        here = ("-d", worker.name, "-t", "60")
+        said = typed(app, "stack", unknown, *here, status=1).stderr
+        assert f"no worker has started {unknown}" in said

@@ -12,6 +12,10 @@ class CapsuleError(Exception):
         # Python would call the class with `args`, but most of these are made from other parts.
         return _remade, (type(self), self.args), self.__dict__
 
+    def __str__(self) -> str:
+        # Log lines and other errors end in this text: without a message the type is the reason.
+        return super().__str__() or type(self).__name__
+
 
 def _remade(kind: type[CapsuleError], args: tuple[Any, ...]) -> CapsuleError:
     error = kind.__new__(kind)
@@ -466,13 +470,15 @@ class ExecutionUnknown(CallerError, LookupError):
 class AttemptStale(CallerError, RuntimeError):
     """A worker spoke for an attempt that another one had followed; nothing was stored."""
 
-    def __init__(self, execution_id: str, attempt: int, current: int) -> None:
+    def __init__(self, execution_id: str, attempt: int, current: int, claim: str = "") -> None:
+        """`claim` is the id under which the current attempt was claimed."""
         super().__init__(
             f"attempt {attempt} of execution {_shortened(execution_id)} is stale; attempt "
             f"{current} has followed"
         )
         self.execution_id = execution_id
         self.attempt = attempt
+        self.claim = claim
 
 
 class AttemptClosed(CallerError, RuntimeError):

@@ -34,8 +34,11 @@ class ExitStatus(int):
     """A return code that reads as a cause."""
 
     def was_asked_for(self, sent: set[int]) -> bool:
-        """Whether a process ended so because of one of the signals that it was sent."""
-        return -self in sent or (-self not in CRASHES and not _ENDING.isdisjoint(sent))
+        """Whether a process ended so because of one of the signals that it was sent.
+
+        A signal that ended it was one of those: the system also kills, for want of memory say.
+        """
+        return -self in sent or (self >= 0 and not _ENDING.isdisjoint(sent))
 
     def __str__(self) -> str:
         if self >= 0:

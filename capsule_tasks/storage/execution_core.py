@@ -163,7 +163,7 @@ class ExecutionCore:
             case Code.ENDED:
                 raise ExecutionEnded(execution_id, reply[1].decode())
             case Code.STALE:
-                raise AttemptStale(execution_id, 0, int(reply[1]))
+                raise AttemptStale(execution_id, 0, int(reply[1]), reply[2].decode())
         raise refused(reply, "a claim")
 
     def append(
@@ -223,7 +223,7 @@ class ExecutionCore:
             case Code.MISSING:
                 raise ExecutionUnknown(execution_id)
             case Code.STALE:
-                raise AttemptStale(execution_id, attempt, int(reply[1]))
+                raise AttemptStale(execution_id, attempt, int(reply[1]), reply[2].decode())
             case Code.ENDED:
                 raise AttemptClosed(execution_id, attempt, reply[1].decode())
             case Code.CONFLICT:

@@ -29,7 +29,7 @@ from capsule_tasks.storage.async_connections import (
     server_pool,
 )
 from capsule_tasks.storage.faults import FAULTS, is_temporary, told
-from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.operations import Reply, closed
 from capsule_tasks.storage.scripts import Call
 
 _MOST_WAITING = 64
@@ -92,7 +92,7 @@ class PipelinedConnection:
         A patient call waits for others of its turn: each packet costs more than a call.
         """
         if self.is_closed:
-            raise StorageClosed
+            raise closed()
         if self._others is not None:
             return await self._run_in_cluster(self._others, call)
         line = self._line
@@ -150,7 +150,7 @@ class PipelinedConnection:
                 raise told(error, was_sent=False) from error
             if self.is_closed:
                 await connection.disconnect(nowait=True)
-                raise StorageClosed
+                raise closed()
             self._line = _Line(connection, self._settings.reply_timeout_s, self._replication)
             return self._line
 
@@ -206,7 +206,7 @@ class _Line:
         self._send(call.packed(b"EVALSHA", call.script.sha), on_reply, is_patient)
 
     async def close(self) -> None:
-        self._break(StorageClosed())
+        self._break(closed())
         tasks = [task for task in (self._reader, self._writer) if task is not None]
         for task in tasks:
             task.cancel()
@@ -337,5 +337,5 @@ class _Line:
 def _copied(error: BaseException) -> BaseException:
     """Each waiter raises one of its own: a traceback grows with every raise."""
     if isinstance(error, StorageClosed):
-        return StorageClosed()
+        return closed()
     return StorageUnavailable(f"Redis: {reason_of(error)}", may_have_written=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from tests.acceptance.app import app, hold
 
 
 @app.task(name="crash_when_told")
-def crash_when_told(key: str) -> None:
+def crash_when_told(key: str, signum: int) -> None:
     try:
         hold(key)
     except SystemExit:
-        os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getpid(), signum)
 
 
 __all__ = ["app"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
+import signal
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from billiard.exceptions import Terminated
@@ -25,6 +28,13 @@ def worker(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     directory = tmp_path_factory.mktemp("worker")
     with Worker(redis_url, directory, app="tests.acceptance.log_app") as worker:
         yield worker
+
+
+@pytest.fixture(scope="module")
+def other(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A second worker, with a queue of its own, so that a test decides who runs what."""
+    with Worker(redis_url, tmp_path_factory.mktemp("other"), concurrency=1) as other:
+        yield other
 
 
 def lines_with(worker: Worker, *words: str) -> list[str]:
@@ -48,11 +58,11 @@ def traceback_of(log: str) -> list[str]:
     return parts[1].splitlines() if len(parts) == 3 else []
 
 
-def without_stream(worker: Worker, task_id: str, before: int) -> None:
-    """Wait until the log says so of this task; there is no warning among it."""
-    found = re.compile(rf"INFO/MainProcess\] task {task_id}\b.* stored")
+def without_stream(worker: Worker, task_id: str, before: int, level: str = "INFO") -> None:
+    """Wait until the log says so of this task; there is no warning unless that is the level."""
+    found = re.compile(rf"{level}/MainProcess\] task {task_id}\b.* stored")
     eventually(lambda: found.search(worker.log[before:]), f"a line of {task_id}")
-    assert not warnings_of(worker, before)
+    assert len(warnings_of(worker, before)) == (level == "WARNING")
 
 
 def ended(worker: Worker, name: str, task_id: str, before: int, times: int) -> None:
@@ -128,14 +138,18 @@ def test_a_child_that_is_terminated_or_too_many_is_no_warning(worker: Worker) ->
     assert not warnings_of(worker, before)
 
 
-def test_a_child_that_crashes_although_it_was_asked_to_leave_is_a_warning(worker: Worker) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_child_that_crashes_although_it_was_asked_to_leave_is_a_warning(
+    worker: Worker, signum: signal.Signals
+) -> None:
+    """SIGKILL is what the kernel sends to a process that has no memory left."""
     key = unique()
-    result = worker.send("crash_when_told", key)
+    result = worker.send("crash_when_told", key, int(signum))
     worker.heard(key)
     worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
     line = line_with(worker, f"lost its child, which ran crash_when_told[{result.id}]")
     assert "WARNING/MainProcess" in line
-    assert "SIGSEGV" in line
+    assert signum.name in line
 
 
 def test_an_errback_called_twice_under_one_id_is_no_warning(worker: Worker) -> None:
@@ -174,3 +188,60 @@ def test_a_frozen_chord_applied_again_is_no_warning(worker: Worker) -> None:
             ended(worker, "hold", part.id, before, times)
     for result in (body, *body.parent.results):
         without_stream(worker, result.id, before)
+
+
+def is_claimed_by(worker: Worker, task_id: str) -> bool:
+    return Execution(task_id, app=worker.app).snapshot().worker == worker.name
+
+
+def message_for_nobody(worker: Worker, name: str, key: str) -> tuple[str, dict[str, Any]]:
+    """The id of a task, and its message, which no worker has."""
+    queue = unique("q")
+    task_id = worker.app.send_task(name, args=(key,), queue=queue).id
+    return task_id, json.loads(worker.app.backend.client.rpop(queue))
+
+
+def deliver(worker: Worker, message: dict[str, Any], *, again: bool = False) -> None:
+    """Put a message into the queue of a worker; `again` as Kombu restores what was delivered."""
+    about = message["properties"]["delivery_info"]
+    about["routing_key"] = worker.queue
+    if again:
+        about["redelivered"] = message["headers"]["redelivered"] = True
+    worker.app.backend.client.lpush(worker.queue, json.dumps(message))
+
+
+def test_one_id_on_two_workers_at_once_is_no_warning(worker: Worker, other: Worker) -> None:
+    """Two messages of one frozen signature: the second takes the stream over from the first."""
+    before, others = len(worker.log), len(other.log)
+    key = unique()
+    signature = worker.sig("hold", key)
+    result = signature.freeze()
+    for each in (worker, other):
+        signature.apply_async(queue=each.queue)
+        each.heard(key)
+        eventually(lambda one=each: is_claimed_by(one, result.id), "the claim")
+    for _ in range(2):
+        worker.go(key)
+    for each, since in ((worker, before), (other, others)):
+        ended(each, "hold", result.id, since, 1)
+    without_stream(worker, result.id, before)
+    assert not warnings_of(other, others)
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_one_message_that_runs_twice_at_once_is_a_warning(
+    worker: Worker, other: Worker, is_elsewhere: bool
+) -> None:
+    """The message is delivered again while its first delivery still runs."""
+    before = len(worker.log)
+    key = unique()
+    task_id, message = message_for_nobody(worker, "hold", key)
+    deliver(worker, message)
+    worker.heard(key)
+    eventually(lambda: is_claimed_by(worker, task_id), "the claim")
+    deliver(other if is_elsewhere else worker, message, again=True)
+    worker.heard(key)
+    for _ in range(2):
+        worker.go(key)
+    ended(worker, "hold", task_id, before, 1 if is_elsewhere else 2)
+    without_stream(worker, task_id, before, "WARNING")

@@ -165,7 +165,7 @@ def test_who_found_nobody_there_takes_it_from_nobody(bench: Bench) -> None:
     attempt = bench.claim("c1", "w1", held_by="-")[1]
     before = bench.meta()
     assert bench.claim("c1", "w1", held_by="-")[:2] == [Code.DONE, attempt]
-    assert bench.claim("c2", "w2", held_by="-") == [Code.STALE, attempt]
+    assert bench.claim("c2", "w2", held_by="-") == [Code.STALE, attempt, b"c1"]
     assert bench.meta() == before
     bench.append(attempt, 2, "LEFT", state="waiting")
     attempt = bench.claim("c3", "w3", held_by="-")[1]
@@ -187,7 +187,7 @@ def test_another_claim_is_a_later_attempt_and_says_that_the_first_was_lost(bench
     assert second[2] == 2
     assert bench.said() == ["BEGUN", "LOST", "BEGUN"]
     assert bench.meta()["owner"] == "w2"
-    assert bench.append(first, 2, "late") == [Code.STALE, second[1]]
+    assert bench.append(first, 2, "late") == [Code.STALE, second[1], b"c2"]
     assert bench.said() == ["BEGUN", "LOST", "BEGUN"]
 
 
@@ -208,10 +208,10 @@ def test_a_claim_returns_what_waited_for_it(bench: Bench) -> None:
 
 
 def test_a_claim_that_names_the_holder_takes_from_nobody_else(bench: Bench) -> None:
-    assert bench.claim("c1", "w1", held_by="w0") == [Code.STALE, b"0"]
+    assert bench.claim("c1", "w1", held_by="w0") == [Code.STALE, b"0", b""]
     assert bench.kinds() == {}
     first = bench.claim("c1", "w1")[1]
-    assert bench.claim("c2", "w2", held_by="w0") == [Code.STALE, first]
+    assert bench.claim("c2", "w2", held_by="w0") == [Code.STALE, first, b"c1"]
     assert bench.claim("c2", "w2", held_by="w1")[0] == Code.DONE
     assert bench.said() == ["BEGUN", "LOST", "BEGUN"]
 
@@ -407,7 +407,7 @@ def test_the_reaper_writes_the_end_of_what_a_dead_worker_held(bench: Bench, loud
     assert int(reaped[1]) > int(attempt)
     assert bench.said() == ["BEGUN", "A", "REAPED"]
     assert bench.meta()["outcome"] == "lost"
-    assert bench.append(attempt, 3, "LATE") == [Code.STALE, reaped[1]]
+    assert bench.append(attempt, 3, "LATE") == [Code.STALE, reaped[1], b"c1"]
     assert bench.reap("w1", attempt, "lost") == [Code.ENDED, b"lost"]
     assert bench.said() == ["BEGUN", "A", "REAPED"]
 

@@ -15,7 +15,7 @@
 --   event...   in order
 -- RETURNS {DONE, seq}
 -- REFUSES {MISSING} an execution nobody claimed, or that has expired
---         {STALE, attempt} an attempt that another one followed
+--         {STALE, attempt, claim} an attempt that another one followed, and the claim of that one
 --         {ENDED, outcome} an attempt or execution that is over
 --         {CONFLICT, seq} events after a hole
 -- USES once, execution
@@ -30,7 +30,7 @@ if not meta.state then
   redis.call('PUBLISH', channel, '') -- who watches it would wait for it for ever
   return {MISSING}
 end
-if meta.attempt ~= attempt then return {STALE, whole(meta.attempt)} end
+if meta.attempt ~= attempt then return {STALE, whole(meta.attempt), meta.claim or ''} end
 local last_seq = first_seq + #ARGV - FIRST
 if meta.state ~= 'running' then
   if last_seq <= meta.seq then return {DONE, meta.seq} end

@@ -17,7 +17,7 @@
 --   event...  that this attempt begins, and what follows
 -- RETURNS {DONE, attempt, seq, control entries: id, data, …}
 -- REFUSES {ENDED, outcome} an execution that is over
---         {STALE, attempt} one that is not held as was said
+--         {STALE, attempt, claim} one that is not held as was said, and the last claim of it
 -- USES once, execution
 
 local meta_key, events_key, control_key = KEYS[1], KEYS[2], KEYS[3]
@@ -33,9 +33,9 @@ if meta.claim == claim then
 end
 if meta.state == 'ended' then return {ENDED, meta.outcome or ''} end
 if held_by == '-' then
-  if meta.state == 'running' then return {STALE, whole(meta.attempt)} end
+  if meta.state == 'running' then return {STALE, whole(meta.attempt), meta.claim or ''} end
 elseif held_by ~= '' and (meta.state ~= 'running' or meta.owner ~= held_by) then
-  return {STALE, whole(meta.attempt)}
+  return {STALE, whole(meta.attempt), meta.claim or ''}
 end
 
 local was_running = meta.state == 'running'

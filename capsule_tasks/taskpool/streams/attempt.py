@@ -12,6 +12,9 @@ from capsule_tasks.storage.scripts import Call
 from capsule_tasks.taskpool.endings import Ending
 from capsule_tasks.taskpool.jobs import Job
 
+_AGAIN = "again-"
+"""Begins the ids of claims for messages that were delivered before."""
+
 
 class Attempt:
     """Decides nothing and sends nothing."""
@@ -23,6 +26,7 @@ class Attempt:
         "_core",
         "_kept",
         "_keys",
+        "_mark",
         "_seq",
         "_task_id",
         "number",
@@ -43,11 +47,20 @@ class Attempt:
         self._keys = core.keys_of(job.call.task_id)
         self._begun = begun
         self._claim_id = ""
+        self._mark = _AGAIN if job.is_redelivered else ""
         self._seq = 0
 
     def name_claim(self, claim_id: str) -> None:
         """What is claimed from now on is one attempt, however often it is tried."""
-        self._claim_id = claim_id
+        self._claim_id = self._mark + claim_id
+
+    def is_robbed_by(self, claim_id: str) -> bool:
+        """Whether a later attempt under this claim is a fault: another run of the same message.
+
+        Without a redelivery there are two messages with one task id, as the application sent them.
+        """
+        is_reaped = claim_id == self._claim_id  # a reaper's attempt makes no claim of its own
+        return is_reaped or bool(self._mark) or claim_id.startswith(_AGAIN)
 
     def claim_call(
         self,

@@ -396,8 +396,8 @@ class Publication:
         self._mute()
 
     def _on_refused(self, news: CapsuleError) -> None:
-        """Another has its stream: of this worker, under the same id, or one that took it over."""
-        is_repeated = self._streams.has_successor(self)
+        """Another attempt has the stream: of a message with the same id, or of this message."""
+        is_repeated = isinstance(news, AttemptStale) and not self.attempt.is_robbed_by(news.claim)
         level = logging.INFO if is_repeated else logging.WARNING
         log.log(level, "task %s: its output is no longer stored: %s", self.execution_id, news)
         self._mute()

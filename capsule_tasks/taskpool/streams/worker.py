@@ -215,10 +215,6 @@ class Streams:
             if publication.is_held:
                 self.notes.release(execution_id)
 
-    def has_successor(self, publication: Publication) -> bool:
-        """Whether another job of this worker has its id, and so its stream."""
-        return self._publications.get(publication.execution_id) is not publication
-
     def new_claim(self) -> str:
         """An id that no other claim has."""
         self._claims += 1

@@ -1,4 +1,4 @@
-"""Descriptors in a copy of a process: which of them it keeps, and which pipes are our own."""
+"""Descriptors in a copy of a process: which of them it keeps, and which of them are our own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 
 _OPEN = "/proc/self/fd"
-_own_pipes: set[int] = set()
+_own: set[int] = set()
 
 
 def own_pipe() -> tuple[int, int]:
@@ -15,12 +15,22 @@ def own_pipe() -> tuple[int, int]:
     A copy that held an end of a session's pipe would keep its reader from seeing the end of file.
     """
     ends = os.pipe()
-    _own_pipes.update(ends)
+    _own.update(ends)
     return ends
 
 
+def own_open(path: str, flags: int) -> int:
+    """A descriptor that no copy of this process keeps; it is closed with `close_own`.
+
+    A copy that held a locked directory would keep its lock after the end of this process.
+    """
+    descriptor = os.open(path, flags)
+    _own.add(descriptor)
+    return descriptor
+
+
 def close_own(descriptor: int) -> None:
-    _own_pipes.discard(descriptor)  # first: another thread may get this number at once
+    _own.discard(descriptor)  # first: another thread may get this number at once
     os.close(descriptor)
 
 
@@ -35,8 +45,8 @@ def targets(pid: int | None = None) -> dict[int, str]:
 
 
 def is_kept(number: int, target: str) -> bool:
-    """Whether a copy of this process keeps that descriptor: a file, a device, or somebody's pipe.
+    """Whether a copy of this process keeps that descriptor: somebody's file, device or pipe.
 
     Sockets, and what has no name in the file system but a pipe, are not for two processes to use.
     """
-    return target.startswith("/") or (target.startswith("pipe:") and number not in _own_pipes)
+    return number not in _own and target.startswith(("/", "pipe:"))

@@ -19,6 +19,7 @@ import stat
 import tempfile
 import threading
 
+from capsule_tasks.system.descriptors import close_own, own_open
 from capsule_tasks.system.trees import MOVED, OPEN_DIRECTORY, empty_tree
 
 log = logging.getLogger("capsule_tasks.sessions")
@@ -42,18 +43,19 @@ class Workplace:
     def remove(self) -> None:
         """Remove the directory and all that the sandbox left in it. Takes as long as it takes."""
         _remove(self._top, self._lock)
-        os.close(self._lock)
+        close_own(self._lock)
 
 
 def _locked_directory() -> tuple[str, int]:
     """A new directory, and the descriptor that holds its lock. A sweep may take an unlocked one."""
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX)
-        with contextlib.suppress(FileNotFoundError):
-            lock = os.open(path, OPEN_DIRECTORY)
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
+            lock = own_open(path, OPEN_DIRECTORY)
+            undo.callback(close_own, lock)
             if _is_locked(lock) and os.path.samestat(os.stat(path), os.fstat(lock)):
+                undo.pop_all()
                 return path, lock
-            os.close(lock)
 
 
 def _is_locked(descriptor: int) -> bool:

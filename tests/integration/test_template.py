@@ -233,6 +233,21 @@ def test_a_fork_of_the_caller_keeps_its_files_and_pipes_alone() -> None:
     assert of_caller(before, body) == "written b'piped' b'\\x00'\n/dev/null\n"
 
 
+def test_a_fork_of_the_caller_does_not_hold_the_lock_of_a_sandboxs_directory() -> None:
+    """Nobody could sweep the directory of a killed owner for as long as the fork lives."""
+    before = """
+    from capsule_tasks.system.workplaces import Workplace
+    json.place = Workplace()
+    """
+    body = """
+    source = "import json, os; own = '/proc/self/fd/'; top = os.path.dirname(json.place.home); "
+    source += "top in [os.path.realpath(own + number) for number in os.listdir(own)]"
+    print((await session.run(source)).value)
+    json.place.remove()
+    """
+    assert of_caller(before, body) == "False\n"
+
+
 def test_what_the_callers_objects_close_in_a_fork_is_none_of_the_sessions() -> None:
     before = "json.sockets = [socket.socket() for _ in range(20)]"
     body = """

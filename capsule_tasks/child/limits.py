@@ -14,9 +14,9 @@ def apply(limits: LimitSettings) -> LimitSettings:
     """Set what was asked for; the settings as they really are (a hard limit may be lower)."""
     return msgspec.structs.replace(
         limits,
-        memory_bytes=_lower(resource.RLIMIT_AS, limits.memory_bytes),
-        open_files=_lower(resource.RLIMIT_NOFILE, limits.open_files),
-        file_bytes=_lower(resource.RLIMIT_FSIZE, limits.file_bytes),
+        memory_bytes=lower(resource.RLIMIT_AS, limits.memory_bytes),
+        open_files=lower(resource.RLIMIT_NOFILE, limits.open_files),
+        file_bytes=lower(resource.RLIMIT_FSIZE, limits.file_bytes),
     )
 
 
@@ -34,7 +34,8 @@ def reached(limits: LimitSettings, error: BaseException) -> str | None:
     return None
 
 
-def _lower(kind: int, wanted: int | None) -> int | None:
+def lower(kind: int, wanted: int | None) -> int | None:
+    """Set a limit for good, soft and hard; what it really is (a hard limit may be lower)."""
     if wanted is None:
         return None
     hard = resource.getrlimit(kind)[1]

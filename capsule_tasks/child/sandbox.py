@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import site
 import sys
 import sysconfig
 from collections.abc import Callable
 
+from capsule_tasks.child.limits import lower
 from capsule_tasks.errors import Unconfined
 from capsule_tasks.settings import SandboxSettings
 from capsule_tasks.system import capabilities, landlock, seccomp
@@ -40,6 +42,8 @@ _SYSTEM = (
     "/sys/devices/system/cpu",
 )
 _WRITABLE_DEVICES = ("/dev/null",)
+_QUEUED_SIGNALS = 1024
+"""Signals and timers of all processes of this user: beyond it a sandbox gets no more of them."""
 
 
 def apply(settings: SandboxSettings) -> tuple[str, ...]:
@@ -49,7 +53,9 @@ def apply(settings: SandboxSettings) -> tuple[str, ...]:
     one thread: the others would stay free.
     """
     own = os.getcwd()
+    abi = landlock.abi()  # the filter refuses to tell
     os.environ.update(HOME=own, TMPDIR=own)
+    lower(resource.RLIMIT_SIGPENDING, _QUEUED_SIGNALS)
     readable = (*needed_paths(), "/proc/self", *settings.readable)
     applied: list[str] = []
     if capabilities.drop_all():
@@ -65,7 +71,7 @@ def apply(settings: SandboxSettings) -> tuple[str, ...]:
     missing = [name for name in _promised(settings) if name not in applied]
     if missing and settings.isolation == "required":
         raise Unconfined(
-            f"this machine cannot confine {', '.join(missing)} (Landlock ABI {landlock.abi()}, "
+            f"this machine cannot confine {', '.join(missing)} (Landlock ABI {abi}, "
             f"applied: {', '.join(applied) or 'nothing'}); isolation='best_effort' goes on without"
         )
     return tuple(dict.fromkeys(applied))

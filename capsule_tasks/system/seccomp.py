@@ -47,6 +47,8 @@ _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENT = 0, 4, 16
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, PID, NET
 _CLONE_PARENT = 0x8000  # a child of the session's own parent, which no limit would count
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
+_MAP_HUGETLB = 0x40000  # from a pool of the whole machine, and no part of what RSS counts
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _DATAGRAM_BIT = 2  # SOCK_DGRAM and SOCK_RAW; such a socket can be aimed at any address
 _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
@@ -60,10 +62,12 @@ _FCNTL_COMMANDS = (
 )
 """Not among them: F_SETLEASE, which holds up whoever opens the file, F_NOTIFY, F_SETPIPE_SZ, and
 F_SETOWN with F_SETSIG, which send any signal to any process of this user."""
-_PRCTL_REFUSED = (1, 36, 62)  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SCHED_CORE
+_PRCTL_REFUSED = (1, 22, 36, 62)
+"""PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SCHED_CORE."""
 _MADVISE_IGNORED = (20, 21)  # MADV_COLD, MADV_PAGEOUT: also for libraries that others use
 _SOL_SOCKET = 1
 _BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and their FORCE forms
+_SOCKET_FILTERS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, and both for REUSEPORT
 _O_TRUNC, _O_ACCMODE = 0x200, 3
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -137,6 +141,7 @@ def _program(machine: str, network: bool, only_pid: int | None, truncation: bool
     refused = syscalls.ALWAYS | ({} if network else syscalls.NETWORK)
     program.answer((numbers[column] for numbers in refused.values()), _REFUSE)
     program.answer((numbers[column] for numbers in syscalls.WITHOUT_EFFECT.values()), _NO_EFFECT)
+    _confine_memory(program, column)
     _confine_processes(program, column)
     _confine_descriptors(program, column)
     if network:  # of the internet, and what asks for its addresses; not those of this machine
@@ -150,6 +155,15 @@ def _program(machine: str, network: bool, only_pid: int | None, truncation: bool
     return program.bytes()
 
 
+def _confine_memory(program: _Assembler, column: int) -> None:
+    """Refuse memory that no limit counts; see also the buffers of descriptors."""
+    huge = _argument(3, (_JUMP_ANY_BIT, _MAP_HUGETLB), _REFUSE, _ALLOW)
+    program.block(syscalls.MMAP[column], huge)
+    program.block(syscalls.MADVISE[column], _one_of(2, _MADVISE_IGNORED, _NO_EFFECT, _ALLOW))
+    # Into a pipe or a socket it pins a whole page for one byte. Python copies without it.
+    program.when(_JUMP_EQ, syscalls.SENDFILE[column], _NOT_THERE)
+
+
 def _confine_processes(program: _Assembler, column: int) -> None:
     """Keep the limits and priorities of others, and the place of each process in the family."""
     for numbers in syscalls.FOR_ITSELF.values():
@@ -159,9 +173,10 @@ def _confine_processes(program: _Assembler, column: int) -> None:
     program.block(syscalls.SETPRIORITY[column], own_process)
     program.when(_JUMP_EQ, syscalls.CLONE3[column], _NOT_THERE)  # its flags are out of reach
     flags = (_JUMP_ANY_BIT, _NEW_NAMESPACES | _CLONE_PARENT)
-    program.block(syscalls.CLONE[column], _argument(0, flags, _REFUSE, _ALLOW))
+    # A thread with descriptors of its own would have what the limits count for a whole process.
+    own_files = _one_of(0, (_CLONE_THREAD,), _REFUSE, _ALLOW, mask=_CLONE_THREAD | _CLONE_FILES)
+    program.block(syscalls.CLONE[column], _argument(0, flags, _REFUSE, None) + own_files)
     program.block(syscalls.PRCTL[column], _one_of(0, _PRCTL_REFUSED, _REFUSE, _ALLOW))
-    program.block(syscalls.MADVISE[column], _one_of(2, _MADVISE_IGNORED, _NO_EFFECT, _ALLOW))
 
 
 def _confine_descriptors(program: _Assembler, column: int) -> None:
@@ -171,9 +186,11 @@ def _confine_descriptors(program: _Assembler, column: int) -> None:
     only_pairs = _argument(0, (_JUMP_EQ, _AF_UNIX), None, _REFUSE)
     only_pairs += _argument(1, (_JUMP_ANY_BIT, _DATAGRAM_BIT), _REFUSE, _ALLOW)
     program.block(syscalls.SOCKETPAIR[column], only_pairs)
-    sizes = _argument(1, (_JUMP_EQ, _SOL_SOCKET), None, _ALLOW)
-    sizes += _one_of(2, _BUFFER_SIZES, _NO_EFFECT, _ALLOW)
-    program.block(syscalls.SETSOCKOPT[column], sizes)
+    options = _argument(1, (_JUMP_EQ, _SOL_SOCKET), None, _ALLOW)
+    for option in _SOCKET_FILTERS:
+        options += _argument(2, (_JUMP_EQ, option), _REFUSE, None)
+    options += _one_of(2, _BUFFER_SIZES, _NO_EFFECT, _ALLOW)
+    program.block(syscalls.SETSOCKOPT[column], options)
 
 
 def _confine_signals(program: _Assembler, column: int, only_pid: int) -> None:

@@ -14,6 +14,16 @@ ALWAYS: dict[str, tuple[int, int]] = {
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
+    # Contexts are counted for the whole machine (fs.aio-max-nr).
+    "io_setup": (206, 0),
+    "io_destroy": (207, 1),
+    "io_getevents": (208, 4),
+    "io_submit": (209, 2),
+    "io_cancel": (210, 3),
+    "io_pgetevents": (333, 292),
+    # Compiled filters share bpf_jit_limit; a Landlock ruleset is kernel memory without a limit.
+    "seccomp": (317, 277),
+    "landlock_create_ruleset": (444, 444),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -155,5 +165,6 @@ SIGNALS: dict[str, tuple[int, int]] = {
 }
 SOCKETPAIR, SETSOCKOPT, FCNTL, IOCTL = (53, 199), (54, 208), (72, 25), (16, 29)
 CLONE, CLONE3, PRCTL, MADVISE = (56, 220), (435, 435), (157, 167), (28, 233)
+MMAP, SENDFILE = (9, 222), (40, 71)
 TRUNCATE, OPENAT, OPENAT2 = (76, 45), (257, 56), (437, 437)
 OPEN_X86 = 2

@@ -18,6 +18,11 @@ _SYNC, _SYNCFS, _VMSPLICE, _CLONE = {
     "x86_64": (162, 306, 278, 56),
     "aarch64": (81, 267, 75, 220),
 }[platform.machine()]
+_AIO, _MMAP, _SECCOMP = {
+    "x86_64": ((206, 207, 208, 209, 210, 333), 9, 317),
+    "aarch64": ((0, 1, 2, 3, 4, 292), 222, 277),
+}[platform.machine()]
+_LANDLOCK_CREATE_RULESET = 444
 _PRELUDE = """
 import ctypes, fcntl, json, os, signal, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -81,6 +86,64 @@ async def test_calls_that_reach_beyond_the_sandbox_are_refused(call: str) -> Non
     source = f"{_PRELUDE}r, w = os.pipe()\npair = socket.socketpair()\nfailed({call})"
     async with asyncio.timeout(HANG_S), Session(config()) as session:
         assert (await session.run(source)).value == errno.EPERM
+
+
+async def test_what_the_kernel_counts_for_the_whole_machine_is_refused() -> None:
+    """AIO contexts, compiled filters, huge pages; and memory that it counts for nobody.
+
+    The arguments are such that none of these calls would take anything.
+    """
+    source = (
+        f"{_PRELUDE}"
+        "import errno, mmap\n"
+        "def code(call, *arguments):\n"
+        "    ctypes.set_errno(0)\n"
+        "    answer = call(*map(ctypes.c_long, arguments))\n"
+        "    return errno.errorcode.get(failed(answer), answer)\n"
+        "def attached(option):\n"
+        "    try: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, option, bytes(16))\n"
+        "    except OSError as error: return errno.errorcode[error.errno]\n"
+        f"answers = {{number: code(libc.syscall, number, *[0] * 6) for number in {_AIO}}}\n"
+        "answers |= {\n"
+        f"    'seccomp': code(libc.syscall, {_SECCOMP}, 99, 0, 0),\n"
+        "    'PR_SET_SECCOMP': code(libc.prctl, 22, 99, 0, 0, 0),\n"
+        f"    'landlock': code(libc.syscall, {_LANDLOCK_CREATE_RULESET}, 0, 0, 1),\n"
+        "    'SO_ATTACH_FILTER': attached(26),\n"
+        "    'SO_ATTACH_REUSEPORT_CBPF': attached(51),\n"
+        f"    'MAP_HUGETLB': code(libc.syscall, {_MMAP}, 0, 0, 3, 0x40022, -1, 0),\n"
+        f"    'a thread with its own files': code(libc.syscall, {_CLONE}, 0x10000, 0, 0, 0, 0),\n"
+        "}\n"
+        "answers"
+    )
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        answers = (await session.run(source)).value
+    assert answers == dict.fromkeys(answers, "EPERM")
+
+
+async def test_copies_and_answers_do_without_sendfile() -> None:
+    """Into a pipe or a socket it pins a page, which may be a huge one, for each byte it sends."""
+    source = (
+        f"{_PRELUDE}"
+        "import asyncio, errno, shutil\n"
+        "with open('own', 'wb') as own: own.write(bytes(range(256)) * 512)\n"
+        "file, pair = open('own', 'rb'), socket.socketpair()\n"
+        "def code(out):\n"
+        "    try: return os.sendfile(out, file.fileno(), 0, 1)\n"
+        "    except OSError as error: return errno.errorcode[error.errno]\n"
+        "refused = [code(os.pipe()[1]), code(pair[0].fileno())]\n"
+        "shutil.copyfile('own', 'copy')\n"
+        "sent = pair[0].sendfile(file, 0, 1000), len(pair[1].recv(2000))\n"
+        "async def serve():\n"
+        "    pair[0].setblocking(False)\n"
+        "    _, writer = await asyncio.open_connection(sock=pair[0])\n"
+        "    await asyncio.get_running_loop().sendfile(writer.transport, file, 0, 1000)\n"
+        "    return len(pair[1].recv(2000))\n"
+        "served = asyncio.run(serve())\n"
+        "refused, open('copy', 'rb').read() == open('own', 'rb').read(), sent, served"
+    )
+    async with asyncio.timeout(HANG_S), Session(config()) as session:
+        answer = (await session.run(source)).value
+    assert answer == (["ENOSYS", "ENOSYS"], True, (1000, 1000), 1000)
 
 
 async def test_locks_and_what_else_descriptors_can_do_stay() -> None:

@@ -25,10 +25,10 @@ async def test_every_limit_has_a_default_in_a_sandbox() -> None:
     async with asyncio.timeout(HANG_S), Session(config()) as session:
         limits = (
             "(resource.getrlimit(getattr(resource, f'RLIMIT_{name}'))"
-            " for name in ('AS', 'NOFILE', 'FSIZE'))"
+            " for name in ('AS', 'NOFILE', 'FSIZE', 'SIGPENDING'))"
         )
         done = await session.run(f"import resource\n[limit[1] for limit in {limits}]")
-        assert done.value == [2048 * MIB, 256, 256 * MIB]
+        assert done.value == [2048 * MIB, 256, 256 * MIB, 1024]
         error = await _limit_error(
             session, "import os\nwhile True: print('x' * 65536), os.write(1, bytes(65536))"
         )
@@ -166,6 +166,37 @@ async def test_a_memory_bomb_ends_its_execution_with_the_limit_named() -> None:
         error = await _limit_error(session, "x = []\nwhile True: x.append(bytearray(10_000_000))")
         assert f"memory limit of {512 * MIB} bytes" in error.message
         assert (await session.run("x = None; 1 + 1")).value == 2
+
+
+async def test_descriptors_in_flight_are_as_many_as_open_files_and_one_message() -> None:
+    """What waits in a socket to be received stays open, and is no descriptor of any process."""
+    source = (
+        "import errno, os, socket\n"
+        "def send(carrier):\n"
+        "    files = [os.open('/dev/null', os.O_RDONLY) for _ in range(20)]\n"
+        "    try: socket.send_fds(carrier, [b'x'], files)\n"
+        "    except OSError as error: return errno.errorcode[error.errno]\n"
+        "    finally: [os.close(file) for file in files]\n"
+        "carrier, _kept = socket.socketpair()\n"
+        "def fill():\n"
+        "    sent = 0\n"
+        "    while (answer := send(carrier)) is None: sent += 20\n"
+        "    return sent, answer\n"
+        "reading, writing = os.pipe()\n"
+        "first = fill()\n"
+        "if os.fork() == 0:\n"
+        "    os.write(writing, repr(fill()).encode())\n"
+        "    os._exit(0)\n"
+        "first, eval(os.read(reading, 99))"
+    )
+    async with (
+        asyncio.timeout(HANG_S),
+        Session(config(LimitSettings(open_files=64))) as session,
+    ):
+        (sent, refusal), others = (await session.run(source)).value
+    assert refusal == "ETOOMANYREFS"
+    assert sent <= 64 + 20
+    assert others == (0, "ETOOMANYREFS")
 
 
 async def test_cpu_time_and_output_limits_name_the_limit_and_the_amount() -> None:

@@ -119,22 +119,22 @@ def test_a_removal_that_was_interrupted_is_finished(temporary: Path) -> None:
 def test_a_directory_that_a_sweep_took_before_it_was_locked_costs_no_descriptor(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[str] = []
+    taken: list[Path] = []
     flock = fcntl.flock
 
     def late(descriptor: int, operation: int) -> None:
         flock(descriptor, operation)
         if not taken:
-            taken.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-            os.rmdir(taken[0])
+            taken.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+            taken[0].rmdir()
 
     monkeypatch.setattr(fcntl, "flock", late)
     own = workplaces.Workplace()
     own.remove()
     assert taken
-    assert taken[0] != str(Path(own.home).parent)
-    targets = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
-    assert not [target for target in targets if target.startswith(taken[0])]
+    assert taken[0] != Path(own.home).parent
+    open_now = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
+    assert not [target for target in open_now if target.startswith(str(taken[0]))]
 
 
 def test_a_sweep_leaves_what_is_not_a_leftover(temporary: Path, tmp_path: Path) -> None:

@@ -58,15 +58,18 @@ class _Stdin(io.TextIOBase):
 
     def __init__(self, desk: _Answers) -> None:
         self._desk = desk
+        self._rest = ""
+        """What is left of a line of which only a part was read."""
 
     def readable(self) -> bool:
         return True
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        if not self._desk.left:
-            return ""
-        line = f"{self._desk.left.popleft()}\n"
-        return line if size is None or size < 0 else line[:size]
+        if not self._rest and self._desk.left:
+            self._rest = f"{self._desk.left.popleft()}\n"
+        end = len(self._rest) if size is None or size < 0 else size
+        line, self._rest = self._rest[:end], self._rest[end:]
+        return line
 
     def read(self, size: int | None = -1, /) -> str:
         if size is not None and size >= 0:

@@ -242,6 +242,13 @@ def test_eager_tasks_have_their_questions_answered(eager_tasks: Callable[..., An
     assert ask_later.delay().get() == "at last"
 
 
+def test_a_line_of_answers_may_be_read_in_parts() -> None:
+    with eager(make_app(), answers=["Ada King", "x"]):
+        stdin = sys.stdin
+        assert [stdin.readline(3), stdin.read(2), stdin.readline()] == ["Ada", " K", "ing\n"]
+        assert [stdin.readline(2), stdin.readline(2)] == ["x\n", ""]
+
+
 def test_answers_are_texts() -> None:
     for wrong in ("yes", [1]):
         with (

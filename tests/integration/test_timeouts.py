@@ -44,6 +44,10 @@ async def adeaf():
 """
 
 
+DEADLINE_S = 4321.0
+"""A deadline that nothing in a test misses, and that nothing else has."""
+
+
 @pytest.fixture
 async def worker(session: Session) -> Session:
     await session.run(WORK)
@@ -127,14 +131,28 @@ async def test_what_was_submitted_has_a_deadline_too(source: str) -> None:
         assert (await session.run("kept + 1")).value == 42
 
 
-async def test_a_deadline_that_is_met_stops_nothing_later(worker: Session) -> None:
+async def test_a_deadline_that_is_met_stops_nothing_later(
+    worker: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The deadline of one that has ended, and of one whose consumer went away."""
-    assert isinstance((await submitted(worker, "1", timeout_s=0.05))[-1], Result)
-    async with contextlib.aclosing(worker.execute("work()", timeout_s=0.05)) as messages:
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    deadlines: list[asyncio.TimerHandle] = []
+
+    def noted(delay: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        timer = call_later(delay, *args, **options)
+        if delay == DEADLINE_S:
+            deadlines.append(timer)
+        return timer
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    assert isinstance((await submitted(worker, "1", timeout_s=DEADLINE_S))[-1], Result)
+    async with contextlib.aclosing(worker.execute("work()", timeout_s=DEADLINE_S)) as messages:
         async for _ in messages:
             break
-    later = await worker.run("time.sleep(0.2)", execution_id="submitted", on_busy="wait")
-    assert later.value is None
+    later = await worker.run("kept + 1", execution_id="submitted", on_busy="wait")
+    assert later.value == 42
+    assert [deadline.cancelled() for deadline in deadlines] == [True, True]
     with pytest.raises(TypeError, match="timeout_s"):
         worker.submit(Code(source="1"), print, execution_id="e", timeout_s="soon")  # type: ignore[arg-type]
 

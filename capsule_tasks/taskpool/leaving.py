@@ -42,6 +42,7 @@ class Leaving:
         self._limit_s = limit_s
         self._is_busy = is_busy
         self._servers_answer = servers_answer
+        self._has_complained = False
         self._ended = threading.Event()
         self._begun: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -75,7 +76,7 @@ class Leaving:
         while not ended.wait(max(0.0, min(self._limit_s / _LOOKS, late_at - time.monotonic()))):
             # Who would say that the worker is no longer busy may be what hangs.
             is_busy = self._is_busy()
-            if is_busy and self._servers_answer():
+            if is_busy and self._can_end_tasks():
                 late_at = time.monotonic() + self._limit_s
             elif time.monotonic() >= late_at:
                 self._end_by_force(
@@ -83,6 +84,16 @@ class Leaving:
                     if is_busy
                     else "it had nothing left to do"
                 )
+
+    def _can_end_tasks(self) -> bool:
+        """Whether the servers answer; those that cannot be asked are no reason to end tasks."""
+        try:
+            return self._servers_answer()
+        except Exception:
+            if not self._has_complained:
+                self._has_complained = True
+                log.exception("cannot ask whether the servers answer: tasks are waited for")
+            return True
 
     def _end_by_force(self, why: str) -> None:
         frames = sys._current_frames()  # noqa: SLF001 - documented, for purposes like this

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.taskpool.leaving import Leaving
 
 HANG_S = 30
@@ -21,6 +22,7 @@ class Ground:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_busy: bool) -> None:
         self.is_busy = is_busy
         self.do_answer = True
+        self.cannot_be_asked = False
         self.ended = threading.Event()
         self.forced: SimpleQueue[str] = SimpleQueue()
         self._looked = threading.Semaphore(0)
@@ -37,6 +39,8 @@ class Ground:
 
     def _answer(self) -> bool:
         self._looked.release()
+        if self.cannot_be_asked:
+            raise InvalidSetting("redis_url", "redis://host?odd=1", "a URL without odd options")
         return self.do_answer
 
     def is_looked_at(self, times: int) -> None:
@@ -66,3 +70,15 @@ def test_the_limit_begins_anew_with_each_answer(monkeypatch: pytest.MonkeyPatch)
     ground.is_looked_at(MANY)
     ground.is_busy = False
     assert "nothing left" in ground.forced.get(timeout=HANG_S)
+
+
+def test_servers_that_cannot_be_asked_end_neither_tasks_nor_the_last_resort(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ground = Ground(monkeypatch, is_busy=True)
+    ground.cannot_be_asked = True
+    ground.is_looked_at(MANY)
+    assert ground.forced.empty()
+    ground.is_busy = False
+    assert "nothing left" in ground.forced.get(timeout=HANG_S)
+    assert len([one for one in caplog.records if "cannot ask" in one.message]) == 1

@@ -225,8 +225,7 @@ class Echo:
         """The task's name, its id, and its process."""
         if isinstance(source, Job):
             return source.call.name, source.call.task_id, source.pid
-        if source is None:
-            return _UNKNOWN, _UNKNOWN, os.getpid()
+        assert source is not None  # what no task said makes no lines
         name, task_id = self._over.get(source.execution_id, (_UNKNOWN, source.execution_id))
         return name, task_id, source.pid
 

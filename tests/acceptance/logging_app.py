@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from celery import signals
+from celery import Task, signals
 from celery.utils.log import get_task_logger
 
 from tests.acceptance.app import app, mark
@@ -99,7 +99,12 @@ elif HOW == "opened":
         log.warning("the worker is there")
 
 
-@app.task(name="say")
+class Returning(Task):  # type: ignore[misc]
+    def after_return(self, status: str, _value: Any, task_id: str, *_: Any) -> None:
+        mark(f"returned:{task_id}", status)
+
+
+@app.task(name="say", base=Returning)
 def say(word: str) -> int:
     log.info("said %s", word)
     if HOW == "opened":

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery import chain
 
 from capsule_tasks.client import Execution
 from capsule_tasks.protocol.messages import Output
-from tests.acceptance.workers import HANG_S, Worker, eventually, unique
+from tests.acceptance.workers import (
+    HANG_S,
+    ROOT,
+    Worker,
+    close,
+    eventually,
+    listening,
+    unique,
+)
 
 APP = "tests.acceptance.logging_app"
+ENDS = ("task-succeeded", "task-failed", "task-retried")
 INFO, ERROR = (rf"\[[-\d :,]+: {level}/\S+\] " for level in ("INFO", "ERROR"))
 
 
@@ -40,6 +55,20 @@ def output_of(task_id: str, worker: Worker) -> str:
     return "".join(m.data for event in events if isinstance(m := event.message, Output))
 
 
+def succeeds(worker: Worker, word: str) -> tuple[str, int]:
+    """The id and the process of a task of which everybody hears that it succeeded."""
+    with listening(worker) as events:
+        then = chain(worker.sig("say", word), worker.sig("then", word), app=worker.app)()
+        result = then.parent
+        pid = result.get(timeout=HANG_S)
+        assert worker.heard(word) == str(pid)
+        assert worker.heard(f"returned:{result.id}") == "SUCCESS"
+        told = [event["type"] for event in events.of(result.id, until=ENDS)]
+        assert [kind for kind in told if kind in ENDS] == ["task-succeeded"]
+        assert then.get(timeout=HANG_S) is None
+    return result.id, pid
+
+
 def lines_are_preforks(worker: Worker, log_file: Path | None = None) -> None:
     """One task that ends well and one that does not, as Celery's own formats have them."""
     word = unique()
@@ -58,9 +87,37 @@ def lines_are_preforks(worker: Worker, log_file: Path | None = None) -> None:
         assert output_of(task_id, worker) == ""
 
 
+@contextlib.contextmanager
+def detached(worker: Worker, log_file: Path, pid_file: Path) -> Iterator[None]:
+    """Run what this worker would, in the background, until its end."""
+    command = [sys.executable, "-m", "celery", "-A", APP, "worker", "-n", worker.name]
+    command += ["-l", "INFO", "-Q", worker.queue, "-c", "1", "--detach"]
+    command += [f"--logfile={log_file}", f"--pidfile={pid_file}"]
+    subprocess.run(command, cwd=ROOT, env=worker.environment, check=True, timeout=HANG_S)
+    try:
+        # The pid file is there before anything is in it.
+        pid = eventually(lambda: pid_file.exists() and pid_file.read_text().strip(), "its pid")
+        try:
+            yield
+        finally:
+            os.kill(int(pid), signal.SIGTERM)
+            eventually(lambda: not pid_file.exists(), "the end of the worker")
+    finally:
+        close(worker.app)
+
+
 def test_a_log_file_says_how_tasks_ended(redis_url: str, tmp_path: Path, pool: str) -> None:
     path = tmp_path / "log"
     with Worker(redis_url, tmp_path, f"--logfile={path}", pool=pool, app=APP) as worker:
+        lines_are_preforks(worker, path)
+
+
+def test_a_detached_worker_has_its_lines_in_its_file(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
+    worker = Worker(redis_url, tmp_path, pool=pool, app=APP)  # it starts itself
+    worker.log_file = path = tmp_path / "log"
+    with detached(worker, path, tmp_path / "pid"):
         lines_are_preforks(worker, path)
 
 
@@ -100,11 +157,9 @@ def test_a_formatter_that_relies_on_a_filter(
 ) -> None:
     word = unique()
     with Worker(redis_url, tmp_path, pool=pool, app=APP, TEST_LOGGING=how) as worker:
-        result = worker.send("say", word, link=worker.sig("then", word))
-        pid = result.get(timeout=HANG_S)
-        assert worker.heard(word) == str(pid)
+        task_id, pid = succeeds(worker, word)
         says(worker, rf"correlation-{pid}\|INFO\|said {word}")
-        says(worker, rf"correlation-{pid}\|INFO\|Task say\[{result.id}\] succeeded in .*: {pid}")
+        says(worker, rf"correlation-{pid}\|INFO\|Task say\[{task_id}\] succeeded in .*: {pid}")
         task_id = fails(worker, word)
         says(worker, rf"correlation-\d+\|ERROR\|Task fail\[{task_id}\] raised unexpected: .*")
         assert "Logging error" not in worker.log
@@ -117,13 +172,12 @@ def test_a_handler_that_fails_is_no_failure_of_the_task(
     """The others are served, those too that write through another or through `sys.stderr`."""
     word = unique()
     with Worker(redis_url, tmp_path, pool=pool, app=APP, TEST_LOGGING="handlers") as worker:
-        result = worker.send("say", word, link=worker.sig("then", word))
-        assert worker.heard(word) == str(result.get(timeout=HANG_S))
-        ended = rf"Task say\[{result.id}\] succeeded in .*"
+        task_id, _ = succeeds(worker, word)
+        ended = rf"Task say\[{task_id}\] succeeded in .*"
         says(worker, rf"memory\|{ended}")
         says(worker, rf"(\[.* WARNING/.*\] )?printing\|{ended}")  # prefork redirects it
         if not worker.is_prefork:
-            assert "succeeded" not in output_of(result.id, worker)
+            assert "succeeded" not in output_of(task_id, worker)
 
 
 def test_children_have_what_the_worker_opened(redis_url: str, tmp_path: Path, pool: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from typing import Any
@@ -11,7 +12,7 @@ import click
 from celery.exceptions import OperationalError
 
 from capsule_tasks.cli import views
-from capsule_tasks.cli.broker import queue_lengths
+from capsule_tasks.cli.broker import Queues
 from capsule_tasks.cli.health import (
     destination_option,
     health,
@@ -298,10 +299,12 @@ def ps(
     The queues are left out where a task or another state is asked for.
     """
     app = app_of(ctx)
-    lengths = {} if task or state not in (None, "queued") else _lengths(app, queues)
-    entries = []
-    if state != "queued":
-        entries = hub.call(_recent(app, state, task, since_s, limit))
+    if state == "queued":
+        with contextlib.closing(_queues(app, queues)) as waiting:
+            _show({} if task else waiting.lengths(), [], as_json=as_json)
+        return
+    entries = hub.call(_recent(app, state, task, since_s, limit))
+    lengths = {} if task or state else _lengths_or_why(app, queues)
     _show(lengths, entries, as_json=as_json)
 
 
@@ -315,7 +318,7 @@ def top(ctx: click.Context, limit: int, queues: str, as_json: bool) -> None:
     app = app_of(ctx)
     if as_json or not sys.stdout.isatty():
         entries = hub.call(_recent(app, None, None, None, limit))
-        _show(_lengths(app, queues), entries, as_json=as_json)
+        _show(_lengths_or_why(app, queues), entries, as_json=as_json)
         return
     try:
         hub.call(_live(app, limit, queues))
@@ -325,13 +328,15 @@ def top(ctx: click.Context, limit: int, queues: str, as_json: bool) -> None:
 
 async def _live(app: Any, limit: int, queues: str) -> None:
     tower = await hub.tower(app)
+    waiting = _queues(app, queues)
     changed = asyncio.Event()
     await tower.bells.listen(tower.store.core.recent_channel, lambda _: changed.set())
     while True:
         changed.clear()
         entries = await tower.store.list_recent(limit=limit)
-        lengths = await asyncio.to_thread(_lengths, app, queues)
-        click.echo(f"{_CLEAR}{views.queued_line(lengths)}\n{views.table(entries)}")
+        lengths, why = await asyncio.to_thread(_known_lengths, waiting)
+        told = [views.queued_line(lengths), *why, views.table(entries)]
+        click.echo(_CLEAR + "\n".join(told))
         _flush()
         await asyncio.sleep(_REFRESH_S)
         # Of times that go on, and of queues, nothing rings.
@@ -356,8 +361,25 @@ async def _recent(
     return await tower.store.list_recent(state=state, task=task, since=since, limit=limit)
 
 
-def _lengths(app: Any, queues: str) -> dict[str, int | None]:
-    return queue_lengths(app, [name.strip() for name in queues.split(",") if name.strip()])
+def _queues(app: Any, queues: str) -> Queues:
+    return Queues(app, [name.strip() for name in queues.split(",") if name.strip()])
+
+
+def _known_lengths(queues: Queues) -> tuple[dict[str, int | None], list[str]]:
+    """What the broker says; a line that tells why, if it cannot be reached."""
+    try:
+        return queues.lengths(), []
+    except OperationalError as error:
+        return dict.fromkeys(queues.names), [f"-- {cleaned(str(error))}"]
+
+
+def _lengths_or_why(app: Any, names: str) -> dict[str, int | None]:
+    """The same with that line on standard error: a list of executions is not held up by it."""
+    with contextlib.closing(_queues(app, names)) as queues:
+        lengths, why = _known_lengths(queues)
+    for line in why:
+        click.echo(line, err=True)
+    return lengths
 
 
 def _show(lengths: dict[str, int | None], entries: list[RecentEntry], *, as_json: bool) -> None:

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery, group
 from celery.bin.base import CLIContext
+from celery.exceptions import OperationalError
 from click.testing import CliRunner, Result
 
 from capsule_tasks.cli import capsule
+from capsule_tasks.cli.broker import Queues
 from capsule_tasks.client import Execution
-from scripts._redis_server import free_port
+from scripts._redis_server import PrivateServer, free_port
 from tests.acceptance.workers import (
     HANG_S,
     ROOT,
@@ -297,6 +300,77 @@ def test_ps_and_top_show_what_is_queued(redis_url: str, tmp_path: Path) -> None:
     ]
     assert "queued" not in typed_here(nobody.app, "ps", "--state", "running").stdout
     close(nobody.app)
+
+
+def test_what_is_queued_is_unknown_while_the_broker_alone_is_away(
+    worker: Worker, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPSULE_REDIS_URL", redis_url)
+    result = worker.send("add", 1, 1)
+    eventually(lambda: result.id in typed_here(worker.app, "ps").stdout, "its entry")
+    away = producer(f"redis://:secret@127.0.0.1:{free_port()}/3", "nobody")
+    for shows in ("ps", "top"):
+        done = typed_here(away, shows)
+        assert done.stdout.splitlines()[0] == "queued: nobody unknown"
+        assert result.id in done.stdout
+        (line,) = done.stderr.splitlines()
+        assert "127.0.0.1" in line
+        assert "cannot be reached" in line
+        assert "secret" not in line
+        listed = typed_here(away, shows, "--json").stdout.splitlines()
+        assert json.loads(listed[0]) == {
+            "id": None,
+            "state": "queued",
+            "queue": "nobody",
+            "length": None,
+        }
+    assert "cannot be reached" in typed_here(away, "ps", "--state", "queued", status=69).stderr
+    close(away)
+
+
+def test_top_goes_on_without_its_broker(
+    redis_url: str,
+    tmp_path: Path,
+    typed: Callable[..., Terminal],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CAPSULE_REDIS_URL", redis_url)
+    with PrivateServer(tmp_path, port=free_port()) as broker:
+        monkeypatch.setenv("REDIS_URL", broker.url)
+        with typed("top") as terminal:
+            terminal.until("queued: celery 0\n")
+            broker.stop()
+            terminal.until("queued: celery unknown\n-- the broker ")
+            terminal.until("ID")
+            broker.start()
+            terminal.until("queued: celery 0\n")
+            terminal.type(CTRL_C)
+            assert terminal.leave() == 0
+
+
+def test_queues_are_counted_over_one_connection_while_it_lives(tmp_path: Path) -> None:
+    with PrivateServer(tmp_path, port=free_port()) as broker:
+        app = producer(broker.url, "full")
+        app.signature("add").apply_async()
+        queues = Queues(app, ["full", "empty", "full"])
+
+        def connections() -> int:
+            with redis.Redis.from_url(broker.url) as client:
+                return int(client.info("stats")["total_connections_received"])
+
+        assert queues.lengths() == {"full": 1, "empty": 0}
+        before = connections()
+        for _ in range(3):
+            assert queues.lengths() == {"full": 1, "empty": 0}
+        assert connections() == before + 1, "another than the one that asks here"
+        broker.stop()
+        for _ in range(2):
+            with pytest.raises(OperationalError, match="cannot be reached"):
+                queues.lengths()
+        broker.start()
+        assert queues.lengths() == {"full": 0, "empty": 0}
+        queues.close()
+        close(app)
 
 
 def test_a_stack_leaves_celerys_own_frames_out(worker: Worker) -> None:

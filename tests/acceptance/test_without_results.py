@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,8 @@ from click.testing import CliRunner, Result
 
 from capsule_tasks import Capsule
 from capsule_tasks.cli import capsule
-from capsule_tasks.client import Execution
+from capsule_tasks.client import Execution, cancelling
+from capsule_tasks.client.revokes import revoke_store
 from capsule_tasks.errors import ExecutionUnknown, StorageUnavailable
 from scripts._redis_server import free_port
 from tests.acceptance.workers import Worker, unique
@@ -64,13 +66,21 @@ def typed(app: Celery, *words: str, status: int = 0) -> Result:
     return done
 
 
+def is_revoked(app: Celery, task_id: str) -> bool:
+    store = revoke_store(app)
+    assert store is not None
+    with contextlib.closing(store):
+        return task_id in store.read().ids
+
+
 def outcome_of(execution: Execution) -> str:
     return str(list(execution.events())[-1].message.outcome)
 
 
 def test_running_and_held_tasks_are_cancelled(app: Celery) -> None:
-    running, held = send(app), send(app, countdown=1)
+    running = send(app)
     assert "at work" in next(running.output())
+    held = send(app, countdown=3)
     ids = [held.id, "nobody-knows", running.id]
     answers = Capsule(app).cancel(ids)
     assert answers == dict(zip(ids, ["waiting", "waiting", "asked"], strict=True))
@@ -78,11 +88,10 @@ def test_running_and_held_tasks_are_cancelled(app: Celery) -> None:
     assert running.cancel() == "over"
 
 
-def test_a_held_task_is_cancelled_from_the_command_line(app: Celery) -> None:
-    held = send(app, countdown=1)
-    done = typed(app, "cancel", held.id)
-    assert done.stdout == f"{held.id}: waiting\n"
-    assert outcome_of(held) == "cancelled"
+def test_an_unknown_task_is_revoked_from_the_command_line(app: Celery) -> None:
+    unknown = unique()
+    assert typed(app, "cancel", unknown).stdout == f"{unknown}: waiting\n"
+    assert is_revoked(app, unknown)
 
 
 def test_a_fault_of_the_result_backend_is_one_line(
@@ -99,6 +108,18 @@ def test_a_fault_of_the_result_backend_is_one_line(
         (line,) = typed(app, "tail", unknown.id, "--no-wait", status=69).stderr.splitlines()
         assert "the result backend cannot be asked" in line
         assert "secret" not in said + line
+
+
+def test_a_result_backend_that_says_nothing_holds_up_no_revoke(
+    worker: Worker, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancelling, "MOST_OUTAGE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        away = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        with producer(redis_url, away, task_default_queue=worker.queue) as app:
+            unknown = Execution(unique(), app=app)
+            assert unknown.cancel() == "waiting"
+            assert is_revoked(app, unknown.id)
 
 
 @pytest.fixture(params=["app", "elsewhere"])

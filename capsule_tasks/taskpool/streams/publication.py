@@ -170,7 +170,10 @@ class Publication:
             try:
                 claimed = self.attempt.claimed(await self._streams.store.make(call))
             except ExecutionEnded as over:
-                self._on_over(over)
+                if held_by:  # it was ended by another while it ran here
+                    self._on_refused(over)
+                else:
+                    self._on_over(over)
                 return
             except StorageError as error:
                 self._streams.background.say_unavailable(error)

@@ -77,7 +77,11 @@ capsule.add_command(health)
     help="It is the id of a group of so many members.",
 )
 @click.option("--raw", is_flag=True, help="Let terminal control sequences of the output pass.")
-@click.option("--no-wait", is_flag=True, help="Leave with status 1 if no worker has started it.")
+@click.option(
+    "--no-wait",
+    is_flag=True,
+    help="Leave with status 1 if no worker has started it, or members of the group have not ended.",
+)
 @json_option
 @click.pass_context
 def tail(
@@ -97,7 +101,7 @@ def tail(
     app = app_of(ctx)
     group = _group(app, execution_id, total)
     if group is not None:
-        ctx.exit(_tail_group(group, as_json=as_json))
+        ctx.exit(_tail_group(group, as_json=as_json, no_wait=no_wait))
     execution = Execution(execution_id, app=app)
     if execution.snapshot().state == "unknown":
         waits = "" if no_wait else "; waiting for its start"
@@ -130,10 +134,10 @@ def _group(app: Any, group_id: str, total: int | None) -> GroupExecution | None:
     return GroupExecution.of(saved) if saved is not None else None
 
 
-def _tail_group(group: GroupExecution, *, as_json: bool) -> int:
+def _tail_group(group: GroupExecution, *, as_json: bool, no_wait: bool) -> int:
     is_live = sys.stdout.isatty() and not as_json
     state = None
-    for state in group.watch():
+    for state in [group.snapshot()] if no_wait else group.watch():
         if as_json:
             record = {"done": state.done, "total": state.total, "counts": state.counts}
             failures = [[failure.execution_id, failure.why] for failure in state.failures]

@@ -128,6 +128,23 @@ def test_tail_of_a_group_shows_how_far_it_is(worker: Worker, redis_url: str) -> 
     assert "ValueError" in shown
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+def test_tail_does_not_wait_for_a_group_if_told_so(worker: Worker) -> None:
+    left = group([worker.sig("add", n, 1) for n in range(2)], app=worker.app)
+    waiting = left.apply_async(queue=unique())
+    waiting.save()
+    shown = typed_here(worker.app, "tail", "--no-wait", waiting.id, status=1).stdout
+    assert "0/2" in shown
+    (line,) = typed_here(
+        worker.app, "tail", "--no-wait", "--json", waiting.id, status=1
+    ).stdout.splitlines()
+    assert json.loads(line) == {"done": 0, "total": 2, "counts": {}, "failures": []}
+    over = left.apply_async()
+    over.save()
+    ended(*over.results)
+    assert "2/2 2 succeeded" in typed_here(worker.app, "tail", "--no-wait", over.id).stdout
+
+
 @pytest.fixture
 def typed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Terminal]:
     """A command on a terminal of its own."""

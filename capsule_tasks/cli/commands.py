@@ -223,7 +223,12 @@ def respond(
 @click.argument("execution_id")
 @destination_option
 @timeout_option
-@click.option("--all", "all_frames", is_flag=True, help="Also the frames of Celery's own code.")
+@click.option(
+    "--all",
+    "all_frames",
+    is_flag=True,
+    help="Also the frames that called the task, and threads that run none of its code.",
+)
 @json_option
 @click.pass_context
 def stack(

@@ -214,7 +214,7 @@ class Streaming:
     async def astack(self, timeout_s: float = 10.0, *, all_frames: bool = False) -> str:
         """The Python stacks of its process, wherever it runs.
 
-        Celery's own frames are left out unless `all_frames` are wanted.
+        From the first frame of the task's own code on, unless `all_frames` are wanted.
         """
         request_id = uuid.uuid4().hex
         tail = await self.atail(1)

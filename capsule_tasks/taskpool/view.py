@@ -8,7 +8,7 @@ from typing import Any, get_args
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.taskpool.crew import MOST_BARREN, Crew, Kind, Member
-from capsule_tasks.taskpool.frames import without_celery
+from capsule_tasks.taskpool.frames import only_task_frames
 
 _MOST_IDS = 20
 """Of the coroutines that run in one session."""
@@ -102,7 +102,7 @@ async def stack(crew: Crew, task_id: str, *, all_frames: bool) -> dict[str, str]
             if job.call.task_id == task_id:
                 try:
                     text = await member.session.stack(execution_id)
-                    return {"ok": text if all_frames else without_celery(text)}
+                    return {"ok": text if all_frames else only_task_frames(text)}
                 except (CapsuleError, TimeoutError) as fault:
                     return {"error": f"task {task_id!r}: {fault}"}
     return {"error": f"task {task_id!r} does not run in this worker"}

@@ -390,7 +390,7 @@ def test_queues_are_counted_over_one_connection_while_it_lives(tmp_path: Path) -
         close(app)
 
 
-def test_a_stack_leaves_celerys_own_frames_out(worker: Worker) -> None:
+def test_a_stack_begins_with_the_tasks_own_frames(worker: Worker) -> None:
     key = unique()
     result = worker.send("busy", key)
     worker.heard(key)
@@ -398,8 +398,10 @@ def test_a_stack_leaves_celerys_own_frames_out(worker: Worker) -> None:
     patient = ("-t", str(HANG_S))
     for way in (patient, ("-d", worker.name, *patient)):  # by its stream, and by remote control
         short = typed_here(worker.app, "stack", result.id, *way).stdout
-        assert "in busy" in short
-        assert "celery/app/trace.py" not in short
+        name, thread, *frames = short.splitlines()
+        assert (name, thread[:6]) == (f"{worker.name}:", "thread")
+        assert "tests/acceptance/app.py" in frames[0]
+        assert "in busy" in frames[0]
         whole = typed_here(worker.app, "stack", result.id, "--all", *way).stdout
         assert "in busy" in whole
         assert "celery/app/trace.py" in whole

@@ -18,7 +18,7 @@ from capsule_tasks.protocol.events import (
 )
 from capsule_tasks.storage.execution_types import Told
 from capsule_tasks.storage.executions import ExecutionStore
-from capsule_tasks.taskpool.frames import without_celery
+from capsule_tasks.taskpool.frames import only_task_frames
 from capsule_tasks.taskpool.jobs import Job
 from capsule_tasks.taskpool.streams.background import AGAIN_S, Background
 
@@ -81,7 +81,7 @@ class Orders:
                 )
             elif isinstance(command, StackCommand):
                 text = await session.stack(job.execution_id)
-                text = text if command.all_frames else without_celery(text)
+                text = text if command.all_frames else only_task_frames(text)
                 publication.tell(Stacks(in_reply_to=command.request_id, text=text))
         except UnknownInputRequest as error:
             log.info("an answer came too late: %s", error)

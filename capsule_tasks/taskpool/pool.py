@@ -136,10 +136,7 @@ class TaskPool(prefork.TaskPool):
         self._leaving.begin()
 
     def _on_shutting_down(self, **_: Any) -> None:
-        """In the signal's handler: Celery's main thread may hang before it hears of it.
-
-        Of a cold shutdown it is sent when what a soft one waits for is over.
-        """
+        """In the signal's handler: Celery's main thread may hang before it closes the pool."""
         self.on_close()
 
     def _is_busy(self) -> bool:

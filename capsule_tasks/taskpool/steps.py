@@ -32,6 +32,7 @@ class ConsumerStep(bootsteps.StartStopStep):
             self._failover = Failover()
             self._failover.watch(parent.blueprint)
             parent.ensure_connected = self._prepared(parent.ensure_connected)
+            parent.cancel_active_requests = _leaving(parent.pool, parent.cancel_active_requests)
 
     def start(self, parent: Any) -> None:
         introduce = getattr(parent.pool, "introduce", None)
@@ -56,6 +57,20 @@ class ConsumerStep(bootsteps.StartStopStep):
         """After the pool has ended: until then its last tasks hold their messages."""
         self._revokes.stop()
         self._holding.stop()
+
+
+def _leaving(pool: Any, cancel: Callable[[], object]) -> Callable[[], object]:
+    """A cold shutdown cancels requests first, and stores the end of each.
+
+    A silent result backend holds the main thread up there for minutes, before Celery tells anybody
+    that the worker leaves: the deadline for leaving has to begin before.
+    """
+
+    def cancel_active_requests() -> object:
+        pool.on_close()
+        return cancel()
+
+    return cancel_active_requests
 
 
 def close_wholly(connection: Any) -> None:

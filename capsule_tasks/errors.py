@@ -249,10 +249,10 @@ class AmbiguousAgent(CallerError, LookupError):
 
 
 class UnknownCall(CallerError, LookupError):
-    """No tool call under this id waits for a decision."""
+    """No tool call under this id waits for a decision, or was started."""
 
-    def __init__(self, call_id: str, why: str) -> None:
-        super().__init__(f"call {_shortened(call_id)} waits for no decision: {why}")
+    def __init__(self, call_id: str, why: str, what: str = "waits for no decision") -> None:
+        super().__init__(f"call {_shortened(call_id)} {what}: {why}")
         self.call_id = call_id
         self.why = why
 
@@ -360,8 +360,18 @@ class LeaseLost(RetryError):
     """This worker's lease has lapsed: what it held belongs to others. Begin a new incarnation."""
 
     def __init__(self, incarnation: str) -> None:
-        super().__init__(f"the lease of {_shortened(incarnation)} has lapsed, and stays so")
+        super().__init__(self._text(_shortened(incarnation)))
         self.incarnation = incarnation
+
+    def _text(self, name: str) -> str:
+        return f"the lease of {name} has lapsed, and stays so"
+
+
+class LeaseHeld(LeaseLost):
+    """Another worker has the lease of this incarnation: begin a new one."""
+
+    def _text(self, name: str) -> str:
+        return f"the lease of {name} is held by another worker; begin a new incarnation"
 
 
 class LeaseMissing(CallerError, RuntimeError):

@@ -40,6 +40,8 @@ _BEFORE_THE_CODE = (
     r"(Error running script \(call to \w+\): )?(@user_script: ?\d+: )*-?"  # by Redis 6.2
 )
 _CODE = re.compile(rf"{_BEFORE_THE_CODE}(?P<code>{'|'.join(_KIND_OF_CODE)})\b", re.DOTALL)
+_SCRIPT = re.compile(r",? script: \w+, on \S+:\d+\.?$")
+"""What Redis 7 says after an error that it met in a script; redis-py's error keeps it."""
 _DENIED = re.compile(
     r"invalid (username|password)|without any password|can't run this command|no permissions"
 )
@@ -61,7 +63,7 @@ def told(error: BaseException, *, was_sent: bool) -> StorageError:
     A server that answers with an error has done nothing: scripts check everything before they
     write. Only silence after the command was sent leaves it open.
     """
-    text = f"Redis: {reason_of(error)}"
+    text = f"Redis: {_SCRIPT.sub('', reason_of(error))}"
     for kind, ours in _KIND_OF_CLASS:
         if isinstance(error, kind):
             return ours(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule_tasks.errors import LeaseLost
+from capsule_tasks.errors import LeaseHeld, LeaseLost
 from capsule_tasks.settings import LeaseSettings, RetrySettings
 from capsule_tasks.storage.keys import WorkerKeys
 from capsule_tasks.storage.operations import Operation, named, perform
@@ -46,15 +46,22 @@ class LeaseCore:
         self._keep_ms = int(settings.keep_s * 1000)
 
     def acquire(self, *, operation: str | None = None) -> Operation[None]:
-        """Begin the lease; raises LeaseLost for an incarnation that had its own."""
+        """Begin the lease; nothing is done to one that this object has and that has not lapsed.
+
+        Raises LeaseHeld if another worker has the lease of this incarnation, and LeaseLost if it
+        has lapsed.
+        """
         lease_ms = int(self._settings.lease_s * 1000)
         name = named("lease_acquire", operation)
         keys = (self._keys.worker, self._keys.batches)
         call = Call(_ACQUIRE, keys, [name, 0, lease_ms, self._keep_ms])
         reply = yield from perform(call, self._retry)
-        if reply[0] != Code.DONE:
+        if reply[0] == Code.DONE:
+            self.token = reply[1].decode()
+        elif reply[0] != Code.HELD or not (yield from self.remaining_s()):
             raise LeaseLost(self.incarnation)
-        self.token = reply[1].decode()
+        elif self.token != reply[1].decode():
+            raise LeaseHeld(self.incarnation)
 
     def renew(self) -> Operation[None]:
         """Make it last from now on; raises LeaseLost if it has lapsed."""

@@ -59,7 +59,7 @@ _ABOUT_CALL: dict[int, Callable[[str], Exception]] = {
     Code.WAITING: CallNotApproved,
     Code.CHANGED: lambda call: CallChanged(call, "it had another tool or other arguments"),
     Code.FINISHED: lambda call: CallChanged(call, "it gave another output"),
-    Code.UNKNOWN: lambda call: UnknownCall(call, "it was never started"),
+    Code.UNKNOWN: lambda call: UnknownCall(call, "it was never started", "cannot be finished"),
 }
 
 

@@ -8,12 +8,13 @@ import getpass
 import io
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Any
 from unittest.mock import patch
 
 
 @contextlib.contextmanager
-def answering(answers: Sequence[str]) -> Iterator[None]:
+def answering(answers: Iterable[str]) -> Iterator[None]:
     """Have each question take the next answer; afterwards questions go where they went before.
 
     A question with no answer left raises AssertionError, and `sys.stdin` is at its end then.
@@ -27,14 +28,15 @@ def answering(answers: Sequence[str]) -> Iterator[None]:
 
 
 class _Answers:
-    def __init__(self, answers: Sequence[str]) -> None:
-        is_text = isinstance(answers, str)
-        if is_text or not all(isinstance(answer, str) for answer in answers):
+    def __init__(self, answers: Any) -> None:
+        is_many = isinstance(answers, Iterable) and not isinstance(answers, str)
+        given = list(answers) if is_many else [answers]
+        if not is_many or not all(isinstance(answer, str) for answer in given):
             raise TypeError(
                 f"answers = {answers!r}: must be a list of texts, one for each question"
             )
-        self._given = len(answers)
-        self.left = deque(answers)
+        self._given = len(given)
+        self.left: deque[str] = deque(given)
 
     def input(self, prompt: object = "", /) -> str:
         sys.stdout.write(str(prompt))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from capsule_tasks.testing.answers import answering
@@ -14,7 +14,7 @@ _SETTINGS: dict[str, Any] = {"task_always_eager": True, "task_store_eager_result
 
 @contextlib.contextmanager
 def eager(
-    app: Any, *, propagates: bool = False, answers: Sequence[str] | None = None
+    app: Any, *, propagates: bool = False, answers: Iterable[str] | None = None
 ) -> Iterator[Any]:
     """Have every `.delay()` of `app` run its task at once; afterwards all is as it was.
 

@@ -65,5 +65,7 @@ def test_nobody_is_told_if_one_id_is_impossible(worker: Worker) -> None:
         Capsule(worker.app).cancel([held.id, 7])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="grace_s"):
         Capsule(worker.app).cancel([held.id], -1)
+    with pytest.raises(TypeError, match="grace_s = '3': must be a number of seconds"):
+        Capsule(worker.app).cancel([held.id], "3")  # type: ignore[arg-type]
     worker.go(key)
     assert list(Execution.of(held).events())[-1].message.outcome == "succeeded"

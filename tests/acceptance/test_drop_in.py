@@ -240,6 +240,8 @@ def test_eager_tasks_have_their_questions_answered(eager_tasks: Callable[..., An
     assert (input, getpass.getpass, sys.stdin) == before
     eager_tasks(app, answers=["at last"])
     assert ask_later.delay().get() == "at last"
+    with eager(app, answers=(f"answer {n}" for n in range(2))):
+        assert ask_later.delay().get() == "answer 0"
 
 
 def test_a_line_of_answers_may_be_read_in_parts() -> None:
@@ -250,7 +252,7 @@ def test_a_line_of_answers_may_be_read_in_parts() -> None:
 
 
 def test_answers_are_texts() -> None:
-    for wrong in ("yes", [1]):
+    for wrong in ("yes", [1], 1, iter([1])):
         with (
             pytest.raises(TypeError, match="must be a list of texts"),
             eager(make_app(), answers=wrong),

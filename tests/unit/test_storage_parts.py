@@ -132,6 +132,14 @@ def test_an_error_that_the_server_tells_wrote_nothing(text: str, kind: type) -> 
     assert text in str(error)
 
 
+@pytest.mark.parametrize("line", ["on @user_script:280.", "on 4d14f1:9.", "on user_script:3."])
+def test_an_error_does_not_tell_the_script_that_met_it(line: str) -> None:
+    reply = f"READONLY You can't write against a read only replica. script: {'4d14' * 10}, {line}"
+    told_so = "Redis: READONLY You can't write against a read only replica. (nothing was written)"
+    for error in (raised.ReadOnlyError(reply), raised.ResponseError(reply)):
+        assert str(told(error, was_sent=True)) == told_so
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

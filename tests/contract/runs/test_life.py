@@ -12,6 +12,7 @@ from capsule_tasks.errors import (
     InvalidSetting,
     ItemNotStorable,
     ItemTooLarge,
+    LeaseHeld,
     LeaseLost,
     LeaseMissing,
     RunConflict,
@@ -168,6 +169,18 @@ async def test_nobody_claims_a_run_without_a_lease(subject: Subject) -> None:
     assert await runs.read("run-1") == before
     await subject.worker("w2")
     assert (await runs.claim("run-1", "w2")).snapshot == b""
+
+
+async def test_a_lease_that_is_held_is_acquired_once(subject: Subject) -> None:
+    lease = await subject.worker("w1")
+    await lease.acquire()
+    await lease.renew()
+    with pytest.raises(LeaseHeld, match="'w1' is held by another worker"):
+        await subject.worker("w1")
+    await lease.renew()
+    await lease.release()
+    with pytest.raises(LeaseLost, match="'w1' has lapsed"):
+        await lease.acquire()
 
 
 async def test_a_lease_that_lapsed_stays_lapsed(subject: Subject) -> None:

@@ -40,8 +40,11 @@ _BEFORE_THE_CODE = (
     r"(Error running script \(call to \w+\): )?(@user_script: ?\d+: )*-?"  # by Redis 6.2
 )
 _CODE = re.compile(rf"{_BEFORE_THE_CODE}(?P<code>{'|'.join(_KIND_OF_CODE)})\b", re.DOTALL)
-_SCRIPT = re.compile(r",? script: \w+, on \S+:\d+\.?$")
-"""What Redis 7 says after an error that it met in a script; redis-py's error keeps it."""
+_SCRIPT = re.compile(
+    r"^Error running script \(call to \w+\): (@user_script: ?\d+: )*-?"  # Redis 6.2
+    r"| script:( \w+,)? on \S+:\d+\.?$"
+)
+"""Says in which line of which script an error was met; the cause of the error keeps it."""
 _DENIED = re.compile(
     r"invalid (username|password)|without any password|can't run this command|no permissions"
 )

@@ -26,7 +26,7 @@ from capsule_tasks.client.cancelling import cancel_all
 from capsule_tasks.client.group import saved_group, saved_groups
 from capsule_tasks.client.hub import hub
 from capsule_tasks.client.where import redis_url
-from capsule_tasks.errors import CapsuleError, StorageUnavailable
+from capsule_tasks.errors import CapsuleError, StorageNotReady, StorageUnavailable
 from capsule_tasks.storage.execution_types import RecentEntry
 
 _CLEAR = "\x1b[H\x1b[J"
@@ -48,7 +48,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (StorageUnavailable, OperationalError) as error:
+        except (StorageUnavailable, StorageNotReady, OperationalError) as error:
             raise Unavailable(str(error)) from error
         except CapsuleError as error:
             raise click.ClickException(str(error)) from error

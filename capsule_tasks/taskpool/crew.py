@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Literal
 
 from capsule_tasks.errors import CapsuleError, PoolUnavailable
+from capsule_tasks.executions.delay import Delay
 from capsule_tasks.protocol.messages import (
     Ack,
     Gap,
@@ -34,7 +35,6 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.system.usage import resident_bytes
 from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.delay import Delay
 from capsule_tasks.taskpool.endings import another, ending_of_traced
 from capsule_tasks.taskpool.jobs import SILENT, Job, Stage
 from capsule_tasks.taskpool.losses import Losses

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from capsule_tasks.errors import CapsuleError, StorageError, StorageUnavailable, reason_of
+from capsule_tasks.executions.delay import Delay
 from capsule_tasks.protocol.events import Begun, Ended, Outcome, encode_event
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
 from capsule_tasks.storage.doorbells import Doorbells
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
-from capsule_tasks.taskpool.delay import Delay
 from capsule_tasks.taskpool.endings import Ending
 from capsule_tasks.taskpool.jobs import Job, Stage
 from capsule_tasks.taskpool.streams.admission import MOST_CLAIMS, Admission

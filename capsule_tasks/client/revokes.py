@@ -26,6 +26,11 @@ class RevokeStore:
         self._core = RevokeCore(checked_keep_s(app), kept_settings(app).prefix)
         self._connections = connections
 
+    @property
+    def channel(self) -> str:
+        """On which new revokes are announced."""
+        return self._core.channel
+
     def add(self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, Any]] = ()) -> None:
         drive_blocking(self._core.add(ids, stamps), self._connections)
 

@@ -189,9 +189,14 @@ class GroupKeys:
         self.channel = f"{root}:changed"
 
 
-def revokes_key(prefix: str = "capsule") -> str:
-    """What was revoked lately, for every worker."""
-    return f"{checked_prefix(prefix)}:{{revokes}}"
+class RevokeKeys:
+    """What was revoked lately, and the channel on which new revokes are announced."""
+
+    __slots__ = ("channel", "revokes")
+
+    def __init__(self, prefix: str = "capsule") -> None:
+        self.revokes = f"{checked_prefix(prefix)}:{{revokes}}"
+        self.channel = f"{self.revokes}:changed"
 
 
 def losses_key(execution_id: str, attempt: str, prefix: str = "capsule") -> str:

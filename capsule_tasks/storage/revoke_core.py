@@ -1,4 +1,4 @@
-"""What was revoked, kept for workers that were not there when it was told."""
+"""What was revoked, kept for workers that did not hear it, and announced to those that listen."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import islice
 from typing import Any
 
 from capsule_tasks.settings import RetrySettings
-from capsule_tasks.storage.keys import revokes_key
+from capsule_tasks.storage.keys import RevokeKeys
 from capsule_tasks.storage.operations import Operation, perform
 from capsule_tasks.storage.scripts import Call, script
 
-_ADD = script("revokes_add", keys="revokes", args="keep_ms most member...")
+_ADD = script("revokes_add", keys="revokes", args="keep_ms most channel member...")
 _READ = script("revokes_read", keys="revokes", args="since_ms most")
 MOST = 50_000
 """As many as Celery keeps in memory."""
@@ -35,7 +35,12 @@ class RevokeCore:
 
     def __init__(self, keep_s: float, prefix: str = "capsule") -> None:
         self._keep_ms = int(keep_s * 1000)
-        self._key = revokes_key(prefix)
+        self._keys = RevokeKeys(prefix)
+
+    @property
+    def channel(self) -> str:
+        """On which something is said whenever a revoke is added that was not known."""
+        return self._keys.channel
 
     def add(
         self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, Any]] = ()
@@ -45,13 +50,13 @@ class RevokeCore:
             [*(f"t{task_id}" for task_id in ids), *(f"s{json.dumps(pair)}" for pair in stamps)]
         )
         for some in _in_parts(members):
-            call = Call(_ADD, (self._key,), [self._keep_ms, MOST, *some])
+            call = Call(_ADD, (self._keys.revokes,), [self._keep_ms, MOST, self.channel, *some])
             yield from perform(call, _ONCE)
 
     def read(self, since_ms: int = 0) -> Operation[Revoked]:
         """What was revoked since; and the moment of that answer."""
         args: list[str | bytes | int] = [since_ms, MOST]
-        reply = yield from perform(Call(_READ, (self._key,), args), _ONCE)
+        reply = yield from perform(Call(_READ, (self._keys.revokes,), args), _ONCE)
         found = Revoked(until_ms=int(reply[1]))
         for member in reply[2]:
             _take(member.decode(), found)

@@ -18,6 +18,7 @@ from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.protocol.values import NotCarried
+from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.answering import servers_answer
 from capsule_tasks.taskpool.bridge import Bridge
@@ -130,6 +131,11 @@ class TaskPool(prefork.TaskPool):
         self._leaving.watch(consumer.controller.blueprint.shutdown_complete)
         for job in self._jobs:  # their messages are not among those that it holds
             job.give_room_back()
+
+    def listen(self, channel: str, ring: Ring) -> None:
+        """Have `ring` called on the runtime's loop; see `Streams.listen`. Never without streams."""
+        if self._staff is not None:
+            self._staff.listen(channel, ring)
 
     def on_close(self) -> None:
         """Nothing new will come; what there is goes on."""

@@ -1,19 +1,18 @@
 """Revokes that a worker hears of are kept in Redis, and those it has missed are found there.
 
 Celery's own set of revoked tasks stays what decides: it is asked before each task starts. This
-fills it: when the worker starts or has connected again, and every few seconds, as a command that is
-broadcast reaches those only who listen at that moment. Without a Redis all stays as Celery has it,
-`--statedb` included.
+fills it, as a command that is broadcast reaches those only who listen at that moment: when the
+worker starts or has connected again, when a kept revoke is announced, and now and then. Without a
+Redis all stays as Celery has it, `--statedb` included.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery.utils.functional import maybe_list
@@ -21,6 +20,7 @@ from celery.worker import state
 
 from capsule_tasks.client.revokes import RevokeStore, revoke_store
 from capsule_tasks.errors import CapsuleError
+from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.storage.revoke_core import Revoked
 from capsule_tasks.taskpool.turns import QuietThread
 
@@ -28,108 +28,147 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 Stamp = tuple[str, Any]
 News = tuple[list[str], list[Stamp]]
+Listen = Callable[[str, Ring], object]
 
-_EVERY_S = 5.0
+_POLL_S = 5.0
+"""Between two reads where no announcement is heard; and before what failed is tried again."""
+_REREAD_S = 60.0
+"""Between two reads where announcements are heard."""
+_GATHER_S = 0.1
+"""Between two reads at least: revokes that are announced together are read together."""
 _SLACK_MS = 2000
-"""Read once more: what was written while the last answer was under way."""
+"""Read once more: a failover may have changed the clock."""
 _MOST_WAITING = 10_000
 _JOIN_S = 5.0
 
 
 class Revokes:
-    """Keeps and finds, from the first `watch` to `stop`; both idempotent."""
+    """Keeps and finds revokes between `start` and `stop`; both idempotent."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        app: Any,
+        hub: Any,
+        listen: Listen,
+        *,
+        poll_s: float = _POLL_S,
+        reread_s: float = _REREAD_S,
+    ) -> None:
+        """`listen` has `ring` called with announcements, if there is a bell for them."""
+        self._app = app
+        self._hub = hub
+        self._listen = listen
+        self._poll_s = poll_s
+        self._reread_s = reread_s
+        self._is_announced = False
         self._store: RevokeStore | None = None
         self._thread: threading.Thread | None = None
-        self._news: queue.Queue[News | None] = queue.Queue(_MOST_WAITING)
+        self._changed = threading.Condition()
+        self._new: deque[News] = deque()
+        self._is_rung = False
+        self._is_over = False
+        self._reading = threading.Lock()
         self._since_ms = 0
         self._read_all_at = 0.0
-        self._hub: Any = None
 
-    def watch(self, consumer: Any) -> None:
-        """Know what was revoked before this consumer gets its first message."""
-        self._hub = consumer.hub
-        if self._store is None:
-            self._store = revoke_store(consumer.app)
+    def start(self) -> None:
+        """Know what was revoked before the consumer gets its first message; anew on reconnect."""
+        if self._thread is None:
+            self._store = revoke_store(self._app)
             if self._store is None:
                 log.info("revokes are kept in memory: no Redis is known, see capsule_redis_url")
                 return
+            self._is_over = False
+            self._thread = QuietThread(
+                target=self._run, args=(self._store,), name="capsule-revokes", daemon=True
+            )
+            self._thread.start()
+            self._listen(self._store.channel, self.ring)
+        assert self._store is not None
         try:
             _learn(self._read(self._store))
         except CapsuleError as fault:
             log.warning("what was revoked cannot be read yet: %s", fault)
-        if self._thread is None:
-            self._thread = QuietThread(target=self._run, name="capsule-revokes", daemon=True)
-            self._thread.start()
 
     def stop(self) -> None:
         """Write what is waiting, and end."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._put(None)
+            with self._changed:
+                self._is_over = True
+                self._changed.notify()
             thread.join(_JOIN_S)
-            self._store = None
 
     def keep(self, ids: Iterable[str] = (), stamps: Iterable[Stamp] = ()) -> None:
         """On the hub thread, which waits for nothing."""
-        if self._thread is not None:
-            self._put((list(ids), list(stamps)))
+        if self._thread is None:
+            return
+        with self._changed:
+            if len(self._new) >= _MOST_WAITING:
+                log.warning("revokes come faster than Redis takes them: some are in memory only")
+                return
+            self._new.append((list(ids), list(stamps)))
+            self._changed.notify()
 
-    def _put(self, news: News | None) -> None:
-        try:
-            self._news.put_nowait(news)
-        except queue.Full:
-            log.warning("revokes come faster than Redis takes them: some are kept in memory only")
+    def ring(self, _said: bytes | None = None) -> None:
+        """Read what was announced, or may have been announced unheard; from any thread."""
+        with self._changed:
+            self._is_announced = self._is_rung = True
+            self._changed.notify()
 
     # --- the thread ----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        store = self._store
-        assert store is not None
+    def _run(self, store: RevokeStore) -> None:
         unwritten: deque[News] = deque(maxlen=_MOST_WAITING)
         is_over, is_well = False, True
-        due = time.monotonic() + _EVERY_S
+        read_at = time.monotonic()
+        due = read_at + self._poll_s
         while not is_over:
-            is_over = self._take(unwritten, due)
+            is_over, is_rung = self._take(unwritten, due)
+            if is_rung:
+                due = min(due, read_at + _GATHER_S)
             try:
                 while unwritten:
                     store.add(*unwritten[0])
                     unwritten.popleft()
-                if is_due := time.monotonic() >= due:
-                    self._tell(self._read(store))
+                if time.monotonic() >= due:
+                    self._learn_soon(self._read(store))
+                    read_at = time.monotonic()
+                    due = read_at + (self._reread_s if self._is_announced else self._poll_s)
             except CapsuleError as fault:
                 if is_well:
                     log.warning("revokes are in memory only for now: %s", fault)
-                is_well, is_due = False, True
+                is_well = False
+                due = time.monotonic() + self._poll_s
             else:
                 is_well = True
-            if is_due:
-                due = time.monotonic() + _EVERY_S
-        store.close()
+        with self._reading:
+            store.close()
 
-    def _take(self, unwritten: deque[News], due: float) -> bool:
-        """Wait for something to write, until then; whether it is over."""
-        try:
-            news = self._news.get(timeout=max(0.0, due - time.monotonic()))
-        except queue.Empty:
-            return False
-        if news is None:
-            return True
-        unwritten.append(news)
-        return False
+    def _take(self, unwritten: deque[News], due: float) -> tuple[bool, bool]:
+        """Wait for something to do, until then; whether it is over, and whether the bell rang."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._new or self._is_rung or self._is_over,
+                max(0.0, due - time.monotonic()),
+            )
+            unwritten += self._new
+            self._new.clear()
+            is_rung, self._is_rung = self._is_rung, False
+            return self._is_over, is_rung
 
     def _read(self, store: RevokeStore) -> Revoked:
         """What is new; now and then all of it, as Celery's set forgets sooner than Redis."""
-        now = time.monotonic()
-        is_all = not self._since_ms or now - self._read_all_at > state.REVOKE_EXPIRES / 2
-        found = store.read(0 if is_all else max(0, self._since_ms - _SLACK_MS))
-        self._since_ms = found.until_ms
-        if is_all:
-            self._read_all_at = now
-        return found
+        with self._reading:
+            now = time.monotonic()
+            is_all = not self._since_ms or now - self._read_all_at > state.REVOKE_EXPIRES / 2
+            found = store.read(0 if is_all else max(0, self._since_ms - _SLACK_MS))
+            self._since_ms = found.until_ms
+            if is_all:
+                self._read_all_at = now
+            return found
 
-    def _tell(self, found: Revoked) -> None:
+    def _learn_soon(self, found: Revoked) -> None:
         """On the hub thread, whose set it is."""
         if self._hub is not None and (found.ids or found.stamps):
             self._hub.call_soon(_learn, found)

@@ -20,6 +20,7 @@ from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.sessions.template import Template
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import Profile
+from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.crew import Crew
@@ -176,6 +177,11 @@ class Staff:
         """Have it run, in its turn."""
         admit = self._streams.admit if self._streams is not None else self.crew.submit
         self._runtime.post_lazily(admit, job)
+
+    def listen(self, channel: str, ring: Ring) -> None:
+        """Have `ring` called on the loop; see `Streams.listen`. Never without streams."""
+        if self._streams is not None:
+            self._runtime.post(self._streams.listen, channel, ring)
 
     def drop_waiting(self) -> None:
         """What no child has begun is not begun any more."""

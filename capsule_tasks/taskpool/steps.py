@@ -9,6 +9,7 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 
+from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.taskpool.failover import Failover
 from capsule_tasks.taskpool.holding import Holding
 from capsule_tasks.taskpool.prefetch import count_beside
@@ -24,7 +25,9 @@ class ConsumerStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._holding = Holding()
-        self._revokes = parent.capsule_revokes = Revokes()
+        self._revokes = parent.capsule_revokes = Revokes(
+            parent.app, parent.hub, getattr(parent.pool, "listen", _never)
+        )
         if getattr(parent.pool, "takes_without_slot", None) is not None:
             # Now, since each task's strategy remembers both when the consumer starts.
             mix_into_tasks(parent.app)
@@ -39,7 +42,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         if introduce is not None:
             count_beside(parent)
             introduce(parent)
-            self._revokes.watch(parent)
+            self._revokes.start()
             self._holding.watch(parent)
 
     def _prepared(self, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -57,6 +60,10 @@ class ConsumerStep(bootsteps.StartStopStep):
         """After the pool has ended: until then its last tasks hold their messages."""
         self._revokes.stop()
         self._holding.stop()
+
+
+def _never(_channel: str, _ring: Ring) -> None:
+    """Another pool hears no announcements."""
 
 
 def _leaving(pool: Any, cancel: Callable[[], object]) -> Callable[[], object]:

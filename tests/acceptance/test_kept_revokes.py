@@ -14,6 +14,7 @@ from celery.exceptions import TaskRevokedError
 
 from capsule_tasks import Capsule
 from capsule_tasks.client.revokes import keep_revoked, revoke_store
+from capsule_tasks.storage.keys import RevokeKeys
 from tests.acceptance.test_delivery import stamped
 from tests.acceptance.workers import HANG_S, Worker, close, eventually, producer, unique
 
@@ -97,6 +98,21 @@ def test_one_that_was_missed_is_found_by_a_worker_that_runs(worker: Worker) -> N
     missed = unique()
     keep_revoked(worker.app, missed)
     eventually(lambda: missed in worker.ask("revoked"), "the revoke")
+
+
+def test_a_worker_listens_for_what_is_kept(worker: Worker) -> None:
+    if worker.is_prefork:
+        pytest.skip("prefork never finds what it has not heard")
+    client = worker.app.backend.client
+    eventually(lambda: client.pubsub_numsub(RevokeKeys().channel)[0][1], "somebody who listens")
+
+
+def test_without_streams_a_worker_looks_for_what_is_kept(redis_url: str, tmp_path: Path) -> None:
+    unstreamed = json.dumps({"capsule_streams": False})
+    missed = unique()
+    with Worker(redis_url, tmp_path, concurrency=1, TEST_CONF=unstreamed) as worker:
+        keep_revoked(worker.app, missed)
+        eventually(lambda: missed in worker.ask("revoked"), "the revoke")
 
 
 def test_what_is_kept_lapses_and_is_bounded(redis_url: str, worker: Worker) -> None:

@@ -19,12 +19,12 @@ from capsule_tasks.storage.keys import (
     GroupKeys,
     HeldKeys,
     RecentKeys,
+    RevokeKeys,
     RunKeys,
     SessionKeys,
     StepKeys,
     WorkerKeys,
     losses_key,
-    revokes_key,
     run_place,
     unacked_marks,
     worker_index,
@@ -76,7 +76,7 @@ def spelled(script_name: str, key_name: str) -> str:
         return approvals.all if key_name == "order" else orders[names.index(key_name)]
     alone = {
         "workers": worker_index(),
-        "revokes": revokes_key(),
+        "revokes": RevokeKeys().revokes,
         "losses": losses_key("<execution>", "<attempt>"),
         "place": run_place("<run>"),
     }

@@ -13,7 +13,7 @@ from capsule_tasks.errors import CapsuleError, StorageError, StorageUnavailable,
 from capsule_tasks.executions.delay import Delay
 from capsule_tasks.protocol.events import Begun, Ended, Outcome, encode_event
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
-from capsule_tasks.storage.doorbells import Doorbells
+from capsule_tasks.storage.doorbells import Doorbells, Ring
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.taskpool.endings import Ending
@@ -126,6 +126,18 @@ class Streams:
         await self.background.stop()
         await self._bells.close()
         await self.connection.close()
+
+    def listen(self, channel: str, ring: Ring) -> None:
+        """Have `ring` called, on the loop, for each announcement there, and once it is heard.
+
+        With None it is called whenever announcements may have been missed, the first time too.
+        """
+        self.background.spawn(self._begin_listening(channel, ring))
+
+    async def _begin_listening(self, channel: str, ring: Ring) -> None:
+        with contextlib.suppress(StorageUnavailable):  # then the bell rings once it is heard
+            await self._bells.listen(channel, ring)
+            ring(None)
 
     # --- jobs ----------------------------------------------------------------------------------
 

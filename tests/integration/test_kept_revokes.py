@@ -1,0 +1,178 @@
+"""Kept revokes are announced where streams are on, and polled where they are off."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from celery import Celery
+from celery.worker import state
+
+from capsule_tasks.client.revokes import RevokeStore, keep_revoked
+from capsule_tasks.storage.doorbells import Ring
+from capsule_tasks.storage.keys import RevokeKeys
+from capsule_tasks.storage.revoke_core import Revoked
+from capsule_tasks.taskpool.revokes import Revokes
+from tests.servers import fresh_prefix
+from tests.severing_proxy import SeveringProxy
+from tests.streaming import HANG_S, Ground, eventually
+
+NEVER_S = 1e6
+
+
+@pytest.fixture
+def ground(valkey_url: str) -> Ground:
+    return Ground(valkey_url)
+
+
+@pytest.fixture
+async def streaming(ground: Ground) -> AsyncIterator[Ground]:
+    ground.streams.start()
+    yield ground
+    await ground.streams.stop()
+
+
+def app_of(url: str, prefix: str) -> Celery:
+    app = Celery("revoking", broker="memory://", set_as_current=False)
+    app.conf.update(capsule_redis_url=url, capsule_prefix=prefix)
+    return app
+
+
+@pytest.fixture
+def app(valkey_url: str, ground: Ground) -> Iterator[Celery]:
+    app = app_of(valkey_url, ground.kept.prefix)
+    yield app
+    app.close()
+
+
+class Reads:
+    """Counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        read = RevokeStore.read
+
+        def counted(store: RevokeStore, since_ms: int = 0) -> Revoked:
+            found = read(store, since_ms)
+            self.count += 1
+            return found
+
+        monkeypatch.setattr(RevokeStore, "read", counted)
+
+
+async def is_known(task_id: str) -> None:
+    await eventually(lambda: task_id in state.revoked)
+
+
+async def test_a_kept_revoke_reaches_a_worker_that_never_polls(
+    streaming: Ground, app: Celery
+) -> None:
+    revokes = Revokes(app, None, streaming.streams.listen, poll_s=NEVER_S, reread_s=NEVER_S)
+    revokes.start()
+    try:
+        for task_id in (fresh_prefix(), fresh_prefix()):
+            await asyncio.to_thread(keep_revoked, app, task_id)
+            await is_known(task_id)
+    finally:
+        revokes.stop()
+
+
+async def test_one_that_was_kept_before_the_bell_was_heard_is_found(
+    ground: Ground, app: Celery
+) -> None:
+    revokes = Revokes(app, None, ground.streams.listen, poll_s=NEVER_S, reread_s=NEVER_S)
+    revokes.start()
+    missed = fresh_prefix()
+    keep_revoked(app, missed)
+    ground.streams.start()  # nothing was heard until now: this test has not let the loop turn
+    try:
+        await is_known(missed)
+    finally:
+        revokes.stop()
+        await ground.streams.stop()
+
+
+async def test_an_announcement_that_was_missed_is_found_on_reconnect(valkey_url: str) -> None:
+    with (
+        SeveringProxy(urlsplit(valkey_url).port or 0) as proxy,
+        redis.Redis.from_url(valkey_url) as client,
+    ):
+        ground = Ground(proxy.url)
+        app = app_of(valkey_url, ground.kept.prefix)
+        channel = RevokeKeys(ground.kept.prefix).channel
+        revokes = Revokes(app, None, ground.streams.listen, poll_s=NEVER_S, reread_s=NEVER_S)
+        ground.streams.start()
+        revokes.start()
+        try:
+            known, missed = fresh_prefix(), fresh_prefix()
+            await eventually(lambda: client.pubsub_numsub(channel)[0][1] == 1)
+            await asyncio.to_thread(keep_revoked, app, known)
+            await is_known(known)
+            proxy.stall_at(channel.encode())
+            client.client_kill_filter(_type="pubsub")
+            await asyncio.to_thread(proxy.stalled, HANG_S)  # it subscribes again
+            keep_revoked(app, missed)
+            assert client.pubsub_numsub(channel)[0][1] == 0
+            assert missed not in state.revoked
+            proxy.go_on()
+            await is_known(missed)
+        finally:
+            revokes.stop()
+            await ground.streams.stop()
+            app.close()
+
+
+async def test_polled_until_the_bell_is_heard_and_read_once_for_each_ring_from_then_on(
+    streaming: Ground, app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = Reads(monkeypatch)
+    rings: list[int] = []
+    """How many reads there had been, at each ring."""
+    channels: list[tuple[str, Ring]] = []
+
+    def counted(said: bytes | None) -> None:
+        rings.append(reads.count)
+        channels[0][1](said)
+
+    revokes = Revokes(app, None, lambda *heard: channels.append(heard), poll_s=0.001)
+    revokes.start()
+    try:
+        await eventually(lambda: reads.count > 3)
+        streaming.streams.listen(channels[0][0], counted)
+        await eventually(lambda: rings)
+        for _ in range(3):
+            task_id = fresh_prefix()
+            await asyncio.to_thread(keep_revoked, app, task_id)
+            await is_known(task_id)
+        under_way = 1
+        assert reads.count <= rings[0] + len(rings) + under_way
+    finally:
+        revokes.stop()
+
+
+async def test_where_no_bell_is_heard_revokes_are_polled(app: Celery) -> None:
+    revokes = Revokes(app, None, lambda _channel, _ring: None, poll_s=0.001, reread_s=NEVER_S)
+    revokes.start()
+    try:
+        for task_id in (fresh_prefix(), fresh_prefix()):
+            await asyncio.to_thread(keep_revoked, app, task_id)
+            await is_known(task_id)
+    finally:
+        revokes.stop()
+
+
+def test_a_revoke_that_is_kept_already_is_not_announced(app: Celery, valkey_url: str) -> None:
+    """Each worker that hears a broadcast keeps it: of a hundred only one announces it."""
+    channel = RevokeKeys(app.conf.capsule_prefix).channel
+    first, second = fresh_prefix(), fresh_prefix()
+    with redis.Redis.from_url(valkey_url) as client, client.pubsub() as pubsub:
+        pubsub.subscribe(channel)
+        for task_id in (first, first, second, first):
+            keep_revoked(app, task_id)
+        client.publish(channel, "over")
+        said = (message["data"] for message in pubsub.listen() if message["type"] == "message")
+        assert list(itertools.takewhile(lambda data: data != b"over", said)) == [b"", b""]

@@ -1,0 +1,156 @@
+"""The page on the architecture and the code say the same."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from capsule_tasks import storage
+from capsule_tasks.storage import keys
+from capsule_tasks.storage.scripts import parsed_header, text_of
+from tests import architecture_page
+
+# --- the tables of Redis keys and channels -------------------------------------------------------
+
+LUA = Path(storage.__file__).parent / "lua"
+SCRIPTS = sorted(path.stem for path in LUA.glob("*.lua"))
+ROWS = {row.shape: row for row in architecture_page.key_rows()}
+PLACEHOLDERS = {
+    "execution_id": "<execution>",
+    "session_id": "<session>",
+    "run_id": "<run>",
+    "group_id": "<group>",
+    "incarnation": "<incarnation>",
+    "attempt": "<attempt>",
+    "operation": "<operation>",
+    "agent": "<agent>",
+    "tool": "<tool>",
+    "index": "unacked_index",
+}
+
+
+def called_with_placeholders(make: Any) -> Any:
+    parameters = [name for name in inspect.signature(make).parameters if name != "prefix"]
+    return make(*(PLACEHOLDERS[name] for name in parameters))
+
+
+def spelled() -> Iterator[tuple[str, Any]]:
+    """All that keys.py can spell, under the name by which it is asked for it."""
+    for name, value in vars(keys).items():
+        if name.startswith("_") or getattr(value, "__module__", "") != keys.__name__:
+            continue
+        if inspect.isclass(value):
+            owner = called_with_placeholders(value)
+            for part in (part for part in dir(owner) if not part.startswith("_")):
+                of_owner = getattr(owner, part)
+                yield part, called_with_placeholders(of_owner) if callable(of_owner) else of_owner
+        elif name not in ("escaped", "checked_prefix"):
+            yield name, called_with_placeholders(value)
+
+
+def spellings(*, are_channels: bool) -> set[str]:
+    shapes: set[str] = set()
+    for name, value in spelled():
+        if (name in ("channel", "worker_bells")) is are_channels:
+            shapes |= {value} if isinstance(value, str) else set(value)
+    return {unquote(shape) for shape in shapes}
+
+
+def test_the_table_has_every_key_that_is_spelled_and_no_other() -> None:
+    assert set(ROWS) == spellings(are_channels=False) | {"unacked_index"}
+    assert len(ROWS) == len(architecture_page.key_rows())
+
+
+def test_the_table_has_every_channel() -> None:
+    rows = {row[0].strip("`") for row in architecture_page.rows_under("channel")}
+    assert rows == spellings(are_channels=True) | {"capsule:bell:<incarnation>"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_has_keys_of_the_type_in_the_table(name: str) -> None:
+    for key in parsed_header(text_of(name)).keys:
+        assert ROWS[key.shape].type == key.type
+
+
+FUNCTION = re.compile(r"^local function (\w+)\((.*?)\)\n(.*?)^end$", re.MULTILINE | re.DOTALL)
+LOOP = re.compile(r"for _, key in ipairs\(\{(.*?)\}\)")
+CALL = re.compile(r"redis\.call\(('\w+'|command), ([\w\[\]]+)((?:, [\w\[\]]+)*)")
+WRITES = {
+    *("HSET", "HDEL", "HINCRBY", "XADD", "XTRIM", "RPUSH", "RPOP", "LTRIM", "SADD", "SREM"),
+    *("ZADD", "ZREM", "ZREMRANGEBYSCORE", "ZREMRANGEBYRANK", "SET", "SETBIT"),
+    *("UNLINK", "DEL", "RENAME"),
+}
+
+
+def code_of(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
+
+
+def arguments(text: str) -> list[str]:
+    """What stands before the bracket that closes a call."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "({[") - (letter in ")}]")
+        if depth < 0:
+            break
+        if letter == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [argument.strip() for argument in found]
+
+
+def changed_in(code: str, functions: dict[str, tuple[str, str]]) -> set[str]:
+    """The variables that hold keys whose values this code changes, itself or by its functions."""
+    changed: set[str] = set()
+    for command, first, others in CALL.findall(code):
+        if command == "command" or command.strip("'") in WRITES:
+            changed.add(first)
+            if command in ("'UNLINK'", "'RENAME'"):
+                changed |= {name for name in others.split(", ") if name}
+    if "key" in changed:
+        changed |= {name.strip() for names in LOOP.findall(code) for name in names.split(",")}
+    for name, (parameters, body) in functions.items():
+        calls = list(re.finditer(rf"\b{name}\(", code))
+        if not calls:
+            continue
+        inner = changed_in(body, {other: of for other, of in functions.items() if other != name})
+        for call in calls:
+            given = dict(zip(arguments(parameters), arguments(code[call.end() :]), strict=False))
+            changed |= {given.get(variable, variable) for variable in inner}
+    return changed
+
+
+def written_shapes(name: str) -> set[str]:
+    """The keys that a script changes; a new time to live is no change."""
+    header = parsed_header(text_of(name))
+    code = code_of(text_of(name))
+    shared = "\n".join(code_of(text_of(f"lib/{part}")) for part in header.uses)
+    functions = {of[0]: (of[1], of[2]) for of in FUNCTION.findall(f"{shared}\n{code}")}
+    changed = changed_in(FUNCTION.sub("", code), functions)
+    shapes = {key.shape for key in header.keys if f"{key.name}_key" in changed}
+    if any(variable.startswith("KEYS[") for variable in changed):
+        shapes.add(header.keys[-1].shape)
+    return shapes
+
+
+def test_the_table_says_which_scripts_write_a_key() -> None:
+    written: defaultdict[str, set[str]] = defaultdict(set)
+    declared: defaultdict[str, set[str]] = defaultdict(set)
+    for name in SCRIPTS:
+        for key in parsed_header(text_of(name)).keys:
+            declared[key.shape].add(name)
+        for shape in written_shapes(name):
+            written[shape].add(name)
+    for shape, row in ROWS.items():
+        stated = {name for name in declared[shape] for each in row.writers if fnmatch(name, each)}
+        assert stated == written[shape], shape
+        assert all(any(fnmatch(name, each) for name in stated) for each in row.writers), shape

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,107 @@ from urllib.parse import unquote
 import pytest
 
 from capsule_tasks import storage
-from capsule_tasks.storage import keys
+from capsule_tasks.storage import keys, run_types
 from capsule_tasks.storage.scripts import parsed_header, text_of
 from tests import architecture_page
+from tests.architecture_page import PAGE, ROOT
+
+PACKAGE = ROOT / "capsule_tasks"
+
+# --- layers and folders --------------------------------------------------------------------------
+
+
+def existing(line: str) -> str:
+    """A line of layers without the packages that do not exist yet."""
+    for sign in (" : ", " | "):
+        if sign in line:
+            return sign.join(filter(None, map(existing, line.split(sign))))
+    name = line.strip("()")
+    is_there = (PACKAGE / name / "__init__.py").exists() or (PACKAGE / f"{name}.py").exists()
+    return name if is_there else ""
+
+
+def test_the_layers_are_those_that_are_checked() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = [c["layers"] for c in contracts["contracts"] if c["type"] == "layers"]
+    (block,) = architecture_page.blocks("layers")
+    assert block.splitlines() == [line for line in map(existing, layers) if line]
+
+
+def test_the_table_has_every_folder() -> None:
+    (block,) = architecture_page.blocks("layers")
+    rows = [row[0].strip("`") for row in architecture_page.rows_under("folder")]
+    assert sorted(rows) == sorted(re.findall(r"\w+", block))
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+LINKS = sorted(set(re.findall(r"\[([^\]]+)\]\(([^)#]+)(?:#[^)]*)?\)", PAGE.read_text())))
+
+
+def names_of(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Functions, classes with their members, and constants."""
+    for node in body:
+        match node:
+            case ast.ClassDef():
+                yield node.name
+                yield from (f"{node.name}.{name}" for name in names_of(node.body))
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
+def test_there_are_links() -> None:
+    assert len(LINKS) > 20
+
+
+@pytest.mark.parametrize(("text", "target"), LINKS)
+def test_a_link_leads_to_a_file_that_has_what_it_names(text: str, target: str) -> None:
+    path = (PAGE.parent / target).resolve()
+    assert path.exists()
+    if path.suffix == ".py" and text.startswith("`"):
+        assert text.strip("`") in set(names_of(ast.parse(path.read_text()).body))
+    elif path.suffix == ".lua":
+        assert text.rpartition("/")[2] == path.name
+
+
+def test_a_link_within_the_page_leads_to_a_heading() -> None:
+    headings = re.findall(r"^#+ (.+)$", PAGE.read_text(), re.MULTILINE)
+    places = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", PAGE.read_text())) <= places
+
+
+# --- states --------------------------------------------------------------------------------------
+
+DIAGRAMS: dict[str, Mapping[Any, Iterable[Any]]] = {
+    "run": run_types.TRANSITIONS,
+}
+"""Each diagram by its title, with the table that it draws."""
+TITLED = re.compile(r"^---\ntitle: ([^\n]+)\n---\nstateDiagram-v2\n(.*)", re.DOTALL)
+DRAWN = {
+    title: re.findall(r"^ *(\S+) --> (\w+)", text, re.MULTILINE)
+    for block in architecture_page.blocks("mermaid")
+    for title, text in TITLED.findall(block)
+}
+
+
+def name_of(state: Any) -> str:
+    return state.name.lower() if isinstance(state, Enum) else str(state)
+
+
+def test_every_diagram_has_its_table() -> None:
+    assert set(DRAWN) == set(DIAGRAMS)
+    assert len(architecture_page.blocks("mermaid")) == len(DRAWN)
+
+
+@pytest.mark.parametrize("title", DIAGRAMS)
+def test_a_diagram_has_the_moves_of_its_table(title: str) -> None:
+    moves = {(name_of(a), name_of(b)) for a, ends in DIAGRAMS[title].items() for b in ends}
+    drawn = [(start, end) for start, end in DRAWN[title] if start != "[*]"]
+    assert set(drawn) == moves
+    assert len(drawn) == len(moves)
+
 
 # --- the tables of Redis keys and channels -------------------------------------------------------
 

@@ -174,6 +174,10 @@ class Unconfined(OperatorError):
     """A sandbox cannot confine what it promises on this machine, and so does not start."""
 
 
+class PrivateServerError(OperatorError):
+    """A server of `capsule_tasks.testing` could not be found or started, or does not run."""
+
+
 class LostTooOften(OperatorError):
     """A task was delivered again and again, and its process was lost each time."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts._redis_server import PrivateServer, free_port  # noqa: E402 - the path comes first
+from capsule_tasks.testing.servers import PrivateServer, free_port  # noqa: E402 - the path comes first
 
 _URLS = ("CAPSULE_BROKER_URL", "CAPSULE_RESULT_URL", "REDIS_URL")
 PAGES = 100

@@ -15,12 +15,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from scripts._redis_server import PREFERRED, PrivateServer, RunningServer, ServerError
+from capsule_tasks.errors import PrivateServerError
+from capsule_tasks.testing.servers import PREFERRED, PrivateServer, RunningServer
+from scripts._redis_server import running_in, start_in, stop_in
 
 DEFAULT_DIRECTORY = Path(__file__).resolve().parent.parent / ".redis"
 
@@ -41,19 +41,22 @@ def main() -> int:
                 return status(arguments)
             case _:
                 return run(arguments)
-    except ServerError as error:
+    except PrivateServerError as error:
         print(f"scripts/redis: {error}", file=sys.stderr)
         return EXIT_FAILED
 
 
 def start(arguments: argparse.Namespace) -> int:
-    report(_server(arguments, _directory(arguments)).start(), as_json=arguments.json)
+    running = start_in(
+        _directory(arguments), server=arguments.server, port=arguments.port, aof=arguments.aof
+    )
+    report(running, as_json=arguments.json)
     return EXIT_OK
 
 
 def stop(arguments: argparse.Namespace) -> int:
     directory = _directory(arguments)
-    was_running = PrivateServer(directory).stop()
+    was_running = stop_in(directory)
     if arguments.json:
         print(json.dumps({"stopped": was_running}))
     else:
@@ -63,7 +66,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> int:
     directory = _directory(arguments)
-    running = PrivateServer(directory).running
+    running = running_in(directory)
     if running is None:
         print("null" if arguments.json else f"no server runs in {directory}")
         return EXIT_NOT_RUNNING
@@ -74,7 +77,9 @@ def status(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     # A terminated run must still stop its server.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with _directory_of_run(arguments) as directory, _server(arguments, directory) as server:
+    with PrivateServer(
+        arguments.dir, server=arguments.server, port=arguments.port, aof=arguments.aof
+    ) as server:
         if arguments.command:
             env = os.environ | {"REDIS_URL": server.url}
             return subprocess.run(arguments.command, env=env, check=False).returncode
@@ -94,19 +99,6 @@ def report(running: RunningServer, *, as_json: bool) -> None:
 
 def _directory(arguments: argparse.Namespace) -> Path:
     return arguments.dir or DEFAULT_DIRECTORY
-
-
-@contextlib.contextmanager
-def _directory_of_run(arguments: argparse.Namespace) -> Iterator[Path]:
-    if arguments.dir:
-        yield arguments.dir
-        return
-    with tempfile.TemporaryDirectory(prefix="capsule-redis-") as directory:
-        yield Path(directory)
-
-
-def _server(arguments: argparse.Namespace, directory: Path) -> PrivateServer:
-    return PrivateServer(directory, server=arguments.server, port=arguments.port, aof=arguments.aof)
 
 
 def _parse() -> argparse.Namespace:

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from capsule_tasks.sessions import Session
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.sessions import GilHold
 
 

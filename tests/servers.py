@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from scripts._redis_server import PrivateServer, ServerError, find_server, free_port
+from capsule_tasks.errors import PrivateServerError
+from capsule_tasks.testing.servers import PrivateServer, find_server, free_port
 from tests.tls import Certificates, tls_in_front_of
 
 SLOTS = 16384
@@ -23,7 +24,7 @@ def require_server(name: str) -> None:
     """Skip where the wheel does not exist for this Python or machine."""
     try:
         find_server(name)
-    except ServerError as missing:
+    except PrivateServerError as missing:
         pytest.skip(str(missing))
 
 

@@ -15,7 +15,7 @@ from capsule_tasks.settings import redis_url_of_environment
 
 REDIS_SETTING = "capsule_redis_url"
 STORE_SETTING = "capsule_store"
-"""A store in the place of Redis, such as `MemoryStore`, for tests."""
+"""A store for steps in the place of Redis, which `capsule_tasks.testing.eager` sets."""
 
 _CELERYS = {
     **dict.fromkeys(("redis+socket", "socket", "unix"), "unix"),

@@ -1,6 +1,6 @@
-"""What users' own tests need: the same contracts, without a server or a worker."""
+"""What users' own tests need: a Redis server of their own, and tasks that run without a worker."""
 
 from capsule_tasks.testing.eager import eager
-from capsule_tasks.testing.memory_store import MemoryStore
+from capsule_tasks.testing.servers import PrivateServer
 
-__all__ = ["MemoryStore", "eager"]
+__all__ = ["PrivateServer", "eager"]

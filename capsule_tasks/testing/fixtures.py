@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from capsule_tasks.testing.eager import eager
+from capsule_tasks.testing.servers import PrivateServer
 
 
 @pytest.fixture
@@ -16,3 +17,16 @@ def eager_tasks() -> Iterator[Callable[..., Any]]:
     """Call it with your Celery app: until the test ends its tasks run where they are called."""
     with contextlib.ExitStack() as undo:
         yield lambda app, **options: undo.enter_context(eager(app, **options))
+
+
+@pytest.fixture(scope="session")
+def _capsule_redis() -> Iterator[PrivateServer]:
+    with PrivateServer() as server:
+        yield server
+
+
+@pytest.fixture
+def capsule_redis_url(_capsule_redis: PrivateServer) -> str:
+    """A Redis server of this process of pytest, empty at the beginning of each test."""
+    _capsule_redis.clear()
+    return _capsule_redis.url

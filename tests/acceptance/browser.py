@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 
-from scripts._redis_server import free_port
+from capsule_tasks.testing.servers import free_port
 from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually
 
 WIDTH, HEIGHT = 1100, 800

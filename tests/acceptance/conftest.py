@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import Worker
 
 BOTH = ["capsule", pytest.param("prefork", marks=pytest.mark.full)]

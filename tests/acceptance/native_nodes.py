@@ -1,7 +1,7 @@
 """Nodes for pytest-celery that are processes of this machine: what it asks of Docker, without it.
 
-pytest-celery's nodes talk to a container; these have the same methods over a server of
-`scripts/_redis_server.py` and over a worker of `tests/acceptance/workers.py`.
+pytest-celery's nodes talk to a container; these have the same methods over a
+`PrivateServer` and over a worker of `tests/acceptance/workers.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_celery import CeleryTestWorker, RedisTestBackend, RedisTestBroker
 
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import Worker
 
 

@@ -13,7 +13,7 @@ from celery import Celery
 
 from capsule_tasks.client import Execution
 from capsule_tasks.protocol.messages import Output
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 from tests.servers import sentinel
 from tests.tls import Certificates, tls_in_front_of

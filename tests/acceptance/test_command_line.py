@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from capsule_tasks.cli import capsule
 from capsule_tasks.cli.broker import Queues
 from capsule_tasks.client import Execution
-from scripts._redis_server import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import (
     HANG_S,
     ROOT,

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from scripts._redis_server import find_server, free_port
+from capsule_tasks.testing.servers import find_server, free_port
 from tests.acceptance.workers import HANG_S, ROOT, eventually
 
 PORTS = {"6379": "redis", "5555": "flower"}

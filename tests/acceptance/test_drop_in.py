@@ -26,7 +26,7 @@ from capsule_tasks.client import EagerExecution
 from capsule_tasks.client import Task as CapsuleTask
 from capsule_tasks.errors import ExecutionEnded, NotAsking
 from capsule_tasks.testing import eager
-from scripts._redis_server import free_port
+from capsule_tasks.testing.servers import free_port
 from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, is_running, unique
 
 pytest_plugins = ["capsule_tasks.testing.fixtures"]

@@ -24,7 +24,7 @@ from capsule_tasks.client import Execution, GroupExecution, watching
 from capsule_tasks.errors import InvalidId, NotAsking
 from capsule_tasks.protocol.events import Accepted, AttemptEnded, Begun, Ended, Outcome
 from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
-from scripts._redis_server import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, unique
 
 WATCH = """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.test_executions import (  # noqa: F401 - the tests themselves
     test_a_failure_and_a_retry_are_told_as_they_are,
     test_a_group_is_cancelled_at_once,

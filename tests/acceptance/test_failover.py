@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redis
 
-from scripts._redis_server import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import HANG_S, Worker, eventually
 
 TRY = "next try in"

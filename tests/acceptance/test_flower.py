@@ -17,7 +17,7 @@ from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimit
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.browser import HEIGHT, WIDTH, chromium, flower
 from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
 

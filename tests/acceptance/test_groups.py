@@ -21,7 +21,7 @@ from celery.result import GroupResult
 from capsule_tasks.client import GroupExecution, GroupState
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.storage.pipeline import PipelinedConnection
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, ROOT, Worker, close, producer, unique
 
 stores = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")

@@ -14,7 +14,7 @@ from celery import group
 
 from capsule_tasks.client import Execution, GroupExecution
 from capsule_tasks.protocol.events import AttemptEnded, Outcome
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
 
 SOON = json.dumps({"capsule_shutdown_s": 0.5})

@@ -18,7 +18,7 @@ from capsule_tasks.client.group import GroupExecution
 from capsule_tasks.client.hub import hub
 from capsule_tasks.protocol.events import AttemptEnded, Begun, Ended, Outcome
 from capsule_tasks.storage.execution_types import Event
-from scripts._redis_server import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 from tests.severing_proxy import SeveringProxy
 

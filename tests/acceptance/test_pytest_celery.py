@@ -18,7 +18,7 @@ from pytest_celery import (
     CeleryWorkerCluster,
 )
 
-from scripts._redis_server import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.conftest import BOTH
 from tests.acceptance.native_nodes import (
     NativeBackend,

@@ -12,7 +12,7 @@ import redis
 from capsule_tasks.client import Event, Execution
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.protocol.messages import Output
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 from tests.servers import knows_replica, sentinel
 

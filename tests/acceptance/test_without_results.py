@@ -17,7 +17,7 @@ from capsule_tasks.cli import capsule
 from capsule_tasks.client import Execution, cancelling
 from capsule_tasks.client.revokes import revoke_store
 from capsule_tasks.errors import ExecutionUnknown, StorageUnavailable
-from scripts._redis_server import free_port
+from capsule_tasks.testing.servers import free_port
 from tests.acceptance.workers import Worker, unique
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
 
 

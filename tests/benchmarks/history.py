@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 
 from capsule_tasks import History
 from capsule_tasks.storage.codec import encoded
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.benchmarks._measure import Bar, p99_ms, percentile, report, timed, use_plain_interpreters
 
 BARS = (

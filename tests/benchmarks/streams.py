@@ -39,7 +39,7 @@ from capsule_tasks.storage.execution_types import RecentEntry
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.benchmarks._app import streams_url
 from tests.benchmarks._measure import Bar, p50_ms, p99_ms, report, use_plain_interpreters
 from tests.benchmarks.tasks import POOLS, ROOT, until_keys

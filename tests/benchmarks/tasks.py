@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 from celery import Celery
 
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.benchmarks._measure import Bar, p50_ms, p99_ms, report, timed, use_plain_interpreters
 
 ROOT = Path(__file__).parent.parent.parent

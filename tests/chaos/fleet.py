@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import redis
 
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import Worker, close, eventually, is_running, unique
 
 VISIBILITY_S = 7

@@ -17,7 +17,7 @@ import redis
 from capsule_tasks.client import Event, Execution
 from capsule_tasks.protocol.events import AttemptEnded, Begun, Ended, Outcome
 from capsule_tasks.protocol.messages import Gap, Output
-from scripts._redis_server import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import Worker, unique
 from tests.severing_proxy import SeveringProxy
 

@@ -1,5 +1,5 @@
 """Four processes work on one run at random, over connections that are cut; the order of what they
-were told, played again one by one on the model, gives the same answers and the same run.
+were told, played again one by one by the same scripts, gives the same answers and the same run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from capsule_tasks import SyncHistory
 from capsule_tasks.errors import CapsuleError, DecisionExpired, RunLost
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
 from capsule_tasks.storage.run_types import Ask, Claim, RunRecord
 from capsule_tasks.storage.runs import SyncLease, SyncRunStore
-from capsule_tasks.testing import MemoryStore
+from tests.clocks import ClockedStore
 from tests.cutting_proxy import CuttingProxy
 from tests.servers import fresh_prefix
 
@@ -36,24 +37,14 @@ pytestmark = pytest.mark.chaos
 Entry = dict[str, Any]
 
 
-class Clock:
-    """The time of the server, as the logs tell it."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 class Model:
-    """The same changes one after the other, in memory."""
+    """The same changes one after the other, each at the time that the logs tell of it."""
 
-    def __init__(self, created_us: int) -> None:
-        self._clock = Clock()
-        self._clock.seconds = created_us / 1e6
-        self._store = MemoryStore(self._clock)
+    def __init__(self, client: redis.Redis, created_us: int) -> None:
+        self._store = ClockedStore(client, created_us)
+        self._prefix = fresh_prefix()
         self._leases: dict[str, SyncLease] = {}
-        self.runs = SyncRunStore(self._store)
+        self.runs = SyncRunStore(self._store, settings=RunSettings(prefix=self._prefix))
         self.runs.create("r", SESSION, b"new", schema="1", agent="a")
         self._claims: dict[int, Claim] = {}
 
@@ -70,7 +61,7 @@ class Model:
 
     def play(self, entry: Entry) -> None:
         """Do what was done, and compare what is told."""
-        self._clock.seconds = entry["updated"] / 1e6
+        self._store.now_us = entry["updated"]
         kind = entry["kind"]
         if kind == "claim":
             claim = self.claim(entry["owner"])
@@ -114,7 +105,8 @@ class Model:
         assert (resolved.status, resolved.resume) == (entry["status"], entry["resume"]), entry
 
     def items(self) -> list[Any]:
-        return SyncHistory(SESSION, self._store).get_items()
+        settings = HistorySettings(prefix=self._prefix)
+        return SyncHistory(SESSION, self._store, settings=settings).get_items()
 
 
 @contextmanager
@@ -157,12 +149,14 @@ def seen(record: RunRecord) -> tuple[Any, ...]:
     return (*head, record.snapshot, record.agent, waiting)
 
 
-def check(real: SyncRunStore, run_id: str, items: list[Any], log: list[Entry]) -> None:
+def check(
+    client: redis.Redis, real: SyncRunStore, run_id: str, items: list[Any], log: list[Entry]
+) -> None:
     record = real.read(run_id)
     changes = sorted((each for each in log if each.get("updated")), key=lambda e: e["updated"])
     assert len({each["updated"] for each in changes}) == len(changes), changes
     created_us = int(record.created_at.timestamp() * 1e6)
-    model = Model(created_us)
+    model = Model(client, created_us)
     deaths = {each["died"]: each["began_at"] for each in log if "died" in each}
     owner: str | None = None
     for entry in changes:
@@ -182,7 +176,7 @@ def test_any_interleaving_ends_as_one_after_the_other_would(valkey_url: str) -> 
     chance = random.Random(SEED)
     port = int(valkey_url.rpartition(":")[2].partition("/")[0])
     counts: dict[str, int] = {}
-    with CuttingProxy(port) as proxy:
+    with CuttingProxy(port) as proxy, redis.Redis.from_url(valkey_url) as client:
         prefix = fresh_prefix()
         with actors(proxy.url, prefix) as processes:
             for number in range(ROUNDS):
@@ -197,7 +191,7 @@ def test_any_interleaving_ends_as_one_after_the_other_would(valkey_url: str) -> 
                         session, valkey_url, settings=HistorySettings(prefix=prefix)
                     )
                     with history:
-                        check(real, run_id, history.get_items(), log)
+                        check(client, real, run_id, history.get_items(), log)
                 for entry in log:
                     word = f"{entry['kind']} {entry['told']}"
                     counts[word] = counts.get(word, 0) + 1
@@ -207,11 +201,12 @@ def test_any_interleaving_ends_as_one_after_the_other_would(valkey_url: str) -> 
         assert counts[word] >= ROUNDS / 10, counts
 
 
-def test_the_model_refuses_what_a_stale_owner_commits() -> None:
+def test_the_model_refuses_what_a_stale_owner_commits(valkey_url: str) -> None:
     """So that a stale commit which the server took would be found out above."""
-    model = Model(1_000_000_000_000_000)
-    first = model.claim("ann")
-    model.claim("bob")
-    with pytest.raises(RunLost):
-        model.runs.commit(first, b"x", turn=1)
+    with redis.Redis.from_url(valkey_url) as client:
+        model = Model(client, 1_000_000_000_000_000)
+        first = model.claim("ann")
+        model.claim("bob")
+        with pytest.raises(RunLost):
+            model.runs.commit(first, b"x", turn=1)
     assert issubclass(RunLost, CapsuleError)

@@ -14,7 +14,6 @@ from capsule_tasks import History, SyncHistory
 from capsule_tasks.settings import ConnectionSettings, HistorySettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections, targets
 from capsule_tasks.storage.keys import SessionKeys
-from capsule_tasks.testing import MemoryStore
 from tests.servers import fresh_prefix
 
 METHODS = (
@@ -58,44 +57,30 @@ class Subject:
 
     def seed(self, record: bytes, session_id: str = "user-42") -> None:
         """Push a record behind the history's back."""
-        key = self.keys(session_id).items
-        if isinstance(self._raw, MemoryStore):
-            self._raw.seed(key, record)
-        else:
-            self._raw.rpush(key, record)
+        self._raw.rpush(self.keys(session_id).items, record)
 
     def holds(self, text: bytes) -> bool:
         """Whether this text is anywhere in what is stored under the subject's keys."""
-        prefix = self._settings.prefix
-        if isinstance(self._raw, MemoryStore):
-            values = {key: value for key, value in self._raw._values.items() if prefix in key}
-            return text.decode() in repr(values)
         dump = self._raw.dump
-        return any(text in dump(key) for key in self._raw.scan_iter(match=f"{prefix}:*"))
+        keys = self._raw.scan_iter(match=f"{self._settings.prefix}:*")
+        return any(text in dump(key) for key in keys)
 
     def records(self, key: str) -> list[bytes]:
-        if isinstance(self._raw, MemoryStore):
-            return self._raw.raw(key)
         found: list[bytes] = self._raw.lrange(key, 0, -1)
         return found
 
 
 @asynccontextmanager
-async def opened(url: str | None, face: str) -> AsyncIterator[Subject]:
-    """The subject at a URL, or in memory, with one of the two faces."""
+async def opened(url: str, face: str) -> AsyncIterator[Subject]:
+    """The subject at a URL, with one of the two faces."""
     async with AsyncExitStack() as stack:
-        store: Any
-        raw: Any
-        if url is None:
-            store = raw = MemoryStore()
+        store: Any = AsyncConnections(url) if face == "async" else SyncConnections(url)
+        raw = _raw_client(url)
+        stack.callback(raw.close)
+        if face == "async":
+            stack.push_async_callback(store.close)
         else:
-            store = AsyncConnections(url) if face == "async" else SyncConnections(url)
-            raw = _raw_client(url)
-            stack.callback(raw.close)
-            if face == "async":
-                stack.push_async_callback(store.close)
-            else:
-                stack.callback(store.close_blocking)
+            stack.callback(store.close_blocking)
 
         def open_history(session_id: str, **options: Any) -> Any:
             if face == "async":

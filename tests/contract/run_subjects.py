@@ -16,7 +16,6 @@ from capsule_tasks.storage.operations import Operation, perform
 from capsule_tasks.storage.run_types import Ask, Claim
 from capsule_tasks.storage.runs import Lease, RunStore, SyncLease, SyncRunStore
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.testing import MemoryStore
 from tests.servers import fresh_prefix
 
 LIMIT_S = 60
@@ -119,13 +118,11 @@ async def until(ask_again: Callable[[], Awaitable[Any]]) -> Any:
 
 
 @asynccontextmanager
-async def opened(url: str | None, face: str) -> AsyncIterator[Subject]:
-    """The subject at a URL, or in memory, with one of the two faces."""
+async def opened(url: str, face: str) -> AsyncIterator[Subject]:
+    """The subject at a URL, with one of the two faces."""
     async with AsyncExitStack() as stack:
         store: Any
-        if url is None:
-            store = MemoryStore()
-        elif face == "async":
+        if face == "async":
             store = AsyncConnections(url)
             stack.push_async_callback(store.close)
         else:

@@ -16,11 +16,9 @@ KEY = b"k" * 32
 SECRET = [{"role": "user", "content": "a secret"}, {"role": "user", "content": "another"}]
 
 
-@pytest.fixture(params=["valkey-async", "valkey-sync", "memory-async"])
-async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
-    store, face = request.param.split("-")
-    url = request.getfixturevalue("valkey_url") if store == "valkey" else None
-    async with opened(url, face) as subject:
+@pytest.fixture(params=["async", "sync"])
+async def subject(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterator[Subject]:
+    async with opened(valkey_url, request.param) as subject:
         yield subject
 
 

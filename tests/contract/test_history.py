@@ -1,4 +1,4 @@
-"""What every history promises: Redis 6.2, Valkey 9, a cluster and memory, awaited and blocking."""
+"""What every history promises: Redis 6.2, Valkey 9 and a cluster, awaited and blocking."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ STORES = {
     "redis62": "redis62_url",
     "valkey": "valkey_url",
     "cluster": "cluster_url",
-    "memory": None,
 }
 CORRUPT = (b"\xff\xfe", b"{", b"null", b"7", b'"text"', b"[1]", b'{"a":NaN}', b"", b'{"a":1}{}')
 
@@ -34,8 +33,7 @@ CORRUPT = (b"\xff\xfe", b"{", b"null", b"7", b'"text"', b"[1]", b'{"a":NaN}', b"
                 ids="-".join)  # fmt: skip
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     store, face = request.param
-    fixture = STORES[store]
-    async with opened(request.getfixturevalue(fixture) if fixture else None, face) as subject:
+    async with opened(request.getfixturevalue(STORES[store]), face) as subject:
         yield subject
 
 

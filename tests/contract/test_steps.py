@@ -26,14 +26,15 @@ from capsule_tasks.errors import (
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.testing import MemoryStore, eager
+from capsule_tasks.testing import eager
+from capsule_tasks.testing.steps import StepsInMemory
 from tests.servers import fresh_prefix
 
 STORES = {
     "redis62": "redis62_url",
     "valkey": "valkey_url",
     "cluster": "cluster_url",
-    "memory": None,
+    "eager": None,
 }
 OUTPUTS = [
     None,
@@ -87,7 +88,7 @@ async def task(request: pytest.FixtureRequest) -> AsyncIterator[Task]:
     fixture = STORES[store_name]
     url = request.getfixturevalue(fixture) if fixture else None
     if url is None:
-        yield Task(MemoryStore(), face)
+        yield Task(StepsInMemory(), face)
     elif face == "async":
         store = AsyncConnections(url)
         yield Task(store, face)
@@ -162,7 +163,7 @@ async def test_arguments_are_compared_by_what_is_the_same_in_every_process(task:
 async def test_arguments_beyond_json_are_compared_where_they_have_one_spelling(
     first: Any, other: Any
 ) -> None:
-    task, card = Task(MemoryStore(), "sync"), Card()
+    task, card = Task(StepsInMemory(), "sync"), Card()
     await task.deliver("charge", card, first)
     again = dict(reversed(first.items())) if isinstance(first, dict) else first
     await task.deliver("charge", card, again)
@@ -188,7 +189,7 @@ async def test_a_step_in_progress_is_not_made_by_another_delivery(task: Task) ->
 
     class Nested(Card):
         def charge(self, *args: Any, **kwargs: Any) -> Any:
-            steps = Steps(MemoryStore(), execution_id="other")
+            steps = Steps(StepsInMemory(), execution_id="other")
             assert steps.step("own", lambda: 1) == 1
             return super().charge(*args)
 
@@ -209,7 +210,7 @@ async def test_what_is_no_step_is_refused(task: Task) -> None:
     with pytest.raises(InvalidId, match="step name"):
         await task.deliver("", card)
     with pytest.raises(StepMisused, match="function and its arguments"):
-        Steps(MemoryStore(), execution_id="t").step("charge", "charge")  # type: ignore[arg-type]
+        Steps(StepsInMemory(), execution_id="t").step("charge", "charge")  # type: ignore[arg-type]
     assert card.charges == []
 
 
@@ -254,7 +255,7 @@ def test_without_a_task_the_execution_has_to_be_said() -> None:
 def test_a_policy_that_means_nothing_is_refused_before_anything_is_made(
     policy: dict[str, Any],
 ) -> None:
-    steps, card = Steps(MemoryStore(), execution_id="t"), Card()
+    steps, card = Steps(StepsInMemory(), execution_id="t"), Card()
     with pytest.raises(StepMisused, match=next(iter(policy))):
         steps.step("charge", card.charge, **policy)
     assert not card.charges
@@ -263,7 +264,7 @@ def test_a_policy_that_means_nothing_is_refused_before_anything_is_made(
 
 def test_a_function_that_returns_an_awaitable_is_refused_before_it_runs() -> None:
     card = Card()
-    steps = Steps(MemoryStore(), execution_id="t")
+    steps = Steps(StepsInMemory(), execution_id="t")
 
     def later() -> Any:
         return card.charge_later()
@@ -283,7 +284,7 @@ async def test_steps_can_be_kept_at_a_url_by_both_kinds_of_functions(valkey_url:
 
 
 def test_a_generator_is_refused_since_nothing_of_it_would_be_made() -> None:
-    steps, card = Steps(MemoryStore(), execution_id="t"), Card()
+    steps, card = Steps(StepsInMemory(), execution_id="t"), Card()
 
     def charges(_: int = 0) -> Any:
         yield card.charge()
@@ -299,12 +300,12 @@ def test_a_generator_is_refused_since_nothing_of_it_would_be_made() -> None:
 
 def test_an_empty_execution_id_is_refused_and_is_not_that_of_the_task() -> None:
     with pytest.raises(InvalidId, match="must not be empty"):
-        Steps(MemoryStore(), execution_id="").step("charge", print)
+        Steps(StepsInMemory(), execution_id="").step("charge", print)
 
 
 async def test_partials_and_callable_objects_may_be_coroutine_functions() -> None:
     card = Card()
-    steps = Steps(MemoryStore(), execution_id="t")
+    steps = Steps(StepsInMemory(), execution_id="t")
 
     class Later:
         async def __call__(self, amount: int) -> str:

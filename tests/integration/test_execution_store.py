@@ -41,7 +41,7 @@ from capsule_tasks.storage.execution_types import Event, Page, RecentEntry
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
-from scripts._redis_server import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.cutting_proxy import CuttingProxy
 from tests.servers import fresh_prefix
 

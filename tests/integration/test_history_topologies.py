@@ -14,7 +14,7 @@ from redis.retry import Retry
 from capsule_tasks import History, SyncHistory
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.settings import HistorySettings, RetrySettings
-from scripts._redis_server import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.servers import fresh_prefix, knows_replica, sentinel
 from tests.tls import Certificates, tls_in_front_of
 

@@ -17,7 +17,7 @@ from kombu.transport.redis import QoS
 
 from capsule_tasks.taskpool import holding
 from capsule_tasks.taskpool.holding import Holding
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 
 HANG_S = 30.0
 

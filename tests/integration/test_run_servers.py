@@ -12,7 +12,6 @@ from capsule_tasks import SyncHistory
 from capsule_tasks.errors import InvalidSetting, LeaseLost, LeaseMissing, RunHeld, RunLost
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
 from capsule_tasks.storage import SyncConnections, SyncRunStore
-from capsule_tasks.testing import MemoryStore
 
 LONG = LeaseSettings(lease_s=600)
 
@@ -71,7 +70,6 @@ ELSEWHERE: dict[str, Callable[[str, str], Any]] = {
     "another server": lambda _here, there: there,
     "another database": lambda here, _there: f"{here.removesuffix('/0')}/1",
     "a client of another server": lambda _here, there: redis.Redis.from_url(there),
-    "memory": lambda _here, _there: MemoryStore(),
 }
 
 

@@ -26,7 +26,7 @@ from capsule_tasks.settings import (
     SessionConfig,
     scrubbed_environment,
 )
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.sandboxes import PACKAGES, code_pool, config, environment, refused
 from tests.sessions import HANG_S, eventually
 

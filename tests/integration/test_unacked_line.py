@@ -13,7 +13,7 @@ from kombu import Connection
 
 from capsule_tasks.errors import StorageDenied, StorageFull, StorageUnavailable
 from capsule_tasks.storage.unacked_line import UnackedLine
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.protocol.events import Begun, Ended, Outcome
 from capsule_tasks.storage.doorbells import Doorbells
 from capsule_tasks.storage.executions import ExecutionStore
-from scripts._redis_server import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.sessions import HANG_S
 
 

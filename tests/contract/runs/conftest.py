@@ -1,4 +1,4 @@
-"""One suite for every store of runs: Redis 6.2, Valkey 9, a cluster and memory, both faces."""
+"""One suite for every store of runs: Redis 6.2, Valkey 9 and a cluster, both faces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ STORES = {
     "redis62": "redis62_url",
     "valkey": "valkey_url",
     "cluster": "cluster_url",
-    "memory": None,
 }
 
 
@@ -20,6 +19,5 @@ STORES = {
                 ids="-".join)  # fmt: skip
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     store, face = request.param
-    fixture = STORES[store]
-    async with opened(request.getfixturevalue(fixture) if fixture else None, face) as subject:
+    async with opened(request.getfixturevalue(STORES[store]), face) as subject:
         yield subject

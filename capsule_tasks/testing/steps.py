@@ -1,0 +1,74 @@
+"""Steps of tasks in a dict: the store of eager tasks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from capsule_tasks.errors import InternalError
+from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.scripts import Call, Code
+
+Args = dict[str, Any]
+
+
+@dataclass
+class _Step:
+    operation: str
+    fingerprint: str
+    began_ms: int
+    why_uncertain: bytes = b""
+    output: bytes | None = None
+
+
+class StepsInMemory:
+    """Answers the scripts of steps as Redis does, for as long as it lives; safe for threads."""
+
+    is_closed = False
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps: dict[tuple[str, str], _Step] = {}
+        """By the key of the execution and the name of the step."""
+
+    async def run(self, call: Call) -> Reply:
+        return self.run_blocking(call)
+
+    def run_blocking(self, call: Call) -> Reply:
+        args: Args = dict(zip(call.script.args, call.args, strict=True))
+        with self._lock:
+            match call.script.name:
+                case "step_begin":
+                    return self._begin((call.keys[0], args["step"]), args)
+                case "step_end":
+                    return self._end((call.keys[0], args["step"]), args)
+                case "settle":  # nothing is on its way that could arrive later
+                    return [Code.DONE, 0]
+        raise InternalError(f"steps in memory do not know the script {call.script.name!r}")
+
+    def _begin(self, at: tuple[str, str], args: Args) -> Reply:
+        step = self._steps.get(at)
+        if step is not None and step.fingerprint != args["print"]:
+            return [Code.CHANGED]
+        if step is not None and step.output is not None:
+            return [Code.FINISHED, step.output]
+        if step is not None and not args["retry"]:
+            return [Code.UNCERTAIN, step.began_ms, step.why_uncertain]
+        self._steps[at] = _Step(args["operation"], args["print"], int(time.time() * 1000))
+        return [Code.DONE]
+
+    def _end(self, at: tuple[str, str], args: Args) -> Reply:
+        step = self._steps.get(at)
+        if step is not None and step.output is not None:
+            return [Code.DONE, step.output]  # what was kept first counts
+        is_mine = step is not None and step.operation == args["begun"]
+        match args["outcome"]:
+            case "output" if step is not None:
+                step.output = args["value"]
+            case "undone" if is_mine:
+                del self._steps[at]
+            case "failed" if step is not None and is_mine:
+                step.why_uncertain = args["value"]
+        return [Code.DONE, args["value"] if args["outcome"] == "output" else b""]

@@ -364,7 +364,7 @@ def test_sentry_opentelemetry_and_a_task_class_of_ones_own_hear_of_tasks(
 def test_the_guides_examples_run() -> None:
     page = (ROOT / "docs" / "celery.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "docs/celery.md", "exec"), names)

@@ -91,7 +91,7 @@ def test_what_a_lost_connection_may_not_have_brought_goes_on_the_next(
 
 
 def test_what_a_server_that_was_away_did_not_hear_another_line_goes_on_with(
-    server: PrivateServer, client: Any
+    server: PrivateServer, client: Any, tmp_path: Path
 ) -> None:
     port = server.port
     with line_to(server.url) as old, line_to(server.url) as new:
@@ -104,7 +104,7 @@ def test_what_a_server_that_was_away_did_not_hear_another_line_goes_on_with(
         with pytest.raises(StorageUnavailable):
             old.settle()
         assert not old.is_settled
-        with PrivateServer(server.directory, port=port, aof=True):
+        with PrivateServer(tmp_path / "redis", port=port, aof=True):
             new.take_over(old)
             new.settle()
             assert old.is_settled

@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.test_hops import TASKS, counted, hop_worker, title, ways_of
 
 

@@ -16,15 +16,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -40,9 +36,17 @@ from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
 from capsule_tasks.testing.servers import PrivateServer
-from tests.benchmarks._app import streams_url
 from tests.benchmarks._measure import Bar, p50_ms, p99_ms, report, use_plain_interpreters
-from tests.benchmarks.tasks import POOLS, ROOT, until_keys
+from tests.benchmarks._worker import (
+    CAPSULE,
+    PREFORK,
+    WAIT_S,
+    Backlog,
+    producer,
+    streams_url,
+    until_keys,
+    worker,
+)
 
 BARS = (
     Bar("over_raw_xadd", ">=", 0.5),
@@ -53,7 +57,6 @@ BARS = (
     Bar("drain_over_prefork", ">=", 1.0),
     Bar("drain_under_flood", ">=", 0.8),
 )
-_WAIT_S = 120
 _LINES = 200
 _CANCELS = 200
 _CANCELS_UNDER_FLOOD = 100
@@ -68,35 +71,6 @@ _EVENTS_PER_S = 150
 _WATCH_S = 10
 _QUIET = 5_000
 _DRAINED = 6_000
-_UNCOUNTED = 500
-
-
-@contextlib.contextmanager
-def worker(
-    url: str, concurrency: int, pool: str = "capsule", queue: str = "celery"
-) -> Iterator[int]:
-    command = [sys.executable, "-m", "celery", "-A", "tests.benchmarks._stream_app", "worker"]
-    command += ["-c", str(concurrency), "-l", "ERROR", "-Q", queue]
-    command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]
-    env = {**os.environ, "REDIS_URL": url, "BENCH_POOL": POOLS[pool]}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def producer(url: str) -> Celery:
-    app = Celery("bench", broker=url, backend=url, set_as_current=False)
-    app.conf.capsule_redis_url = streams_url(url)
-    return app
 
 
 def print_to_watcher(app: Celery) -> list[float]:
@@ -238,26 +212,27 @@ async def speak(url: str, watcher: subprocess.Popen[str]) -> None:
 def watchers(url: str) -> dict[str, float]:
     command = [sys.executable, "-m", "tests.benchmarks._watchers", url, str(_WATCHED)]
     command.append(str(_EVENTS_PER_S * _WATCH_S))
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watcher:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
         asyncio.run(speak(url, watcher))
         assert watcher.stdout is not None
         found: dict[str, float] = json.loads(watcher.stdout.readline())
     return found
 
 
-def drain(url: str, pool: str) -> float:
+def drains(url: str, rounds: int) -> dict[str, float]:
+    """Tasks per second of those that wait when the worker starts, pool beside pool."""
     app = producer(url)
-    client = app.backend.client
-    client.flushall()
-    with app.producer_pool.acquire(block=True) as channel:
-        for number in range(_DRAINED):
-            app.send_task("add", (number, 1), producer=channel)
-    with worker(url, 2, pool):
-        begun_at = until_keys(client, _UNCOUNTED)
-        first = client.dbsize()
-        ended_at = until_keys(client, _DRAINED)
+    backlog = Backlog(app, _DRAINED)
+    rates: dict[str, list[float]] = {"capsule": [], "prefork": []}
+    for _ in range(rounds):
+        for kind in (CAPSULE, PREFORK):
+            backlog.restore()
+            with worker(url, kind) as pid:
+                rates[kind.pool].append(backlog.drain(pid)[0])
     app.close()
-    return float((_DRAINED - first) / (ended_at - begun_at))
+    figures = {f"drain_{pool}_per_s": median(found) for pool, found in rates.items()}
+    ratios = [ours / theirs for ours, theirs in zip(*rates.values(), strict=True)]
+    return figures | {"drain_over_prefork": median(ratios)}
 
 
 def task_rates(url: str) -> tuple[float, float]:
@@ -267,8 +242,8 @@ def task_rates(url: str) -> tuple[float, float]:
         app = producer(url)
         client = app.backend.client
         client.flushall()
-        with worker(url, 4):
-            app.send_task("add", (1, 1)).get(timeout=_WAIT_S)
+        with worker(url, concurrency=4):
+            app.send_task("add", (1, 1)).get(timeout=WAIT_S)
             busy = [
                 Execution.of(
                     app.send_task("flood" if floods else "spin", (60.0,) if floods else ())
@@ -303,7 +278,7 @@ def measure(url: str, rounds: int) -> dict[str, float]:
     figures |= {f"watchers_10k_{name}": value for name, value in found.items()}
     app = producer(url)
     app.backend.client.flushall()
-    with worker(url, 4):
+    with worker(url, concurrency=4):
         late = print_to_watcher(app)
         figures |= {
             "print_to_watcher_p50_ms": p50_ms(late),
@@ -312,13 +287,7 @@ def measure(url: str, rounds: int) -> dict[str, float]:
         figures["cancel_end_to_end_p99_ms"] = p99_ms(cancels(app, _CANCELS))
         figures["cancel_end_to_end_flooding_p99_ms"] = p99_ms(cancels_under_flood(app, 3))
     app.close()
-    drains: dict[str, list[float]] = {"capsule": [], "prefork": []}
-    for _ in range(rounds):
-        for pool, rates in drains.items():
-            rates.append(drain(url, pool))
-    for pool, rates in drains.items():
-        figures[f"drain_{pool}_per_s"] = median(rates)
-    figures["drain_over_prefork"] = figures["drain_capsule_per_s"] / figures["drain_prefork_per_s"]
+    figures |= drains(url, rounds)
     pairs = [task_rates(url) for _ in range(rounds)]
     figures["drain_under_flood"] = median(flooded / idle for idle, flooded in pairs)
     return figures

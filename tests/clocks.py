@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.storage.targets import Location
+from capsule_tasks.storage.connections.targets import Location
 
 _TIME = "redis.call('TIME')"
 _KEY = "test:clock"

@@ -10,7 +10,7 @@ from typing import Any
 from celery.backends.base import DisabledBackend
 
 from capsule_tasks.protocol.events import Ended, Outcome
-from capsule_tasks.storage.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, told
 
 _OUTCOMES = {
     "SUCCESS": Outcome.SUCCEEDED,

@@ -6,12 +6,12 @@ whole or not at all, and every write carries the id of its operation, so it can 
 reply is lost. What a script cannot know, whether a record can be read, its reader decides.
 """
 
-from capsule_tasks.storage.async_connections import AsyncConnections
+from capsule_tasks.storage.connections.asynchronous import AsyncConnections
+from capsule_tasks.storage.connections.blocking import SyncConnections
 from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_types import HistoryInfo, PoppedSuffix, Snapshot, Version
 from capsule_tasks.storage.run_types import Ask, Claim, Committed, PlannedCall, RunRecord, Waiting
 from capsule_tasks.storage.runs import Lease, RunStore, SyncLease, SyncRunStore
-from capsule_tasks.storage.sync_connections import SyncConnections
 
 __all__ = [
     "Ask",

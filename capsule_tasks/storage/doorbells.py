@@ -13,13 +13,13 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.connection import AbstractConnection
 
 from capsule_tasks.errors import StorageUnavailable, reason_of
 from capsule_tasks.settings import ConnectionSettings
-from capsule_tasks.storage import targets
-from capsule_tasks.storage.async_connections import _sentinel_pool, node_pools, server_pool
-from capsule_tasks.storage.faults import FAULTS
+from capsule_tasks.storage.connections import targets
+from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
+from capsule_tasks.storage.connections.faults import FAULTS
 
 log = logging.getLogger("capsule_tasks.storage")
 
@@ -47,9 +47,8 @@ class Doorbells:
         self._patience_s = patience_s
         self._fault: BaseException | None = None
         self._settings = settings or ConnectionSettings()
-        self._target = targets.parsed(url, self._settings)
-        self._sentinel: Any = None
-        self._pools = self._made_pools()
+        # To any node of a cluster, which passes on what is said on another.
+        self._endpoint = AsyncEndpoint(targets.parsed(url, self._settings))
         self._rings: dict[bytes, list[Ring]] = {}
         self._asked: dict[bytes, asyncio.Future[None]] = {}
         self._heard: set[bytes] = set()
@@ -109,20 +108,7 @@ class Doorbells:
         for asked in self._asked.values():
             asked.cancel()
         self._asked.clear()
-        if self._sentinel is not None:
-            for sentinel in self._sentinel.sentinels:
-                await sentinel.aclose()
-
-    def _made_pools(self) -> list[ConnectionPool]:
-        """Where to connect; to any node of a cluster, which passes on what is said on another."""
-        match self._target.kind:
-            case "server":
-                return [server_pool(self._target)]
-            case "sentinel":
-                pool, self._sentinel = _sentinel_pool(self._target)
-                return [pool]
-            case "cluster":
-                return node_pools(self._target)
+        await self._endpoint.close()
 
     # --- the connection ------------------------------------------------------------------------
 
@@ -131,10 +117,7 @@ class Doorbells:
         while not self._is_closed:
             connection: AbstractConnection | None = None
             try:
-                connection = self._pools[attempt % len(self._pools)].make_connection()
-                limit_s = self._settings.connect_timeout_s + self._settings.reply_timeout_s
-                async with asyncio.timeout(limit_s):  # a server may accept and say nothing
-                    await connection.connect()
+                connection = await self._endpoint.opened()
                 await self._subscribe_all(connection)
                 attempt = 0
                 self._fault = None

@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from capsule_tasks.errors import StorageError
+from capsule_tasks.storage.connections.targets import Location
 from capsule_tasks.storage.operations import Operation, Pause, Reply, Settle, closed
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.storage.targets import Location
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from redis import RedisCluster as SyncRedisCluster
 from redis.asyncio import Redis, RedisCluster
 
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.storage.async_connections import AsyncConnections, InjectedClient
+from capsule_tasks.storage.connections.asynchronous import AsyncConnections, InjectedClient
+from capsule_tasks.storage.connections.blocking import InjectedSyncClient, SyncConnections
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore
-from capsule_tasks.storage.sync_connections import InjectedSyncClient, SyncConnections
 
 AsyncTarget = str | AsyncStore | Redis | RedisCluster
 SyncTarget = str | SyncStore | SyncRedis | SyncRedisCluster

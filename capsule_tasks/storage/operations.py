@@ -143,6 +143,14 @@ def closed() -> StorageClosed:
     return StorageClosed("these connections to Redis are closed; make new ones")
 
 
+def reply_of(answer: object) -> Reply:
+    """What a script returned; StorageNotReady for an answer that is none of a script's."""
+    if not isinstance(answer, list):
+        error = f"Redis: a script was answered with {answer!r}"
+        raise StorageNotReady(error, may_have_written=True)
+    return answer
+
+
 def refused(reply: Reply, call: str) -> InternalError:
     return InternalError(f"{call} was answered {reply!r}, which it cannot be")
 

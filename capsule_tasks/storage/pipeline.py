@@ -21,15 +21,11 @@ from capsule_tasks.errors import (
     reason_of,
 )
 from capsule_tasks.settings import ConnectionSettings
-from capsule_tasks.storage import targets
-from capsule_tasks.storage.async_connections import (
-    AsyncConnections,
-    _reply,
-    _sentinel_pool,
-    server_pool,
-)
-from capsule_tasks.storage.faults import FAULTS, is_temporary, told
-from capsule_tasks.storage.operations import Reply, closed
+from capsule_tasks.storage.connections import targets
+from capsule_tasks.storage.connections.asynchronous import AsyncConnections
+from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
+from capsule_tasks.storage.connections.faults import FAULTS, is_temporary, told
+from capsule_tasks.storage.operations import Reply, closed, reply_of
 from capsule_tasks.storage.scripts import Call
 
 _MOST_WAITING = 64
@@ -59,20 +55,12 @@ class PipelinedConnection:
         settings = settings or ConnectionSettings()
         self._settings = settings
         self._replication = (replicas, int(replica_wait_s * 1000))
-        self._target = targets.parsed(url, settings)
-        self.location = self._target.location
-        self._others: AsyncConnections | None = None
-        self._pool: Any = None
-        self._sentinel: Any = None
-        match self._target.kind:
-            case "cluster":
-                if replicas:
-                    raise InvalidSetting("replicas", replicas, "0 where the Redis is a cluster")
-                self._others = AsyncConnections(url, settings)
-            case "sentinel":
-                self._pool, self._sentinel = _sentinel_pool(self._target)
-            case "server":
-                self._pool = server_pool(self._target)
+        target = targets.parsed(url, settings)
+        self.location = target.location
+        if target.kind == "cluster" and replicas:
+            raise InvalidSetting("replicas", replicas, "0 where the Redis is a cluster")
+        self._others = AsyncConnections(url, settings) if target.kind == "cluster" else None
+        self._endpoint = AsyncEndpoint(target)
         self._line: _Line | None = None
         # redis-py's cluster client closes connections that are in use when it needs more than it
         # may have: it is never asked for so many.
@@ -130,23 +118,16 @@ class PipelinedConnection:
         line, self._line = self._line, None
         if line is not None:
             await line.close()
-        if self._sentinel is not None:
-            for sentinel in self._sentinel.sentinels:
-                await sentinel.aclose()
+        await self._endpoint.close()
 
     async def _connected(self) -> _Line:
         async with self._connecting:
             line = self._line
             if line is not None and not line.is_broken:
                 return line
-            connection = self._pool.make_connection()
-            limit_s = self._settings.connect_timeout_s + self._settings.reply_timeout_s
             try:
-                async with asyncio.timeout(limit_s):  # a server may accept and say nothing
-                    await connection.connect()
+                connection = await self._endpoint.opened()
             except FAULTS as error:
-                with contextlib.suppress(*FAULTS):
-                    await connection.disconnect(nowait=True)
                 raise told(error, was_sent=False) from error
             if self.is_closed:
                 await connection.disconnect(nowait=True)
@@ -181,14 +162,14 @@ class _Line:
 
     async def run(self, call: Call, is_patient: bool) -> Reply:
         try:
-            return _reply(await self._sent(b"EVALSHA", call, call.script.sha, is_patient))
+            return reply_of(await self._sent(b"EVALSHA", call, call.script.sha, is_patient))
         except NoScriptError:
             # The server was restarted, flushed or failed over. EVAL makes it remember the script.
             pass
         except FAULTS as error:
             raise told(error, was_sent=True) from error
         try:
-            return _reply(await self._sent(b"EVAL", call, call.script.source))
+            return reply_of(await self._sent(b"EVAL", call, call.script.source))
         except FAULTS as error:
             raise told(error, was_sent=True) from error
 

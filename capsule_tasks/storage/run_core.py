@@ -27,6 +27,7 @@ from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage import approval_index
 from capsule_tasks.storage.approval_index import Entry, Index
 from capsule_tasks.storage.codec import Item, JsonCodec
+from capsule_tasks.storage.connections.targets import Location
 from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_core import HistoryCore
 from capsule_tasks.storage.keys import escaped
@@ -65,7 +66,6 @@ from capsule_tasks.storage.run_types import (
     waiting_of,
 )
 from capsule_tasks.storage.scripts import Call, Code, Script, script
-from capsule_tasks.storage.targets import Location
 
 INDEX_ATTEMPTS = 5
 

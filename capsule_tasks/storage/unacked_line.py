@@ -17,7 +17,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from capsule_tasks.errors import StorageUnavailable
-from capsule_tasks.storage.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, told
 from capsule_tasks.storage.keys import unacked_marks
 from capsule_tasks.storage.scripts import Argument, packed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from capsule_tasks.client.where import redis_of_backend, redis_of_broker
-from capsule_tasks.storage.sync_connections import answers
+from capsule_tasks.storage.connections.blocking import answers
 
 _PATIENCE_S = 1.0
 

@@ -16,7 +16,7 @@ from typing import Any
 from celery import signals
 from celery.worker.state import maybe_shutdown
 
-from capsule_tasks.storage.faults import is_temporary
+from capsule_tasks.storage.connections.faults import is_temporary
 
 _FIRST_PAUSE_S = 0.25
 _LAST_PAUSE_S = 5.0

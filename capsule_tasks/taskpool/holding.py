@@ -22,7 +22,7 @@ from typing import Any
 from celery.worker import state
 
 from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable, reason_of
-from capsule_tasks.storage.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, told
 from capsule_tasks.storage.keys import unacked_marks
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.unacked_core import MOST, Overdue, claim, claimed

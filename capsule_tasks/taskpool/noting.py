@@ -17,7 +17,7 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps
 
 from capsule_tasks.errors import StorageError, StorageUnavailable
-from capsule_tasks.storage.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, told
 from capsule_tasks.storage.keys import unacked_marks
 from capsule_tasks.storage.unacked_line import UnackedLine
 

@@ -12,7 +12,8 @@ from redis.asyncio import Redis
 
 from capsule_tasks import History, SyncHistory
 from capsule_tasks.settings import ConnectionSettings, HistorySettings
-from capsule_tasks.storage import AsyncConnections, SyncConnections, targets
+from capsule_tasks.storage import AsyncConnections, SyncConnections
+from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.keys import SessionKeys
 from tests.servers import fresh_prefix
 

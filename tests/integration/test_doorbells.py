@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import redis
+from redis.asyncio.connection import AbstractConnection
 
 from capsule_tasks.errors import StorageUnavailable
-from capsule_tasks.storage.async_connections import server_pool
+from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
 from capsule_tasks.storage.doorbells import Doorbells
 from capsule_tasks.storage.executions import ExecutionStore
 from tests.servers import cluster_with_tls, fresh_prefix, require_server
@@ -44,24 +44,25 @@ async def test_doorbells_and_calls_to_a_cluster_use_the_tls_options_of_its_url(
 
 
 class Breaking:
-    """A pool that makes no connection at first: a defect, and no fault of the server."""
+    """An endpoint that opens no connection at first: a defect, and no fault of the server."""
 
-    def __init__(self, pool: Any, times: int) -> None:
-        self._pool = pool
+    def __init__(self, endpoint: AsyncEndpoint, times: int) -> None:
+        self._endpoint = endpoint
         self.times = times
+        self.close = endpoint.close
 
-    def make_connection(self) -> Any:
+    async def opened(self) -> AbstractConnection:
         if self.times:
             self.times -= 1
             raise TypeError("unexpected keyword")
-        return self._pool.make_connection()
+        return await self._endpoint.opened()
 
 
 async def test_a_doorbell_connection_that_cannot_be_made_is_logged_once_and_tried_again(
     valkey_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bells = Doorbells(valkey_url)
-    bells._pools = [Breaking(server_pool(bells._target), 3)]  # type: ignore[list-item]
+    bells._endpoint = Breaking(bells._endpoint, 3)  # type: ignore[assignment]
     try:
         with caplog.at_level(logging.ERROR, "capsule_tasks.storage"):
             async with asyncio.timeout(HANG_S):

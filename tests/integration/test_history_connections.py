@@ -33,7 +33,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.settings import ConnectionSettings, HistorySettings, RetrySettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
-from capsule_tasks.storage.targets import parsed
+from capsule_tasks.storage.connections.targets import parsed
 from capsule_tasks.testing.servers import PrivateServer
 from tests.cutting_proxy import CuttingProxy
 from tests.servers import fresh_prefix, require_server

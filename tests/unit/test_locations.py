@@ -9,7 +9,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.sentinel import Sentinel
 
 from capsule_tasks.settings import ConnectionSettings
-from capsule_tasks.storage.targets import Location, location_of_client, parsed
+from capsule_tasks.storage.connections.targets import Location, location_of_client, parsed
 
 
 def of_url(url: str) -> Location:

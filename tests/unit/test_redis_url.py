@@ -20,7 +20,7 @@ from capsule_tasks.client.where import (
 )
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import ConnectionSettings
-from capsule_tasks.storage import targets
+from capsule_tasks.storage.connections import targets
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -103,6 +103,7 @@ class Target:
     is_tls: bool
     options: dict[str, Any] = field(repr=False)
     sentinel_options: dict[str, Any] = field(repr=False)
+    settings: ConnectionSettings
 
     @property
     def location(self) -> Location:
@@ -110,6 +111,10 @@ class Target:
             return _server_location(self.options)
         name = f"{self.service}/{_database(self.options)}" if self.kind == "sentinel" else ""
         return Location(self.kind, _spelled(self.addresses), name)
+
+    def for_listening(self) -> Target:
+        """The same without a time limit for replies: whoever listens may hear nothing for long."""
+        return replace(self, options={**self.options, "socket_timeout": None})
 
 
 def parsed(url: str, settings: ConnectionSettings) -> Target:
@@ -140,11 +145,13 @@ def parsed(url: str, settings: ConnectionSettings) -> Target:
     if kind != "server":
         for name in ("host", "port", "connection_class"):
             options.pop(name, None)
+    if kind == "cluster":  # it has one database, and redis-py refuses to be told which
+        options.pop("db", None)
     options |= {
         "socket_connect_timeout": settings.connect_timeout_s,
         "socket_timeout": settings.reply_timeout_s,
     }
-    return Target(kind, addresses, service, is_tls, options, sentinel_options)
+    return Target(kind, addresses, service, is_tls, options, sentinel_options, settings)
 
 
 def _options(plain: str, url: str) -> dict[str, Any]:
@@ -152,8 +159,9 @@ def _options(plain: str, url: str) -> dict[str, Any]:
         options = dict(parse_url(plain))
     except ValueError:
         raise _no_url(url) from None
-    # What is stored is bytes, in as many connections as the settings allow, whatever the URL says.
-    for name in ("decode_responses", "max_connections"):
+    # What is stored is bytes, in as many connections as the settings allow and in one protocol,
+    # whatever the URL says.
+    for name in ("decode_responses", "max_connections", "protocol"):
         options.pop(name, None)
     # As Celery spells it in the URL of a broker or a result backend.
     if str(options.get("ssl_cert_reqs", "")).startswith("CERT_"):

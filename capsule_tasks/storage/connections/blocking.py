@@ -6,22 +6,17 @@ import os
 import threading
 from typing import Any, Protocol
 
-from redis import RedisCluster
-from redis.backoff import NoBackoff
 from redis.client import NEVER_DECODE
-from redis.cluster import ClusterNode
-from redis.connection import ConnectionPool
 from redis.exceptions import NoScriptError
-from redis.retry import Retry
-from redis.sentinel import Sentinel
 
-from capsule_tasks.errors import StorageNotReady, StorageUnavailable
+from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.settings import ConnectionSettings
-from capsule_tasks.storage import targets
-from capsule_tasks.storage.faults import FAULTS, told
-from capsule_tasks.storage.operations import Reply, closed
+from capsule_tasks.storage.connections import targets
+from capsule_tasks.storage.connections.endpoints import SyncEndpoint, sync_cluster
+from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.connections.targets import Target
+from capsule_tasks.storage.operations import Reply, closed, reply_of
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.storage.targets import Target
 
 
 class _Caller(Protocol):
@@ -37,8 +32,7 @@ class SyncConnections:
     """
 
     def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
-        self._settings = settings or ConnectionSettings()
-        self._target = targets.parsed(url, self._settings)
+        self._target = targets.parsed(url, settings or ConnectionSettings())
         self.location = self._target.location
         self.is_closed = False
         self._lock = threading.Lock()
@@ -65,17 +59,16 @@ class SyncConnections:
             self._pid, self._caller = os.getpid(), None
         with self._lock:
             if self._caller is None:
-                self._caller = self._made()
+                try:
+                    self._caller = self._made()
+                except FAULTS as error:  # the client of a cluster asks for its nodes at once
+                    raise told(error, was_sent=False) from error
             return self._caller
 
     def _made(self) -> _Caller:
-        match self._target.kind:
-            case "cluster":
-                return _ClusterCaller(_cluster(self._target))
-            case "sentinel":
-                return _PoolCaller(*_sentinel_pool(self._target))
-            case "server":
-                return _PoolCaller(server_pool(self._target), None)
+        if self._target.kind == "cluster":
+            return _ClusterCaller(sync_cluster(self._target))
+        return _EndpointCaller(self._target)
 
 
 class InjectedSyncClient:
@@ -94,19 +87,18 @@ class InjectedSyncClient:
         """Nothing: what was injected stays open."""
 
 
-class _PoolCaller:
+class _EndpointCaller:
     """Calls over connections of its own, so that it knows whether a command was sent."""
 
-    def __init__(self, pool: ConnectionPool, sentinel: Sentinel | None) -> None:
-        self._pool = pool
-        self._sentinel = sentinel
+    def __init__(self, target: Target) -> None:
+        self._endpoint = SyncEndpoint(target)
         self._free: list[Any] = []
 
     def run(self, call: Call) -> Reply:
         try:
             connection = self._free.pop()
         except IndexError:
-            connection = self._pool.make_connection()
+            connection = self._endpoint.connection()
         was_sent = False
         is_sound = False
         try:
@@ -126,21 +118,19 @@ class _PoolCaller:
     def close(self) -> None:
         while self._free:
             self._free.pop().disconnect()
-        if self._sentinel is not None:
-            for sentinel in self._sentinel.sentinels:
-                sentinel.close()
+        self._endpoint.close()
 
 
 def _called(connection: Any, call: Call) -> Reply:
     packed = call.packed(b"EVALSHA", call.script.sha)
     connection.send_packed_command([packed], check_health=False)
     try:
-        return _reply(connection.read_response(disable_decoding=True))
+        return reply_of(connection.read_response(disable_decoding=True))
     except NoScriptError:
         # The server was restarted, flushed or failed over. EVAL makes it remember the script.
         packed = call.packed(b"EVAL", call.script.source)
         connection.send_packed_command([packed], check_health=False)
-        return _reply(connection.read_response(disable_decoding=True))
+        return reply_of(connection.read_response(disable_decoding=True))
 
 
 class _ClusterCaller:
@@ -158,9 +148,9 @@ class _ClusterCaller:
         undecoded = {NEVER_DECODE: True}
         try:
             try:
-                return _reply(execute("EVALSHA", call.script.sha, *tail, **undecoded))
+                return reply_of(execute("EVALSHA", call.script.sha, *tail, **undecoded))
             except NoScriptError:
-                return _reply(execute("EVAL", call.script.source, *tail, **undecoded))
+                return reply_of(execute("EVAL", call.script.source, *tail, **undecoded))
         except FAULTS as error:
             raise told(error, was_sent=True) from error
 
@@ -168,25 +158,10 @@ class _ClusterCaller:
         self._client.close()
 
 
-def _reply(reply: Any) -> Reply:
-    if not isinstance(reply, list):
-        raise StorageNotReady(f"Redis: a script was answered with {reply!r}", may_have_written=True)
-    return reply
-
-
-def _no_retry() -> Retry:
-    """Repeating is this package's part: it tells the server that it repeats."""
-    return Retry(NoBackoff(), 0)
-
-
-def server_pool(target: Target) -> ConnectionPool:
-    return ConnectionPool(**{"protocol": 2, **target.options, "retry": _no_retry()})
-
-
 def answers(url: str, patience_s: float) -> bool:
     """Whether a server says anything in that time, and be it an error, on a new connection."""
     settings = ConnectionSettings(connect_timeout_s=patience_s, reply_timeout_s=patience_s)
-    connection = server_pool(targets.parsed(url, settings)).make_connection()
+    connection = SyncEndpoint(targets.parsed(url, settings)).connection()
     try:
         connection.connect()
         connection.send_command("PING", check_health=False)
@@ -196,25 +171,3 @@ def answers(url: str, patience_s: float) -> bool:
     finally:
         connection.disconnect()
     return True
-
-
-def _sentinel_pool(target: Target) -> tuple[ConnectionPool, Sentinel]:
-    common = {"protocol": 2, "retry": _no_retry()}
-    timeouts = {k: v for k, v in target.options.items() if k.startswith("socket_")}
-    sentinel = Sentinel(
-        list(target.addresses),
-        sentinel_kwargs={**common, **timeouts, **target.sentinel_options},
-    )
-    options = {**common, **target.options, "ssl": target.is_tls}
-    pool: ConnectionPool = sentinel.master_for(target.service, **options).connection_pool
-    return pool, sentinel
-
-
-def _cluster(target: Target) -> RedisCluster:
-    options = {name: value for name, value in target.options.items() if name != "db"}
-    return RedisCluster(
-        startup_nodes=[ClusterNode(host, port) for host, port in target.addresses],
-        ssl=target.is_tls,
-        protocol=2,
-        **options,
-    )

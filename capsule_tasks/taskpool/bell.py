@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 
 from capsule_tasks.system.portable import IS_LINUX
 
@@ -17,6 +18,7 @@ class Bell:
     def __init__(self) -> None:
         self._reader, self._writer = _ends()
         self._closed = False
+        self._closing = threading.Lock()
 
     def fileno(self) -> int:
         return self._reader
@@ -40,11 +42,11 @@ class Bell:
 
     def close(self) -> None:
         """Release the descriptors; once more does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        for descriptor in {self._reader, self._writer}:
-            os.close(descriptor)
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                for descriptor in {self._reader, self._writer}:
+                    os.close(descriptor)
 
 
 def _ends() -> tuple[int, int]:

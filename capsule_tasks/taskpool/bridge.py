@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import logging
 import select
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from capsule_tasks.system.service import ThreadService
 from capsule_tasks.taskpool.bell import Bell
-from capsule_tasks.taskpool.turns import QuietThread
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 Call = Callable[[], object]
 
 
-class Bridge:
+class Bridge(ThreadService):
     """Calls that are waiting for the hub thread, and a descriptor that is readable when some are.
 
     `put` may be called from any thread. The calls are made by `drain`, which the hub calls when
-    the descriptor is readable; without a hub a thread does (`serve_alone`).
+    the descriptor is readable. Where there is no hub, `start` has a thread do that. `stop` releases
+    the descriptors and drops what was put and not drained.
     """
 
+    thread_name = "capsule-callbacks"
+    stop_limit_s = None
+
     def __init__(self) -> None:
+        super().__init__()
         self._calls: deque[Call] = deque()
         self._rung = False
         self._bell = Bell()
         self.is_quiet = False
         """Set by the hub thread while it looks for calls afterwards and need not be woken."""
-        self._alone: threading.Thread | None = None
-        self._closing = False
 
     def put(self, call: Call) -> None:
         self._calls.append(call)
@@ -71,39 +73,25 @@ class Bridge:
                 raise
 
     def wait(self, timeout_s: float | None) -> None:
-        """Sleep until there is something to drain, the time is up, or it is closed.
+        """Sleep until there is something to drain, the time is up, or it is stopped.
 
         A second signal may end the pool inside of this call.
         """
         try:
-            if not self._closing:
+            if not self.stopping.is_set():
                 select.select([self._bell], [], [], timeout_s)
         except OSError:
-            if not self._closing:
+            if not self.stopping.is_set():
                 raise
 
-    @property
-    def is_served(self) -> bool:
-        """Whether a thread of its own drains it."""
-        return self._alone is not None
-
-    def serve_alone(self) -> None:
-        """Drain on a thread of its own: this worker has no hub."""
-        if self._alone is None:
-            self._alone = QuietThread(target=self._serve, name="capsule-callbacks", daemon=True)
-            self._alone.start()
-
-    def close(self) -> None:
-        """Release the descriptors; what was put and not drained is dropped."""
-        if self._closing:
-            return
-        self._closing = True
-        if self._alone is not None and self._alone is not threading.current_thread():
-            self._bell.ring()
-            self._alone.join()
+    def stop(self) -> None:
+        super().stop()
         self._bell.close()
 
-    def _serve(self) -> None:
-        while not self._closing:
+    def wake(self) -> None:
+        self._bell.ring()
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
             select.select([self._bell], [], [])
             self.drain()

@@ -1,9 +1,9 @@
 """What tasks write reaches the worker's own output and log, as under prefork.
 
 A line that was printed is logged under the name of its process, after the name and id of its task.
-A thread of its own writes it, which begins with the first output. Whoever reads what the worker
-writes may be slow or stuck, and to log many short lines takes long: the hub does not wait for that.
-What comes faster than it can be written is dropped beyond a bound, and the log says how much.
+A thread of its own writes it. Whoever reads what the worker writes may be slow or stuck, and to log
+many short lines takes long: the hub does not wait for that. What comes faster than it can be
+written is dropped beyond a bound, and the log says how much.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from celery.utils.log import get_logger, mlevel
 from capsule_tasks.errors import reason_of
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.system.service import ThreadService
 from capsule_tasks.taskpool.jobs import Job
-from capsule_tasks.taskpool.turns import QuietThread
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -95,13 +95,19 @@ class Lines:
             self._put(key[0], line)
 
 
-class Echo:
+class Echo(ThreadService):
     """`say` and `forget` are for the runtime's loop, and never wait.
 
     Text that was printed is logged if the worker redirects. What one task writes stays in order.
+    `stop` has what is there written, if that can be done in a while.
     """
 
+    thread_name = "capsule-echo"
+    stop_limit_s = _FLUSH_S
+    # Nothing is logged of a thread that hangs: it may hang in a handler, with its lock.
+
     def __init__(self, app: Any) -> None:
+        super().__init__()
         # Celery redirects nothing where the app has set up logging by itself.
         redirects = bool(app.conf.worker_redirect_stdouts) and not setup_logging.receivers
         self._level = mlevel(app.conf.worker_redirect_stdouts_level) if redirects else None
@@ -117,8 +123,6 @@ class Echo:
         self._lost_bytes = 0
         """Not 0 from when there was no room until there is again."""
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._is_closing = False
 
     def say(self, source: _Source, output: Output | Gap) -> None:
         """One message of a child: of a job, of one that is over, or of none."""
@@ -132,7 +136,6 @@ class Echo:
             self._size += size
             self._waiting.append((source, output))
             self._changed.notify()
-        self._start()
 
     def forget(self, job: Job) -> None:
         """The task is over: what it left without a newline is a line."""
@@ -145,23 +148,13 @@ class Echo:
                 self._waiting.append((job, None))
                 self._changed.notify()
 
-    def close(self) -> None:
-        """Safe twice. What is there is written, if that can be done in a while."""
+    def wake(self) -> None:
         with self._changed:
-            self._is_closing = True
             self._changed.notify()
-        if self._thread is not None:
-            # Nothing is logged of a thread that hangs: it may hang in a handler, with its lock.
-            self._thread.join(_FLUSH_S)
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = QuietThread(target=self._run, name="capsule-echo", daemon=True)
-            self._thread.start()
 
     # --- the thread ----------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def run(self) -> None:
         while self._await():
             with self._changed:
                 source, output = self._waiting.popleft()
@@ -180,8 +173,8 @@ class Echo:
         while True:
             with self._changed:
                 timeout_s = _LATE_S if self._late else None
-                self._changed.wait_for(lambda: self._waiting or self._is_closing, timeout_s)
-                if self._waiting or self._is_closing:
+                self._changed.wait_for(lambda: self._waiting or self.stopping.is_set(), timeout_s)
+                if self._waiting or self.stopping.is_set():
                     return bool(self._waiting)
             self._late.end_all()
 

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from celery.worker import state
@@ -26,8 +27,8 @@ from capsule_tasks.storage.connections.faults import FAULTS, told
 from capsule_tasks.storage.keys import unacked_marks
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.unacked_core import MOST, Overdue, claim, claimed
+from capsule_tasks.system.service import ThreadService
 from capsule_tasks.taskpool.noting import Notes, marking
-from capsule_tasks.taskpool.turns import QuietThread
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -38,27 +39,35 @@ _RENEW_AT_LEAST_EVERY_S = 2.5
 """Also under a long timeout: another worker of these queues may have been given a shorter one."""
 _SWEEP_EVERY_S = 5.0
 _MOST_AT_ONCE = 1000
-_JOIN_S = 5.0
 
 
-class Holding:
-    """Renews and puts back, from the first `watch` to `stop`; both idempotent."""
+@dataclass(frozen=True, eq=False)
+class _Followed:
+    """A connection of the consumer, and how what it holds is looked after."""
 
-    def __init__(self) -> None:
-        self._keeper: QuietThread | None = None
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._connection: Any = None
-        self._channel: Any = None
-        self._is_stale = False
-        self._qos: Any = None
-        self._overdue = Overdue(SAFE_S, SAFE_S)
-        self._options: dict[str, Any] = {}
-        self._source: Any = None
-        self._next_sweep = 0.0
+    qos: Any
+    source: Any
+    options: dict[str, Any]
+    overdue: Overdue
+    renew_every_s: float
+
+
+class Holding(ThreadService):
+    """Renews and puts back for a consumer, from when that has first connected."""
+
+    thread_name = "capsule-holding"
+
+    def __init__(self, consumer: Any) -> None:
+        super().__init__()
+        self._consumer = consumer
+        self._following = threading.Lock()
+        self._followed: _Followed | None = None
         self._short_s: float | None = None
         self._notes = Notes()
-        self._every_s = _RENEW_AT_LEAST_EVERY_S
+        self._connection: Any = None
+        self._channel: Any = None
+        self._connected_for: _Followed | None = None
+        self._next_sweep = 0.0
         self._next_renewal = 0.0
         self._is_refused = False
 
@@ -71,49 +80,49 @@ class Holding:
         if short_s is not None:  # of a connection that comes here again nothing is short any more
             self._short_s = short_s
 
-    def watch(self, consumer: Any) -> None:
-        """Look after a consumer that has just connected, before it gets its first message.
+    def start(self) -> None:
+        """Look after the consumer, which has just connected, before it gets its first message.
 
-        Nothing is done for a broker without visibility timeouts.
+        Again after each reconnect. Nothing is done for a broker without visibility timeouts.
         """
-        qos: Any = getattr(getattr(consumer.task_consumer, "channel", None), "qos", None)
-        if not hasattr(qos, "unacked_index_key"):
-            return
-        is_short = self._short_s is not None
-        timeout_s = self._short_s or float(qos.channel.visibility_timeout)
-        self._notes.follow(qos, consumer.hub, has_marks=is_short)
-        with self._lock:
-            self._qos = qos
-            self._overdue = Overdue(timeout_s, max(timeout_s, SAFE_S))
-            self._every_s = min(timeout_s / 4, _RENEW_AT_LEAST_EVERY_S)
-            self._source = consumer.connection
-            self._options = {**_patience(timeout_s), **consumer.connection.transport_options}
-            self._is_stale = True  # the thread's connection: its server may not be this consumer's
-        if self._keeper is None:
-            self._over.clear()
-            self._keeper = QuietThread(target=self._keep, name="capsule-holding", daemon=True)
-            self._keeper.start()
+        qos: Any = getattr(getattr(self._consumer.task_consumer, "channel", None), "qos", None)
+        if hasattr(qos, "unacked_index_key"):
+            with self._following:
+                if not self.stopping.is_set():
+                    self._follow(qos)
+            super().start()
+
+    def _follow(self, qos: Any) -> None:
+        source, short_s = self._consumer.connection, self._short_s
+        timeout_s = short_s or float(qos.channel.visibility_timeout)
+        self._notes.follow(qos, self._consumer.hub, has_marks=short_s is not None)
+        self._followed = _Followed(
+            qos,
+            source,
+            {**_patience(timeout_s), **source.transport_options},
+            Overdue(timeout_s, max(timeout_s, SAFE_S)),
+            min(timeout_s / 4, _RENEW_AT_LEAST_EVERY_S),
+        )
 
     def stop(self) -> None:
         """Let go: what is still held is given back by kombu, or found by others."""
-        self._notes.end()
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            self._over.set()
-            keeper.join(_JOIN_S)
+        super().stop()
+        with self._following:
+            self._notes.stop()
 
     # --- the thread ----------------------------------------------------------------------------
 
-    def _keep(self) -> None:
+    def run(self) -> None:
         is_well = True
-        while not self._over.wait(self._every_s):
+        assert self._followed is not None
+        while not self.stopping.wait(self._followed.renew_every_s):
             try:
-                channel = self._connected()
-                self._renew(channel)
-                self._sweep(channel)
+                followed = self._connected()
+                self._renew(followed)
+                self._sweep(followed)
             except Exception as fault:  # noqa: BLE001 - kombu's transports raise what they like
                 self._disconnect()
-                if is_well and not self._over.is_set():
+                if is_well and not self.stopping.is_set():
                     log.warning("what this worker holds cannot be renewed: %s", reason_of(fault))
                 is_well = False
             else:
@@ -122,29 +131,30 @@ class Holding:
                 is_well = True
         self._disconnect()
 
-    def _renew(self, channel: Any) -> None:
-        self._next_renewal = time.monotonic() + self._every_s
-        tags = held(self._qos)
+    def _renew(self, followed: _Followed) -> None:
+        self._next_renewal = time.monotonic() + followed.renew_every_s
+        channel = self._channel
+        tags = held(followed.qos)
         for start in range(0, len(tags), _MOST_AT_ONCE):
             now_s = time.time()  # kombu's clock, which others compare with theirs
             scores = dict.fromkeys(tags[start : start + _MOST_AT_ONCE], now_s)
             with channel.conn_or_acquire() as client:
                 pipe = client.pipeline(transaction=False)
                 pipe.zadd(channel.unacked_index_key, scores, xx=True)
-                if self._overdue.renewed_s < SAFE_S:
+                if followed.overdue.renewed_s < SAFE_S:
                     marks = unacked_marks(channel.unacked_index_key)
                     pipe.zadd(marks, scores, xx=True)
                     pipe.pexpire(marks, int(2000 * SAFE_S))
                 pipe.execute()
 
-    def _sweep(self, channel: Any) -> None:
+    def _sweep(self, followed: _Followed) -> None:
         """Put back what is overdue; told once if this Redis does not let it."""
         now = time.monotonic()
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_EVERY_S
         try:
-            self._put_back(channel)
+            self._put_back(followed)
         except FAULTS as fault:
             refusal = told(fault, was_sent=True)
             if not isinstance(refusal, (StorageDenied, StorageUnusable)):
@@ -155,31 +165,34 @@ class Holding:
         else:
             self._is_refused = False
 
-    def _put_back(self, channel: Any) -> None:
+    def _put_back(self, followed: _Followed) -> None:
         """A dead worker may leave thousands: what lives is renewed meanwhile."""
+        channel = self._channel
         index = f"{channel.global_keyprefix}{channel.unacked_index_key}"
         with channel.conn_or_acquire() as client:
-            while not self._over.is_set() and not self._is_stale:
-                tags = claimed(_evaluate(client, claim(index, self._overdue, time.time())))
+            while not self.stopping.is_set() and followed is self._followed:
+                tags = claimed(_evaluate(client, claim(index, followed.overdue, time.time())))
                 for tag in tags:
                     if time.monotonic() >= self._next_renewal:
-                        self._renew(channel)
+                        self._renew(followed)
                     channel.qos.restore_by_tag(tag, client)
                 if tags:
                     log.info("messages that nobody holds any more are put back: %d", len(tags))
                 if len(tags) < MOST:
                     return
 
-    def _connected(self) -> Any:
-        with self._lock:
-            if self._is_stale:
-                self._disconnect()
-                self._is_stale = False
-            if self._channel is None:
-                self._connection = self._source.clone(transport_options=self._options)
-                self._channel = self._connection.channel()
-                self._channel.qos.__class__ = marking(self._channel.qos.__class__)
-        return self._channel
+    def _connected(self) -> _Followed:
+        """Have a channel to the server of the consumer's latest connection, and to no other."""
+        followed = self._followed
+        assert followed is not None
+        if followed is not self._connected_for:
+            self._disconnect()
+        if self._channel is None:
+            self._connection = followed.source.clone(transport_options=followed.options)
+            self._channel = self._connection.channel()
+            self._channel.qos.__class__ = marking(self._channel.qos.__class__)
+            self._connected_for = followed
+        return followed
 
     def _disconnect(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None

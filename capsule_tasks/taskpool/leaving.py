@@ -18,7 +18,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from capsule_tasks.taskpool.turns import QuietThread
+from capsule_tasks.system.service import ThreadService
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -28,8 +28,11 @@ _LOOKS = 8
 """So often is looked whether the servers answer, before the limit is over."""
 
 
-class Leaving:
+class Leaving(ThreadService):
     """Ends the process if the worker does not end by itself. Its children notice, and end too."""
+
+    thread_name = "capsule-leaving"
+    stop_limit_s = 1.0
 
     def __init__(
         self, limit_s: float, is_busy: Callable[[], bool], servers_answer: Callable[[], bool]
@@ -39,23 +42,22 @@ class Leaving:
         `is_busy` says whether anything runs that is waited for, `servers_answer` whether the end of
         that could be told.
         """
+        super().__init__()
         self._limit_s = limit_s
         self._is_busy = is_busy
         self._servers_answer = servers_answer
         self._has_complained = False
         self._ended = threading.Event()
         self._begun: SimpleQueue[None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
 
-    def arm(self) -> None:
-        """From now on; more than once is no matter.
+    def start(self) -> None:
+        """Only where the worker has the main thread: else somebody else's program is beside it."""
+        if threading.current_thread() is threading.main_thread():
+            super().start()
 
-        Only where the worker has the main thread: beside one in another is somebody's program.
-        """
-        is_main = threading.current_thread() is threading.main_thread()
-        if self._thread is None and is_main:
-            self._thread = QuietThread(target=self._run, name="capsule-leaving", daemon=True)
-            self._thread.start()
+    def wake(self) -> None:
+        self._ended.set()
+        self._begun.put(None)
 
     def watch(self, ended: threading.Event) -> None:
         """The worker will set `ended` when it has ended."""
@@ -64,12 +66,13 @@ class Leaving:
     def note_end(self, **_: Any) -> None:
         """The worker has ended; also one that never connected, so that nobody could `watch` it."""
         self._ended.set()
+        self.stop()
 
     def begin(self) -> None:
         """The worker is to leave. May be called in a signal's handler, and again."""
         self._begun.put(None)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         self._begun.get()
         ended = self._ended
         late_at = time.monotonic() + self._limit_s

@@ -74,7 +74,7 @@ class Notes:
         if self._line is not None and not self._line.is_settled:
             self._make(self._line.settle)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Nothing more will be noted; safe twice."""
         self.settle()
         if self._line is not None:

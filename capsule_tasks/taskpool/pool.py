@@ -91,11 +91,11 @@ class TaskPool(prefork.TaskPool):
             on_over=self._on_over,
             on_told=self._on_told,
         )
-        self._leaving.arm()
+        self._leaving.start()
         self._runtime.start()
         self._runtime.begin(self._staff.open(self._size)).result()
         if self.options.get("threads", True):
-            self._bridge.serve_alone()
+            self._bridge.start()
 
     def did_start_ok(self) -> bool:
         """False if children cannot be started, so that the worker says so and ends."""
@@ -165,7 +165,7 @@ class TaskPool(prefork.TaskPool):
         self._end()
 
     def _await_news(self, hub: Any) -> None:
-        if self._bridge.is_served:
+        if self._bridge.is_started:
             with self._job_over:
                 self._job_over.wait_for(lambda: not self._jobs, _LONGEST_WAIT_S)
         else:
@@ -207,10 +207,10 @@ class TaskPool(prefork.TaskPool):
             ending.result(_STOP_S)
         except TimeoutError:
             log.exception("the sessions did not end within %s s", _STOP_S)
-        self._runtime.stop(_STOP_S)
+        self._runtime.stop()
         staff.finish_output()
         self._jobs.clear()
-        self._bridge.close()
+        self._bridge.stop()
 
     def restart(self) -> None:
         """New children, of an app that is imported anew; nothing that runs is lost."""

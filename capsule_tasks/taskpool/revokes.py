@@ -22,7 +22,7 @@ from capsule_tasks.client.revokes import RevokeStore, revoke_store
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.storage.revoke_core import Revoked
-from capsule_tasks.taskpool.turns import QuietThread
+from capsule_tasks.system.service import ThreadService
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -39,11 +39,12 @@ _GATHER_S = 0.1
 _SLACK_MS = 2000
 """Read once more: a failover may have changed the clock."""
 _MOST_WAITING = 10_000
-_JOIN_S = 5.0
 
 
-class Revokes:
-    """Keeps and finds revokes between `start` and `stop`; both idempotent."""
+class Revokes(ThreadService):
+    """Keeps and finds revokes for a consumer. `stop` writes what is waiting."""
+
+    thread_name = "capsule-revokes"
 
     def __init__(
         self,
@@ -55,53 +56,44 @@ class Revokes:
         reread_s: float = _REREAD_S,
     ) -> None:
         """`listen` has `ring` called with announcements, if there is a bell for them."""
-        self._app = app
+        super().__init__()
+        self._store = revoke_store(app)
         self._hub = hub
         self._listen = listen
         self._poll_s = poll_s
         self._reread_s = reread_s
         self._is_announced = False
-        self._store: RevokeStore | None = None
-        self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._new: deque[News] = deque()
         self._is_rung = False
-        self._is_over = False
         self._reading = threading.Lock()
         self._since_ms = 0
         self._read_all_at = 0.0
 
     def start(self) -> None:
-        """Know what was revoked before the consumer gets its first message; anew on reconnect."""
-        if self._thread is None:
-            self._store = revoke_store(self._app)
-            if self._store is None:
-                log.info("revokes are kept in memory: no Redis is known, see capsule_redis_url")
-                return
-            self._is_over = False
-            self._thread = QuietThread(
-                target=self._run, args=(self._store,), name="capsule-revokes", daemon=True
-            )
-            self._thread.start()
-            self._listen(self._store.channel, self.ring)
-        assert self._store is not None
-        try:
-            _learn(self._read(self._store))
-        except CapsuleError as fault:
-            log.warning("what was revoked cannot be read yet: %s", fault)
+        """Know what was revoked before the consumer gets its first message; again on reconnect."""
+        store = self._store
+        if store is None:
+            log.info("revokes are kept in memory: no Redis is known, see capsule_redis_url")
+            return
+        super().start()
+        if not self.stopping.is_set():
+            try:
+                _learn(self._read(store))
+            except CapsuleError as fault:
+                log.warning("what was revoked cannot be read yet: %s", fault)
 
-    def stop(self) -> None:
-        """Write what is waiting, and end."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify()
-            thread.join(_JOIN_S)
+    def set_up(self) -> None:
+        assert self._store is not None
+        self._listen(self._store.channel, self.ring)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     def keep(self, ids: Iterable[str] = (), stamps: Iterable[Stamp] = ()) -> None:
         """On the hub thread, which waits for nothing."""
-        if self._thread is None:
+        if not self.is_started:
             return
         with self._changed:
             if len(self._new) >= _MOST_WAITING:
@@ -118,7 +110,9 @@ class Revokes:
 
     # --- the thread ----------------------------------------------------------------------------
 
-    def _run(self, store: RevokeStore) -> None:
+    def run(self) -> None:
+        store = self._store
+        assert store is not None
         unwritten: deque[News] = deque(maxlen=_MOST_WAITING)
         is_over, is_well = False, True
         read_at = time.monotonic()
@@ -149,13 +143,13 @@ class Revokes:
         """Wait for something to do, until then; whether it is over, and whether the bell rang."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._new or self._is_rung or self._is_over,
+                lambda: self._new or self._is_rung or self.stopping.is_set(),
                 max(0.0, due - time.monotonic()),
             )
             unwritten += self._new
             self._new.clear()
             is_rung, self._is_rung = self._is_rung, False
-            return self._is_over, is_rung
+            return self.stopping.is_set(), is_rung
 
     def _read(self, store: RevokeStore) -> Revoked:
         """What is new; now and then all of it, as Celery's set forgets sooner than Redis."""

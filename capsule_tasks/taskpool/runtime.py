@@ -14,14 +14,14 @@ import concurrent.futures
 import logging
 import math
 import select
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from capsule_tasks.system.service import ThreadService
 from capsule_tasks.taskpool.bell import Bell
-from capsule_tasks.taskpool.turns import QuietThread, TurnedLoop
+from capsule_tasks.taskpool.turns import TurnedLoop
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -33,12 +33,15 @@ _LONGEST_POLL_MS = 3_600_000.0
 """`poll` refuses what does not fit into a C int, about 25 days."""
 
 
-class RuntimeThread:
-    """Starts and stops the loop; both idempotent. `post` is the way in from other threads."""
+class RuntimeThread(ThreadService):
+    """The loop and its thread; `stop` cancels what still runs. `post` is for other threads."""
+
+    thread_name = "capsule-runtime"
+    stop_limit_s = 30.0
 
     def __init__(self) -> None:
+        super().__init__()
         self._loop: TurnedLoop | None = None
-        self._thread: threading.Thread | None = None
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._rung = False
         self._hub_is_there = False
@@ -46,17 +49,15 @@ class RuntimeThread:
         self._stood_in_at = -1
         """The hub's turns when it was found to be away; it is, until it turns again."""
         self._waits_until = math.inf
-        self._stopping = False
 
-    def start(self) -> None:
-        if self._thread is not None:
-            return
-        self._loop = TurnedLoop()
+    def set_up(self) -> None:
+        self._loop = self._turned = TurnedLoop()
         self._bell = Bell()
-        self._thread = QuietThread(
-            target=self._run, args=(self._loop, self._bell), name="capsule-runtime", daemon=True
-        )
-        self._thread.start()
+
+    def stop(self) -> None:
+        super().stop()
+        if self.is_hanging:
+            log.warning("the runtime thread did not end within %s s", self.stop_limit_s)
 
     # --- from other threads --------------------------------------------------------------------
 
@@ -90,17 +91,9 @@ class RuntimeThread:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(work, self._loop.asyncio_loop)
 
-    def stop(self, timeout_s: float) -> None:
-        """End the loop. What still runs on it is cancelled; the thread is waited for."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self._stopping = True
-        self._loop = None
+    def wake(self) -> None:
+        self._loop = None  # nothing is posted any more
         self._bell.ring()
-        thread.join(timeout_s)
-        if thread.is_alive():
-            log.warning("the runtime thread did not end within %s s", timeout_s)
 
     @property
     def is_running(self) -> bool:
@@ -135,13 +128,14 @@ class RuntimeThread:
 
     # --- the runtime thread --------------------------------------------------------------------
 
-    def _run(self, loop: TurnedLoop, bell: Bell) -> None:
+    def run(self) -> None:
+        loop, bell = self._turned, self._bell
         asyncio.set_event_loop(loop.asyncio_loop)
         poller = select.poll()
         poller.register(loop, select.POLLIN)
         poller.register(bell, select.POLLIN)
         try:
-            while not self._stopping:
+            while not self.stopping.is_set():
                 if self._wait(loop, bell, poller):
                     loop.turn()
             loop.close()
@@ -159,7 +153,7 @@ class RuntimeThread:
             bell.silence()
         if not ready:
             return True  # a timer is due
-        if loop.fileno() not in ready or self._stopping:
+        if loop.fileno() not in ready or self.stopping.is_set():
             return False
         if not self._hub_is_there or self._stood_in_at == self._hub_turns:
             return True

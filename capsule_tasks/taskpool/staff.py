@@ -93,6 +93,7 @@ class Staff:
 
     async def open(self, size: int) -> None:
         """On the loop, once."""
+        self._echo.start()
         await self._spawner.start()
         await self.sessions.start()
         self.crew.resize("blocking", size)
@@ -116,7 +117,7 @@ class Staff:
 
     def finish_output(self) -> None:
         """After `close`, and not on the loop: what is not written yet is, if that is possible."""
-        self._echo.close()
+        self._echo.stop()
 
     # --- new code ------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
-        self._holding = Holding()
+        self._holding = Holding(parent)
         self._revokes = parent.capsule_revokes = Revokes(
             parent.app, parent.hub, getattr(parent.pool, "listen", _never)
         )
@@ -43,7 +43,7 @@ class ConsumerStep(bootsteps.StartStopStep):
             count_beside(parent)
             introduce(parent)
             self._revokes.start()
-            self._holding.watch(parent)
+            self._holding.start()
 
     def _prepared(self, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Each connection of the consumer is prepared before it is made."""

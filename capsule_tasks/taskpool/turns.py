@@ -15,34 +15,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from capsule_tasks.system.threads import PUT_OFF, set_mask
+
 _MOST_ROUNDS = 100
 """Of callbacks that plan callbacks, in one turn: whoever turns has other things to do."""
-
-PUT_OFF = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGALRM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-_mask: Callable[[int, Any], Any] = getattr(signal, "_signal", signal).pthread_sigmask
-"""The function itself: its wrapper makes enumerations of the old mask, which takes far longer."""
-
-
-class QuietThread(threading.Thread):
-    """Takes no signal that a turn puts off: else its handler would run in the middle of the turn.
-
-    The system gives a signal to any thread that does not block it.
-    """
-
-    def start(self) -> None:
-        old_mask = _mask(signal.SIG_BLOCK, PUT_OFF)
-        try:
-            super().start()
-        finally:
-            _mask(signal.SIG_SETMASK, old_mask)
 
 
 class _Selector(selectors.DefaultSelector):
@@ -134,7 +110,7 @@ class TurnedLoop:
         A handler of Celery's may take as long as it likes (a soft shutdown sleeps in one), and
         nobody else could turn the loop meanwhile.
         """
-        old_mask = _mask(signal.SIG_BLOCK, PUT_OFF)
+        old_mask = set_mask(signal.SIG_BLOCK, PUT_OFF)
         self._lock.acquire()
         self._turner = threading.get_ident()
         return old_mask
@@ -142,7 +118,7 @@ class TurnedLoop:
     def _let_go(self, old_mask: Any) -> None:
         self._turner = None
         self._lock.release()
-        _mask(signal.SIG_SETMASK, old_mask)
+        set_mask(signal.SIG_SETMASK, old_mask)
 
     def call_soon_threadsafe(self, call: Callable[[], object]) -> None:
         """Have it called in the next turn, which the descriptor asks for."""

@@ -40,26 +40,31 @@ class Deaf:
     def call_later(self, *_: Any) -> None: ...
 
 
+@pytest.fixture
+def consumer() -> Any:
+    """Celery's, which is one and the same through all its connections."""
+    return SimpleNamespace(hub=Deaf())
+
+
 @contextlib.contextmanager
-def consumer_of(held: Holding, url: str) -> Iterator[Any]:
-    """A consumer that has just connected, and is looked after."""
+def connected(held: Holding, consumer: Any, url: str) -> Iterator[Any]:
+    """The messages of a connection that a consumer has just made, and that is looked after."""
     with Connection(url, transport_options={"visibility_timeout": 1}) as connection:
         held.prepare(connection)
         channel = connection.default_channel
-        consumer = SimpleNamespace(
-            connection=connection, hub=Deaf(), task_consumer=SimpleNamespace(channel=channel)
-        )
-        held.watch(consumer)
+        consumer.connection = connection
+        consumer.task_consumer = SimpleNamespace(channel=channel)
+        held.start()
         yield channel.qos
         channel.qos._delivered.clear()
 
 
 def test_a_task_of_the_connection_before_the_last_is_acknowledged(
-    server: PrivateServer, client: Any
+    server: PrivateServer, client: Any, consumer: Any
 ) -> None:
-    held = Holding()
+    held = Holding(consumer)
     with contextlib.ExitStack() as stack:
-        first, *_ = [stack.enter_context(consumer_of(held, server.url)) for _ in range(3)]
+        first, *_ = [stack.enter_context(connected(held, consumer, server.url)) for _ in range(3)]
         first.notes.hold("a", "{}")
         first.notes.settle()
         assert client.hkeys("unacked") == ["a"]
@@ -71,6 +76,7 @@ def test_a_task_of_the_connection_before_the_last_is_acknowledged(
 def test_a_redis_that_allows_no_scripts_is_told_of_once(
     server: PrivateServer,
     client: Any,
+    consumer: Any,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -82,8 +88,8 @@ def test_a_redis_that_allows_no_scripts_is_told_of_once(
     client.zadd("unacked_index", {"living": 0})
     scores: set[float] = set()
     connections: set[str] = set()
-    held = Holding()
-    with consumer_of(held, f"redis://kombu:x@127.0.0.1:{server.port}") as qos:
+    held = Holding(consumer)
+    with connected(held, consumer, f"redis://kombu:x@127.0.0.1:{server.port}") as qos:
         qos._delivered["living"] = None
         while len(scores) < 4:
             scores.add(client.zscore("unacked_index", "living"))
@@ -95,7 +101,7 @@ def test_a_redis_that_allows_no_scripts_is_told_of_once(
 
 
 def test_what_lives_is_renewed_while_much_is_put_back(
-    server: PrivateServer, client: Any, monkeypatch: pytest.MonkeyPatch
+    server: PrivateServer, client: Any, consumer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message that is put back takes a second here."""
     clock = SimpleNamespace(now=time.monotonic())
@@ -113,8 +119,8 @@ def test_what_lives_is_renewed_while_much_is_put_back(
     long_ago = time.time() - 2 * holding.SAFE_S
     client.zadd("unacked_index", {f"dead-{number}": long_ago for number in range(many)})
     client.zadd("unacked_index", {"living": time.time()})
-    held = Holding()
-    with consumer_of(held, server.url) as qos:
+    held = Holding(consumer)
+    with connected(held, consumer, server.url) as qos:
         qos._delivered["living"] = None
         scores = [times.get(timeout=HANG_S) for _ in range(many)]
         held.stop()

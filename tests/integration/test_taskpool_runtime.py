@@ -25,7 +25,7 @@ def runtime() -> Iterator[RuntimeThread]:
     runtime = RuntimeThread()
     runtime.start()
     yield runtime
-    runtime.stop(HANG_S)
+    runtime.stop()
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def test_what_still_runs_at_the_end_is_cancelled(runtime: RuntimeThread) -> None
 
     runtime.begin(work())
     assert begun.wait(HANG_S)
-    runtime.stop(HANG_S)
+    runtime.stop()
     assert cancelled.is_set()
-    runtime.stop(HANG_S)
+    runtime.stop()
 
 
 def test_a_signal_waits_for_the_end_of_the_turn(loop: TurnedLoop) -> None:
@@ -157,8 +157,8 @@ def test_the_hub_is_not_woken_for_what_it_looks_at_anyway() -> None:
         bridge.drain()
         assert made == [1, 2]
     finally:
-        bridge.close()
-    bridge.close()
+        bridge.stop()
+    bridge.stop()
 
 
 def test_an_acknowledgement_waits_for_the_next_message_or_its_deadline() -> None:

@@ -17,7 +17,7 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     made = Bridge()
     assert (made._bell._reader == made._bell._writer) is request.param
     yield made
-    made.close()
+    made.stop()
 
 
 def test_calls_of_another_thread_are_made_in_order(made: Bridge) -> None:
@@ -45,6 +45,6 @@ def test_a_call_that_fails_holds_up_no_other(
 
 
 def test_closed_it_takes_no_offence(made: Bridge) -> None:
-    made.close()
+    made.stop()
     made.put(lambda: None)
-    made.close()
+    made.stop()

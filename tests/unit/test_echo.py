@@ -13,7 +13,6 @@ import pytest
 from celery import Celery
 
 from capsule_tasks.protocol.messages import Gap, Output
-from capsule_tasks.taskpool import echo as echo_module
 from capsule_tasks.taskpool.echo import Echo, Latecomer, Lines
 from capsule_tasks.taskpool.jobs import Job
 
@@ -59,9 +58,10 @@ def heard() -> Iterator[Heard]:
 @pytest.fixture
 def echo(heard: Heard) -> Iterator[Echo]:
     echo = Echo(Celery("shop", set_as_current=False))
+    echo.start()
     yield echo
     heard.gate.set()
-    echo.close()
+    echo.stop()
 
 
 def job(task_id: str, pid: int = 17) -> Job:
@@ -72,16 +72,6 @@ def job(task_id: str, pid: int = 17) -> Job:
 
 def text(data: str, *, late: bool = False) -> Output:
     return Output(execution_id="one", stream="stdout", data=data, late=late)
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "capsule-echo"]
-
-
-def test_tasks_that_write_nothing_need_no_thread(echo: Echo) -> None:
-    echo.forget(job("one"))
-    assert not threads()
-    echo.close()
 
 
 def test_each_task_has_its_lines_in_order_and_its_last_one_at_its_end(
@@ -174,13 +164,14 @@ def test_at_the_end_all_is_written_and_one_that_hangs_is_left(
     echo: Echo, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     echo.say(job("one"), text("a\nb"))
-    echo.close()
+    echo.stop()
     assert heard.take(2) == ["a", "b"]
-    monkeypatch.setattr(echo_module, "_FLUSH_S", 0.01)
+    monkeypatch.setattr(Echo, "stop_limit_s", 0.01)
     stuck = Echo(Celery("shop", set_as_current=False))
+    stuck.start()
     heard.gate.clear()
     stuck.say(job("one"), text("c\n"))
-    stuck.close()
+    stuck.stop()
     heard.gate.set()
     assert heard.take(1) == ["c"]
 
@@ -202,7 +193,7 @@ def test_a_pipe_that_nobody_reads_stops_the_thread_only(
     assert begun.wait(HANG_S)
     echo.say(job("one"), raw)
     go.set()
-    echo.close()
+    echo.stop()
     assert written == [b"raw", b"raw"]
 
 

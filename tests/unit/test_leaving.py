@@ -34,7 +34,7 @@ class Ground:
 
         monkeypatch.setattr(leaving, "_end_by_force", force)
         leaving.watch(self.ended)
-        leaving.arm()
+        leaving.start()
         leaving.begin()
 
     def _answer(self) -> bool:

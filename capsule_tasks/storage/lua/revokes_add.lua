@@ -25,6 +25,6 @@ redis.call('ZREMRANGEBYRANK', revokes_key, 0, -most - 1)
 redis.call('PEXPIRE', revokes_key, whole(keep_ms))
 -- Every worker that hears a broadcast revoke keeps it: only the first of them announces it.
 if added > 0 then
-  redis.call('PUBLISH', channel, '')
+  redis.pcall('PUBLISH', channel, '') -- a user who may not publish keeps them all the same
 end
 return {DONE}

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from capsule_tasks.errors import PrivateServerError
-from capsule_tasks.testing.servers import RunningServer, find_server, launch
+from capsule_tasks.testing.servers import PrivateServer, RunningServer
 
 STOP_GRACE_S = 5.0
 
@@ -43,7 +43,6 @@ def start_in(
     directory: Path, *, server: str | None = None, port: int | None = None, aof: bool = False
 ) -> StayingServer:
     """Start a server, chosen as for a PrivateServer; refuses where one runs."""
-    binary = find_server(server)
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     with _exclusive(directory):
@@ -52,12 +51,13 @@ def start_in(
                 f"a server runs in {directory} already: {running.url}, pid {running.pid}; "
                 "stop it first or use another directory"
             )
-        child, started = launch(binary, directory, port=port, aof=aof)
-        state = StayingServer(**asdict(started), start_ticks=start_ticks(child.pid) or 0)
+        private = PrivateServer(directory, server=server, port=port, aof=aof)
+        started = private.start()
+        state = StayingServer(**asdict(started), start_ticks=start_ticks(started.pid) or 0)
         draft = _state_file(directory).with_suffix(".draft")
         draft.write_text(json.dumps(asdict(state), indent=2) + "\n")
         draft.replace(_state_file(directory))
-        child.returncode = 0  # Popen must not warn of a process that is meant to stay
+        private.leave()
         return state
 
 

@@ -24,6 +24,7 @@ from typing import Self
 from capsule_tasks.errors import PrivateServerError
 
 HOST = "127.0.0.1"
+LOG_NAME = "server.log"
 START_LIMIT_S = 15.0
 STOP_GRACE_S = 5.0
 ANSWER_LIMIT_S = 1.0
@@ -129,15 +130,15 @@ class PrivateServer:
             )
         self.stop()
         binary = find_server(self._server)
-        directory = self._directory or Path(tempfile.mkdtemp(prefix="capsule-redis-"))
-        self._temporary = None if self._directory else directory
+        if self._directory is None:
+            directory = self._temporary = Path(tempfile.mkdtemp(prefix="capsule-redis-"))
+        else:
+            directory = self._directory.absolute()
+            directory.mkdir(parents=True, exist_ok=True)
         try:
-            self._child, self._running = launch(
-                binary, directory, port=self._port, aof=self._aof, options=self._options
-            )
-            self._guard = _guard(self._child.pid, self._temporary)
+            self._running = self._started(binary, directory)
         except BaseException:
-            self.stop()
+            self._end(grace_s=0)
             raise
         return self._running
 
@@ -147,18 +148,17 @@ class PrivateServer:
         A server with nothing to keep is killed: asked to leave, it would take 100 ms.
         """
         was_running = self.running is not None
-        if self._child is not None:
-            if self._aof:
-                self._child.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    self._child.wait(STOP_GRACE_S)
-            self._child.kill()
-            self._child.wait()
-        self._end_guard()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-        self._child = self._temporary = self._running = None
+        self._end(grace_s=STOP_GRACE_S if self._aof else 0)
         return was_running
+
+    def leave(self) -> RunningServer:
+        """Let the server go on when this process ends; whoever knows its pid may end it."""
+        running = self.require_running()
+        self._end_guard()
+        assert self._child is not None
+        self._child.returncode = 0  # Popen must not warn of a process that is meant to go on
+        self._child = self._temporary = self._running = None
+        return running
 
     def clear(self) -> None:
         """Remove all keys of all databases."""
@@ -167,57 +167,53 @@ class PrivateServer:
         if reply != b"+OK\r\n":
             raise PrivateServerError(f"{self.url} was not cleared: {reply.decode().strip()}")
 
+    def _started(self, binary: Path, directory: Path) -> RunningServer:
+        ports = [self._port] if self._port else (free_port() for _ in range(PORT_ATTEMPTS))
+        for port in ports:
+            self._child = self._spawn(binary, directory, port)
+            self._guard = _guard(self._child.pid, self._temporary)
+            if running := _wait_until_ready(self._child, binary, directory, port):
+                return running
+            self._end_guard()
+        tried = f"port {self._port}" if self._port else f"each of {PORT_ATTEMPTS} free ports"
+        raise PrivateServerError(f"{tried} was taken by another program; choose another port")
+
+    def _spawn(self, binary: Path, directory: Path, port: int) -> subprocess.Popen[bytes]:
+        settings = {
+            "bind": HOST,
+            "port": str(port),
+            "dir": str(directory),
+            "appendonly": "yes" if self._aof else "no",
+            "save": "",
+            **self._options,
+        }
+        command = [str(binary)]
+        for name, value in settings.items():
+            command += [f"--{name}", value]
+        with (directory / LOG_NAME).open("wb") as log:
+            # A session of its own: Ctrl-C at the terminal is for whoever uses the server.
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _end(self, *, grace_s: float) -> None:
+        if self._child is not None:
+            if grace_s:
+                self._child.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self._child.wait(grace_s)
+            self._child.kill()
+            self._child.wait()
+        self._end_guard()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._child = self._temporary = self._running = None
+
     def _end_guard(self) -> None:
         if self._guard is not None:
             self._guard.kill()
             self._guard.communicate()
             self._guard = None
-
-
-def launch(
-    binary: Path,
-    directory: Path,
-    *,
-    port: int | None = None,
-    aof: bool = False,
-    options: Mapping[str, str] | None = None,
-) -> tuple[subprocess.Popen[bytes], RunningServer]:
-    """Start a server that ends when somebody ends it; with the process that it is."""
-    directory = directory.absolute()
-    directory.mkdir(parents=True, exist_ok=True)
-    for place in [port] if port else (free_port() for _ in range(PORT_ATTEMPTS)):
-        child = _spawn(binary, directory, place, aof=aof, options=options or {})
-        try:
-            running = _wait_until_ready(child, binary, directory, place)
-        except BaseException:
-            child.kill()
-            child.wait()
-            raise
-        if running is not None:
-            return child, running
-    tried = f"port {port}" if port else f"each of {PORT_ATTEMPTS} free ports"
-    raise PrivateServerError(f"{tried} was taken by another program; choose another port")
-
-
-def _spawn(
-    binary: Path, directory: Path, port: int, *, aof: bool, options: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    settings = {
-        "bind": HOST,
-        "port": str(port),
-        "dir": str(directory),
-        "appendonly": "yes" if aof else "no",
-        "save": "",
-        **options,
-    }
-    command = [str(binary)]
-    for name, value in settings.items():
-        command += [f"--{name}", value]
-    with _log_file(directory).open("wb") as log:
-        # A session of its own: Ctrl-C at the terminal is for whoever uses the server.
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
 
 
 def _wait_until_ready(
@@ -227,10 +223,10 @@ def _wait_until_ready(
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if child.poll() is not None:
-            log = _log_file(directory).read_text(errors="replace")
+            log = _log_of(directory)
             if "already in use" in log:
                 return None
-            raise PrivateServerError(f"{binary} ended with {child.returncode}: {log[-2000:]}")
+            raise PrivateServerError(f"{binary} ended with {child.returncode}: {log}")
         info = ask_server(port)
         # Another process's server may have taken the port first: then the child will end.
         if info.get("process_id") == str(child.pid):
@@ -245,13 +241,13 @@ def _wait_until_ready(
             )
         time.sleep(READY_CHECK_EVERY_S)
     raise PrivateServerError(
-        f"{binary} did not answer on port {port} within {START_LIMIT_S:g} s; "
-        f"the log is {_log_file(directory)}"
+        f"{binary} did not answer on port {port} within {START_LIMIT_S:g} s: {_log_of(directory)}"
     )
 
 
-def _log_file(directory: Path) -> Path:
-    return directory / "server.log"
+def _log_of(directory: Path) -> str:
+    """The end of what the server has said."""
+    return (directory / LOG_NAME).read_text(errors="replace")[-2000:]
 
 
 def _guard(pid: int, temporary: Path | None) -> subprocess.Popen[bytes]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -188,10 +188,21 @@ def test_a_killed_process_leaves_neither_server_nor_folder(tmp_path: Path) -> No
         assert Path(directory).is_dir()
         with end_of(int(pid)):
             process.kill()
-    deadline = time.monotonic() + HANG_S
-    while Path(directory).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not Path(directory).exists(), "the end of the folder")
+
+
+def test_a_process_that_is_killed_while_the_server_starts_leaves_none(tmp_path: Path) -> None:
+    binary = script(tmp_path, "exec sleep 600")
+    source = (
+        "from capsule_tasks.testing import PrivateServer\n"
+        f"PrivateServer(server={str(binary)!r}).start()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", source]) as process:
+        until(lambda: len(children(process.pid)) == 2, "the server and its guard")
+        with contextlib.ExitStack() as ends:
+            for pid in children(process.pid):
+                ends.enter_context(end_of(int(pid)))
+            process.kill()
 
 
 def test_a_process_that_ends_without_stopping_it_ends_it_too() -> None:
@@ -219,9 +230,17 @@ def test_a_stopped_server_leaves_no_guard_and_no_folder() -> None:
     assert not directory.exists()
 
 
-def children() -> list[str]:
-    threads = Path(f"/proc/{os.getpid()}/task").iterdir()
+def children(pid: int | None = None) -> list[str]:
+    threads = Path(f"/proc/{pid or os.getpid()}/task").iterdir()
     return [pid for thread in threads for pid in (thread / "children").read_text().split()]
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    """What nobody announces has to be looked for."""
+    deadline = time.monotonic() + HANG_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
 
 
 def test_clear_removes_the_keys_of_all_databases(server: PrivateServer) -> None:

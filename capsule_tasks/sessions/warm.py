@@ -27,6 +27,9 @@ class WarmSpawner:
         self._cold = ColdSpawner()
         self._template: Template | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()
+        """The first template is loaded, or could not be, or there will be none."""
+        self._is_stopped = False
         self.forks = 0
         self.cold_starts = 0
         self.templates_lost = 0
@@ -39,11 +42,12 @@ class WarmSpawner:
 
     async def start(self) -> None:
         """Load the first template; if that fails, children start cold and it is tried again."""
-        if self._profile.start == "cold" or not IS_LINUX or self._keeper is not None:
+        if self._profile.start == "cold" or not IS_LINUX or self._is_stopped:
             return  # without a subreaper nobody but the template would hear of its children's ends
-        loaded = asyncio.Event()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep(loaded))
-        await loaded.wait()
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+            self._keeper.add_done_callback(lambda _: self._tried.set())
+        await self._tried.wait()
 
     async def spawn(self, wires: Wires, config: SessionConfig, marker: str) -> Spawned:
         template = self._template
@@ -59,15 +63,15 @@ class WarmSpawner:
         return await self._cold.spawn(wires, config, marker)
 
     async def stop(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait({keeper})
+        self._is_stopped = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper})
         for template in (self._template, self._first):
             if template is not None:
                 template.stop()
 
-    async def _keep(self, tried: asyncio.Event) -> None:
+    async def _keep(self) -> None:
         """Load a template, wait for its end, load the next; slower after each failure."""
         delay_s = _FIRST_RETRY_S
         while True:
@@ -80,11 +84,11 @@ class WarmSpawner:
                 )
             else:
                 delay_s = _FIRST_RETRY_S
-                tried.set()
+                self._tried.set()
                 self.last_error = await template.ended()
                 self.templates_lost += 1
                 log.warning("the template of %s is gone: %s", template.name, self.last_error)
-            tried.set()
+            self._tried.set()
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _LAST_RETRY_S)
 

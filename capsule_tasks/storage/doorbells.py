@@ -20,6 +20,7 @@ from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
 from capsule_tasks.storage.connections.faults import FAULTS
+from capsule_tasks.storage.operations import closed
 
 log = logging.getLogger("capsule_tasks.storage")
 
@@ -64,11 +65,13 @@ class Doorbells:
         """Have `ring` called from now on; returns once nothing that is said can be missed.
 
         StorageUnavailable if Redis stays away for longer than the patience. Until `leave`, `ring`
-        is called all the same once the channel is heard.
+        is called all the same once the channel is heard. StorageClosed after, or upon, `close`.
         """
+        if self._is_closed:
+            raise closed()
         name = channel.encode()
         self._rings.setdefault(name, []).append(ring)
-        if self._server is None and not self._is_closed:
+        if self._server is None:
             self._server = asyncio.get_running_loop().create_task(self._serve())
         if name in self._heard:
             return
@@ -79,6 +82,8 @@ class Doorbells:
         try:
             async with asyncio.timeout(self._patience_s):
                 await asyncio.shield(asked)
+            if self._is_closed:
+                raise closed()
         except TimeoutError:
             self._missed.add(name)
             fault = reason_of(self._fault) if self._fault is not None else "no answer"
@@ -105,8 +110,8 @@ class Doorbells:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        for asked in self._asked.values():
-            asked.cancel()
+        for asked in self._asked.values():  # whoever waits for one learns that this is closed
+            asked.set_result(None)
         self._asked.clear()
         await self._endpoint.close()
 

@@ -6,7 +6,8 @@
 | `stop` | ends for good, and returns once no thread, task, descriptor or connection is left |
 
 `stop` is safe before `start`, while `start` is under way, any number of times, and from several
-callers at once, each of which waits. A service that may hang says how long `stop` waits for it.
+callers at once, each of which waits. A service that may hang says how long `stop` waits for it. One
+that users start may refuse, once it was stopped, instead of doing nothing.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""One contract of everything that runs in the background: `capsule_tasks.system.service`."""
+"""The contract of services that are threads: `capsule_tasks.system.service`."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import redis
 from celery import Celery
 from kombu import Connection
 
@@ -23,6 +19,7 @@ from capsule_tasks.taskpool.leaving import Leaving
 from capsule_tasks.taskpool.revokes import Revokes
 from capsule_tasks.taskpool.runtime import RuntimeThread
 from tests.servers import fresh_prefix
+from tests.services import nothing_left
 
 HANG_S = 30
 CALLERS = 8
@@ -74,28 +71,15 @@ Make = Callable[[], ThreadService]
 def make(request: pytest.FixtureRequest, valkey_url: str) -> Iterator[Make]:
     """Makes services of one kind, of which nothing is left when the test is over."""
     made: list[ThreadService] = []
-    with redis.Redis.from_url(valkey_url) as client:
-        client.ping()
-        before = left(client)
-        with ExitStack() as stack:
-            ground = Ground(valkey_url, stack)
+    with nothing_left(valkey_url), ExitStack() as stack:
+        ground = Ground(valkey_url, stack)
 
-            def maker() -> ThreadService:
-                made.append(getattr(ground, request.param)())
-                return made[-1]
+        def maker() -> ThreadService:
+            made.append(getattr(ground, request.param)())
+            return made[-1]
 
-            yield maker
+        yield maker
         assert not any(is_running(service) for service in made)
-        deadline = time.monotonic() + HANG_S
-        while left(client) - before:  # the server sees the end of a connection a little later
-            assert time.monotonic() < deadline, left(client) - before
-
-
-def left(client: redis.Redis) -> Counter[str]:
-    """The threads and descriptors of this process, and the connections to the server."""
-    threads = Counter(thread.name for thread in threading.enumerate())
-    descriptors, connections = list(Path("/proc/self/fd").iterdir()), client.client_list()
-    return threads + Counter(descriptors=len(descriptors), connections=len(connections))
 
 
 def is_running(service: ThreadService) -> bool:

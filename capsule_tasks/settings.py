@@ -390,8 +390,9 @@ class PoolSettings(_Section, frozen=True, kw_only=True):
     max_uses: int | None = None
     max_age_s: float | None = None
     max_growth_bytes: int | None = None
+    max_rss_bytes: int | None = None
     """A session is replaced after so many executions (a borrower that runs none counts as one), so
-    long, or so much growth of its memory."""
+    long, so much growth of its memory, or when it uses more memory than that."""
     breaker_failures: int = 3
     """After so many failed starts in a row waiters are told, instead of kept."""
     breaker_reset_s: float = 5.0
@@ -401,7 +402,7 @@ class PoolSettings(_Section, frozen=True, kw_only=True):
         self._at_least(0, "min_idle")
         self._at_least(1, "max_sessions", "breaker_failures")
         self._at_least(0.001, "idle_timeout_s", "breaker_reset_s")
-        self._optional_at_least(1, "max_uses", "max_growth_bytes")
+        self._optional_at_least(1, "max_uses", "max_growth_bytes", "max_rss_bytes")
         self._optional_at_least(0.001, "max_age_s")
         self._of_type(bool, "fresh")
         if self.min_idle > self.max_sessions:

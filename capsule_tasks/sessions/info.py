@@ -106,3 +106,33 @@ class Counters:
 
 def _quantile(ordered: list[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolInfo:
+    """The pool of one profile at one moment, with what it has done so far."""
+
+    profile: str
+    starting: int
+    idle: int
+    leased: int
+    working: int
+    """Sessions that have work, where work is assigned to them."""
+    retiring: int
+    waiting: int
+    breaker_open: bool
+    template_pid: int | None
+    starts_total: int
+    start_failures_total: int
+    forks_total: int
+    cold_starts_total: int
+    templates_lost_total: int
+    acquires_total: int
+    lost_total: int
+    """Sessions that were ready, and whose child ended unasked."""
+    early_exits: int
+    """Sessions in a row that were lost before their first use."""
+    retired: dict[str, int]
+    """Sessions retired so far, by reason; after a hundred reasons by "other reasons"."""
+    last_error: str
+    sessions: tuple[SessionInfo, ...]

@@ -118,6 +118,12 @@ class SessionLife:
         return self._state in ALIVE and self._child is not None and not self._child.is_over
 
     @property
+    def pid(self) -> int | None:
+        """The child's process; None while there is none."""
+        child = self._child
+        return child.process.pid if child is not None and not child.is_over else None
+
+    @property
     def exit_status(self) -> int | None:
         """How the last child ended, negative for a signal; None while it has not."""
         exited = self._child.process.exited if self._child is not None else None
@@ -135,7 +141,7 @@ class SessionLife:
         return SessionInfo(
             session_id=self.session_id,
             state=self._state,
-            pid=child.process.pid if child and not child.is_over else None,
+            pid=self.pid,
             created_at=self._created_at,
             ready_at=self._ready_at,
             last_used_at=self._last_used_at,

@@ -5,10 +5,15 @@ to be done and has already booked it, so that two decisions never promise the sa
 is in one stage, and only the event named beside the stage moves it on:
 
     starting ──started──▶ idle ──decide──▶ leased ──released──▶ idle
-        │                  │                 │
-        └──start_failed──▶ gone ◀──gone── retiring ◀──decide, released, lost
+        │                  │ ◀──assign/finished──▶ working
+        └──start_failed──▶ gone ◀──gone── retiring ◀──decide
+
+A pool is used in one of two ways. It lends whole sessions to waiters (`wait`, `released`), and has
+as many as they need. Or it is kept at a size (`keep`), and each session takes up to `capacity`
+pieces of work (`assign`, `finished`); these two are called for each task, and scan nothing.
 
 A slot counts against the maximum until it is gone: a process that is being ended still uses memory.
+A doomed slot takes nothing new and is retired as soon as it is free.
 """
 
 from __future__ import annotations
@@ -16,78 +21,26 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
+import msgspec
+
+from capsule_tasks.sessions.slot import (
+    Action,
+    Breaker,
+    Give,
+    Refuse,
+    Retire,
+    Slot,
+    Stage,
+    Start,
+)
 from capsule_tasks.settings import PoolSettings
 
-
-class Stage(Enum):
-    STARTING = auto()
-    IDLE = auto()
-    LEASED = auto()
-    RETIRING = auto()
-
-
-@dataclass
-class Slot:
-    """One session of the pool, by number."""
-
-    number: int
-    stage: Stage = Stage.STARTING
-    name: str | None = None
-    is_name_new: bool = False
-    """Its borrower is the first of its name; it is anybody's again if that one does not use it."""
-    uses: int = 0
-    born_at: float = 0.0
-    idle_since: float = 0.0
-    first_rss: int = 0
-    rss: int = 0
-    silent: bool = False
-    doomed: str = ""
-    """Why it is retired as soon as it is free."""
-
-
-@dataclass(frozen=True)
-class Give:
-    """Hand the slot's session to the waiter."""
-
-    waiter: int
-    slot: int
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start a session in the slot."""
-
-    slot: int
-
-
-@dataclass(frozen=True)
-class Retire:
-    """End the slot's session."""
-
-    slot: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """Tell the waiter why there is no session for it."""
-
-    waiter: int
-    why: str
-
-
-Action = Give | Start | Retire | Refuse
-
-
-@dataclass
-class Breaker:
-    """Stops starting after repeated failures, tries one again after a while."""
-
-    failures: int = 0
-    open_until: float | None = None
-    last_error: str = ""
+EARLY_EXITS = 3
+"""Sessions in a row that may end before their first use until the next start is delayed."""
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+_USED = "it was used, and each borrower gets a fresh one"
 
 
 @dataclass
@@ -99,6 +52,16 @@ class PoolPlan:
     waiters: OrderedDict[int, str | None] = field(default_factory=OrderedDict)
     breaker: Breaker = field(default_factory=Breaker)
     stopping: bool = False
+    capacity: int = 1
+    """Pieces of work that a session takes at once."""
+    kept: int | None = None
+    """Sessions that are kept, busy or not; None for a pool that lends them."""
+    early_exits: int = 0
+    """Sessions in a row that ended before their first use."""
+    paused_until: float | None = None
+    """No session is started before, unless one is waited for."""
+    _able: OrderedDict[int, Slot] = field(default_factory=OrderedDict)
+    """Those that would take a piece of work, the one that has been free for longest first."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     # --- events --------------------------------------------------------------------------------
@@ -118,6 +81,7 @@ class PoolPlan:
         slot.first_rss = slot.rss = rss
         if slot.stage is Stage.STARTING:
             slot.stage = Stage.IDLE
+            self._note_room(slot)
 
     def start_failed(self, number: int, error: str, now: float) -> None:
         self.slots.pop(number, None)
@@ -138,25 +102,88 @@ class PoolPlan:
         if slot.is_name_new and not used:
             slot.name = None
         if used and self.settings.fresh and slot.name is None:
-            slot.doomed = "it was used, and each borrower gets a fresh one"
+            slot.doomed = _USED
+        self._note_room(slot)
 
-    def reported(self, number: int, rss: int) -> None:
-        """A heartbeat."""
+    def keep(self, size: int, max_sessions: int) -> None:
+        """Have so many sessions from now on, and `max_sessions` with those that are leaving.
+
+        Of sessions that are too many those with the least work leave, once that has finished.
+        """
+        self.kept = size
+        self.settings = msgspec.structs.replace(self.settings, max_sessions=max_sessions)
+        staying = [slot for slot in self.slots.values() if self._stays(slot)]
+        staying.sort(key=lambda slot: (slot.stage is not Stage.STARTING, slot.load))
+        for slot in staying[: max(0, len(staying) - size)]:
+            self._doom(slot, "the pool has shrunk")
+
+    def assign(self) -> Slot | None:
+        """Give a piece of work to the session that has the least; None if none has room."""
+        if not self._able:
+            return None
+        slot = next(iter(self._able.values()))
+        if self.capacity > 1:
+            slot = min(self._able.values(), key=_load)
+        slot.stage = Stage.WORKING
+        slot.load += 1
+        slot.uses += 1
+        if slot.load >= self.capacity:
+            del self._able[slot.number]
+        most = self.settings.max_uses
+        if most is not None and slot.uses >= most:
+            self._doom(slot, f"it was used {most} times or more")
+        elif self.settings.fresh:
+            self._doom(slot, _USED)
+        return slot
+
+    def finished(self, slot: Slot, now: float) -> None:
+        """A piece of work has ended, in whatever way, or was not taken."""
+        slot.load -= 1
+        self.early_exits = 0
+        if slot.stage is not Stage.WORKING:
+            return
+        if not slot.load:
+            slot.stage = Stage.IDLE
+            slot.idle_since = now
+        if not slot.doomed:
+            self._able[slot.number] = slot
+
+    def reported(self, number: int, rss: int) -> bool:
+        """Its child lives and uses so much memory; whether it is doomed for that from now on."""
         slot = self.slots.get(number)
-        if slot is not None:
-            slot.rss = rss
-            slot.silent = False
+        if slot is None:
+            return False
+        slot.rss = rss
+        slot.silent = False
+        most = self.settings.max_rss_bytes
+        if most is None or rss <= most or not self._stays(slot):
+            return False
+        self._doom(slot, f"it uses {rss} bytes of memory, and may use {most}")
+        return True
 
     def fell_silent(self, number: int) -> None:
         slot = self.slots.get(number)
         if slot is not None:
             slot.silent = True
 
-    def lost(self, number: int, why: str) -> None:
-        """Its child died. A borrower keeps it until the release."""
+    def doom(self, number: int, why: str) -> None:
+        """It takes nothing new from now on; a borrower keeps it until the release."""
         slot = self.slots.get(number)
-        if slot is not None and slot.stage is not Stage.RETIRING:
-            slot.doomed = slot.doomed or why
+        if slot is not None:
+            self._doom(slot, why)
+
+    def lost(self, number: int, why: str, now: float) -> bool:
+        """Its child died. Whether the pool counted on it: it was ready and not to leave anyway."""
+        slot = self.slots.get(number)
+        if slot is None or slot.stage is Stage.STARTING or not self._stays(slot):
+            return False
+        self._doom(slot, why)
+        if slot.stage is Stage.IDLE and not slot.uses:
+            self.early_exits += 1
+            if self.early_exits > EARLY_EXITS:
+                pause_s = _FIRST_PAUSE_S * 2 ** min(self.early_exits - EARLY_EXITS, 10)
+                self.paused_until = now + min(pause_s, _LONGEST_PAUSE_S)
+        return True
 
     def gone(self, number: int) -> None:
         """Nothing of it is left."""
@@ -185,6 +212,8 @@ class PoolPlan:
         open_until = self.breaker.open_until
         if open_until is not None and open_until > now:  # later the next start has an event for it
             due.append(open_until)
+        if self.kept is not None and self.paused_until is not None and self.paused_until > now:
+            due.append(self.paused_until)
         for slot in self._in(Stage.IDLE):
             if self.settings.max_age_s is not None:
                 due.append(slot.born_at + self.settings.max_age_s)
@@ -205,7 +234,7 @@ class PoolPlan:
         grown = slot.rss - slot.first_rss
         if slot.doomed:
             return slot.doomed
-        if slot.silent:
+        if slot.silent and self.kept is None:  # a kept one costs the imports of a whole app
             return "its heartbeat is missing"
         if settings.max_uses is not None and slot.uses >= settings.max_uses:
             return f"it was used {settings.max_uses} times or more"
@@ -231,6 +260,7 @@ class PoolPlan:
                 continue
             slot.is_name_new = slot.name is None
             slot.stage, slot.name = Stage.LEASED, name
+            self._able.pop(slot.number, None)
             del self.waiters[waiter]
             actions.append(Give(waiter, slot.number))
         return actions
@@ -252,6 +282,7 @@ class PoolPlan:
         starting = len(self._in(Stage.STARTING))
         idle = len([slot for slot in self._in(Stage.IDLE) if slot.name is None])
         wanted = self._unserved() + self.settings.min_idle - idle - starting
+        wanted = max(wanted, self._missing(now))
         wanted = min(wanted, self.settings.max_sessions - len(self.slots))
         if self.breaker.open_until is not None:  # half open: one attempt decides
             wanted = min(wanted, 1)
@@ -261,6 +292,12 @@ class PoolPlan:
             self.slots[slot.number] = slot
             actions.append(Start(slot.number))
         return actions
+
+    def _missing(self, now: float) -> int:
+        """Sessions that are to be started to keep the size."""
+        if self.kept is None or (self.paused_until is not None and now < self.paused_until):
+            return 0
+        return self.kept - sum(map(self._fills_its_place, self.slots.values()))
 
     def _may_start(self, now: float) -> bool:
         open_until = self.breaker.open_until
@@ -290,7 +327,16 @@ class PoolPlan:
 
     def _retire(self, slot: Slot, why: str) -> Action:
         slot.stage = Stage.RETIRING
+        self._able.pop(slot.number, None)
         return Retire(slot.number, why)
+
+    def _doom(self, slot: Slot, why: str) -> None:
+        slot.doomed = slot.doomed or why
+        self._able.pop(slot.number, None)
+
+    def _note_room(self, slot: Slot) -> None:
+        if not slot.doomed and slot.name is None:
+            self._able[slot.number] = slot
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -306,15 +352,35 @@ class PoolPlan:
         return max(free, key=lambda slot: slot.idle_since, default=None)
 
     def _spare_idle(self) -> int:
+        """How many idle sessions may leave when they have been idle for long."""
+        if self.kept is not None:
+            return 0
         free = [slot for slot in self._in(Stage.IDLE) if slot.name is None]
         return len(free) - self.settings.min_idle
 
+    def _stays(self, slot: Slot) -> bool:
+        return not slot.doomed and slot.stage is not Stage.RETIRING
+
+    def _fills_its_place(self, slot: Slot) -> bool:
+        """Whether a kept session has no successor yet.
+
+        The successor of one that takes one piece of work at a time starts when that has finished:
+        who counts the work by its size has none for both. The many pieces of another may go on for
+        hours, and those that wait do not depend on them.
+        """
+        is_busy = slot.stage in (Stage.LEASED, Stage.WORKING)
+        return self._stays(slot) or (is_busy and self.capacity == 1)
+
     def _may_come(self, slot: Slot) -> bool:
         """Whether a waiter may still be given this one."""
-        if slot.stage is Stage.LEASED:
+        if slot.stage in (Stage.LEASED, Stage.WORKING):
             return not self.settings.fresh
         return slot.stage is not Stage.RETIRING
 
     def _unserved(self) -> int:
         """Waiters for whom a session has to be made, not merely returned."""
         return sum(name is None or self._named(name) is None for name in self.waiters.values())
+
+
+def _load(slot: Slot) -> int:
+    return slot.load

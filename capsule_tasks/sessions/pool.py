@@ -9,8 +9,9 @@ from typing import Self
 
 from capsule_tasks.errors import NotBorrowed
 from capsule_tasks.sessions.arguments import check_type
+from capsule_tasks.sessions.info import PoolInfo
 from capsule_tasks.sessions.session import Session
-from capsule_tasks.sessions.subpool import PoolInfo, SubPool
+from capsule_tasks.sessions.subpool import SubPool
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import Profile
 
@@ -81,7 +82,7 @@ class SessionPool:
         is still there. PoolUnavailable says why there will be none.
         """
         check_type("name", name, str, None)
-        return await self._pool(profile).acquire(name)
+        return await self.subpool(profile).acquire(name)
 
     def release(self, session: Session) -> None:
         """Give a session back. NotBorrowed if it is not lent; SessionBusy while code runs in it."""
@@ -97,7 +98,7 @@ class SessionPool:
     ) -> AsyncIterator[Session]:
         """`acquire`, then `release`; a session in which code still runs by then is retired."""
         check_type("name", name, str, None)
-        pool = self._pool(profile)
+        pool = self.subpool(profile)
         session = await pool.acquire(name)
         try:
             yield session
@@ -106,27 +107,24 @@ class SessionPool:
                 give_back = pool.retire if session.info.running else pool.release
                 give_back(session)
 
-    def resize(self, profile: str, max_sessions: int) -> None:
-        """Allow so many sessions from now on; those beyond it stay until they are given back."""
-        self._pool(profile).resize(max_sessions)
-
     def renew(self, spawner: WarmSpawner, profiles: Mapping[str, Profile]) -> None:
         """Start sessions by these from now on; the others end, those on loan once they are back.
 
         How many sessions each pool may have, and for how long, stays as it was.
         """
         for name, profile in profiles.items():
-            self._pool(name).renew(spawner, profile)
+            self.subpool(name).renew(spawner, profile)
 
     def info(self, profile: str = DEFAULT_PROFILE) -> PoolInfo:
         """What the pool of a profile holds, and what it has done so far."""
-        return self._pool(profile).info()
+        return self.subpool(profile).info()
 
     def spawner(self, profile: str = DEFAULT_PROFILE) -> WarmSpawner:
         """What starts the profile's sessions, for a session that the pool should not own."""
-        return self._pool(profile).spawner
+        return self.subpool(profile).spawner
 
-    def _pool(self, profile: str) -> SubPool:
+    def subpool(self, profile: str) -> SubPool:
+        """The pool of one profile, for whoever assigns work to its sessions and borrows none."""
         check_type("profile", profile, str)
         pool = self._pools.get(profile)
         if pool is None:

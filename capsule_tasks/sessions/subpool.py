@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -17,9 +16,10 @@ from capsule_tasks.errors import PoolUnavailable, SessionBusy, reason_of
 from capsule_tasks.protocol.messages import Heartbeat
 from capsule_tasks.sessions.arguments import check_loop
 from capsule_tasks.sessions.health import Health
-from capsule_tasks.sessions.info import SessionInfo
-from capsule_tasks.sessions.plan import Action, Give, PoolPlan, Refuse, Retire, Stage, Start
+from capsule_tasks.sessions.info import PoolInfo
+from capsule_tasks.sessions.plan import PoolPlan
 from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.slot import Action, Give, Refuse, Retire, Slot, Stage, Start
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import Profile, SessionConfig
@@ -31,28 +31,14 @@ _MOST_REASONS = 100
 _OTHER_REASONS = "other reasons"
 
 
-@dataclasses.dataclass(frozen=True)
-class PoolInfo:
-    """The pool of one profile at one moment, with what it has done so far."""
+class PoolListener(Protocol):
+    """Whoever assigns work to the sessions of a kept pool; called on the loop."""
 
-    profile: str
-    starting: int
-    idle: int
-    leased: int
-    retiring: int
-    waiting: int
-    breaker_open: bool
-    template_pid: int | None
-    starts_total: int
-    start_failures_total: int
-    forks_total: int
-    cold_starts_total: int
-    templates_lost_total: int
-    acquires_total: int
-    retired: dict[str, int]
-    """Sessions retired so far, by reason; after a hundred reasons by "other reasons"."""
-    last_error: str
-    sessions: tuple[SessionInfo, ...]
+    def joined(self, slot: Slot, session: Session) -> None:
+        """A session is ready, and may be assigned work."""
+
+    def left(self, slot: Slot) -> None:
+        """A session has no work any more and gets none; its process is being ended."""
 
 
 def _config(profile: Profile) -> SessionConfig:
@@ -89,6 +75,7 @@ class SubPool:
         self._retired: Counter[str] = Counter()
         self._last_error = ""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: PoolListener | None = None
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -151,15 +138,53 @@ class SubPool:
     def retire(self, session: Session) -> None:
         self._check_loop("retire()")
         number = self._numbers[session]
-        self._plan.lost(number, "its borrower gave it up")
+        self._plan.doom(number, "its borrower gave it up")
         self._plan.released(number, self._now())
         self._decide()
 
-    def resize(self, max_sessions: int) -> None:
-        self._plan.settings = msgspec.structs.replace(
-            self._plan.settings, max_sessions=max_sessions
-        )
+    # --- assigning work ------------------------------------------------------------------------
+
+    def employ(self, listener: PoolListener, capacity: int) -> None:
+        """Have sessions that take up to `capacity` pieces of work each; as many as `keep` says."""
+        self._listener = listener
+        self._plan.capacity = capacity
+        self._plan.kept = 0
+
+    def keep(self, size: int, max_sessions: int) -> None:
+        """Have so many sessions, `max_sessions` with those that finish their last work."""
+        self._plan.keep(size, max_sessions)
         self._decide()
+
+    def assign(self) -> Slot | None:
+        """Book a piece of work on the session that has the least; None if none has room."""
+        slot = self._plan.assign()
+        if slot is not None and slot.doomed:
+            self._decide()  # this work is its last; a successor may start beside it
+        return slot
+
+    def finished(self, slot: Slot) -> None:
+        """A piece of work has ended, or was not taken: its place is free, if the child lives."""
+        session = self._sessions.get(slot.number)
+        if session is not None and not session.is_alive:
+            self._note_loss(slot.number, session)
+        elif session is not None and self._plan.settings.max_rss_bytes is not None:
+            self._note_memory(slot.number, session, resident_bytes(session.pid or 0))
+        self._plan.finished(slot, self._now())
+        if slot.doomed:
+            self._decide()
+
+    def doom(self, slot: Slot, why: str) -> None:
+        """Assign nothing more to a session, and replace it."""
+        self._plan.doom(slot.number, why)
+        self._decide()
+
+    def replace_all(self, why: str) -> None:
+        """Replace every session, once what it has is finished."""
+        for number in list(self._plan.slots):
+            self._plan.doom(number, why)
+        self._decide()
+
+    # --- renewing and looking ------------------------------------------------------------------
 
     def renew(self, spawner: WarmSpawner, profile: Profile) -> None:
         """Whoever lent it its spawner lends it another."""
@@ -167,17 +192,17 @@ class SubPool:
             raise ValueError(f"pool {self._name!r} has its own spawner, which cannot be renewed")
         self._check_loop("renew()")
         self.spawner, self._config = spawner, _config(profile)
-        for number in list(self._plan.slots):
-            self._plan.lost(number, "the pool was renewed")
-        self._decide()
+        self.replace_all("the pool was renewed")
 
     def info(self) -> PoolInfo:
-        stages = Counter(slot.stage for slot in self._plan.slots.values())
+        """The pool at this moment; on any thread."""
+        stages = Counter(slot.stage for slot in list(self._plan.slots.values()))
         return PoolInfo(
             profile=self._name,
             starting=stages[Stage.STARTING],
             idle=stages[Stage.IDLE],
             leased=stages[Stage.LEASED],
+            working=stages[Stage.WORKING],
             retiring=stages[Stage.RETIRING],
             waiting=len(self._plan.waiters),
             breaker_open=self._plan.breaker.open_until is not None,
@@ -188,9 +213,11 @@ class SubPool:
             cold_starts_total=self.spawner.cold_starts,
             templates_lost_total=self.spawner.templates_lost,
             acquires_total=self._totals["acquires"],
+            lost_total=self._totals["lost"],
+            early_exits=self._plan.early_exits,
             retired=dict(self._retired),
             last_error=self._last_error or self.spawner.last_error,
-            sessions=tuple(session.info for session in self._sessions.values()),
+            sessions=tuple(session.info for session in list(self._sessions.values())),
         )
 
     def _check_loop(self, call: str) -> None:
@@ -239,6 +266,8 @@ class SubPool:
                 self._spawn(self._start(slot))
             case Retire(slot, why):
                 self._retired[self._reason(why)] += 1
+                if self._listener is not None:
+                    self._listener.left(self._plan.slots[slot])
                 self._spawn(self._end(slot))
             case Refuse(ticket, why):
                 waiter = self._waiters[ticket]
@@ -267,7 +296,12 @@ class SubPool:
             notes = getattr(error, "__notes__", ())
             self._on_start_failed(number, "\n".join((reason_of(error), *notes)))
         else:
-            self._plan.started(number, resident_bytes(session.info.pid or 0), self._now())
+            slot = self._plan.slots[number]
+            self._plan.started(number, resident_bytes(session.pid or 0), self._now())
+            if not session.is_alive:  # its end was heard before the pool counted on it
+                self._note_loss(number, session)
+            elif self._listener is not None and slot.stage is Stage.IDLE:
+                self._listener.joined(slot, session)
         self._decide()
 
     def _on_start_failed(self, number: int, error: str) -> None:
@@ -279,6 +313,13 @@ class SubPool:
         self._last_error = error
         log.warning("a session of pool %r did not start: %s", self._name, error)
         self._plan.start_failed(number, error, self._now())
+        breaker = self._plan.breaker
+        if self._listener is not None and breaker.open_until is not None:  # no borrower is told
+            pause_s = breaker.open_until - self._now()
+            log.error(
+                "pool %r has no session to give: %d starts in a row failed; the next is in %.1f s",
+                *(self._name, breaker.failures, pause_s),
+            )
 
     async def _end(self, number: int) -> None:
         session = self._sessions.get(number)
@@ -317,8 +358,10 @@ class SubPool:
     # --- what sessions report ------------------------------------------------------------------
 
     def _on_heartbeat(self, number: int, heartbeat: Heartbeat) -> None:
-        self._plan.reported(number, heartbeat.rss_bytes)
-        self._decide()
+        session = self._sessions.get(number)
+        if session is not None:
+            self._note_memory(number, session, heartbeat.rss_bytes)
+            self._decide()
 
     def _on_health(self, number: int, health: Health) -> None:
         if health.unresponsive:
@@ -328,5 +371,14 @@ class SubPool:
     def _on_state(self, number: int, _old: SessionState, _new: SessionState) -> None:
         session = self._sessions.get(number)
         if session is not None:
-            self._plan.lost(number, session.info.last_error or "its child ended")
+            self._note_loss(number, session)
             asyncio.get_running_loop().call_soon(self._decide)
+
+    def _note_loss(self, number: int, session: Session) -> None:
+        why = session.info.last_error or "its child ended"
+        self._totals["lost"] += self._plan.lost(number, why, self._now())
+
+    def _note_memory(self, number: int, session: Session, rss_bytes: int) -> None:
+        if self._plan.reported(number, rss_bytes):
+            why = self._plan.slots[number].doomed
+            log.warning("session %s is replaced: %s", session.session_id, why)

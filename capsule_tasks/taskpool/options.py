@@ -113,8 +113,9 @@ def check(app: Any) -> None:
             log.warning("there is no setting %s%s", name, hint)
 
 
-def profile(app: Any, lane: AppLaneSettings, *, size: int) -> Profile:
-    """How children of one kind are started and kept."""
+def profile(app: Any, lane: AppLaneSettings, options: dict[str, Any]) -> Profile:
+    """How children of one kind are started, and when replaced."""
+    most_kib = options.get("max_memory_per_child")
     start = setting(app, "capsule_start")
     return Profile.app(
         session=SessionConfig(
@@ -134,8 +135,12 @@ def profile(app: Any, lane: AppLaneSettings, *, size: int) -> Profile:
             routing=RoutingSettings(log_output=False, general_queue=1, general_bytes=KIB),
             replace_killed=False,
         ),
-        # The crew borrows a session for many tasks and gives it back when it is to be replaced.
-        pool=PoolSettings(min_idle=0, max_sessions=size + 1, idle_timeout_s=10**8, fresh=False),
+        pool=PoolSettings(
+            min_idle=0,  # the dispatcher says how many there are
+            fresh=False,
+            max_uses=options.get("maxtasksperchild") or None,
+            max_rss_bytes=int(most_kib * KIB) if most_kib else None,
+        ),
         start="cold" if start == "cold" else "fork",
         imports=(
             "capsule_tasks.child.app_lane",
@@ -145,12 +150,9 @@ def profile(app: Any, lane: AppLaneSettings, *, size: int) -> Profile:
     )
 
 
-def crew_limits(app: Any, options: dict[str, Any]) -> CrewLimits:
-    """When children are replaced."""
-    most_kib = options.get("max_memory_per_child")
+def crew_limits(app: Any) -> CrewLimits:
+    """What a child takes on, and what a message may cost."""
     return CrewLimits(
-        max_tasks=options.get("maxtasksperchild"),
-        max_rss_bytes=most_kib * KIB if most_kib else None,
         async_limit=setting(app, "capsule_async_limit"),
         losses=setting(app, "capsule_loss_limit"),
         losses_url=redis_url(app),

@@ -17,13 +17,13 @@ from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.errors import TaskNotCarried
+from capsule_tasks.executions.dispatcher import Dispatcher
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.answering import servers_answer
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.calls import is_coroutine_task, is_redelivered, task_call
-from capsule_tasks.taskpool.crew import Crew
 from capsule_tasks.taskpool.jobs import ExecutionPid, Job, Stage, group_of
 from capsule_tasks.taskpool.leaving import Leaving
 from capsule_tasks.taskpool.options import check, setting
@@ -32,7 +32,7 @@ from capsule_tasks.taskpool.runtime import RuntimeThread
 from capsule_tasks.taskpool.slots import Slots
 from capsule_tasks.taskpool.staff import Staff
 from capsule_tasks.taskpool.steps import ConsumerStep
-from capsule_tasks.taskpool.view import describe, health, members, settings, stack, totals
+from capsule_tasks.taskpool.view import describe, health, settings, stack, totals
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -85,7 +85,6 @@ class TaskPool(prefork.TaskPool):
         self._staff = Staff(
             self.app,
             self.options,
-            self._size,
             self._runtime,
             self._bridge,
             on_over=self._on_over,
@@ -317,9 +316,9 @@ class TaskPool(prefork.TaskPool):
         """A coroutine takes no slot; and one more message may be fetched while it runs."""
         job.holds_slot = False
         staff = self._staff
-        if staff is not None and not staff.crew.size["async"]:
+        if staff is not None and not staff.dispatcher.lanes["async"].size:
             children = setting(self.app, "capsule_async_children")
-            self._runtime.post(staff.crew.resize, "async", children)
+            self._runtime.post(staff.dispatcher.resize, "async", children)
         self._beside.add(job)
         if self._consumer is not None and len(self._beside) <= self._most_coroutines():
             job.qos = self._consumer.qos
@@ -382,7 +381,7 @@ class TaskPool(prefork.TaskPool):
         """ValueError if fewer than `n` children are idle."""
         if n > self._size:
             raise ValueError(f"can't shrink pool by {n}: it has {self._size} children")
-        if self._staff is not None and self._staff.crew.free_count() < n:
+        if self._staff is not None and self._staff.dispatcher.free_count() < n:
             raise ValueError("Can't shrink pool. All processes busy!")
         self._resize(self._size - n)
         if self._semaphore is not None:
@@ -400,7 +399,7 @@ class TaskPool(prefork.TaskPool):
     def _resize(self, size: int) -> None:
         self._size = self.limit = size
         if self._staff is not None:
-            self._runtime.post(self._staff.crew.resize, "blocking", size)
+            self._runtime.post(self._staff.dispatcher.resize, "blocking", size)
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -415,16 +414,16 @@ class TaskPool(prefork.TaskPool):
         return {
             **named,
             "put-guarded-by-semaphore": self.putlocks,
-            "processes": [member.pid for member in members(staff.crew)],
-            "sessions": [describe(member) for member in members(staff.crew)],
-            "capsule": totals(staff.crew, staff.sessions, len(self._jobs)),
+            "processes": [child.pid for child in staff.dispatcher.children()],
+            "sessions": [describe(child) for child in staff.dispatcher.children()],
+            "capsule": totals(staff.crew, len(self._jobs)),
         }
 
     def health(self) -> dict[str, Any]:
         """The answer to `inspect capsule_health`."""
         if self._staff is None:
             return {"healthy": False, "reasons": ["the pool is not running"]}
-        return health(self._staff.crew, self._staff.sessions, len(self._jobs))
+        return health(self._staff.crew, len(self._jobs))
 
     def stack_of(self, task_id: str, *, all_frames: bool = False) -> Later:
         """The answer to `inspect capsule_stack`, once the child has given it."""
@@ -432,9 +431,12 @@ class TaskPool(prefork.TaskPool):
         if self._staff is None:
             self._bridge.put(partial(later.give, {"error": "the pool is not running"}))
         else:
-            asking = self._ask_stack(self._staff.crew, task_id, later, all_frames=all_frames)
+            asking = self._ask_stack(self._staff.dispatcher, task_id, later, all_frames=all_frames)
             self._runtime.begin(asking)
         return later
 
-    async def _ask_stack(self, crew: Crew, task_id: str, later: Later, *, all_frames: bool) -> None:
-        self._bridge.put(partial(later.give, await stack(crew, task_id, all_frames=all_frames)))
+    async def _ask_stack(
+        self, dispatcher: Dispatcher[Job], task_id: str, later: Later, *, all_frames: bool
+    ) -> None:
+        answer = await stack(dispatcher, task_id, all_frames=all_frames)
+        self._bridge.put(partial(later.give, answer))

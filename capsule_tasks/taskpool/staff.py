@@ -44,7 +44,6 @@ class Staff:
         self,
         app: Any,
         options: dict[str, Any],
-        size: int,
         runtime: RuntimeThread,
         bridge: Bridge,
         *,
@@ -68,7 +67,7 @@ class Staff:
                     log_level=int(os.environ.get("CELERY_LOG_LEVEL") or 0),
                     log_color=_is_log_coloured(),
                 ),
-                size=size,
+                options,
             )
             for kind in ("blocking", "async")
         }
@@ -77,13 +76,14 @@ class Staff:
         self.sessions = SessionPool(self._profiles, spawner=self._spawner, on_new=self._listen)
         self.crew = Crew(
             self.sessions,
-            crew_limits(app, options),
+            crew_limits(app),
             bridge,
             self._echo.say,
             on_over,
             on_told,
             self._echo.forget,
         )
+        self.dispatcher = self.crew.dispatcher
         self._streams = make_streams(app, self._hostname, self.crew)
         self._discarded: Discarded | None = None
         self._renewing = asyncio.Lock()
@@ -96,7 +96,7 @@ class Staff:
         self._echo.start()
         await self._spawner.start()
         await self.sessions.start()
-        self.crew.resize("blocking", size)
+        self.dispatcher.resize("blocking", size)
         if self._streams is not None:
             self._streams.start()
             self._discarded = Discarded(
@@ -141,9 +141,9 @@ class Staff:
         lane = profiles["blocking"].session.child.app
         if lane is not None and not lane.app:
             log.warning("the app is in no importable module: new children have the same code")
-            self.crew.replace_all("the pool was restarted")
+            self.dispatcher.replace_all("the pool was restarted")
         elif await self._start_anew(profiles):
-            self.crew.replace_all("the pool was restarted")
+            self.dispatcher.replace_all("the pool was restarted")
             self._names |= new
 
     async def _start_anew(self, profiles: dict[str, Profile]) -> bool:
@@ -198,7 +198,7 @@ class Staff:
         self._runtime.post(self._terminate_pid, pid, signum)
 
     def _terminate_pid(self, pid: int, signum: int) -> None:
-        job = self.crew.job_of(pid)
+        job = self.dispatcher.work_of(pid)
         if job is not None:
             self.crew.terminate(job, signum, f"whoever terminates process {pid}")
 

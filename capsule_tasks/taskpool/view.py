@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any, get_args
+from typing import Any
 
 from capsule_tasks.errors import CapsuleError
-from capsule_tasks.sessions import SessionPool
-from capsule_tasks.taskpool.crew import MOST_BARREN, Crew, Kind, Member
+from capsule_tasks.executions.dispatcher import Dispatcher
+from capsule_tasks.executions.lane import Child
+from capsule_tasks.sessions.plan import EARLY_EXITS
+from capsule_tasks.taskpool.crew import Crew
 from capsule_tasks.taskpool.frames import only_task_frames
+from capsule_tasks.taskpool.jobs import Job
 
 _MOST_IDS = 20
 """Of the coroutines that run in one session."""
-
-
-def members(crew: Crew) -> list[Member]:
-    """Every child that is there; on any thread."""
-    return [member for kind in get_args(Kind) for member in list(crew.members[kind])]
 
 
 def settings(options: dict[str, Any], size: int) -> dict[str, Any]:
@@ -30,79 +28,81 @@ def settings(options: dict[str, Any], size: int) -> dict[str, Any]:
     }
 
 
-def describe(member: Member) -> dict[str, Any]:
+def describe(child: Child[Job]) -> dict[str, Any]:
     """One child."""
-    info = member.session.info
+    info = child.session.info
     beat, beat_at = info.last_heartbeat, info.last_heartbeat_at
     return {
         "id": info.session_id,
-        "kind": member.kind,
-        "pid": member.pid,
+        "kind": child.kind,
+        "pid": child.pid,
         "state": str(info.state),
-        "tasks": member.taken,
+        "tasks": child.slot.uses,
         "running": list(info.running)[:_MOST_IDS],
         "rss-kb": beat.rss_bytes // 1024 if beat is not None else None,
         "heartbeat-age-s": round(time.monotonic() - beat_at, 1) if beat_at is not None else None,
         "unresponsive": info.health.unresponsive,
-        "leaving": member.worn or None,
+        "leaving": child.slot.doomed or None,
     }
 
 
-def totals(crew: Crew, sessions: SessionPool, jobs: int) -> dict[str, Any]:
+def totals(crew: Crew, jobs: int) -> dict[str, Any]:
     """The pool as a whole."""
-    pool = sessions.info("blocking")
+    lanes = crew.dispatcher.lanes
+    pool = lanes["blocking"].info()
     return {
         "jobs": jobs,
-        "waiting": sum(len(waiting) for waiting in crew.waiting.values()),
-        "children-lost": crew.totals["children_lost"],
+        "waiting": sum(len(lane.waiting) for lane in lanes.values()),
+        "children-lost": sum(lane.info().lost_total for lane in lanes.values()),
         "hard-limits": crew.totals["hard_limits"],
         "starts": pool.starts_total,
         "start-failures": pool.start_failures_total,
         "breaker-open": pool.breaker_open,
         "template-pid": pool.template_pid,
         "last-error": crew.last_error or pool.last_error,
-        "healthy": not _complaints(crew, sessions),
+        "healthy": not _complaints(crew),
     }
 
 
-def health(crew: Crew, sessions: SessionPool, jobs: int) -> dict[str, Any]:
+def health(crew: Crew, jobs: int) -> dict[str, Any]:
     """Whether the pool can do its work, why not, and each child."""
     return {
-        **totals(crew, sessions, jobs),
-        "reasons": _complaints(crew, sessions),
-        "sessions": [describe(member) for member in members(crew)],
+        **totals(crew, jobs),
+        "reasons": _complaints(crew),
+        "sessions": [describe(child) for child in crew.dispatcher.children()],
     }
 
 
-def _complaints(crew: Crew, sessions: SessionPool) -> list[str]:
-    found = [
-        f"{kind} children do not become ready: {crew.last_error or pool.last_error}"
-        for kind in get_args(Kind)
-        if crew.size[kind] and (pool := sessions.info(kind)).breaker_open
-    ]
-    if crew.barren > MOST_BARREN:
-        found.append(f"children end before their first task, {crew.barren} in a row")
-    found += [
-        f"{len(crew.waiting[kind])} {kind} tasks wait: each child takes nothing new, and has yet "
-        "to finish what it began"
-        for kind in get_args(Kind)
-        if crew.is_worn_out(kind)
-    ]
+def _complaints(crew: Crew) -> list[str]:
+    found = []
+    for kind, lane in crew.dispatcher.lanes.items():
+        pool = lane.info()
+        if lane.size and pool.breaker_open:
+            why = crew.last_error or pool.last_error
+            found.append(f"{kind} children do not become ready: {why}")
+        if pool.early_exits > EARLY_EXITS:
+            found.append(
+                f"{kind} children end before their first task, {pool.early_exits} in a row"
+            )
+        if lane.is_stuck:
+            found.append(
+                f"{len(lane.waiting)} {kind} tasks wait: each child takes nothing new, and has yet "
+                "to finish what it began"
+            )
     return found + [
-        f"session {member.session.session_id} (process {member.pid}) does not answer"
-        for member in members(crew)
-        if member.session.info.health.unresponsive
+        f"session {child.session.session_id} (process {child.pid}) does not answer"
+        for child in crew.dispatcher.children()
+        if child.session.info.health.unresponsive
     ]
 
 
-async def stack(crew: Crew, task_id: str, *, all_frames: bool) -> dict[str, str]:
+async def stack(dispatcher: Dispatcher[Job], task_id: str, *, all_frames: bool) -> dict[str, str]:
     """Where a running task is, on the runtime's loop; or why nobody can say."""
-    for member in members(crew):
-        for execution_id, job in member.jobs.items():
-            if job.call.task_id == task_id:
-                try:
-                    text = await member.session.stack(execution_id)
-                    return {"ok": text if all_frames else only_task_frames(text)}
-                except (CapsuleError, TimeoutError) as fault:
-                    return {"error": f"task {task_id!r}: {fault}"}
+    for job in dispatcher.in_hand():
+        if job.call.task_id == task_id:
+            try:
+                text = await dispatcher.stack(job) or ""
+                return {"ok": text if all_frames else only_task_frames(text)}
+            except (CapsuleError, TimeoutError) as fault:
+                return {"error": f"task {task_id!r}: {fault}"}
     return {"error": f"task {task_id!r} does not run in this worker"}

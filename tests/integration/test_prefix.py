@@ -39,7 +39,7 @@ def test_of_revokes(app: Celery) -> None:
 
 
 async def test_of_losses(app: Celery) -> None:
-    limits = crew_limits(app, {})
+    limits = crew_limits(app)
     losses = Losses(limits.losses, limits.losses_url, limits.losses_prefix)
     await losses.judge(TaskCall(name="t", task_id=ID, body=b""), RuntimeError())
     await losses.close()

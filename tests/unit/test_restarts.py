@@ -28,14 +28,15 @@ def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
     staff._renewing, staff._is_closed, staff._spawner = asyncio.Lock(), False, Spawner()
     staff._names = set()
     staff.sessions = SimpleNamespace(renew=lambda *_: told.append("renewed"))
-    staff.crew = SimpleNamespace(learn=told.append, replace_all=told.append, last_error="")
+    staff.crew = SimpleNamespace(learn=told.append, last_error="")
+    staff.dispatcher = SimpleNamespace(replace_all=told.append)
 
     async def tried(*_: object) -> Spawner:
         return Spawner()
 
     monkeypatch.setattr(staff_module, "tried", tried)
     lane = AppLaneSettings(app="shop:app")
-    profiles = {"blocking": profile(Celery("shop"), lane, size=1)}
+    profiles = {"blocking": profile(Celery("shop"), lane, {})}
     asyncio.run(staff._renew(profiles, {"new"}))
     assert told == ["renewed", "the pool was restarted", {"new"}]
     assert "did not end in order" in caplog.text

@@ -183,6 +183,7 @@ SMALLEST = {
     "PoolSettings.max_uses": 1,
     "PoolSettings.max_age_s": 0.001,
     "PoolSettings.max_growth_bytes": 1,
+    "PoolSettings.max_rss_bytes": 1,
     "PoolSettings.breaker_failures": 1,
     "PoolSettings.breaker_reset_s": 0.001,
     "Profile.template_timeout_s": 0.001,

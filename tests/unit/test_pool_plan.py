@@ -9,7 +9,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from capsule_tasks.sessions.plan import Action, Give, PoolPlan, Refuse, Retire, Stage, Start
+from capsule_tasks.sessions.plan import EARLY_EXITS, PoolPlan
+from capsule_tasks.sessions.slot import Action, Give, Refuse, Retire, Slot, Stage, Start
 from capsule_tasks.settings import PoolSettings
 
 
@@ -77,6 +78,7 @@ def test_a_session_given_back_unused_is_still_fresh() -> None:
         ({"max_uses": 1}, "use", "it was used 1 times or more"),
         ({"max_age_s": 5.0}, "age", "it is older than 5.0 s"),
         ({"max_growth_bytes": 50}, "growth", "its memory has grown by 50 bytes or more"),
+        ({"max_rss_bytes": 150}, "growth", "it uses 160 bytes of memory, and may use 150"),
         ({}, "silence", "its heartbeat is missing"),
         ({}, "loss", "killed"),
     ],
@@ -98,7 +100,7 @@ def test_a_worn_session_is_retired_and_replaced(
     elif wear == "silence":
         plan.fell_silent(1)
     else:
-        plan.lost(1, "killed")
+        plan.lost(1, "killed", now)
     assert plan.decide(now)[0] == Retire(1, why)
     assert [slot.number for slot in plan.slots.values() if slot.stage is Stage.STARTING] == [2]
 
@@ -222,12 +224,148 @@ def test_stopping_refuses_the_waiters_and_retires_everything_once() -> None:
     assert plan.decide(0.0) == []
 
 
+# --- a pool that is kept at a size, and whose sessions take work -------------------------------
+
+
+def kept(size: int, most: int, capacity: int = 1, **changes: object) -> PoolPlan:
+    """A pool whose sessions are ready."""
+    plan = make(min_idle=0, **changes)
+    plan.capacity = capacity
+    plan.keep(size, most)
+    assert started(plan, plan.decide(0.0)) == []
+    return plan
+
+
+def assigned(plan: PoolPlan) -> Slot:
+    slot = plan.assign()
+    assert slot is not None
+    return slot
+
+
+def test_work_goes_to_the_session_that_has_been_free_for_longest() -> None:
+    plan = kept(3, 4)
+    first, second = assigned(plan), assigned(plan)
+    plan.finished(second, 0.0)
+    plan.finished(first, 0.0)
+    assert [assigned(plan).number for _ in range(3)] == [3, second.number, first.number]
+    assert plan.assign() is None
+
+
+def test_work_goes_to_the_session_that_has_the_least() -> None:
+    plan = kept(2, 11, capacity=2)
+    slots = [assigned(plan) for _ in range(4)]
+    assert [slot.number for slot in slots] == [1, 2, 1, 2]
+    assert plan.assign() is None
+    plan.finished(slots[3], 0.0)
+    assert assigned(plan) is slots[3]
+
+
+def test_the_successor_of_a_session_that_takes_one_thing_at_a_time_starts_when_that_is_done() -> (
+    None
+):
+    plan = kept(1, 2, max_uses=1)
+    slot = assigned(plan)
+    assert plan.decide(0.0) == []
+    plan.finished(slot, 0.0)
+    assert plan.decide(0.0) == [Retire(1, "it was used 1 times or more"), Start(2)]
+
+
+def test_the_successor_of_a_session_that_takes_many_starts_beside_it() -> None:
+    plan = kept(1, 3, capacity=5, max_uses=2)
+    first, last = assigned(plan), assigned(plan)
+    assert first is last
+    assert plan.decide(0.0) == [Start(2)]
+    plan.finished(first, 0.0)
+    assert plan.decide(0.0) == []
+    plan.finished(last, 0.0)
+    assert plan.decide(0.0) == [Retire(1, "it was used 2 times or more")]
+
+
+def test_a_session_that_grows_too_large_at_its_work_takes_nothing_new() -> None:
+    plan = kept(1, 2, capacity=5, max_rss_bytes=150)
+    assigned(plan)
+    assert not plan.reported(1, 150)
+    assert plan.reported(1, 151)
+    assert not plan.reported(1, 152)  # once is enough
+    assert plan.assign() is None
+    assert plan.decide(0.0) == [Start(2)]
+
+
+def test_a_fresh_pool_has_one_session_for_each_piece_of_work() -> None:
+    plan = kept(1, 2, fresh=True)
+    slot = assigned(plan)
+    assert plan.assign() is None
+    plan.finished(slot, 0.0)
+    assert [type(action) for action in plan.decide(0.0)] == [Retire, Start]
+
+
+def test_a_kept_session_stays_however_long_it_is_idle_or_silent() -> None:
+    plan = kept(2, 3, idle_timeout_s=1.0)
+    plan.fell_silent(1)
+    assert plan.decide(100.0) == []
+    assert plan.next_look(100.0) is None
+
+
+def test_a_pool_that_shrinks_lets_the_least_busy_go_when_they_have_finished() -> None:
+    plan = kept(3, 12, capacity=2)
+    slots = [assigned(plan) for _ in range(4)]
+    plan.finished(slots[1], 0.0)
+    plan.keep(1, 10)
+    assert plan.decide(0.0) == [Retire(2, "the pool has shrunk")]
+    plan.finished(slots[2], 0.0)
+    assert plan.slots[3].doomed or plan.slots[1].doomed
+    assert sum(not slot.doomed for slot in plan.slots.values()) == 1
+
+
+def test_a_pool_that_shrinks_counts_on_no_session_that_leaves_anyway() -> None:
+    plan = kept(2, 3)
+    slot = assigned(plan)
+    plan.doom(slot.number, "a task met its hard limit")
+    plan.keep(1, 2)
+    assert plan.decide(0.0) == []
+    plan.finished(slot, 0.0)
+    assert plan.decide(0.0) == [Retire(1, "a task met its hard limit")]
+
+
+def test_sessions_that_end_before_their_first_use_are_replaced_ever_more_slowly() -> None:
+    plan = kept(1, 2)
+    now = 0.0
+    pauses = []
+    for number in range(1, EARLY_EXITS + 4):
+        assert plan.lost(number, "killed", now)
+        assert not plan.lost(number, "killed", now)
+        assert plan.decide(now)[0] == Retire(number, "killed")
+        plan.gone(number)
+        due = plan.next_look(now)
+        pauses.append(0.0 if due is None else due - now)
+        now = due or now
+        plan.decide(now)
+        plan.started(number + 1, 100, now)
+    assert pauses == pytest.approx([0.0] * EARLY_EXITS + [0.2, 0.4, 0.8])
+    plan.finished(assigned(plan), now)
+    assert plan.early_exits == 0
+
+
+def test_a_session_that_was_used_or_was_to_leave_is_no_early_exit() -> None:
+    plan = kept(3, 4)
+    slot = assigned(plan)
+    plan.lost(slot.number, "killed", 0.0)
+    plan.doom(2, "the pool was restarted")
+    assert not plan.lost(2, "killed", 0.0)
+    assert plan.early_exits == 0
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Any order of events: the maximum holds, nobody is served twice, nothing is forgotten."""
+
+    capacity = 1
 
     def __init__(self) -> None:
         super().__init__()
         self.plan = make(min_idle=1, max_sessions=3, max_uses=3, idle_timeout_s=5.0)
+        self.plan.capacity = self.capacity
+        self.work: list[Slot] = []
+        """The sessions of all pieces of work that have not finished."""
         self.now = 0.0
         self.tickets = itertools.count(1)
         self.waiting: list[int] = []
@@ -250,11 +388,13 @@ class PoolMachine(RuleBasedStateMachine):
                 self.starting.add(slot)
             case Retire(slot):
                 assert slot not in self.lent.values()
+                assert all(busy.number != slot for busy in self.work)
                 assert slot not in self.retiring
                 self.retiring.add(slot)
             case Give(waiter, slot):
                 assert waiter in self.waiting
                 assert slot not in self.lent.values()
+                assert all(busy.number != slot for busy in self.work)
                 earlier = self.waiting[: self.waiting.index(waiter)]
                 owner = self.slot_names.get(slot)
                 assert all(self.names[other] != owner for other in earlier)
@@ -324,7 +464,40 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.plan.slots)
     @rule(data=st.data())
     def is_lost(self, data: st.DataObject) -> None:
-        self.plan.lost(data.draw(st.sampled_from(sorted(self.plan.slots))), "killed")
+        self.plan.lost(data.draw(st.sampled_from(sorted(self.plan.slots))), "killed", self.now)
+        self.act()
+
+    @rule()
+    def assign(self) -> None:
+        able = [slot for slot in self.plan.slots.values() if self.may_take_work(slot)]
+        least = min((slot.load for slot in able), default=0)
+        slot = self.plan.assign()
+        assert (slot in able) if able else slot is None
+        if slot is not None:
+            assert slot.load == least + 1
+            self.work.append(slot)
+        self.act()
+
+    def may_take_work(self, slot: Slot) -> bool:
+        is_there = slot.stage in (Stage.IDLE, Stage.WORKING) and slot.name is None
+        return is_there and not slot.doomed and self.work.count(slot) < self.capacity
+
+    @precondition(lambda self: self.work)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.work) - 1))
+        self.plan.finished(self.work.pop(place), self.now)
+        self.act()
+
+    @rule(size=st.integers(0, 3))
+    def keep(self, size: int) -> None:
+        self.plan.keep(size, 3)
+        self.act()
+
+    @precondition(lambda self: self.plan.slots)
+    @rule(data=st.data())
+    def is_doomed(self, data: st.DataObject) -> None:
+        self.plan.doom(data.draw(st.sampled_from(sorted(self.plan.slots))), "it is old")
         self.act()
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 6.0]))
@@ -343,6 +516,28 @@ class PoolMachine(RuleBasedStateMachine):
         assert sorted(leased) == sorted(self.lent.values())
 
     @invariant()
+    def work_is_where_the_plan_says(self) -> None:
+        for slot in self.plan.slots.values():
+            assert slot.load == self.work.count(slot) <= self.capacity
+            assert (slot.stage is Stage.WORKING) == bool(slot.load)
+
+    @invariant()
+    def the_size_is_kept(self) -> None:
+        plan = self.plan
+        is_paused = plan.paused_until is not None and plan.paused_until > self.now
+        if plan.kept is None or plan.breaker.open_until is not None or is_paused:
+            return
+        staying = sum(
+            slot.stage is not Stage.RETIRING and not slot.doomed for slot in plan.slots.values()
+        )
+        busy = sum(
+            bool(slot.doomed) and slot.stage in (Stage.LEASED, Stage.WORKING)
+            for slot in plan.slots.values()
+        )
+        filled = staying + (busy if self.capacity == 1 else 0)
+        assert filled >= min(plan.kept, filled + 3 - len(plan.slots))
+
+    @invariant()
     def what_is_due_now_has_been_done(self) -> None:
         look = self.plan.next_look(self.now)
         assert look is None or look > self.now
@@ -358,7 +553,15 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.plan.slots
 
 
-PoolMachine.TestCase.settings = hypothesis_settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+class PoolOfMany(PoolMachine):
+    """The same where each session takes several pieces of work at once."""
+
+    capacity = 3
+
+
+for machine in (PoolMachine, PoolOfMany):
+    machine.TestCase.settings = hypothesis_settings(
+        max_examples=60, stateful_step_count=40, deadline=None
+    )
 TestPool = PoolMachine.TestCase
+TestPoolOfMany = PoolOfMany.TestCase

@@ -1,0 +1,534 @@
+"""Which child gets which work, and what the listener hears. The sessions are fake: any order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from capsule_tasks.errors import SessionStateError, UnknownInputRequest
+from capsule_tasks.executions import lane as lane_module
+from capsule_tasks.executions.dispatcher import Dispatcher
+from capsule_tasks.protocol.messages import (
+    Ack,
+    Error,
+    ErrorKind,
+    Message,
+    Output,
+    TaskCall,
+    Terminal,
+    Traced,
+)
+from capsule_tasks.sessions import SessionPool, subpool
+from capsule_tasks.sessions.states import SessionState
+from capsule_tasks.settings import PoolSettings, Profile
+from tests.sessions import HANG_S
+
+
+class Work:
+    def __init__(self, task_id: str, *, is_async: bool = False) -> None:
+        self.call = TaskCall(name="task", task_id=task_id, body=b"")
+        self.is_async = is_async
+
+    def __repr__(self) -> str:
+        return self.call.task_id
+
+
+class FakeSession:
+    """A session whose child says and does what the test wants."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.session_id = str(id(self))
+        self.pid: int | None = os.getpid()
+        self.is_alive = True
+        self.exit_status: int | None = None
+        self.refuses = False
+        self.ends_at_once = False
+        self.consumers: dict[str, Callable[[Message], object]] = {}
+        self.done: list[Any] = []
+        self._state_listeners: list[Callable[..., object]] = []
+
+    @property
+    def info(self) -> Any:
+        return SimpleNamespace(last_error="it was lost", running=tuple(self.consumers))
+
+    def add_heartbeat_listener(self, _: object) -> None: ...
+
+    def add_health_listener(self, _: object) -> None: ...
+
+    def add_state_listener(self, listener: Callable[..., object], _: object) -> None:
+        self._state_listeners.append(listener)
+
+    async def start(self) -> None: ...
+
+    async def terminate(self) -> None:
+        self.die(-signal.SIGKILL)
+
+    def submit(
+        self, _: TaskCall, consumer: Callable[[Message], object], *, execution_id: str
+    ) -> None:
+        if self.refuses or not self.is_alive:
+            raise SessionStateError("submit()", "busy", "it is condemned")
+        assert execution_id not in self.consumers
+        self.consumers[execution_id] = consumer
+        if self.ends_at_once:
+            self.end(execution_id, lost(execution_id, ErrorKind.TOO_LARGE))
+
+    def ack(self, execution_id: str) -> None:
+        self.consumers[execution_id](Ack(ack_of="x", execution_id=execution_id, accepted_at=7.0))
+
+    def end(self, execution_id: str, end: Terminal | None = None) -> None:
+        self.consumers.pop(execution_id)(end or Traced(execution_id=execution_id))
+
+    def die(self, status: int) -> None:
+        """As in a real one: executions end first, then the state changes."""
+        if self.is_alive:
+            self.is_alive, self.exit_status, self.pid = False, status, None
+            for execution_id in list(self.consumers):
+                self.end(execution_id, lost(execution_id))
+            for listener in self._state_listeners:
+                listener(SessionState.BUSY, SessionState.ERROR)
+
+    def signal(self, signum: int) -> None:
+        self.done.append(signum)
+
+    def soft_limit(self, execution_id: str) -> bool:
+        return execution_id in self.consumers
+
+    def read_on(self, execution_id: str) -> None:
+        self.done.append(("read on", execution_id))
+
+
+def lost(execution_id: str, kind: ErrorKind = ErrorKind.LOST) -> Error:
+    return Error(execution_id=execution_id, kind=kind, type="SessionLost", message="")
+
+
+class Listener:
+    """Notes everything in order."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.news = asyncio.Event()
+        self.fails = False
+
+    def note(self, *what: Any) -> None:
+        self.heard.append(what)
+        self.news.set()
+
+    def sent(self, work: Work, _pid: int, execution_id: str) -> None:
+        self.note("sent", work, execution_id)
+
+    def refused(self, work: Work) -> None:
+        self.note("refused", work)
+
+    def started(self, work: Work, at: float) -> None:
+        self.note("started", work, at)
+
+    def said(self, work: Work, message: Message) -> bool | None:
+        self.note("said", work, message)
+        return False
+
+    def finished(self, work: Work, end: Terminal, exit_status: int | None) -> None:
+        self.note("finished", work, type(end), exit_status)
+        if self.fails:
+            raise ZeroDivisionError
+
+    def of(self, work: Work) -> list[Any]:
+        return [what[0] for what in self.heard if what[1] is work]
+
+
+class Ground:
+    def __init__(self, **changes: object) -> None:
+        settings = PoolSettings(min_idle=0, fresh=False, **changes)  # type: ignore[arg-type]
+        profile = Profile(pool=settings, start="cold")
+        self.sessions = SessionPool({"blocking": profile, "async": profile})
+        self.listener = Listener()
+        self.dispatcher = Dispatcher[Work](self.sessions, self.listener, async_limit=3)
+
+    @property
+    def heard(self) -> list[tuple[Any, ...]]:
+        return self.listener.heard
+
+    def child_of(self, work: Work) -> FakeSession:
+        session: Any = self.dispatcher.session_of(work)
+        assert isinstance(session, FakeSession)
+        return session
+
+    def enqueue(self, *works: Work) -> None:
+        for work in works:
+            self.dispatcher.enqueue(work)
+
+    def children(self) -> list[FakeSession]:
+        sessions: list[Any] = [child.session for child in self.dispatcher.children()]
+        return sessions
+
+    async def settled(self) -> None:
+        """Starts and ends of sessions have happened."""
+        pools = [self.sessions.subpool(kind) for kind in ("blocking", "async")]
+        async with asyncio.timeout(HANG_S):
+            for _ in range(3):  # a decision is made in the turn of the loop after a loss
+                await asyncio.sleep(0)
+            while tasks := {task for pool in pools for task in pool._tasks}:
+                await asyncio.wait(tasks)
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def ground(blocking: int = 1, asynchronous: int = 0, **changes: object) -> AsyncIterator[Any]:
+    made = Ground(**changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subpool, "Session", FakeSession)
+        async with made.sessions:
+            made.dispatcher.resize("blocking", blocking)
+            made.dispatcher.resize("async", asynchronous)
+            await made.settled()
+            yield made
+
+
+async def test_work_is_sent_in_order_of_arrival_and_the_next_at_the_very_end_of_the_last() -> None:
+    async with ground() as here:
+        one, two, three = (Work(str(number)) for number in range(3))
+        here.enqueue(one, two, three)
+        child = here.child_of(one)
+        child.ack("0")
+        assert here.dispatcher.free_count() == -2
+        child.end("0")
+        child.end("1")
+        child.end("2")
+        assert here.heard == [
+            ("sent", one, "0"),
+            ("started", one, 7.0),
+            ("finished", one, Traced, None),
+            ("sent", two, "1"),
+            ("finished", two, Traced, None),
+            ("sent", three, "2"),
+            ("finished", three, Traced, None),
+        ]
+        assert here.dispatcher.free_count() == 1
+        assert here.dispatcher.in_hand() == []
+
+
+async def test_what_a_child_says_goes_to_the_listener_whose_answer_goes_back() -> None:
+    async with ground() as here:
+        work = Work("a")
+        here.enqueue(work)
+        output = Output(execution_id="a", stream="stdout", data="x")
+        assert here.child_of(work).consumers["a"](output) is False
+        assert here.heard[-1] == ("said", work, output)
+        here.dispatcher.read_on(work)
+        assert here.child_of(work).done == [("read on", "a")]
+
+
+async def test_blocking_work_that_is_not_acknowledged_counts_as_started_a_moment_later() -> None:
+    """A coroutine does not: others may keep the loop of its child."""
+    async with ground(1, 1) as here:
+        coroutine, work = Work("c", is_async=True), Work("a")
+        here.enqueue(coroutine, work)
+        async with asyncio.timeout(HANG_S):
+            while here.listener.of(work) != ["sent", "started"]:
+                here.listener.news.clear()
+                await here.listener.news.wait()
+        here.child_of(work).ack("a")
+        assert here.listener.of(work) == ["sent", "started"]
+        assert here.listener.of(coroutine) == ["sent"]
+
+
+async def test_work_that_its_child_refuses_is_the_first_to_be_sent_elsewhere() -> None:
+    async with ground(2) as here:
+        first, *_ = here.children()
+        first.refuses = True
+        one, two = Work("1"), Work("2")
+        here.enqueue(one, two)
+        assert [what[:2] for what in here.heard] == [("sent", one), ("refused", one), ("sent", one)]
+        assert here.child_of(one) is not first
+        await here.settled()
+        assert here.listener.of(two) == ["sent"]  # by the successor of the first
+        assert first not in here.children()
+
+
+async def test_a_child_that_refuses_keeps_what_it_has() -> None:
+    async with ground(0, 1) as here:
+        one, two = Work("1", is_async=True), Work("2", is_async=True)
+        here.enqueue(one)
+        condemned = here.child_of(one)
+        condemned.refuses = True
+        here.enqueue(two)
+        assert here.listener.of(two) == ["sent", "refused"]
+        await here.settled()
+        assert here.child_of(two) is not condemned
+        assert here.child_of(one) is condemned
+        condemned.end("1")
+        await here.settled()
+        assert here.children() == [here.child_of(two)]
+        assert here.dispatcher.lanes["async"].info().lost_total == 0
+
+
+async def test_a_child_whose_end_nobody_has_heard_of_yet_is_counted_as_lost_once() -> None:
+    async with ground() as here:
+        (child,) = here.children()
+        child.is_alive = False
+        work = Work("1")
+        here.enqueue(work)
+        child.is_alive = True
+        child.die(-9)
+        await here.settled()
+        assert here.listener.of(work) == ["sent", "refused", "sent"]
+        assert here.dispatcher.lanes["blocking"].info().lost_total == 1
+
+
+async def test_a_message_that_is_delivered_twice_has_two_ids_in_its_child() -> None:
+    async with ground(0, 1) as here:
+        works = [Work("same", is_async=True) for _ in range(3)]
+        here.enqueue(*works)
+        assert [what[2] for what in here.heard] == ["same", "same~", "same~~"]
+        here.child_of(works[1]).end("same~")
+        assert here.listener.of(works[1]) == ["sent", "finished"]
+        assert here.listener.of(works[0]) == here.listener.of(works[2]) == ["sent"]
+
+
+async def test_work_that_cannot_be_sent_is_over_at_once_and_holds_up_nothing() -> None:
+    async with ground() as here:
+        (child,) = here.children()
+        child.ends_at_once = True
+        works = [Work(str(number)) for number in range(3)]
+        here.enqueue(*works)
+        assert [here.listener.of(work) for work in works] == [["sent", "finished"]] * 3
+
+
+async def test_work_that_dies_with_its_child_unheard_may_have_started() -> None:
+    async with ground() as here:
+        one, two = Work("1"), Work("2")
+        here.enqueue(one, two)
+        dead = here.child_of(one)
+        dead.die(-11)
+        assert here.listener.of(one) == ["sent", "started", "finished"]
+        assert here.heard[2] == ("finished", one, Error, -11)
+        await here.settled()
+        assert here.listener.of(two) == ["sent"]
+        assert here.child_of(two) is not dead
+        assert here.dispatcher.lanes["blocking"].info().lost_total == 1
+
+
+async def test_a_task_that_tried_to_end_its_process_is_the_last_of_its_child() -> None:
+    async with ground() as here:
+        one, two = Work("1"), Work("2")
+        here.enqueue(one, two)
+        child = here.child_of(one)
+        child.end("1", Traced(execution_id="1", escaped=True))
+        assert here.listener.of(two) == []
+        await here.settled()
+        assert here.child_of(two) is not child
+
+
+async def test_work_in_the_queue_can_be_taken_out_and_work_that_was_sent_cannot() -> None:
+    async with ground() as here:
+        one, two, three = (Work(str(number)) for number in range(3))
+        here.enqueue(one, two, three)
+        assert not here.dispatcher.remove(one)
+        assert here.dispatcher.remove(two)
+        assert not here.dispatcher.remove(two)
+        assert here.dispatcher.take_waiting() == [three]
+        assert here.dispatcher.take_waiting() == []
+        assert [here.dispatcher.is_sent(work) for work in (one, two, three)] == [True, False, False]
+
+
+async def test_nothing_can_be_done_to_work_that_no_child_has() -> None:
+    async with ground(0) as here:
+        work, dispatcher = Work("1"), here.dispatcher
+        here.enqueue(work)
+        dispatcher.signal(work, signal.SIGTERM, "a test")
+        dispatcher.kill(work)
+        dispatcher.cancel(work, 1.0)
+        dispatcher.read_on(work)
+        dispatcher.end_input(work, "question")
+        assert not dispatcher.soft_limit(work)
+        assert await dispatcher.interrupt(work) == "not_running"
+        assert await dispatcher.stack(work) is None
+        with pytest.raises(UnknownInputRequest):
+            await dispatcher.respond(work, "question", "answer")
+        assert here.heard == []
+
+
+async def test_a_child_that_survives_a_signal_gets_nothing_new() -> None:
+    async with ground() as here:
+        one, two = Work("1"), Work("2")
+        here.enqueue(one, two)
+        child = here.child_of(one)
+        here.dispatcher.signal(one, signal.SIGTERM, "a test")
+        assert child.done == [signal.SIGTERM]
+        child.end("1")
+        assert here.listener.of(two) == []
+        here.dispatcher.kill(one)  # too late, and no matter to whom the child belongs now
+        await here.settled()
+        assert here.listener.of(two) == ["sent"]
+
+
+@pytest.mark.parametrize("how", ["signal", "kill", "kill busy"])
+async def test_a_child_that_is_killed_was_not_lost(how: str) -> None:
+    async with ground(2) as here:
+        one, dispatcher = Work("1"), here.dispatcher
+        here.enqueue(one)
+        busy = here.child_of(one)
+        if how == "signal":
+            dispatcher.signal(one, signal.SIGKILL, "a test")
+        elif how == "kill":
+            dispatcher.kill(one)
+        else:
+            dispatcher.kill_busy()
+        await here.settled()
+        assert not busy.is_alive
+        assert len(here.children()) == 2
+        info = dispatcher.lanes["blocking"].info()
+        assert (info.lost_total, info.starts_total) == (0, 3)
+
+
+async def test_a_lane_that_shrinks_lets_busy_children_finish() -> None:
+    async with ground(2) as here:
+        one, two, three = (Work(str(number)) for number in range(3))
+        here.enqueue(one, two)
+        here.dispatcher.resize("blocking", 1)
+        here.enqueue(three)
+        assert here.dispatcher.free_count() == -2
+        children = {work: here.child_of(work) for work in (one, two)}
+        for work, child in children.items():
+            child.end(work.call.task_id)
+        await here.settled()
+        assert here.listener.of(three) == ["sent"]
+        assert len(here.children()) == 1
+
+
+async def test_children_that_are_all_replaced_finish_what_they_have() -> None:
+    async with ground(2) as here:
+        one, two = Work("1"), Work("2")
+        here.enqueue(one)
+        old = set(here.children())
+        here.dispatcher.replace_all("new code")
+        here.enqueue(two)
+        await here.settled()
+        assert here.child_of(two) not in old
+        here.child_of(one).end("1")
+        await here.settled()
+        assert not old & set(here.children())
+        assert len(here.children()) == 2
+
+
+async def test_coroutines_wait_where_too_many_children_finish_their_last() -> None:
+    async with ground(0, 1, max_uses=1) as here:
+        lane = here.dispatcher.lanes["async"]
+        works = [Work(str(number), is_async=True) for number in range(11)]
+        for work in works:
+            assert not lane.is_stuck
+            here.enqueue(work)
+            await here.settled()
+        assert here.listener.of(works[-1]) == []
+        assert lane.is_stuck
+        here.child_of(works[0]).end("0")
+        await here.settled()
+        assert here.listener.of(works[-1]) == ["sent"]
+
+
+async def test_a_listener_that_fails_costs_no_child_its_place() -> None:
+    async with ground() as here:
+        one, two = Work("1"), Work("2")
+        here.enqueue(one, two)
+        here.listener.fails = True
+        with pytest.raises(ZeroDivisionError):
+            here.child_of(one).end("1")
+        assert here.listener.of(two) == ["sent"]
+
+
+async def test_work_of_a_process_is_found_by_its_number() -> None:
+    async with ground() as here:
+        work = Work("1")
+        assert here.dispatcher.work_of(os.getpid()) is None
+        here.enqueue(work)
+        assert here.dispatcher.work_of(os.getpid()) is work
+        assert here.dispatcher.work_of(1) is None
+
+
+def test_a_child_is_believed_to_start_within_a_twentieth_of_a_second() -> None:
+    assert lane_module.ASSUME_STARTED_AFTER_S == 0.05
+
+
+EVENTS = st.sampled_from(
+    ["enqueue", "enqueue", "end", "end", "die", "refuse", "signal", "kill", "resize", "replace"]
+)
+
+
+@given(
+    events=st.lists(st.tuples(EVENTS, st.booleans(), st.integers(0, 50)), max_size=40),
+    max_uses=st.sampled_from([None, 2]),
+)
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_in_any_order_of_events_each_work_is_sent_in_turn_and_finishes_once(
+    events: list[tuple[str, bool, int]], max_uses: int | None
+) -> None:
+    asyncio.run(happen(events, max_uses))
+
+
+async def happen(events: list[tuple[str, bool, int]], max_uses: int | None) -> None:
+    async with ground(2, 1, max_uses=max_uses, breaker_failures=1000) as here:
+        works: list[Work] = []
+        for number, (event, is_async, choice) in enumerate(events):
+            if event == "enqueue":
+                works.append(Work(str(number), is_async=is_async))
+                here.enqueue(works[-1])
+            elif event == "resize":
+                here.dispatcher.resize("async" if is_async else "blocking", choice % 3)
+            elif event == "replace":
+                here.dispatcher.replace_all("a test")
+            elif in_hand := here.dispatcher.in_hand():
+                happen_to(here, in_hand[choice % len(in_hand)], event)
+            if choice % 2:
+                await here.settled()
+            check(here, works)
+        here.dispatcher.resize("blocking", 1)
+        here.dispatcher.resize("async", 1)
+        await here.settled()
+        while in_hand := here.dispatcher.in_hand():
+            for work in in_hand:
+                here.child_of(work).end(work.call.task_id)
+            await here.settled()
+            check(here, works)
+        counts = Counter((what[0], what[1]) for what in here.heard)
+        for work in works:
+            assert counts["finished", work] == 1
+            assert counts["started", work] <= 1
+            assert counts["sent", work] == 1 + counts["refused", work]
+
+
+def happen_to(here: Any, work: Work, event: str) -> None:
+    child = here.child_of(work)
+    if event == "end":
+        child.end(work.call.task_id)
+    elif event == "die":
+        child.die(-9)
+    elif event == "refuse":
+        child.refuses = True
+    elif event == "kill":
+        here.dispatcher.kill(work)
+    elif not work.is_async:
+        here.dispatcher.signal(work, signal.SIGTERM, "a test")
+
+
+def check(here: Any, works: list[Work]) -> None:
+    """Nothing is lost, nothing overtaken, and no child has more than it takes."""
+    for kind, capacity in (("blocking", 1), ("async", 3)):
+        mine = [work for work in works if work.is_async == (kind == "async")]
+        never_sent = [work for work in mine if not here.listener.of(work)]
+        refused = [work for work in mine if here.listener.of(work)[-1:] == ["refused"]]
+        assert here.dispatcher.lanes[kind].waiting == deque(refused + never_sent)
+        for child in here.dispatcher.lanes[kind].children.values():
+            assert len(child.sent) == child.slot.load <= capacity
+    sent = {work for work in works if here.listener.of(work)[-1:] in (["sent"], ["started"])}
+    assert set(here.dispatcher.in_hand()) == sent

@@ -140,6 +140,7 @@ class PoolPlan:
         """A piece of work has ended, in whatever way, or was not taken."""
         slot.load -= 1
         self.early_exits = 0
+        self.paused_until = None
         if slot.stage is not Stage.WORKING:
             return
         if not slot.load:

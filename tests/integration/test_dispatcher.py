@@ -114,7 +114,8 @@ async def test_children_are_replaced_after_so_many_tasks_and_lose_none() -> None
     async with ground(2, max_uses=2) as here:
         ends = [await work.end() for work in [here.begin("pid") for _ in range(6)]]
         pids = Counter(end.text for end in ends if isinstance(end, Traced))
-        assert sorted(pids.values()) == [2, 2, 2]
+        assert sum(pids.values()) == 6
+        assert max(pids.values()) <= 2
 
 
 async def test_a_crash_ends_one_task_and_its_successor_takes_the_next() -> None:

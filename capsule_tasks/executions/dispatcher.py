@@ -13,15 +13,208 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
+import time
+from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Generic
 
+import msgspec
+
 from capsule_tasks.errors import CapsuleError, UnknownInputRequest
-from capsule_tasks.executions.lane import Child, DispatchListener, Kind, Lane, Sent, W
+from capsule_tasks.executions.delay import Delay
+from capsule_tasks.executions.work import DispatchListener, Kind, W
+from capsule_tasks.protocol.messages import Ack, Message, Result, Terminal, Traced
 from capsule_tasks.sessions import SessionPool
+from capsule_tasks.sessions.info import PoolInfo
 from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.slot import Slot
 from capsule_tasks.sessions.stopping import StopOutcome
+from capsule_tasks.sessions.subpool import SubPool
+
+log = logging.getLogger("capsule_tasks.executions")
+
+_LEAVING: dict[Kind, int] = {"blocking": 1, "async": 9}
+"""Children that may be there beside the size, while they finish what they have.
+
+The place of a blocking child is taken until its one task has ended, so that only the process that
+is being ended is beside the others. The coroutines of an async child may go on for hours, and those
+that wait do not depend on them.
+"""
+ASSUME_STARTED_AFTER_S = 0.05
+"""An idle child that has not acknowledged a task by then counts as having started it, so that
+limits and cancels apply. Code that holds the interpreter from its first line, or stops its own
+process, keeps the child from acknowledging."""
+
+
+class Child(msgspec.Struct, Generic[W], eq=False):
+    """A session of the pool, and the work that was sent to it."""
+
+    kind: Kind
+    slot: Slot
+    session: Session
+    pid: int
+    sent: dict[str, Sent[W]] = {}
+    """By execution id."""
+
+
+class Sent(msgspec.Struct, Generic[W], eq=False):
+    """A piece of work that a child has."""
+
+    work: W
+    child: Child[W]
+    execution_id: str
+    is_started: bool = False
+
+
+class Lane(Generic[W]):
+    """Sends work in order of arrival to the sessions that `SubPool` chooses, and hears them."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        pool: SubPool,
+        capacity: int,
+        listener: DispatchListener[W],
+        sent: dict[W, Sent[W]],
+    ) -> None:
+        """`sent` is kept up to date here: all that children have."""
+        self.kind: Kind = kind
+        self.size = 0
+        self.waiting: deque[W] = deque()
+        self.children: dict[int, Child[W]] = {}
+        """By number of the slot."""
+        self._pool = pool
+        self._plan = pool.plan
+        self._listener = listener
+        self._sent = sent
+        self._unheard = Delay[Sent[W]](ASSUME_STARTED_AFTER_S, self._on_unheard)
+        pool.employ(self, capacity)
+
+    # --- children ------------------------------------------------------------------------------
+
+    def resize(self, size: int) -> None:
+        self.size = size
+        self._pool.keep(size, self._most)
+
+    def replace_all(self, why: str) -> None:
+        self._pool.replace_all(why)
+
+    def doom(self, child: Child[W], why: str) -> None:
+        """Send the child nothing new, and replace it."""
+        self._pool.doom(child.slot, why)
+
+    def joined(self, slot: Slot, session: Session) -> None:
+        self.children[slot.number] = Child(self.kind, slot, session, session.pid or 0)
+        self.dispatch()
+
+    def left(self, slot: Slot) -> None:
+        self.children.pop(slot.number, None)
+
+    def info(self) -> PoolInfo:
+        return self._pool.info()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether work waits and there may be no other child until one has finished; any thread."""
+        children = list(self.children.values())
+        is_full = len(children) >= self._most and all(child.slot.doomed for child in children)
+        return is_full and bool(self.waiting)
+
+    @property
+    def _most(self) -> int:
+        return self.size + _LEAVING[self.kind]
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def enqueue(self, work: W) -> None:
+        self.waiting.append(work)
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Send what waits while there is room for it."""
+        waiting = self.waiting
+        while waiting:
+            slot = self._plan.assign()
+            if slot is None:
+                return
+            if slot.doomed:  # this work is its last; a successor may start beside it
+                self._pool.decide()
+            self._send(self.children[slot.number], waiting.popleft())
+
+    def _send(self, child: Child[W], work: W) -> None:
+        call = work.call
+        execution_id = call.task_id
+        while execution_id in child.sent:  # the same message, delivered twice
+            execution_id += "~"
+        sent = Sent(work, child, execution_id)
+        child.sent[execution_id] = self._sent[work] = sent
+        self._listener.sent(work, child.pid, execution_id)
+        try:
+            child.session.submit(call, partial(self._on_said, sent), execution_id=execution_id)
+        except CapsuleError as error:
+            # The child has ended, which its state says a moment later; or it is condemned by a
+            # coroutine that does not stop. The work has not begun.
+            log.info("a task goes to another session: %s", error)
+            del child.sent[execution_id], self._sent[work]
+            self.waiting.appendleft(work)
+            self._listener.refused(work)
+            self._release(child)
+            self.doom(child, str(error))
+        else:
+            if self.kind == "blocking":
+                self._unheard.add(sent)
+
+    # --- hearing -------------------------------------------------------------------------------
+
+    def _on_said(self, sent: Sent[W], message: Message) -> bool | None:
+        """False if there is no room for more output of this work."""
+        if isinstance(message, Ack):
+            self._start(sent, message.accepted_at)
+        elif isinstance(message, Terminal):
+            self._finish(sent, message)
+        else:
+            return self._listener.said(sent.work, message)
+        return None
+
+    def _start(self, sent: Sent[W], at: float) -> None:
+        if not sent.is_started:
+            sent.is_started = True
+            self._unheard.discard(sent)
+            self._listener.started(sent.work, at)
+
+    def _on_unheard(self, unheard: list[Sent[W]]) -> None:
+        for sent in unheard:
+            if self._sent.get(sent.work) is sent:
+                self._start(sent, time.monotonic() - ASSUME_STARTED_AFTER_S)
+
+    def _finish(self, sent: Sent[W], end: Terminal) -> None:
+        child = sent.child
+        del child.sent[sent.execution_id], self._sent[sent.work]
+        exit_status = None
+        if isinstance(end, Traced):
+            if end.escaped:
+                self.doom(child, "a task tried to end the process")
+        elif not isinstance(end, Result):
+            exit_status = child.session.exit_status
+            if exit_status is not None:
+                self._start(sent, time.monotonic())
+        try:
+            self._listener.finished(sent.work, end, exit_status)
+        finally:
+            self._release(child)
+            self.dispatch()
+
+    def _release(self, child: Child[W]) -> None:
+        """The child has a piece of work less."""
+        plan, slot = self._plan, child.slot
+        if plan.settings.max_rss_bytes is not None or not child.session.is_alive:
+            self._pool.examine(slot)
+        plan.finished(slot, time.monotonic())
+        if slot.doomed:
+            self._pool.decide()
 
 
 class Dispatcher(Generic[W]):

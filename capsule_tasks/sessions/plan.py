@@ -119,16 +119,18 @@ class PoolPlan:
 
     def assign(self) -> Slot | None:
         """Give a piece of work to the session that has the least; None if none has room."""
-        if not self._able:
+        able = self._able
+        if not able:
             return None
-        slot = next(iter(self._able.values()))
-        if self.capacity > 1:
-            slot = min(self._able.values(), key=_load)
+        if self.capacity == 1:
+            _, slot = able.popitem(last=False)
+        else:
+            slot = min(able.values(), key=_load)
+            if slot.load + 1 == self.capacity:
+                del able[slot.number]
         slot.stage = Stage.WORKING
         slot.load += 1
         slot.uses += 1
-        if slot.load >= self.capacity:
-            del self._able[slot.number]
         most = self.settings.max_uses
         if most is not None and slot.uses >= most:
             self._doom(slot, f"it was used {most} times or more")

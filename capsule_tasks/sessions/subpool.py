@@ -60,7 +60,8 @@ class SubPool:
         self._on_new = on_new
         self._asks = profile.farewell == "ask"
         self._config = _config(profile)
-        self._plan = PoolPlan(profile.pool)
+        self.plan = PoolPlan(profile.pool)
+        """Whoever assigns work to sessions asks the plan; and `decide`s, if the slot is doomed."""
         self._is_spawner_own = spawner is None
         self.spawner = spawner or WarmSpawner(profile)
         self._sessions: dict[int, Session] = {}
@@ -81,7 +82,7 @@ class SubPool:
 
     async def start(self) -> None:
         self._check_loop("start()")
-        if self._plan.stopping:
+        if self.plan.stopping:
             raise PoolUnavailable(self._name, "it was stopped; make a new pool")
         if self._running:
             return
@@ -89,12 +90,12 @@ class SubPool:
         self._loop = asyncio.get_running_loop()
         if self._is_spawner_own:
             await self.spawner.start()
-        self._decide()
+        self.decide()
 
     async def stop(self) -> None:
         self._check_loop("stop()")
-        self._plan.stopping = True
-        self._decide()
+        self.plan.stopping = True
+        self.decide()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
         if self._is_spawner_own:
@@ -110,8 +111,8 @@ class SubPool:
         self._check_loop("acquire()")
         ticket = next(self._tickets)
         self._waiters[ticket] = waiter = asyncio.get_running_loop().create_future()
-        self._plan.wait(ticket, name)
-        self._decide()
+        self.plan.wait(ticket, name)
+        self.decide()
         try:
             number = await waiter
         except asyncio.CancelledError:
@@ -124,7 +125,7 @@ class SubPool:
 
     def lends(self, session: Session) -> bool:
         number = self._numbers.get(session)
-        return number is not None and self._plan.slots[number].stage is Stage.LEASED
+        return number is not None and self.plan.slots[number].stage is Stage.LEASED
 
     def release(self, session: Session) -> None:
         self._check_loop("release()")
@@ -132,57 +133,47 @@ class SubPool:
         if running:
             raise SessionBusy(session.session_id, running)
         number, executions = self._numbers[session], session.info.execution_count
-        self._plan.released(number, self._now(), executions=executions)
-        self._decide()
+        self.plan.released(number, self._now(), executions=executions)
+        self.decide()
 
     def retire(self, session: Session) -> None:
         self._check_loop("retire()")
         number = self._numbers[session]
-        self._plan.doom(number, "its borrower gave it up")
-        self._plan.released(number, self._now())
-        self._decide()
+        self.plan.doom(number, "its borrower gave it up")
+        self.plan.released(number, self._now())
+        self.decide()
 
     # --- assigning work ------------------------------------------------------------------------
 
     def employ(self, listener: PoolListener, capacity: int) -> None:
         """Have sessions that take up to `capacity` pieces of work each; as many as `keep` says."""
         self._listener = listener
-        self._plan.capacity = capacity
-        self._plan.kept = 0
+        self.plan.capacity = capacity
+        self.plan.kept = 0
 
     def keep(self, size: int, max_sessions: int) -> None:
         """Have so many sessions, `max_sessions` with those that finish their last work."""
-        self._plan.keep(size, max_sessions)
-        self._decide()
+        self.plan.keep(size, max_sessions)
+        self.decide()
 
-    def assign(self) -> Slot | None:
-        """Book a piece of work on the session that has the least; None if none has room."""
-        slot = self._plan.assign()
-        if slot is not None and slot.doomed:
-            self._decide()  # this work is its last; a successor may start beside it
-        return slot
-
-    def finished(self, slot: Slot) -> None:
-        """A piece of work has ended, or was not taken: its place is free, if the child lives."""
+    def examine(self, slot: Slot) -> None:
+        """Doom a session whose child has died, or uses too much memory."""
         session = self._sessions.get(slot.number)
         if session is not None and not session.is_alive:
             self._note_loss(slot.number, session)
-        elif session is not None and self._plan.settings.max_rss_bytes is not None:
+        elif session is not None:
             self._note_memory(slot.number, session, resident_bytes(session.pid or 0))
-        self._plan.finished(slot, self._now())
-        if slot.doomed:
-            self._decide()
 
     def doom(self, slot: Slot, why: str) -> None:
         """Assign nothing more to a session, and replace it."""
-        self._plan.doom(slot.number, why)
-        self._decide()
+        self.plan.doom(slot.number, why)
+        self.decide()
 
     def replace_all(self, why: str) -> None:
         """Replace every session, once what it has is finished."""
-        for number in list(self._plan.slots):
-            self._plan.doom(number, why)
-        self._decide()
+        for number in list(self.plan.slots):
+            self.plan.doom(number, why)
+        self.decide()
 
     # --- renewing and looking ------------------------------------------------------------------
 
@@ -196,7 +187,7 @@ class SubPool:
 
     def info(self) -> PoolInfo:
         """The pool at this moment; on any thread."""
-        stages = Counter(slot.stage for slot in list(self._plan.slots.values()))
+        stages = Counter(slot.stage for slot in list(self.plan.slots.values()))
         return PoolInfo(
             profile=self._name,
             starting=stages[Stage.STARTING],
@@ -204,8 +195,8 @@ class SubPool:
             leased=stages[Stage.LEASED],
             working=stages[Stage.WORKING],
             retiring=stages[Stage.RETIRING],
-            waiting=len(self._plan.waiters),
-            breaker_open=self._plan.breaker.open_until is not None,
+            waiting=len(self.plan.waiters),
+            breaker_open=self.plan.breaker.open_until is not None,
             template_pid=self.spawner.template_pid,
             starts_total=self._totals["starts"],
             start_failures_total=self._totals["start_failures"],
@@ -214,7 +205,7 @@ class SubPool:
             templates_lost_total=self.spawner.templates_lost,
             acquires_total=self._totals["acquires"],
             lost_total=self._totals["lost"],
-            early_exits=self._plan.early_exits,
+            early_exits=self.plan.early_exits,
             retired=dict(self._retired),
             last_error=self._last_error or self.spawner.last_error,
             sessions=tuple(session.info for session in list(self._sessions.values())),
@@ -225,20 +216,20 @@ class SubPool:
 
     def _take_back(self, ticket: int, waiter: asyncio.Future[int]) -> None:
         """A waiter was cancelled, perhaps just after it had been served."""
-        self._plan.give_up(ticket)
+        self.plan.give_up(ticket)
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-            self._plan.released(waiter.result(), self._now(), used=False)
-        self._decide()
+            self.plan.released(waiter.result(), self._now(), used=False)
+        self.decide()
 
     # --- doing what was decided ----------------------------------------------------------------
 
-    def _decide(self) -> None:
+    def decide(self) -> None:
         """Ask the plan and act; an event that arrives meanwhile is decided upon afterwards."""
-        if self._deciding or not (self._running or self._plan.stopping):
+        if self._deciding or not (self._running or self.plan.stopping):
             return
         self._deciding = True
         try:
-            while actions := self._plan.decide(self._now()):
+            while actions := self.plan.decide(self._now()):
                 for action in actions:
                     self._carry_out(action)
         finally:
@@ -259,7 +250,7 @@ class SubPool:
                 if waiter.done():
                     # Cancelled in this turn of the loop: `acquire` has not run since, and so has
                     # not told the plan that this waiter gives up.
-                    self._plan.released(slot, self._now(), used=False)
+                    self.plan.released(slot, self._now(), used=False)
                 else:
                     waiter.set_result(slot)
             case Start(slot):
@@ -267,7 +258,7 @@ class SubPool:
             case Retire(slot, why):
                 self._retired[self._reason(why)] += 1
                 if self._listener is not None:
-                    self._listener.left(self._plan.slots[slot])
+                    self._listener.left(self.plan.slots[slot])
                 self._spawn(self._end(slot))
             case Refuse(ticket, why):
                 waiter = self._waiters[ticket]
@@ -296,24 +287,24 @@ class SubPool:
             notes = getattr(error, "__notes__", ())
             self._on_start_failed(number, "\n".join((reason_of(error), *notes)))
         else:
-            slot = self._plan.slots[number]
-            self._plan.started(number, resident_bytes(session.pid or 0), self._now())
+            slot = self.plan.slots[number]
+            self.plan.started(number, resident_bytes(session.pid or 0), self._now())
             if not session.is_alive:  # its end was heard before the pool counted on it
                 self._note_loss(number, session)
             elif self._listener is not None and slot.stage is Stage.IDLE:
                 self._listener.joined(slot, session)
-        self._decide()
+        self.decide()
 
     def _on_start_failed(self, number: int, error: str) -> None:
-        slot = self._plan.slots.get(number)
+        slot = self.plan.slots.get(number)
         if slot is None or slot.stage is Stage.RETIRING:  # stopped on purpose, which is no failure
-            self._plan.gone(number)
+            self.plan.gone(number)
             return
         self._totals["start_failures"] += 1
         self._last_error = error
         log.warning("a session of pool %r did not start: %s", self._name, error)
-        self._plan.start_failed(number, error, self._now())
-        breaker = self._plan.breaker
+        self.plan.start_failed(number, error, self._now())
+        breaker = self.plan.breaker
         if self._listener is not None and breaker.open_until is not None:  # no borrower is told
             pause_s = breaker.open_until - self._now()
             log.error(
@@ -330,8 +321,8 @@ class SubPool:
         else:
             await session.terminate()
         self._forget(number)
-        self._plan.gone(number)
-        self._decide()
+        self.plan.gone(number)
+        self.decide()
 
     def _forget(self, number: int) -> None:
         session = self._sessions.pop(number, None)
@@ -348,9 +339,9 @@ class SubPool:
         if self._look is not None:
             self._look.cancel()
             self._look = None
-        due = None if self._plan.stopping else self._plan.next_look(self._now())
+        due = None if self.plan.stopping else self.plan.next_look(self._now())
         if due is not None:
-            self._look = asyncio.get_running_loop().call_at(due, self._decide)
+            self._look = asyncio.get_running_loop().call_at(due, self.decide)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -361,24 +352,24 @@ class SubPool:
         session = self._sessions.get(number)
         if session is not None:
             self._note_memory(number, session, heartbeat.rss_bytes)
-            self._decide()
+            self.decide()
 
     def _on_health(self, number: int, health: Health) -> None:
         if health.unresponsive:
-            self._plan.fell_silent(number)
-            self._decide()
+            self.plan.fell_silent(number)
+            self.decide()
 
     def _on_state(self, number: int, _old: SessionState, _new: SessionState) -> None:
         session = self._sessions.get(number)
         if session is not None:
             self._note_loss(number, session)
-            asyncio.get_running_loop().call_soon(self._decide)
+            asyncio.get_running_loop().call_soon(self.decide)
 
     def _note_loss(self, number: int, session: Session) -> None:
         why = session.info.last_error or "its child ended"
-        self._totals["lost"] += self._plan.lost(number, why, self._now())
+        self._totals["lost"] += self.plan.lost(number, why, self._now())
 
     def _note_memory(self, number: int, session: Session, rss_bytes: int) -> None:
-        if self._plan.reported(number, rss_bytes):
-            why = self._plan.slots[number].doomed
+        if self.plan.reported(number, rss_bytes):
+            why = self.plan.slots[number].doomed
             log.warning("session %s is replaced: %s", session.session_id, why)

@@ -6,8 +6,7 @@ import time
 from typing import Any
 
 from capsule_tasks.errors import CapsuleError
-from capsule_tasks.executions.dispatcher import Dispatcher
-from capsule_tasks.executions.lane import Child
+from capsule_tasks.executions.dispatcher import Child, Dispatcher
 from capsule_tasks.sessions.plan import EARLY_EXITS
 from capsule_tasks.taskpool.crew import Crew
 from capsule_tasks.taskpool.frames import only_task_frames

@@ -17,7 +17,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import SessionStateError, UnknownInputRequest
-from capsule_tasks.executions import lane as lane_module
+from capsule_tasks.executions import dispatcher as dispatcher_module
 from capsule_tasks.executions.dispatcher import Dispatcher
 from capsule_tasks.protocol.messages import (
     Ack,
@@ -457,7 +457,7 @@ async def test_work_of_a_process_is_found_by_its_number() -> None:
 
 
 def test_a_child_is_believed_to_start_within_a_twentieth_of_a_second() -> None:
-    assert lane_module.ASSUME_STARTED_AFTER_S == 0.05
+    assert dispatcher_module.ASSUME_STARTED_AFTER_S == 0.05
 
 
 EVENTS = st.sampled_from(

@@ -162,7 +162,8 @@ class Session(SessionLife):
         does not take executions right now, SessionStateError is raised. Limits and `timeout_s` are
         as in `execute`; the terminal message alone tells that the time was up.
         """
-        check_seconds("timeout_s", timeout_s)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         child, stopper = self._taken_on("submit()")
         if execution_id in child.router.streams:
             raise ValueError(f"execution {execution_id!r} is running already")
@@ -190,7 +191,7 @@ class Session(SessionLife):
         if self._state not in ACCEPTING or child is None or stopper is None or child.is_over:
             hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
             raise SessionStateError(call, self._state, hint)
-        if stopper.condemned_by is not None:
+        if stopper.condemners:
             hint = f"it is condemned by {stopper.condemned_by} and is about to be replaced"
             raise SessionStateError(call, self._state, hint)
         return child, stopper

@@ -45,12 +45,12 @@ class Stopper:
         self._child = child
         self._timeouts = timeouts
         self._counters = counters
-        self._condemners: dict[str, None] = {}
+        self.condemners: dict[str, None] = {}
 
     @property
     def condemned_by(self) -> str | None:
         """The execution that does not stop and for which the child is about to be killed."""
-        return next(iter(self._condemners), None)
+        return next(iter(self.condemners), None)
 
     async def cancel(self, execution_id: str, grace_s: float | None) -> StopOutcome:
         stream = self._child.router.streams.get(execution_id)
@@ -187,7 +187,7 @@ class Stopper:
 
         The child takes no work meanwhile. It is spared if the execution stops after all.
         """
-        self._condemners[stream.execution_id] = None
+        self.condemners[stream.execution_id] = None
         try:
             why = f"{stream.execution_id} did not stop"
             if self._running_beside(stream):
@@ -198,7 +198,7 @@ class Stopper:
                 self._kill(stream, why, stack)
                 await asyncio.shield(self._child.gone)
         finally:
-            self._condemners.pop(stream.execution_id, None)
+            self.condemners.pop(stream.execution_id, None)
 
     async def _held_by_another(self, stream: ExecutionStream) -> str:
         """Who has the main thread, without which no coroutine stops; empty if none is seen."""

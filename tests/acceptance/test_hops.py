@@ -17,11 +17,15 @@ from tests.acceptance.workers import Worker
 
 LIMITS = {
     ("on", "delivered"): 39,
-    ("on", "ended"): 32,
+    ("on", "ended"): 34,
     ("off", "delivered"): 27,
-    ("off", "ended"): 20,
+    ("off", "ended"): 21,
 }
-"""Modules with streams on and off, as measured before the rewrite of issue 13, whose aim is 15."""
+"""Modules with streams on and off, as measured during the rewrite of issue 13, whose aim is 15.
+
+`taskpool.crew` is on each way twice, as it were: the dispatcher has taken its children, and the
+lifecycle has yet to take its jobs.
+"""
 CODECS = {"protocol.codec", "protocol.framing", "protocol.messages", "protocol.events"}
 """Not counted: they turn messages into bytes and back, decide nothing, and pass nothing on."""
 WAYS = {

@@ -29,13 +29,21 @@ def test_a_value_that_cannot_be_is_refused() -> None:
 def test_a_loop_that_is_blocked_may_be_sent_all_that_it_may_run() -> None:
     app = Celery("shop")
     for limit in (1, 5000):
-        executor = profile(app, AppLaneSettings(async_limit=limit), size=1).session.child.executor
+        executor = profile(app, AppLaneSettings(async_limit=limit), {}).session.child.executor
         assert executor.max_waiting >= limit
 
 
 def test_what_nobody_reads_is_not_kept() -> None:
-    routing = profile(Celery("shop"), AppLaneSettings(), size=1).session.routing
+    routing = profile(Celery("shop"), AppLaneSettings(), {}).session.routing
     assert (routing.general_queue, routing.general_bytes, routing.log_output) == (1, 1024, False)
+
+
+def test_the_workers_options_say_when_a_child_is_replaced() -> None:
+    options = {"maxtasksperchild": 7, "max_memory_per_child": 100}
+    pool = profile(Celery("shop"), AppLaneSettings(), options).pool
+    assert (pool.max_uses, pool.max_rss_bytes, pool.fresh) == (7, 102_400, False)
+    pool = profile(Celery("shop"), AppLaneSettings(), {"maxtasksperchild": None}).pool
+    assert (pool.max_uses, pool.max_rss_bytes) == (None, None)
 
 
 def test_who_has_celery_spawn_its_children_gets_no_forks() -> None:

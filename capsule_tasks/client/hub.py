@@ -18,6 +18,7 @@ from capsule_tasks.client.watching import Watchtower
 from capsule_tasks.client.where import redis_of_backend, redis_url
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.system.service import ThreadService
 
 T = TypeVar("T")
 
@@ -28,15 +29,31 @@ _AHEAD = 256
 """Events that a blocking iterator may have read ahead of who takes them."""
 
 
+class _Thread(ThreadService):
+    """Runs a loop; in the end what runs there is cancelled, and its towers are closed."""
+
+    thread_name = "capsule-watch"
+
+    def set_up(self) -> None:
+        self.loop = asyncio.new_event_loop()
+
+    def run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.get_loop().run_forever()
+
+    def wake(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
 class _Hub:
-    """The thread, its loop, and the towers of every loop."""
+    """The thread, from its first use on, and the towers of every loop."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: _Thread | None = None
         self._towers: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[_Place, Watchtower]
         ] = weakref.WeakKeyDictionary()
@@ -47,12 +64,17 @@ class _Hub:
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=self._loop.run_forever, name="capsule-watch", daemon=True
-                ).start()
-            return self._loop
+            if self._thread is None:
+                self._thread = _Thread()
+                self._thread.start()
+            return self._thread.loop
+
+    def stop(self) -> None:
+        """End the thread; the next use begins another."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
 
     async def tower(self, app: Any) -> Watchtower:
         """The tower of the running loop for an app's Redis; closed when the loop shuts down."""

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
+from capsule_tasks.client.hub import _Thread
 from capsule_tasks.system.service import ThreadService
 from capsule_tasks.taskpool.bridge import Bridge
 from capsule_tasks.taskpool.echo import Echo
@@ -58,6 +59,9 @@ class Ground:
 
     def runtime(self) -> RuntimeThread:
         return RuntimeThread()
+
+    def client(self) -> ThreadService:
+        return _Thread()
 
     def leaving(self) -> Leaving:
         return Leaving(HANG_S, lambda: False, lambda: True)

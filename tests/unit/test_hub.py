@@ -30,3 +30,16 @@ def test_a_call_that_is_interrupted_leaves_nothing_running() -> None:
     with pytest.raises(KeyboardInterrupt):
         hub.call(work())
     assert is_over.wait(HANG_S)
+
+
+def test_it_can_be_stopped_and_used_again() -> None:
+    async def where() -> int:
+        return threading.get_ident()
+
+    first = hub.call(where())
+    waiting = asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), hub.loop)
+    hub.stop()
+    hub.stop()
+    assert waiting.cancelled()
+    assert first not in {thread.ident for thread in threading.enumerate()}
+    assert hub.call(where()) != threading.get_ident()

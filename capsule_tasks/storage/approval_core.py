@@ -41,7 +41,7 @@ from capsule_tasks.storage.run_types import (
     Waiting,
     WaitingPage,
 )
-from capsule_tasks.storage.scripts import Call, Code, Script, script
+from capsule_tasks.storage.scripts import Code, script
 
 PAGE = 100
 LOOK_AGAIN_S = 1.0
@@ -49,15 +49,26 @@ LOOK_AGAIN_S = 1.0
 LOOK_AGAIN_UNLIMITED_S = 3600.0
 """The same for one that waits without a limit: another call of its id had one, and was refused."""
 
-_DECIDE = script(
-    "run_decide",
-    keys="run ledger batches",
-    args="operation age_ms ttl_ms run_id call decision always roles channel",
-)
-_EXPIRE = script(
-    "run_expire", keys="run ledger batches", args="operation age_ms ttl_ms run_id channel"
-)
 _decision = msgspec.msgpack.Decoder(StoredDecision).decode
+
+
+@script("run_decide")
+def _decide(
+    keys: RunKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    run_id: str,
+    call: str,
+    decision: bytes,
+    always: int,
+    roles: bytes,
+    channel: str,
+) -> None: ...
+
+
+@script("run_expire")
+def _expire(keys: RunKeys, *, operation: str, ttl_ms: int, run_id: str, channel: str) -> None: ...
 
 
 class ApprovalCore:
@@ -172,13 +183,19 @@ class ApprovalCore:
     def expire(self, run_id: str, *, operation: str | None = None) -> Operation[Expired]:
         """Decide what is overdue in one run."""
         _, keys = yield from self._runs.places.find(run_id)
-        args = [run_id, self._index.channel]
-        reply = yield from self._perform(_EXPIRE, keys, operation, *args)
+        call = _expire.call(
+            keys,
+            operation=named("run_expire", operation),
+            ttl_ms=self._ttl_ms,
+            run_id=run_id,
+            channel=self._index.channel,
+        )
+        reply = yield from perform(call, self._settings.retry)
         if reply[0] == Code.MISSING:
             raise RunNotFound(run_id)
         if reply[0] != Code.DONE:
             raise refused(reply, "expire")
-        calls = tuple(call.decode() for call in reply[4:])
+        calls = tuple(call_id.decode() for call_id in reply[4:])
         return Expired(run_id, calls, _status(reply[2]), reply[1] == 1, int(reply[3]))
 
     def reindex(self, run_id: str) -> Operation[int]:
@@ -211,17 +228,18 @@ class ApprovalCore:
             decision["message"] = sendable(message)
         if by is not None:
             decision["by"] = sendable(by)
-        reply = yield from self._perform(
-            _DECIDE,
+        call = _decide.call(
             keys,
-            operation,
-            run_id,
-            call_id,
-            pack(decision),
-            int(always),
-            pack(list(who)),
-            self._index.channel,
+            operation=named("run_decide", operation),
+            ttl_ms=self._ttl_ms,
+            run_id=run_id,
+            call=call_id,
+            decision=pack(decision),
+            always=int(always),
+            roles=pack(list(who)),
+            channel=self._index.channel,
         )
+        reply = yield from perform(call, self._settings.retry)
         if reply[0] != Code.DONE:
             raise _refusal(run_id, call_id, who, reply)
         entry = Entry(run_id, call_id, reply[4].decode(), reply[3].decode(), session_id)
@@ -229,13 +247,6 @@ class ApprovalCore:
         with contextlib.suppress(StorageError):
             yield from self._index.drop(entry, idle_ms=0)
         return Resolved(run_id, call_id, _status(reply[2]), reply[1] == 1, int(reply[5]))
-
-    def _perform(
-        self, of: Script, keys: RunKeys, operation: str | None, *args: str | bytes | int
-    ) -> Operation[Reply]:
-        name = named(of.name, operation)
-        call = Call(of, (keys.run, keys.ledger, keys.batches), [name, 0, self._ttl_ms, *args])
-        return perform(call, self._settings.retry)
 
     def _verified(
         self, entry: Entry, known: dict[str, RunRecord | None]

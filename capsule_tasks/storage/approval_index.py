@@ -15,20 +15,34 @@ import msgspec
 
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.keys import ApprovalKeys
+from capsule_tasks.storage.keys import ApprovalKeys, CallKeys
 from capsule_tasks.storage.operations import Operation, perform
 from capsule_tasks.storage.run_types import Ask, Waiting
-from capsule_tasks.storage.scripts import Call, script
+from capsule_tasks.storage.scripts import Argument, script
 
 IDLE_MS = 120_000
 """An entry whose run knows nothing of it is dropped after so long. A script refuses to let a call
 wait whose entry is older than 30 s, so none that is about to wait is lost."""
 
-_ADD = script("approvals_add", keys="all due entries agent tool both", args="ttl_ms part...")
-_DROP = script("approvals_drop", keys="all due entries agent tool both", args="member idle_ms")
-_LIST = script("approvals_list", keys="order entries", args="after count")
-_DUE = script("approvals_due", keys="due entries", args="count")
-_POSTPONE = script("approvals_postpone", keys="due", args="member at_ms least_ms")
+
+@script("approvals_add")
+def _add(keys: CallKeys, *, ttl_ms: int, parts: Sequence[Argument]) -> None: ...
+
+
+@script("approvals_drop")
+def _drop(keys: CallKeys, *, member: bytes, idle_ms: int) -> None: ...
+
+
+@script("approvals_list")
+def _list(keys: ApprovalKeys, order: str, *, after: str, count: int) -> None: ...
+
+
+@script("approvals_due")
+def _due(keys: ApprovalKeys, *, count: int) -> None: ...
+
+
+@script("approvals_postpone")
+def _postpone(keys: ApprovalKeys, *, member: bytes, at_ms: int, least_ms: int) -> None: ...
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -71,12 +85,12 @@ class Index:
             groups[ask.agent, ask.tool].append(ask)
         added_ms: list[int] = []
         for (agent, tool), members in groups.items():
-            parts: list[str | bytes | int] = []
+            parts: list[Argument] = []
             for ask in members:
                 entry = Entry(run_id, ask.call_id, agent, tool, session_id)
                 parts += [_member(entry), _encode(entry), expires_in_ms(ask) or 0]
             ttl_ms = int(self._settings.ttl_s * 1000)
-            call = Call(_ADD, self._keys.of_call(agent, tool), [ttl_ms, *parts])
+            call = _add.call(self._keys.of_call(agent, tool), ttl_ms=ttl_ms, parts=parts)
             reply = yield from perform(call, self._settings.retry)
             added_ms.append(int(reply[1]))
         return min(added_ms, default=0)
@@ -98,7 +112,7 @@ class Index:
     def drop(self, entry: Entry, *, idle_ms: int) -> Operation[bool]:
         """Take a call out, unless it was put in more lately than that."""
         keys = self._keys.of_call(entry.agent, entry.tool)
-        call = Call(_DROP, keys, [_member(entry), idle_ms])
+        call = _drop.call(keys, member=_member(entry), idle_ms=idle_ms)
         reply = yield from perform(call, self._settings.retry)
         return int(reply[1]) == 1
 
@@ -106,8 +120,9 @@ class Index:
         self, agent: str | None, tool: str | None, after: str, count: int
     ) -> Operation[list[Found]]:
         """Entries behind a place, oldest first."""
-        keys = (self._keys.order(agent, tool), self._keys.entries)
-        reply = yield from perform(Call(_LIST, keys, [after, count]), self._settings.retry)
+        order = self._keys.order(agent, tool)
+        call = _list.call(self._keys, order, after=after, count=count)
+        reply = yield from perform(call, self._settings.retry)
         rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
         return [
             Found(_entry(member, details, agent, tool), score.decode())
@@ -116,8 +131,7 @@ class Index:
 
     def due(self, count: int) -> Operation[tuple[list[Entry], float | None]]:
         """Entries whose time has passed, and the seconds until the next one's will."""
-        keys = (self._keys.due, self._keys.entries)
-        reply = yield from perform(Call(_DUE, keys, [count]), self._settings.retry)
+        reply = yield from perform(_due.call(self._keys, count=count), self._settings.retry)
         next_in_s = int(reply[1]) / 1000 if int(reply[1]) >= 0 else None
         rows = zip(reply[2::2], reply[3::2], strict=True)
         return [_entry(member, details) for member, details in rows], next_in_s
@@ -127,7 +141,7 @@ class Index:
 
         It would be the first to be looked at for ever, and many of its kind would hide all others.
         """
-        call = Call(_POSTPONE, (self._keys.due,), [_member(entry), at_ms, least_ms])
+        call = _postpone.call(self._keys, member=_member(entry), at_ms=at_ms, least_ms=least_ms)
         reply = yield from perform(call, self._settings.retry)
         return int(reply[1]) / 1000
 

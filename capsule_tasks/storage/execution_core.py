@@ -42,35 +42,6 @@ from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys, wor
 from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
 from capsule_tasks.storage.scripts import Argument, Call, Code, script
 
-_CLAIM = script(
-    "execution_claim",
-    keys="meta events control",
-    args="claim owner held_by about state outcome is_loud channel lost event...",
-)
-_APPEND = script(
-    "execution_append",
-    keys="meta events control",
-    args="attempt first_seq state outcome is_loud limits channel event...",
-)
-_REAP = script(
-    "execution_reap",
-    keys="meta events control",
-    args="owner attempt outcome limits channel event",
-)
-_CONTROL = script(
-    "execution_control", keys="meta control", args="command keep_ms bells execution data"
-)
-_TOLD = script("execution_told", keys="control", args="after")
-_READ = script("execution_read", keys="meta events", args="after count")
-_LOOK = script("execution_look", keys="meta", args="")
-_RECENT_NOTE = script("recent_note", keys="order entries", args="most keep_ms channel note...")
-_RECENT_LIST = script("recent_list", keys="order entries", args="before count")
-_RECENT_FIND = script("recent_find", keys="entries", args="id...")
-_GROUP_NOTE = script(
-    "group_note", keys="counts failures seen", args="keep_ms most channel member..."
-)
-_GROUP_READ = script("group_read", keys="counts failures seen", args="after count which")
-
 _LOST = encode_event(AttemptEnded(how="lost", detail="another worker took the execution"))
 _RETAKEN = encode_event(AttemptEnded(how="replaced", detail="its worker lost its lease"))
 _MARKS = 4
@@ -80,6 +51,93 @@ _MOST_MARKS = 4096
 PAGE = 128
 NOBODY = "-"
 """Who must have an execution that is claimed while it is not known."""
+
+
+@script("execution_claim")
+def _claim(
+    keys: ExecutionKeys,
+    *,
+    claim: str,
+    owner: str,
+    held_by: str,
+    about: bytes,
+    state: str,
+    outcome: str,
+    is_loud: str,
+    channel: str,
+    lost: bytes,
+    events: Sequence[bytes],
+) -> None: ...
+
+
+@script("execution_append")
+def _append(
+    keys: ExecutionKeys,
+    *,
+    attempt: int,
+    first_seq: int,
+    state: str,
+    outcome: str,
+    is_loud: int,
+    limits: bytes,
+    channel: str,
+    events: Sequence[bytes],
+) -> None: ...
+
+
+@script("execution_reap")
+def _reap(
+    keys: ExecutionKeys,
+    *,
+    owner: str,
+    attempt: int,
+    outcome: str,
+    limits: bytes,
+    channel: str,
+    event: bytes,
+) -> None: ...
+
+
+@script("execution_control")
+def _control(
+    keys: ExecutionKeys, *, command: str, keep_ms: int, bells: str, execution: str, data: bytes
+) -> None: ...
+
+
+@script("execution_told")
+def _told_after(keys: ExecutionKeys, *, after: str) -> None: ...
+
+
+@script("execution_read")
+def _read(keys: ExecutionKeys, *, after: str, count: int) -> None: ...
+
+
+@script("execution_look")
+def _look(keys: ExecutionKeys) -> None: ...
+
+
+@script("recent_note")
+def _recent_note(
+    keys: RecentKeys, *, most: int, keep_ms: int, channel: str, notes: Sequence[Argument]
+) -> None: ...
+
+
+@script("recent_list")
+def _recent_list(keys: RecentKeys, *, before: str, count: int) -> None: ...
+
+
+@script("recent_find")
+def _recent_find(keys: RecentKeys, *, ids: Sequence[str]) -> None: ...
+
+
+@script("group_note")
+def _group_note(
+    keys: GroupKeys, *, keep_ms: int, most: int, channel: str, members: Sequence[Argument]
+) -> None: ...
+
+
+@script("group_read")
+def _group_read(keys: GroupKeys, *, after: str, count: int, which: int) -> None: ...
 
 
 class ExecutionCore:
@@ -148,10 +206,18 @@ class ExecutionCore:
     ) -> Call:
         """A claim and what the attempt has said already: to its end, if it is over."""
         lost = _LOST if held_by == "" else b"" if held_by == NOBODY else _RETAKEN
-        said = "1" if is_loud else ""
-        args: list[Argument] = [claim, owner, held_by, about, state, outcome, said]
-        return Call(
-            _CLAIM, (keys.meta, keys.events, keys.control), [*args, keys.channel, lost, *events]
+        return _claim.call(
+            keys,
+            claim=claim,
+            owner=owner,
+            held_by=held_by,
+            about=about,
+            state=state,
+            outcome=outcome,
+            is_loud="1" if is_loud else "",
+            channel=keys.channel,
+            lost=lost,
+            events=events,
         )
 
     @staticmethod
@@ -209,9 +275,17 @@ class ExecutionCore:
         is_loud: bool = False,
         kept: ExecutionSettings | None = None,
     ) -> Call:
-        args: list[Argument] = [attempt, first_seq, state, outcome, int(is_loud)]
-        args += [_limits(kept or self.settings), keys.channel, *events]
-        return Call(_APPEND, (keys.meta, keys.events, keys.control), args)
+        return _append.call(
+            keys,
+            attempt=attempt,
+            first_seq=first_seq,
+            state=state,
+            outcome=outcome,
+            is_loud=int(is_loud),
+            limits=_limits(kept or self.settings),
+            channel=keys.channel,
+            events=events,
+        )
 
     @staticmethod
     def appended(execution_id: str, call: Call, reply: Reply) -> int:
@@ -248,15 +322,21 @@ class ExecutionCore:
     ) -> Operation[bool]:
         """Write the end of an attempt whose worker is gone; False if somebody else was first."""
         keys = self.keys_of(execution_id)
-        limits = _limits(kept or self.settings)
-        args: list[Argument] = [owner, attempt, outcome, limits, keys.channel, encode_event(event)]
-        call = Call(_REAP, (keys.meta, keys.events, keys.control), args)
+        call = _reap.call(
+            keys,
+            owner=owner,
+            attempt=attempt,
+            outcome=outcome,
+            limits=_limits(kept or self.settings),
+            channel=keys.channel,
+            event=encode_event(event),
+        )
         reply = yield from perform(call, self._retry)
         return bool(reply[0] == Code.DONE)
 
     def told(self, execution_id: str, after: str = "") -> Operation[tuple[Told, ...]]:
         """What it was told after that entry."""
-        call = Call(_TOLD, (self.keys_of(execution_id).control,), [after])
+        call = _told_after.call(self.keys_of(execution_id), after=after)
         reply = yield from perform(call, self._retry)
         return _told(reply[1:])
 
@@ -266,18 +346,22 @@ class ExecutionCore:
         self, execution_id: str, command: Command, *, command_id: str | None = None
     ) -> Operation[State]:
         """Tell it something, also before it begins; how it stands. ExecutionEnded if it is over."""
-        keys = self.keys_of(execution_id)
-        args: list[Argument] = [command_id or new_operation(), _ms(self.settings.control_s)]
-        args += [self._bells, execution_id, encode_command(command)]
-        reply = yield from perform(Call(_CONTROL, (keys.meta, keys.control), args), self._retry)
+        call = _control.call(
+            self.keys_of(execution_id),
+            command=command_id or new_operation(),
+            keep_ms=_ms(self.settings.control_s),
+            bells=self._bells,
+            execution=execution_id,
+            data=encode_command(command),
+        )
+        reply = yield from perform(call, self._retry)
         if reply[0] == Code.ENDED:
             raise ExecutionEnded(execution_id, reply[1].decode())
         return _state(reply[1])
 
     def read(self, execution_id: str, after: str = "", count: int = PAGE) -> Operation[Page | None]:
         """Some events after that one; None for an execution of which nothing is there."""
-        keys = self.keys_of(execution_id)
-        call = Call(_READ, (keys.meta, keys.events), [after, count])
+        call = _read.call(self.keys_of(execution_id), after=after, count=count)
         reply = yield from perform(call, self._retry)
         if reply[0] == Code.MISSING:
             return None
@@ -290,8 +374,7 @@ class ExecutionCore:
 
     def look(self, execution_id: str) -> Operation[Record]:
         """How it stands."""
-        call = Call(_LOOK, (self.keys_of(execution_id).meta,), [])
-        reply = yield from perform(call, self._retry)
+        reply = yield from perform(_look.call(self.keys_of(execution_id)), self._retry)
         if reply[0] == Code.MISSING:
             return Record("unknown")
         words = [value.decode(errors="replace") for value in reply[1:]]
@@ -315,13 +398,18 @@ class ExecutionCore:
     def note_recent(self, notes: Sequence[tuple[int, RecentEntry]]) -> Operation[None]:
         """Put executions into the index, each with its attempt; the newest stay in it."""
         settings = self.settings
-        args: list[Argument] = [settings.recent, _ms(settings.recent_s), self._recent.channel]
+        parts: list[Argument] = []
         for attempt, entry in notes:
             record = {"s": entry.state, "t": entry.task, "w": entry.worker, "b": entry.began_at}
-            args += [entry.execution_id, attempt, msgspec.json.encode(record)]
-        yield from perform(
-            Call(_RECENT_NOTE, (self._recent.order, self._recent.entries), args), self._retry
+            parts += [entry.execution_id, attempt, msgspec.json.encode(record)]
+        call = _recent_note.call(
+            self._recent,
+            most=settings.recent,
+            keep_ms=_ms(settings.recent_s),
+            channel=self._recent.channel,
+            notes=parts,
         )
+        yield from perform(call, self._retry)
 
     def list_recent(
         self,
@@ -335,7 +423,7 @@ class ExecutionCore:
         found: list[RecentEntry] = []
         before = ""
         while len(found) < limit:
-            call = Call(_RECENT_LIST, (self._recent.order, self._recent.entries), [before, 500])
+            call = _recent_list.call(self._recent, before=before, count=500)
             reply = yield from perform(call, self._retry)
             page = [_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3)]
             for entry in page:
@@ -350,7 +438,7 @@ class ExecutionCore:
 
     def find_recent(self, execution_ids: Sequence[str]) -> Operation[dict[str, RecentEntry]]:
         """What the index knows of some, also when nothing else is left of them."""
-        call = Call(_RECENT_FIND, (self._recent.entries,), list(execution_ids))
+        call = _recent_find.call(self._recent, ids=execution_ids)
         reply = yield from perform(call, self._retry)
         entries = (_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3))
         return {entry.execution_id: entry for entry in entries}
@@ -360,12 +448,18 @@ class ExecutionCore:
     ) -> Operation[None]:
         """Count ends of members: (place, outcome, execution id, what went wrong), each once."""
         keys, settings = self.group_keys_of(group_id), self.settings
-        args: list[Argument] = [_ms(settings.group_s), settings.group_failures, keys.channel]
+        parts: list[Argument] = []
         for index, outcome, execution_id, failure in members:
             is_failure = outcome in ("failed", "lost")
             said = msgspec.json.encode([execution_id, failure[:1000]]) if is_failure else b""
-            args += [index, outcome, said]
-        call = Call(_GROUP_NOTE, (keys.counts, keys.failures, keys.seen), args)
+            parts += [index, outcome, said]
+        call = _group_note.call(
+            keys,
+            keep_ms=_ms(settings.group_s),
+            most=settings.group_failures,
+            channel=keys.channel,
+            members=parts,
+        )
         yield from perform(call, self._retry)
 
     def read_group(
@@ -373,8 +467,7 @@ class ExecutionCore:
     ) -> Operation[GroupProgress]:
         """How far a group is, failures after that one, and if asked `which` members are counted."""
         keys = self.group_keys_of(group_id)
-        args: list[Argument] = [after, count, int(which)]
-        call = Call(_GROUP_READ, (keys.counts, keys.failures, keys.seen), args)
+        call = _group_read.call(keys, after=after, count=count, which=int(which))
         reply = yield from perform(call, self._retry)
         end = 3 + 2 * int(reply[2])
         counts = {reply[n].decode(): int(reply[n + 1]) for n in range(3, end, 2)}

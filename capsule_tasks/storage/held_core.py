@@ -9,13 +9,29 @@ from capsule_tasks.errors import LeaseLost
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.keys import HeldKeys, worker_index
 from capsule_tasks.storage.operations import Operation, Reply, perform
-from capsule_tasks.storage.scripts import Argument, Call, Code, script
-
-_HOLD = script("worker_hold", keys="worker held", args="token keep_ms count id...")
-_HELD = script("worker_held", keys="worker held", args="count done...")
-_NOTE = script("workers_note", keys="workers", args="worker lease_ms keep_ms most forget...")
+from capsule_tasks.storage.scripts import Call, Code, script
 
 MOST_DUE = 100
+
+
+@script("worker_hold")
+def _hold(keys: HeldKeys, *, token: str, keep_ms: int, count: int, ids: Sequence[str]) -> None: ...
+
+
+@script("worker_held")
+def _held(keys: HeldKeys, *, count: int, ids: Sequence[str]) -> None: ...
+
+
+@script("workers_note")
+def _note(
+    workers: str,
+    *,
+    worker: str,
+    lease_ms: int,
+    keep_ms: int,
+    most: int,
+    incarnations: Sequence[str],
+) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +62,13 @@ class HeldCore:
     def hold_call(
         self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]
     ) -> Call:
-        keys = HeldKeys(incarnation, self._prefix)
-        args: list[Argument] = [token, self._keep_ms, len(held), *held, *released]
-        return Call(_HOLD, (keys.worker, keys.held), args)
+        return _hold.call(
+            HeldKeys(incarnation, self._prefix),
+            token=token,
+            keep_ms=self._keep_ms,
+            count=len(held),
+            ids=[*held, *released],
+        )
 
     @staticmethod
     def is_held(reply: Reply) -> bool:
@@ -58,8 +78,7 @@ class HeldCore:
         self, incarnation: str, done: Sequence[str] = (), count: int = 500
     ) -> Operation[list[str] | None]:
         """Some of what it held, without what was seen to; None while its lease lasts."""
-        keys = HeldKeys(incarnation, self._prefix)
-        call = Call(_HELD, (keys.worker, keys.held), [count, *done])
+        call = _held.call(HeldKeys(incarnation, self._prefix), count=count, ids=done)
         reply = yield from perform(call, self._retry)
         if reply[0] != Code.DONE:
             return None
@@ -69,8 +88,14 @@ class HeldCore:
         self, incarnation: str, lease_s: float, forget: Sequence[str] = ()
     ) -> Operation[Due]:
         """Say that it lives, and that others are gone for good; who is due to be looked at."""
-        args: list[Argument] = [incarnation, int(lease_s * 1000), self._keep_ms, MOST_DUE, *forget]
-        call = Call(_NOTE, (worker_index(self._prefix),), args)
+        call = _note.call(
+            worker_index(self._prefix),
+            worker=incarnation,
+            lease_ms=int(lease_s * 1000),
+            keep_ms=self._keep_ms,
+            most=MOST_DUE,
+            incarnations=forget,
+        )
         reply = yield from perform(call, self._retry)
         next_ms = int(reply[1])
         due = tuple(value.decode() for value in reply[2:])

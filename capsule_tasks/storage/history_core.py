@@ -42,7 +42,7 @@ from capsule_tasks.storage.operations import (
     performed,
     refused,
 )
-from capsule_tasks.storage.scripts import Call, Code, Script, script
+from capsule_tasks.storage.scripts import Code, script
 
 PIECE_ITEMS = 5000
 PIECE_BYTES = 4 * 1024 * 1024
@@ -53,36 +53,80 @@ STAGE_TTL_MS = 600_000
 RESTARTS = 5
 """How often reading or staging begins anew when another writer interferes."""
 
-_APPEND = script(
-    "history_append",
-    keys="items history batches",
-    args="operation age_ms ttl_ms max_items max_bytes record...",
-)
-_READ = script(
-    "history_read",
-    keys="items history bad",
-    args="generation before count max_bytes renew_ms",
-)
-_POP = script(
-    "history_pop",
-    keys="items history batches bad popped taken corrupt",
-    args="operation age_ms ttl_ms corrupt keep_bad guard...",
-)
-_POP_SUFFIX = script(
-    "history_pop_suffix",
-    keys="items history batches",
-    args="operation age_ms ttl_ms record...",
-)
-_STAGE = script("history_stage", keys="stage", args="offset ttl_ms record...")
-_REPLACE = script(
-    "history_replace",
-    keys="items history batches bad stage",
-    args="operation age_ms ttl_ms generation start stop pruned staged staged_bytes max_items "
-    "max_bytes keep_bad corrupt record...",
-)
-_CLEAR = script("history_clear", keys="items history batches bad popped", args="operation age_ms")
-_FORGET = script("history_forget", keys="popped taken...", args="")
-_INFO = script("history_info", keys="items history bad", args="")
+
+@script("history_append")
+def _append(
+    keys: SessionKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    max_items: int,
+    max_bytes: int,
+    records: Sequence[bytes],
+) -> None: ...
+
+
+@script("history_read")
+def _read(
+    keys: SessionKeys, *, generation: str, before: int, count: int, max_bytes: int, renew_ms: int
+) -> None: ...
+
+
+@script("history_pop")
+def _pop(
+    keys: SessionKeys,
+    taken: str,
+    corrupt: str,
+    *,
+    operation: str,
+    ttl_ms: int,
+    corrupt_by: str,
+    keep_bad: int,
+    guards: Sequence[bytes],
+) -> None: ...
+
+
+@script("history_pop_suffix")
+def _pop_suffix(
+    keys: SessionKeys, *, operation: str, ttl_ms: int, records: Sequence[bytes]
+) -> None: ...
+
+
+@script("history_stage")
+def _stage(stage: str, *, offset: int, ttl_ms: int, records: Sequence[bytes]) -> None: ...
+
+
+@script("history_replace")
+def _replace(
+    keys: SessionKeys,
+    stage: str,
+    *,
+    operation: str,
+    ttl_ms: int,
+    generation: str,
+    start: int,
+    stop: int,
+    pruned: int,
+    staged: int,
+    staged_bytes: int,
+    max_items: int,
+    max_bytes: int,
+    keep_bad: int,
+    corrupt: str,
+    records: Sequence[bytes],
+) -> None: ...
+
+
+@script("history_clear")
+def _clear(keys: SessionKeys, *, operation: str) -> None: ...
+
+
+@script("history_forget")
+def _forget(keys: SessionKeys, taken: Sequence[str]) -> None: ...
+
+
+@script("history_info")
+def _info(keys: SessionKeys) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -117,9 +161,6 @@ class HistoryCore:
         self._ttl_ms = max(1, int(settings.ttl_s * 1000))
         self._renew_ms = self._ttl_ms if settings.renew_on_read else 0
         self._keys = keys
-        self._append_keys = (keys.items, keys.history, keys.batches)
-        self._read_keys = (keys.items, keys.history, keys.bad)
-        self._write_keys = (keys.items, keys.history, keys.batches, keys.bad)
 
     def get_items(self, limit: int | None = None) -> Operation[list[Any]]:
         """The latest `limit` readable items in the order in which they were added.
@@ -150,16 +191,15 @@ class HistoryCore:
         records = self.encoded(items)
         if not records:
             return
-        settings = self.settings
-        reply = yield from self._perform(
-            _APPEND,
-            self._append_keys,
-            named("add", operation),
-            self._ttl_ms,
-            settings.max_items,
-            settings.max_bytes,
-            *records,
+        call = _append.call(
+            self._keys,
+            operation=named("add", operation),
+            ttl_ms=self._ttl_ms,
+            max_items=self.settings.max_items,
+            max_bytes=self.settings.max_bytes,
+            records=records,
         )
+        reply = yield from perform(call, self._retry)
         if reply[0] != Code.DONE:
             raise self._refusal(reply, "append")
 
@@ -175,10 +215,17 @@ class HistoryCore:
         while True:
             # A repeat of the whole call walks the same steps under the same names.
             name = named(f"pop.{step}" if step else "pop", operation)
-            keep = self.settings.max_quarantined
             taken_key = self._keys.popped_by(name)
-            keys = (*self._write_keys, self._keys.popped, taken_key, corrupt_key)
-            call = Call(_POP, keys, [name, 0, self._ttl_ms, corrupt, keep, *guard])
+            call = _pop.call(
+                self._keys,
+                taken_key,
+                corrupt_key,
+                operation=name,
+                ttl_ms=self._ttl_ms,
+                corrupt_by=corrupt,
+                keep_bad=self.settings.max_quarantined,
+                guards=guard,
+            )
             done_as, reply = yield from performed(call, self._retry)
             if len(reply) == 1:
                 return None
@@ -209,10 +256,13 @@ class HistoryCore:
         if not records:
             return PoppedSuffix(True, [])
         for _ in range(RESTARTS):
-            name = named("pop_suffix", operation)
-            reply = yield from self._perform(
-                _POP_SUFFIX, self._append_keys, name, self._ttl_ms, *records
+            call = _pop_suffix.call(
+                self._keys,
+                operation=named("pop_suffix", operation),
+                ttl_ms=self._ttl_ms,
+                records=records,
             )
+            reply = yield from perform(call, self._retry)
             if reply[0] == Code.DONE:
                 return PoppedSuffix(True, items)
             found, unreadable = self._decoded(reply[1:])
@@ -274,16 +324,15 @@ class HistoryCore:
 
     def clear_session(self, *, operation: str | None = None) -> Operation[None]:
         """Remove the history, its quarantine, and what was popped lately."""
-        popped = self._keys.popped
-        keys = (*self._write_keys, popped)
-        _, *taken = yield from self._perform(_CLEAR, keys, named("clear", operation))
+        call = _clear.call(self._keys, operation=named("clear", operation))
+        _, *taken = yield from perform(call, self._retry)
         for first in range(0, len(taken), FORGET_KEYS):
             some = [key.decode() for key in taken[first : first + FORGET_KEYS]]
-            yield from perform(Call(_FORGET, (popped, *some), []), self._retry)
+            yield from perform(_forget.call(self._keys, some), self._retry)
 
     def info(self) -> Operation[HistoryInfo]:
         """Size, times and quarantine of the history."""
-        reply = yield from perform(Call(_INFO, self._read_keys, []), self._retry)
+        reply = yield from perform(_info.call(self._keys), self._retry)
         _, length, size, created, updated, ttl_ms, bad = (int(part) for part in reply)
         return HistoryInfo(
             session_id=self.session_id,
@@ -324,8 +373,13 @@ class HistoryCore:
     def _read_piece(
         self, generation: str, before: int, count: int, piece_bytes: int
     ) -> Operation[_Piece | None]:
-        call = Call(
-            _READ, self._read_keys, [generation, before, count, piece_bytes, self._renew_ms]
+        call = _read.call(
+            self._keys,
+            generation=generation,
+            before=before,
+            count=count,
+            max_bytes=piece_bytes,
+            renew_ms=self._renew_ms,
         )
         reply = yield from perform(call, self._retry)
         if reply[0] == Code.CONFLICT:
@@ -337,7 +391,7 @@ class HistoryCore:
         """Whether the pieces wait beside the history now; not if there was another one."""
         offset = 0
         for piece in pieces:
-            call = Call(_STAGE, (stage,), [offset, STAGE_TTL_MS, *piece])
+            call = _stage.call(stage, offset=offset, ttl_ms=STAGE_TTL_MS, records=piece)
             reply = yield from perform(call, self._retry)
             if reply[0] != Code.DONE:
                 return False
@@ -347,29 +401,24 @@ class HistoryCore:
     def _commit(
         self, name: str, stage: str, version: Version, staged: list[bytes], last: list[bytes]
     ) -> Operation[Reply]:
-        settings = self.settings
-        return (
-            yield from self._perform(
-                _REPLACE,
-                (*self._write_keys, stage),
-                name,
-                self._ttl_ms,
-                version.generation,
-                version.start,
-                version.stop,
-                version.pruned,
-                len(staged),
-                sum(map(len, staged)),
-                settings.max_items,
-                settings.max_bytes,
-                settings.max_quarantined,
-                ",".join(map(str, version.corrupt)),
-                *last,
-            )
+        call = _replace.call(
+            self._keys,
+            stage,
+            operation=name,
+            ttl_ms=self._ttl_ms,
+            generation=version.generation,
+            start=version.start,
+            stop=version.stop,
+            pruned=version.pruned,
+            staged=len(staged),
+            staged_bytes=sum(map(len, staged)),
+            max_items=self.settings.max_items,
+            max_bytes=self.settings.max_bytes,
+            keep_bad=self.settings.max_quarantined,
+            corrupt=",".join(map(str, version.corrupt)),
+            records=last,
         )
-
-    def _perform(self, of: Script, keys: Sequence[str], name: str, *args: Any) -> Operation[Reply]:
-        return perform(Call(of, keys, [name, 0, *args]), self._retry)
+        return perform(call, self._retry)
 
     def _refusal(self, reply: Reply, call: str) -> Exception:
         settings = self.settings

@@ -6,17 +6,24 @@ from capsule_tasks.errors import LeaseHeld, LeaseLost
 from capsule_tasks.settings import LeaseSettings, RetrySettings
 from capsule_tasks.storage.keys import WorkerKeys
 from capsule_tasks.storage.operations import Operation, named, perform
-from capsule_tasks.storage.scripts import Call, Code, script
+from capsule_tasks.storage.scripts import Code, script
 
-_ACQUIRE = script("lease_acquire", keys="worker batches", args="operation age_ms lease_ms keep_ms")
-_RENEW = script("lease_renew", keys="worker", args="token lease_ms keep_ms")
-_READ = script("lease_read", keys="worker", args="")
+
+@script("lease_acquire")
+def _acquire(keys: WorkerKeys, *, operation: str, lease_ms: int, keep_ms: int) -> None: ...
+
+
+@script("lease_renew")
+def _renew(keys: WorkerKeys, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
+
+
+@script("lease_read")
+def _read(keys: WorkerKeys) -> None: ...
 
 
 def lease_left_s(incarnation: str, prefix: str, retry: RetrySettings) -> Operation[float | None]:
     """How long the lease of an incarnation lasts: 0 if it has lapsed, None if it never was."""
-    worker = WorkerKeys(incarnation, prefix).worker
-    reply = yield from perform(Call(_READ, (worker,), []), retry)
+    reply = yield from perform(_read.call(WorkerKeys(incarnation, prefix)), retry)
     return int(reply[1]) / 1000 if reply[0] == Code.DONE else None
 
 
@@ -53,8 +60,7 @@ class LeaseCore:
         """
         lease_ms = int(self._settings.lease_s * 1000)
         name = named("lease_acquire", operation)
-        keys = (self._keys.worker, self._keys.batches)
-        call = Call(_ACQUIRE, keys, [name, 0, lease_ms, self._keep_ms])
+        call = _acquire.call(self._keys, operation=name, lease_ms=lease_ms, keep_ms=self._keep_ms)
         reply = yield from perform(call, self._retry)
         if reply[0] == Code.DONE:
             self.token = reply[1].decode()
@@ -78,7 +84,6 @@ class LeaseCore:
         return left_s or 0.0
 
     def _extend(self, lease_ms: int) -> Operation[bool]:
-        args: list[str | bytes | int] = [self.token, lease_ms, self._keep_ms]
-        call = Call(_RENEW, (self._keys.worker,), args)
+        call = _renew.call(self._keys, token=self.token, lease_ms=lease_ms, keep_ms=self._keep_ms)
         reply = yield from perform(call, self._retry)
         return bool(reply[0] == Code.DONE)

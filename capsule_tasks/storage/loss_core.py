@@ -5,12 +5,18 @@ from __future__ import annotations
 from capsule_tasks.settings import RetrySettings
 from capsule_tasks.storage.keys import losses_key
 from capsule_tasks.storage.operations import Operation, perform
-from capsule_tasks.storage.scripts import Call, script
+from capsule_tasks.storage.scripts import script
 
-_ADD = script("losses_add", keys="losses", args="keep_ms loss")
-_DROP = script("losses_drop", keys="losses", args="loss")
 _KEEP_MS = 7 * 86_400_000
 _TWICE = RetrySettings(attempts=2)
+
+
+@script("losses_add")
+def _add(losses: str, *, keep_ms: int, loss: str) -> None: ...
+
+
+@script("losses_drop")
+def _drop(losses: str, *, loss: str) -> None: ...
 
 
 class LossCore:
@@ -21,9 +27,9 @@ class LossCore:
 
     def add(self, loss: str) -> Operation[int]:
         """Count it; how many there are now."""
-        reply = yield from perform(Call(_ADD, (self._key,), [_KEEP_MS, loss]), _TWICE)
+        reply = yield from perform(_add.call(self._key, keep_ms=_KEEP_MS, loss=loss), _TWICE)
         return int(reply[1])
 
     def drop(self, loss: str) -> Operation[None]:
         """It was none."""
-        yield from perform(Call(_DROP, (self._key,), [loss]), _TWICE)
+        yield from perform(_drop.call(self._key, loss=loss), _TWICE)

@@ -30,9 +30,12 @@ from capsule_tasks.storage.scripts import Call, Code, script
 T = TypeVar("T")
 Reply = list[Any]
 
-_SETTLE = script("settle", keys="batches", args="operation age_ms")
 _REPEATABLE = (StorageUnavailable, StorageNotReady)
 _chance = random.Random()  # noqa: S311  spreads load, and leaves the program's own chance alone
+
+
+@script("settle")
+def _settle(batches: str, *, operation: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def performed(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, R
 
 def _settling(call: Call, begun: float) -> Settle:
     batches = call.keys[call.script.keys.index("batches")]
-    return Settle(Call(_SETTLE, (batches,), [str(call.operation), _age_ms(begun)]))
+    return Settle(_settle.call(batches, operation=str(call.operation)).repeated(_age_ms(begun)))
 
 
 def _forgotten(call: Call) -> StorageForgotten:

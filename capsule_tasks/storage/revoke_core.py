@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -11,14 +11,22 @@ from typing import Any
 from capsule_tasks.settings import RetrySettings
 from capsule_tasks.storage.keys import RevokeKeys
 from capsule_tasks.storage.operations import Operation, perform
-from capsule_tasks.storage.scripts import Call, script
+from capsule_tasks.storage.scripts import script
 
-_ADD = script("revokes_add", keys="revokes", args="keep_ms most channel member...")
-_READ = script("revokes_read", keys="revokes", args="since_ms most")
 MOST = 50_000
 """As many as Celery keeps in memory."""
 _AT_ONCE = 1000
 _ONCE = RetrySettings(attempts=1)
+
+
+@script("revokes_add")
+def _add(
+    keys: RevokeKeys, *, keep_ms: int, most: int, channel: str, members: Sequence[str]
+) -> None: ...
+
+
+@script("revokes_read")
+def _read(keys: RevokeKeys, *, since_ms: int, most: int) -> None: ...
 
 
 @dataclass
@@ -50,13 +58,14 @@ class RevokeCore:
             [*(f"t{task_id}" for task_id in ids), *(f"s{json.dumps(pair)}" for pair in stamps)]
         )
         for some in _in_parts(members):
-            call = Call(_ADD, (self._keys.revokes,), [self._keep_ms, MOST, self.channel, *some])
+            call = _add.call(
+                self._keys, keep_ms=self._keep_ms, most=MOST, channel=self.channel, members=some
+            )
             yield from perform(call, _ONCE)
 
     def read(self, since_ms: int = 0) -> Operation[Revoked]:
         """What was revoked since; and the moment of that answer."""
-        args: list[str | bytes | int] = [since_ms, MOST]
-        reply = yield from perform(Call(_READ, (self._keys.revokes,), args), _ONCE)
+        reply = yield from perform(_read.call(self._keys, since_ms=since_ms, most=MOST), _ONCE)
         found = Revoked(until_ms=int(reply[1]))
         for member in reply[2]:
             _take(member.decode(), found)

@@ -30,9 +30,9 @@ from capsule_tasks.storage.codec import Item, JsonCodec
 from capsule_tasks.storage.connections.targets import Location
 from capsule_tasks.storage.history import History, SyncHistory
 from capsule_tasks.storage.history_core import HistoryCore
-from capsule_tasks.storage.keys import escaped
+from capsule_tasks.storage.keys import RunKeys, escaped
 from capsule_tasks.storage.lease_core import lease_left_s
-from capsule_tasks.storage.operations import Operation, Reply, named, perform, refused
+from capsule_tasks.storage.operations import Operation, named, perform, refused
 from capsule_tasks.storage.run_checks import (
     LARGEST,
     check_asks,
@@ -65,38 +65,78 @@ from capsule_tasks.storage.run_types import (
     time_of,
     waiting_of,
 )
-from capsule_tasks.storage.scripts import Call, Code, Script, script
+from capsule_tasks.storage.scripts import Argument, Code, script
 
 INDEX_ATTEMPTS = 5
 
-_CREATE = script(
-    "run_create",
-    keys="run ledger batches",
-    args="operation age_ms ttl_ms run_id schema agent snapshot asks indexed_ms channel",
-)
-_CLAIM = script(
-    "run_claim",
-    keys="run ledger batches",
-    args="operation age_ms ttl_ms incarnation steal readable",
-)
-_COMMIT = script(
-    "run_commit",
-    keys="run ledger items history batches",
-    args="operation age_ms ttl_ms run_id token revision turn status schema agent snapshot asks "
-    "indexed_ms channel history_ttl_ms max_items max_bytes record...",
-)
-_CANCEL = script("run_cancel", keys="run ledger batches", args="operation age_ms ttl_ms by")
-_RELEASE = script("run_release", keys="run ledger batches", args="operation age_ms ttl_ms token")
-_READ = script("run_read", keys="run ledger", args="with_snapshot")
-_START = script(
-    "run_start_calls", keys="run ledger batches", args="operation age_ms ttl_ms token calls"
-)
-_FINISH = script(
-    "run_finish_calls", keys="run ledger batches", args="operation age_ms token part..."
-)
-
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
+
+
+@script("run_create")
+def _create(
+    keys: RunKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    run_id: str,
+    schema: str,
+    agent: str,
+    snapshot: bytes,
+    asks: bytes,
+    indexed_ms: int,
+    channel: str,
+) -> None: ...
+
+
+@script("run_claim")
+def _claim(
+    keys: RunKeys, *, operation: str, ttl_ms: int, incarnation: str, steal: int, readable: bytes
+) -> None: ...
+
+
+@script("run_commit")
+def _commit(
+    keys: RunKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    run_id: str,
+    token: int,
+    revision: int,
+    turn: int,
+    status: str,
+    schema: str,
+    agent: str,
+    snapshot: bytes,
+    asks: bytes,
+    indexed_ms: int,
+    channel: str,
+    history_ttl_ms: int,
+    max_items: int,
+    max_bytes: int,
+    records: Sequence[bytes],
+) -> None: ...
+
+
+@script("run_cancel")
+def _cancel(keys: RunKeys, *, operation: str, ttl_ms: int, by: str) -> None: ...
+
+
+@script("run_release")
+def _release(keys: RunKeys, *, operation: str, ttl_ms: int, token: int) -> None: ...
+
+
+@script("run_read")
+def _read(keys: RunKeys, *, with_snapshot: int) -> None: ...
+
+
+@script("run_start_calls")
+def _start(keys: RunKeys, *, operation: str, ttl_ms: int, token: int, calls: bytes) -> None: ...
+
+
+@script("run_finish_calls")
+def _finish(keys: RunKeys, *, operation: str, token: int, parts: Sequence[Argument]) -> None: ...
 
 
 class RunCore:
@@ -137,19 +177,19 @@ class RunCore:
         name = named("run_create", operation)
         for _ in range(INDEX_ATTEMPTS):
             indexed_ms = yield from self.index.add(run_id, session_id, asks)
-            reply = yield from self._perform(
-                _CREATE,
-                (keys.run, keys.ledger, keys.batches),
-                name,
-                self._ttl_ms,
-                run_id,
-                schema,
-                agent,
-                snapshot,
-                _packed_asks(asks),
-                indexed_ms,
-                self.index.channel,
+            call = _create.call(
+                keys,
+                operation=name,
+                ttl_ms=self._ttl_ms,
+                run_id=run_id,
+                schema=schema,
+                agent=agent,
+                snapshot=snapshot,
+                asks=_packed_asks(asks),
+                indexed_ms=indexed_ms,
+                channel=self.index.channel,
             )
+            reply = yield from perform(call, self.settings.retry)
             if reply[0] != Code.LATE:
                 break
         if reply[0] == Code.CONFLICT:
@@ -182,15 +222,15 @@ class RunCore:
         # One name for all attempts: whoever repeats the call means the one that was granted.
         name, steal = named("run_claim", operation), 0
         while True:
-            reply = yield from self._perform(
-                _CLAIM,
-                (keys.run, keys.ledger, keys.batches),
-                name,
-                self._ttl_ms,
-                incarnation,
-                steal,
-                pack(list(readable)),
+            call = _claim.call(
+                keys,
+                operation=name,
+                ttl_ms=self._ttl_ms,
+                incarnation=incarnation,
+                steal=steal,
+                readable=pack(list(readable)),
             )
+            reply = yield from perform(call, self.settings.retry)
             if reply[0] == Code.DONE:
                 return claim_of(run_id, session_id, reply)
             if reply[0] != Code.HELD or steal == int(reply[2]):
@@ -231,29 +271,31 @@ class RunCore:
         check_text("agent", agent)
         keys = self.places.keys(claim.session_id, claim.run_id)
         name = named("run_commit", operation)
+        is_end = status in ("completed", "failed", "cancelled")
+        ttl_ms = self._ended_ms if is_end else self._ttl_ms
         for _ in range(INDEX_ATTEMPTS):
             indexed_ms = yield from self.index.add(claim.run_id, claim.session_id, asks)
-            reply = yield from self._perform(
-                _COMMIT,
-                (keys.run, keys.ledger, keys.items, keys.history, keys.batches),
-                name,
-                self._ended_ms if status in ("completed", "failed", "cancelled") else self._ttl_ms,
-                claim.run_id,
-                claim.token,
-                claim.revision,
-                turn,
-                status,
-                schema,
-                agent,
-                snapshot,
-                _packed_asks(asks),
-                indexed_ms,
-                self.index.channel,
-                max(1, int(limits.ttl_s * 1000)),
-                limits.max_items,
-                limits.max_bytes,
-                *records,
+            call = _commit.call(
+                keys,
+                operation=name,
+                ttl_ms=ttl_ms,
+                run_id=claim.run_id,
+                token=claim.token,
+                revision=claim.revision,
+                turn=turn,
+                status=status,
+                schema=schema,
+                agent=agent,
+                snapshot=snapshot,
+                asks=_packed_asks(asks),
+                indexed_ms=indexed_ms,
+                channel=self.index.channel,
+                history_ttl_ms=max(1, int(limits.ttl_s * 1000)),
+                max_items=limits.max_items,
+                max_bytes=limits.max_bytes,
+                records=records,
             )
+            reply = yield from perform(call, self.settings.retry)
             if reply[0] != Code.LATE:
                 break
         if reply[0] == Code.FULL:
@@ -285,13 +327,13 @@ class RunCore:
         """Hand a run back as it was last committed; raises RunLost if it is not the owner's."""
         check_claim(claim)
         keys = self.places.keys(claim.session_id, claim.run_id)
-        reply = yield from self._perform(
-            _RELEASE,
-            (keys.run, keys.ledger, keys.batches),
-            named("run_release", operation),
-            self._ttl_ms,
-            claim.token,
+        call = _release.call(
+            keys,
+            operation=named("run_release", operation),
+            ttl_ms=self._ttl_ms,
+            token=claim.token,
         )
+        reply = yield from perform(call, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(claim.run_id, reply)
         return status_of(reply[1])
@@ -305,13 +347,13 @@ class RunCore:
         """
         check_string("by", by)
         session_id, keys = yield from self.places.find(run_id)
-        reply = yield from self._perform(
-            _CANCEL,
-            (keys.run, keys.ledger, keys.batches),
-            named("run_cancel", operation),
-            self._ttl_ms,
-            sendable(by or "") or "somebody",
+        cancel = _cancel.call(
+            keys,
+            operation=named("run_cancel", operation),
+            ttl_ms=self._ttl_ms,
+            by=sendable(by or "") or "somebody",
         )
+        reply = yield from perform(cancel, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(run_id, reply)
         # The run is over; what stays in the index is found out by the next who lists.
@@ -324,7 +366,7 @@ class RunCore:
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
         """The run as it is stored now."""
         session_id, keys = yield from self.places.find(run_id)
-        call = Call(_READ, (keys.run, keys.ledger), [int(with_snapshot)])
+        call = _read.call(keys, with_snapshot=int(with_snapshot))
         reply = yield from perform(call, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(run_id, reply)
@@ -357,14 +399,14 @@ class RunCore:
         keys = self.places.keys(claim.session_id, claim.run_id)
         check_calls(calls)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
-        reply = yield from self._perform(
-            _START,
-            (keys.run, keys.ledger, keys.batches),
-            named("run_start_calls", operation),
-            self._ttl_ms,
-            claim.token,
-            packed,
+        start = _start.call(
+            keys,
+            operation=named("run_start_calls", operation),
+            ttl_ms=self._ttl_ms,
+            token=claim.token,
+            calls=packed,
         )
+        reply = yield from perform(start, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(claim.run_id, reply)
         pairs = zip(calls, reply[2:], strict=True)
@@ -381,29 +423,24 @@ class RunCore:
         check_claim(claim)
         keys = self.places.keys(claim.session_id, claim.run_id)
         check_outputs(outputs)
-        parts: list[str | bytes] = []
+        parts: list[Argument] = []
         for call_id, output in outputs.items():
             if len(output) > self.settings.max_output_bytes:
                 what = f"the output of call {call_id!r:.100}"
                 raise RunTooLarge(what, len(output), self.settings.max_output_bytes)
             parts += [call_id, output]
-        reply = yield from self._perform(
-            _FINISH,
-            (keys.run, keys.ledger, keys.batches),
-            named("run_finish_calls", operation),
-            claim.token,
-            *parts,
+        finish = _finish.call(
+            keys,
+            operation=named("run_finish_calls", operation),
+            token=claim.token,
+            parts=parts,
         )
+        reply = yield from perform(finish, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(claim.run_id, reply)
 
     def _lease_left_s(self, incarnation: str) -> Operation[float | None]:
         return lease_left_s(incarnation, self.settings.prefix, self.settings.retry)
-
-    def _perform(
-        self, of: Script, keys: Sequence[str], name: str, *args: str | bytes | int
-    ) -> Operation[Reply]:
-        return perform(Call(of, keys, [name, 0, *args]), self.settings.retry)
 
     def _history_of(self, claim: Claim, history: History | SyncHistory | None) -> HistoryCore:
         if history is None:

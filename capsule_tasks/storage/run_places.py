@@ -9,14 +9,19 @@ from capsule_tasks.errors import RunExists, RunNotFound
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import RunKeys, escaped, run_place
 from capsule_tasks.storage.operations import Operation, perform
-from capsule_tasks.storage.scripts import Call, Code, script
+from capsule_tasks.storage.scripts import Code, script
 
 KNOWN_S = 86_400.0
 """How long it is kept in mind where a run lives; asking again renews what Redis knows of it."""
 MOST_KNOWN = 10_000
 
-_PLACE = script("run_place", keys="place", args="session ttl_ms")
-_FIND = script("run_find", keys="place", args="ttl_ms")
+
+@script("run_place")
+def _place(place: str, *, session: str, ttl_ms: int) -> None: ...
+
+
+@script("run_find")
+def _find(place: str, *, ttl_ms: int) -> None: ...
 
 
 class Places:
@@ -33,7 +38,7 @@ class Places:
         """Bind a run to a session; raises RunExists if it is bound to another."""
         keys = self.keys(session_id, run_id)
         place = run_place(run_id, self._settings.prefix)
-        call = Call(_PLACE, (place,), [session_id, self._ttl_ms])
+        call = _place.call(place, session=session_id, ttl_ms=self._ttl_ms)
         reply = yield from perform(call, self._settings.retry)
         if reply[0] == Code.CONFLICT:
             raise RunExists(run_id, f"in session {reply[1].decode()!r:.100}")
@@ -46,7 +51,8 @@ class Places:
         session_id, known_at = self._known.get(run_id, ("", -math.inf))
         if monotonic() - known_at >= KNOWN_S:
             place = run_place(run_id, self._settings.prefix)
-            reply = yield from perform(Call(_FIND, (place,), [self._ttl_ms]), self._settings.retry)
+            call = _find.call(place, ttl_ms=self._ttl_ms)
+            reply = yield from perform(call, self._settings.retry)
             if reply[0] != Code.DONE:
                 raise RunNotFound(run_id)
             session_id = reply[1].decode()

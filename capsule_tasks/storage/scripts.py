@@ -1,19 +1,29 @@
 """Lua scripts: read from `lua/`, put together with what they use, and described by their header.
 
 A header is the comment at the top of a file: what the script is for, then KEYS, ARGV, RETURNS,
-REFUSES and USES. Code asks for a script together with the names that it is going to pass; a test
-holds the two against each other, and the header against the first lines of the code.
+REFUSES and USES. Python declares a script as a function without a body, whose parameters are what
+the header names; calls pass them by name, so that a type checker sees each one:
+
+    @script("lease_renew")
+    def _renew(keys: WorkerKeys, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
+
+    call = _renew.call(keys, token=token, lease_ms=1000, keep_ms=5000)
+
+A declaration that its header does not fit is refused when its module is imported.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, lru_cache
+from functools import cache, lru_cache, update_wrapper
 from importlib.resources import files
+from typing import Any, Generic, ParamSpec
+
+import msgspec
 
 from capsule_tasks.errors import InternalError
 
@@ -61,8 +71,11 @@ class Header:
     uses: tuple[str, ...]
 
 
+P = ParamSpec("P")
+
+
 @dataclass(frozen=True)
-class Script:
+class Script(Generic[P]):
     """A script with the names of what it is called with."""
 
     name: str
@@ -70,6 +83,8 @@ class Script:
     args: tuple[str, ...]
     source: str
     sha: str
+    call: Callable[P, Call]
+    """Makes a call of it; takes what its declaration takes."""
 
     @property
     def is_write(self) -> bool:
@@ -80,15 +95,12 @@ class Script:
 Argument = str | bytes | int
 
 
-class Call:
+class Call(msgspec.Struct, gc=False, eq=False):
     """One call of a script: what goes over the wire."""
 
-    __slots__ = ("args", "keys", "script")
-
-    def __init__(self, script: Script, keys: Sequence[str], args: list[Argument]) -> None:
-        self.script = script
-        self.keys = keys
-        self.args = args
+    script: Script[...]
+    keys: Sequence[str]
+    args: list[Argument]
 
     @property
     def operation(self) -> str | None:
@@ -128,11 +140,57 @@ def _bulk(words: Sequence[Argument]) -> bytes:
     return b"".join(parts)
 
 
-def script(name: str, *, keys: str, args: str) -> Script:
-    """The script of that name, for callers who pass these keys and arguments, in this order."""
-    source = _assembled(name)
-    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, tuple(keys.split()), tuple(args.split()), source, sha)
+def script(name: str) -> Callable[[Callable[P, None]], Script[P]]:
+    """Declare the script of that name, by a function as above.
+
+    Keyword-only parameters are ARGV in their order, but for `age_ms`, which only a repeat sets;
+    where the header says `record...` the parameter is `records`, a sequence. The other parameters
+    are KEYS of the same name, and `keys` is an object that has the other keys as attributes.
+    """
+
+    def declare(declaration: Callable[P, None]) -> Script[P]:
+        header, source = parsed_header(text_of(name)), _assembled(name)
+        sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        scope: dict[str, Any] = {"Call": Call}
+        # Text of our own, compiled once, as a dataclass does: a call costs no more than by hand.
+        make: Callable[P, Call] = eval(_call_maker(name, header, declaration), scope)  # noqa: S307
+        update_wrapper(make, declaration)
+        keys = tuple(key.name for key in header.keys)
+        scope["script"] = declared = Script(name, keys, header.args, source, sha, make)
+        return declared
+
+    return declare
+
+
+def _call_maker(name: str, header: Header, declaration: Callable[..., None]) -> str:
+    """The text of a function that puts what it is given into a call, in the header's order."""
+    code = declaration.__code__
+    places, words = code.co_varnames[: code.co_argcount], code.co_varnames[code.co_argcount :]
+    keys = {_plain(key.name): key.name for key in header.keys}
+    args = {_parameter(arg): arg for arg in header.args}
+    expected = [parameter for parameter in args if parameter != "age_ms"]
+    is_fit = [*words] == expected and {*places} <= {"keys", *keys}
+    if not is_fit or not ("keys" in places or {*keys} <= {*places}):
+        raise InternalError(
+            f"script {name!r} takes KEYS {[*keys]} and ARGV {expected}; it is declared with "
+            f"{[*places]} and {[*words]}"
+        )
+    taken = [_spread(full, own if own in places else f"keys.{own}") for own, full in keys.items()]
+    passed = [_spread(arg, "0" if own == "age_ms" else own) for own, arg in args.items()]
+    parameters = ", ".join([*places, *(["*", *words] if words else [])])
+    return f"lambda {parameters}: Call(script, ({', '.join(taken)},), [{', '.join(passed)}])"
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix("...")
+
+
+def _parameter(arg: str) -> str:
+    return f"{_plain(arg)}s" if arg.endswith("...") else arg
+
+
+def _spread(name: str, expression: str) -> str:
+    return f"*{expression}" if name.endswith("...") else expression
 
 
 @cache

@@ -33,17 +33,38 @@ from capsule_tasks.storage.operations import (
     refused,
 )
 from capsule_tasks.storage.run_types import time_of
-from capsule_tasks.storage.scripts import Argument, Call, Code, script
+from capsule_tasks.storage.scripts import Call, Code, script
 
-_BEGIN = script("step_begin", keys="steps batches", args="operation age_ms ttl_ms step print retry")
-_END = script(
-    "step_end", keys="steps batches", args="operation age_ms ttl_ms begun step outcome value"
-)
 Outcome = Literal["output", "undone", "failed"]
 _VALUE, _NO_VALUE = b"v", b"-"
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ext_hook=revive).decode
+
+
+@script("step_begin")
+def _begin(
+    keys: StepKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    step: str,
+    print: str,  # noqa: A002 - as the script calls it
+    retry: int,
+) -> None: ...
+
+
+@script("step_end")
+def _end(
+    keys: StepKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    begun: str,
+    step: str,
+    outcome: Outcome,
+    value: bytes,
+) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,10 +99,16 @@ class StepCore:
         """
         escaped("step name", name)
         operation = named("begin", None)
-        keys = (self._keys.steps, self._keys.batches)
-        args: list[Argument] = [operation, 0, self._ttl_ms, name, fingerprint, int(retry)]
+        call = _begin.call(
+            self._keys,
+            operation=operation,
+            ttl_ms=self._ttl_ms,
+            step=name,
+            print=fingerprint,
+            retry=int(retry),
+        )
         try:
-            reply = yield from perform(Call(_BEGIN, keys, args), self._settings.retry)
+            reply = yield from perform(call, self._settings.retry)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -123,10 +150,15 @@ class StepCore:
         return perform(self._end_call(begun, outcome, value), self._settings.retry)
 
     def _end_call(self, begun: Begun, outcome: Outcome, value: bytes) -> Call:
-        operation = named("end", None)
-        about: list[Argument] = [begun.operation, begun.name, outcome, value]
-        keys = (self._keys.steps, self._keys.batches)
-        return Call(_END, keys, [operation, 0, self._ttl_ms, *about])
+        return _end.call(
+            self._keys,
+            operation=named("end", None),
+            ttl_ms=self._ttl_ms,
+            begun=begun.operation,
+            step=begun.name,
+            outcome=outcome,
+            value=value,
+        )
 
 
 def fingerprint_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

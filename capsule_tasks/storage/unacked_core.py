@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from capsule_tasks.storage.keys import unacked_marks
 from capsule_tasks.storage.scripts import Call, Code, script
 
-_CLAIM = script("unacked_claim", keys="index marks", args="now_s renewed_s other_s hold_s most")
 MOST = 100
+
+
+@script("unacked_claim")
+def _claim(
+    index: str, marks: str, *, now_s: str, renewed_s: str, other_s: str, hold_s: str, most: int
+) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -22,14 +27,15 @@ class Overdue:
 
 def claim(index: str, overdue: Overdue, now_s: float) -> Call:
     """Take up to MOST of them; the caller puts them back, and nobody else does for a while."""
-    args: list[str | bytes | int] = [
-        f"{now_s:.6f}",
-        f"{overdue.renewed_s:.6f}",
-        f"{overdue.other_s:.6f}",
-        f"{overdue.hold_s:.6f}",
-        MOST,
-    ]
-    return Call(_CLAIM, (index, unacked_marks(index)), args)
+    return _claim.call(
+        index,
+        unacked_marks(index),
+        now_s=f"{now_s:.6f}",
+        renewed_s=f"{overdue.renewed_s:.6f}",
+        other_s=f"{overdue.other_s:.6f}",
+        hold_s=f"{overdue.hold_s:.6f}",
+        most=MOST,
+    )
 
 
 def claimed(reply: list[bytes]) -> list[str]:

@@ -134,17 +134,33 @@ def test_what_is_refused_changes_nothing(scene: Scene, name: str) -> None:
 def test_a_call_whose_place_in_the_index_may_be_gone_does_not_wait(scene: Scene) -> None:
     """A writer that was stopped for half a minute between the index and the run."""
     from capsule_tasks.storage import run_core
-    from capsule_tasks.storage.scripts import Call
 
     keys = RunKeys("user-42", "running", scene.prefix)
     before = scene.state()
     late_ms = int(scene.client.time()[0]) * 1000 - 31_000
     packed = msgspec.msgpack.encode([{"call": "c", "tool": "t", "agent": "a", "print": "f"}])
     claim = scene.claim
-    args = ["op", 0, 1000, "running", claim.token, claim.revision, 2, "interrupted", "1", "a", b"x"]
-    args += [packed, late_ms, "channel", 1000, 10, 1000]
-    places = (keys.run, keys.ledger, keys.items, keys.history, keys.batches)
-    reply = scene.runs.store.run_blocking(Call(run_core._COMMIT, places, args))
+    commit = run_core._commit.call(
+        keys,
+        operation="op",
+        ttl_ms=1000,
+        run_id="running",
+        token=claim.token,
+        revision=claim.revision,
+        turn=2,
+        status="interrupted",
+        schema="1",
+        agent="a",
+        snapshot=b"x",
+        asks=packed,
+        indexed_ms=late_ms,
+        channel="channel",
+        history_ttl_ms=1000,
+        max_items=10,
+        max_bytes=1000,
+        records=[],
+    )
+    reply = scene.runs.store.run_blocking(commit)
     assert reply == [Code.LATE]
     assert scene.state() == before
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
+import typing
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
@@ -29,7 +33,7 @@ from capsule_tasks.storage.keys import (
     unacked_marks,
     worker_index,
 )
-from capsule_tasks.storage.scripts import Code, Script, parsed_header, text_of
+from capsule_tasks.storage.scripts import Code, Script, parsed_header, script, text_of
 
 FOLDER = Path(storage.__file__).parent / "lua"
 MODULES = [
@@ -37,7 +41,7 @@ MODULES = [
     for module in pkgutil.iter_modules(storage.__path__)
     if module.name != "__main__"
 ]
-DECLARED = {
+DECLARED: dict[str, Script[...]] = {
     value.name: value
     for module in MODULES
     for value in vars(module).values()
@@ -57,14 +61,68 @@ def test_every_file_is_declared_once_and_every_declaration_has_its_file() -> Non
 
 
 @each_script
-def test_the_header_names_what_callers_pass(name: str) -> None:
+def test_the_header_has_every_part(name: str) -> None:
     header = parsed_header(text_of(name))
-    script = DECLARED[name]
-    assert tuple(key.name for key in header.keys) == script.keys
-    assert header.args == script.args
     assert header.purpose
     assert "DONE" in header.returns
     assert header.refuses
+
+
+def parameter_of(argument: str) -> str:
+    return f"{argument.removesuffix('...')}s" if argument.endswith("...") else argument
+
+
+@each_script
+def test_a_call_has_what_it_is_given_in_the_order_of_the_header(name: str) -> None:
+    header = parsed_header(text_of(name))
+    declared = DECLARED[name]
+    parameters = inspect.signature(declared.call).parameters.values()
+    hints = typing.get_type_hints(inspect.unwrap(declared.call))
+    words = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    places = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    assert words == [parameter_of(each) for each in header.args if each != "age_ms"]
+    left = [key.name for key in header.keys if key.name.removesuffix("...") not in places]
+    assert all(hasattr(hints["keys"], key) for key in left)
+    given: dict[str, Any] = {"keys": SimpleNamespace(**{key: f"its {key}" for key in left})}
+    for key in header.keys:
+        own = key.name.removesuffix("...")
+        given[own] = [f"a {own}", f"another {own}"] if key.name.endswith("...") else f"a {own}"
+    passed = {each: [each, each] if f"{each[:-1]}..." in header.args else each for each in words}
+    call = declared.call(*(given[place] for place in places), **passed)
+    names = [key.name.removesuffix("...") for key in header.keys]
+    keys = [f"its {own}" if own in left else given[own] for own in names]
+    args = [0 if each == "age_ms" else passed[parameter_of(each)] for each in header.args]
+    assert list(call.keys) == flat(keys)
+    assert call.args == flat(args)
+
+
+def flat(values: list[Any]) -> list[Any]:
+    return [each for value in values for each in (value if isinstance(value, list) else [value])]
+
+
+def test_a_call_with_a_wrong_name_is_refused() -> None:
+    call: Any = DECLARED["lease_renew"].call
+    keys = WorkerKeys("w")
+    with pytest.raises(TypeError, match="'keep_ms'"):
+        call(keys, token="t", lease_ms=1)
+    with pytest.raises(TypeError, match="'keeps_ms'"):
+        call(keys, token="t", lease_ms=1, keeps_ms=1)
+
+
+def of_another_order(keys: WorkerKeys, *, lease_ms: int, token: str, keep_ms: int) -> None: ...
+def that_lacks_one(keys: WorkerKeys, *, token: str, lease_ms: int) -> None: ...
+def without_its_key(*, token: str, lease_ms: int, keep_ms: int) -> None: ...
+def of_another_key(other: str, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
+def without_names(keys: WorkerKeys, token: str, lease_ms: int, keep_ms: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [of_another_order, that_lacks_one, without_its_key, of_another_key, without_names],
+)
+def test_a_declaration_that_does_not_fit_the_header_is_refused(declaration: Any) -> None:
+    with pytest.raises(InternalError, match=r"'lease_renew' takes KEYS \['worker'\] and ARGV"):
+        script("lease_renew")(declaration)
 
 
 def spelled(script_name: str, key_name: str) -> str:

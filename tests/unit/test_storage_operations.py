@@ -20,12 +20,18 @@ from capsule_tasks.storage.operations import Pause, Settle, perform
 from capsule_tasks.storage.scripts import Call, Code, Script
 
 RETRY = RetrySettings(attempts=4, first_delay_s=0.1, max_delay_s=0.3)
-WRITE = Script("w", ("items", "batches"), ("operation", "age_ms", "value"), "return", "sha")
-READ = Script("r", ("items",), ("count",), "return", "sha")
 
 
 def write() -> Call:
     return Call(WRITE, ("i", "b"), ["w:op", 0, b"x"])
+
+
+def read() -> Call:
+    return Call(READ, ("i",), [1])
+
+
+WRITE = Script("w", ("items", "batches"), ("operation", "age_ms", "value"), "", "sha", write)
+READ = Script("r", ("items",), ("count",), "", "sha", read)
 
 
 def lost(*, was_sent: bool = True) -> StorageUnavailable:
@@ -82,7 +88,7 @@ def test_it_gives_up_and_tells_whether_any_attempt_may_have_written(sent_at: int
 
 
 def test_a_lost_read_wrote_nothing() -> None:
-    operation = perform(Call(READ, ("i",), [1]), RetrySettings(attempts=1))
+    operation = perform(read(), RetrySettings(attempts=1))
     next(operation)
     with pytest.raises(StorageUnavailable) as failure:
         operation.throw(lost())
@@ -135,7 +141,7 @@ def test_a_caller_who_leaves_has_its_write_settled(
 
 
 def test_a_read_needs_no_settling() -> None:
-    operation: Any = perform(Call(READ, ("i",), [1]), RETRY)
+    operation: Any = perform(read(), RETRY)
     next(operation)
     with pytest.raises(asyncio.CancelledError):
         operation.throw(asyncio.CancelledError())

@@ -18,7 +18,7 @@
 --   operation  id of this write
 --   age_ms     since it was first sent; 0 the first time
 --   ttl_ms     until the history expires
---   corrupt    operation that took a corrupt record; empty if there is none
+--   corrupt_by operation that took a corrupt record; empty if there is none
 --   keep_bad   records that the quarantine holds at most
 --   guard...   none; or how all sealed records begin, and then how those do that can be opened
 -- RETURNS {DONE, record} or, where there was none, {DONE}; an empty record stands for one that is in
@@ -31,7 +31,7 @@
 local items_key, history_key, batches_key, bad_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local popped_key, taken_key, corrupt_key = KEYS[5], KEYS[6], KEYS[7]
 local operation, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local corrupt, keep_bad = ARGV[4], tonumber(ARGV[5])
+local corrupt_by, keep_bad = ARGV[4], tonumber(ARGV[5])
 local FIRST = 6
 
 local MOST_POPPED = 10000
@@ -69,7 +69,7 @@ local memory = recall(batches_key, operation, age_ms, now_us)
 if barred(memory) then return barred(memory) end
 if memory.result then return known(memory.result) end
 
-if corrupt ~= '' then
+if corrupt_by ~= '' then
   local record = redis.call('GET', corrupt_key)
   if record then
     -- A write that needs no memory comes first: a server that is out of it then lets the record
@@ -78,7 +78,7 @@ if corrupt ~= '' then
     quarantine(bad_key, {record}, keep_bad, ttl_ms)
     redis.call('UNLINK', corrupt_key)
     redis.call('ZREM', popped_key, corrupt_key)
-    redis.call('HSET', batches_key, corrupt, '-')
+    redis.call('HSET', batches_key, corrupt_by, '-')
   end
 end
 

@@ -5,7 +5,7 @@
 --   held    set   capsule:{W:<incarnation>}:held
 -- ARGV
 --   count   at most so many
---   done... ids of executions that were seen to
+--   id...  ids of executions that were seen to
 -- RETURNS {DONE, ids…}
 -- REFUSES {HELD} a lease that has not lapsed
 -- USES once

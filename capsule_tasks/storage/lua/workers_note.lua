@@ -7,7 +7,7 @@
 --   lease_ms   until it should be looked at
 --   keep_ms    until the index is forgotten
 --   most       how many are listed
---   forget...  incarnations that hold nothing any more
+--   incarnation...  that hold nothing any more
 -- RETURNS {DONE, ms until the next is due or -1, incarnations that are due…}
 -- REFUSES nothing
 -- USES once

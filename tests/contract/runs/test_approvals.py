@@ -19,10 +19,9 @@ from capsule_tasks.errors import (
     UnknownCall,
 )
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.approval_index import Entry, Index
-from capsule_tasks.storage.keys import ApprovalKeys
+from capsule_tasks.storage.approval_index import Entry, Index, _drop
+from capsule_tasks.storage.keys import ApprovalKeys, CallKeys
 from capsule_tasks.storage.run_types import PlannedCall
-from capsule_tasks.storage.scripts import Call, script
 from tests.contract.run_subjects import PRINT, Subject, ask, until
 
 
@@ -234,15 +233,9 @@ async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
 ) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask("old"), ask("due", expires_in_s=0.001), run_id="run-1")
-    lost = Call(
-        script("approvals_drop", keys="all due entries agent tool both", args="member idle_ms"),
-        tuple(
-            ApprovalKeys(subject.prefix).entries if at == 2 else f"{key}:other"
-            for at, key in enumerate(ApprovalKeys(subject.prefix).of_call("triage", "bare:pay"))
-        ),
-        [b'["run-1","old"]', 0],
-    )
-    await subject.call(lost)
+    keys = ApprovalKeys(subject.prefix).of_call("triage", "bare:pay")
+    others = CallKeys(*(f"{key}:other" for key in keys))._replace(entries=keys.entries)
+    await subject.call(_drop.call(others, member=b'["run-1","old"]', idle_ms=0))
     await subject.parked(runs, ask("new"), run_id="run-2", worker="w2")
     (due,) = await swept(runs)
     assert due.calls == ("due",)

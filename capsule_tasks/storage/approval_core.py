@@ -52,8 +52,8 @@ LOOK_AGAIN_UNLIMITED_S = 3600.0
 _decision = msgspec.msgpack.Decoder(StoredDecision).decode
 
 
-@script("run_decide")
-def _decide(
+@script
+def run_decide(
     keys: RunKeys,
     *,
     operation: str,
@@ -67,8 +67,15 @@ def _decide(
 ) -> None: ...
 
 
-@script("run_expire")
-def _expire(keys: RunKeys, *, operation: str, ttl_ms: int, run_id: str, channel: str) -> None: ...
+@script
+def run_expire(
+    keys: RunKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    run_id: str,
+    channel: str,
+) -> None: ...
 
 
 class ApprovalCore:
@@ -183,7 +190,7 @@ class ApprovalCore:
     def expire(self, run_id: str, *, operation: str | None = None) -> Operation[Expired]:
         """Decide what is overdue in one run."""
         _, keys = yield from self._runs.places.find(run_id)
-        call = _expire.call(
+        call = run_expire.call(
             keys,
             operation=named("run_expire", operation),
             ttl_ms=self._ttl_ms,
@@ -228,7 +235,7 @@ class ApprovalCore:
             decision["message"] = sendable(message)
         if by is not None:
             decision["by"] = sendable(by)
-        call = _decide.call(
+        call = run_decide.call(
             keys,
             operation=named("run_decide", operation),
             ttl_ms=self._ttl_ms,

@@ -25,24 +25,24 @@ IDLE_MS = 120_000
 wait whose entry is older than 30 s, so none that is about to wait is lost."""
 
 
-@script("approvals_add")
-def _add(keys: CallKeys, *, ttl_ms: int, parts: Sequence[Argument]) -> None: ...
+@script
+def approvals_add(keys: CallKeys, *, ttl_ms: int, parts: Sequence[Argument]) -> None: ...
 
 
-@script("approvals_drop")
-def _drop(keys: CallKeys, *, member: bytes, idle_ms: int) -> None: ...
+@script
+def approvals_drop(keys: CallKeys, *, member: bytes, idle_ms: int) -> None: ...
 
 
-@script("approvals_list")
-def _list(keys: ApprovalKeys, order: str, *, after: str, count: int) -> None: ...
+@script
+def approvals_list(keys: ApprovalKeys, order: str, *, after: str, count: int) -> None: ...
 
 
-@script("approvals_due")
-def _due(keys: ApprovalKeys, *, count: int) -> None: ...
+@script
+def approvals_due(keys: ApprovalKeys, *, count: int) -> None: ...
 
 
-@script("approvals_postpone")
-def _postpone(keys: ApprovalKeys, *, member: bytes, at_ms: int, least_ms: int) -> None: ...
+@script
+def approvals_postpone(keys: ApprovalKeys, *, member: bytes, at_ms: int, least_ms: int) -> None: ...
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ class Index:
                 entry = Entry(run_id, ask.call_id, agent, tool, session_id)
                 parts += [_member(entry), _encode(entry), expires_in_ms(ask) or 0]
             ttl_ms = int(self._settings.ttl_s * 1000)
-            call = _add.call(self._keys.of_call(agent, tool), ttl_ms=ttl_ms, parts=parts)
+            call = approvals_add.call(self._of_call(agent, tool), ttl_ms=ttl_ms, parts=parts)
             reply = yield from perform(call, self._settings.retry)
             added_ms.append(int(reply[1]))
         return min(added_ms, default=0)
@@ -111,17 +111,20 @@ class Index:
 
     def drop(self, entry: Entry, *, idle_ms: int) -> Operation[bool]:
         """Take a call out, unless it was put in more lately than that."""
-        keys = self._keys.of_call(entry.agent, entry.tool)
-        call = _drop.call(keys, member=_member(entry), idle_ms=idle_ms)
+        keys = self._of_call(entry.agent, entry.tool)
+        call = approvals_drop.call(keys, member=_member(entry), idle_ms=idle_ms)
         reply = yield from perform(call, self._settings.retry)
         return int(reply[1]) == 1
+
+    def _of_call(self, agent: str, tool: str) -> CallKeys:
+        return CallKeys(agent, tool, self._settings.prefix)
 
     def page(
         self, agent: str | None, tool: str | None, after: str, count: int
     ) -> Operation[list[Found]]:
         """Entries behind a place, oldest first."""
         order = self._keys.order(agent, tool)
-        call = _list.call(self._keys, order, after=after, count=count)
+        call = approvals_list.call(self._keys, order, after=after, count=count)
         reply = yield from perform(call, self._settings.retry)
         rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
         return [
@@ -131,7 +134,9 @@ class Index:
 
     def due(self, count: int) -> Operation[tuple[list[Entry], float | None]]:
         """Entries whose time has passed, and the seconds until the next one's will."""
-        reply = yield from perform(_due.call(self._keys, count=count), self._settings.retry)
+        reply = yield from perform(
+            approvals_due.call(self._keys, count=count), self._settings.retry
+        )
         next_in_s = int(reply[1]) / 1000 if int(reply[1]) >= 0 else None
         rows = zip(reply[2::2], reply[3::2], strict=True)
         return [_entry(member, details) for member, details in rows], next_in_s
@@ -141,7 +146,9 @@ class Index:
 
         It would be the first to be looked at for ever, and many of its kind would hide all others.
         """
-        call = _postpone.call(self._keys, member=_member(entry), at_ms=at_ms, least_ms=least_ms)
+        call = approvals_postpone.call(
+            self._keys, member=_member(entry), at_ms=at_ms, least_ms=least_ms
+        )
         reply = yield from perform(call, self._settings.retry)
         return int(reply[1]) / 1000
 

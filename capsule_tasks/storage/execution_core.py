@@ -28,6 +28,20 @@ from capsule_tasks.protocol.events import (
     encode_event,
 )
 from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.storage.execution_scripts import (
+    execution_append,
+    execution_claim,
+    execution_control,
+    execution_look,
+    execution_read,
+    execution_reap,
+    execution_told,
+    group_note,
+    group_read,
+    recent_find,
+    recent_list,
+    recent_note,
+)
 from capsule_tasks.storage.execution_types import (
     Claimed,
     Event,
@@ -40,7 +54,7 @@ from capsule_tasks.storage.execution_types import (
 )
 from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys, worker_bells
 from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
-from capsule_tasks.storage.scripts import Argument, Call, Code, script
+from capsule_tasks.storage.scripts import Argument, Call, Code
 
 _LOST = encode_event(AttemptEnded(how="lost", detail="another worker took the execution"))
 _RETAKEN = encode_event(AttemptEnded(how="replaced", detail="its worker lost its lease"))
@@ -51,93 +65,6 @@ _MOST_MARKS = 4096
 PAGE = 128
 NOBODY = "-"
 """Who must have an execution that is claimed while it is not known."""
-
-
-@script("execution_claim")
-def _claim(
-    keys: ExecutionKeys,
-    *,
-    claim: str,
-    owner: str,
-    held_by: str,
-    about: bytes,
-    state: str,
-    outcome: str,
-    is_loud: str,
-    channel: str,
-    lost: bytes,
-    events: Sequence[bytes],
-) -> None: ...
-
-
-@script("execution_append")
-def _append(
-    keys: ExecutionKeys,
-    *,
-    attempt: int,
-    first_seq: int,
-    state: str,
-    outcome: str,
-    is_loud: int,
-    limits: bytes,
-    channel: str,
-    events: Sequence[bytes],
-) -> None: ...
-
-
-@script("execution_reap")
-def _reap(
-    keys: ExecutionKeys,
-    *,
-    owner: str,
-    attempt: int,
-    outcome: str,
-    limits: bytes,
-    channel: str,
-    event: bytes,
-) -> None: ...
-
-
-@script("execution_control")
-def _control(
-    keys: ExecutionKeys, *, command: str, keep_ms: int, bells: str, execution: str, data: bytes
-) -> None: ...
-
-
-@script("execution_told")
-def _told_after(keys: ExecutionKeys, *, after: str) -> None: ...
-
-
-@script("execution_read")
-def _read(keys: ExecutionKeys, *, after: str, count: int) -> None: ...
-
-
-@script("execution_look")
-def _look(keys: ExecutionKeys) -> None: ...
-
-
-@script("recent_note")
-def _recent_note(
-    keys: RecentKeys, *, most: int, keep_ms: int, channel: str, notes: Sequence[Argument]
-) -> None: ...
-
-
-@script("recent_list")
-def _recent_list(keys: RecentKeys, *, before: str, count: int) -> None: ...
-
-
-@script("recent_find")
-def _recent_find(keys: RecentKeys, *, ids: Sequence[str]) -> None: ...
-
-
-@script("group_note")
-def _group_note(
-    keys: GroupKeys, *, keep_ms: int, most: int, channel: str, members: Sequence[Argument]
-) -> None: ...
-
-
-@script("group_read")
-def _group_read(keys: GroupKeys, *, after: str, count: int, which: int) -> None: ...
 
 
 class ExecutionCore:
@@ -206,7 +133,7 @@ class ExecutionCore:
     ) -> Call:
         """A claim and what the attempt has said already: to its end, if it is over."""
         lost = _LOST if held_by == "" else b"" if held_by == NOBODY else _RETAKEN
-        return _claim.call(
+        return execution_claim.call(
             keys,
             claim=claim,
             owner=owner,
@@ -275,7 +202,7 @@ class ExecutionCore:
         is_loud: bool = False,
         kept: ExecutionSettings | None = None,
     ) -> Call:
-        return _append.call(
+        return execution_append.call(
             keys,
             attempt=attempt,
             first_seq=first_seq,
@@ -322,7 +249,7 @@ class ExecutionCore:
     ) -> Operation[bool]:
         """Write the end of an attempt whose worker is gone; False if somebody else was first."""
         keys = self.keys_of(execution_id)
-        call = _reap.call(
+        call = execution_reap.call(
             keys,
             owner=owner,
             attempt=attempt,
@@ -336,7 +263,7 @@ class ExecutionCore:
 
     def told(self, execution_id: str, after: str = "") -> Operation[tuple[Told, ...]]:
         """What it was told after that entry."""
-        call = _told_after.call(self.keys_of(execution_id), after=after)
+        call = execution_told.call(self.keys_of(execution_id), after=after)
         reply = yield from perform(call, self._retry)
         return _told(reply[1:])
 
@@ -346,7 +273,7 @@ class ExecutionCore:
         self, execution_id: str, command: Command, *, command_id: str | None = None
     ) -> Operation[State]:
         """Tell it something, also before it begins; how it stands. ExecutionEnded if it is over."""
-        call = _control.call(
+        call = execution_control.call(
             self.keys_of(execution_id),
             command=command_id or new_operation(),
             keep_ms=_ms(self.settings.control_s),
@@ -361,7 +288,7 @@ class ExecutionCore:
 
     def read(self, execution_id: str, after: str = "", count: int = PAGE) -> Operation[Page | None]:
         """Some events after that one; None for an execution of which nothing is there."""
-        call = _read.call(self.keys_of(execution_id), after=after, count=count)
+        call = execution_read.call(self.keys_of(execution_id), after=after, count=count)
         reply = yield from perform(call, self._retry)
         if reply[0] == Code.MISSING:
             return None
@@ -374,7 +301,7 @@ class ExecutionCore:
 
     def look(self, execution_id: str) -> Operation[Record]:
         """How it stands."""
-        reply = yield from perform(_look.call(self.keys_of(execution_id)), self._retry)
+        reply = yield from perform(execution_look.call(self.keys_of(execution_id)), self._retry)
         if reply[0] == Code.MISSING:
             return Record("unknown")
         words = [value.decode(errors="replace") for value in reply[1:]]
@@ -402,7 +329,7 @@ class ExecutionCore:
         for attempt, entry in notes:
             record = {"s": entry.state, "t": entry.task, "w": entry.worker, "b": entry.began_at}
             parts += [entry.execution_id, attempt, msgspec.json.encode(record)]
-        call = _recent_note.call(
+        call = recent_note.call(
             self._recent,
             most=settings.recent,
             keep_ms=_ms(settings.recent_s),
@@ -423,7 +350,7 @@ class ExecutionCore:
         found: list[RecentEntry] = []
         before = ""
         while len(found) < limit:
-            call = _recent_list.call(self._recent, before=before, count=500)
+            call = recent_list.call(self._recent, before=before, count=500)
             reply = yield from perform(call, self._retry)
             page = [_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3)]
             for entry in page:
@@ -438,7 +365,7 @@ class ExecutionCore:
 
     def find_recent(self, execution_ids: Sequence[str]) -> Operation[dict[str, RecentEntry]]:
         """What the index knows of some, also when nothing else is left of them."""
-        call = _recent_find.call(self._recent, ids=execution_ids)
+        call = recent_find.call(self._recent, ids=execution_ids)
         reply = yield from perform(call, self._retry)
         entries = (_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3))
         return {entry.execution_id: entry for entry in entries}
@@ -453,7 +380,7 @@ class ExecutionCore:
             is_failure = outcome in ("failed", "lost")
             said = msgspec.json.encode([execution_id, failure[:1000]]) if is_failure else b""
             parts += [index, outcome, said]
-        call = _group_note.call(
+        call = group_note.call(
             keys,
             keep_ms=_ms(settings.group_s),
             most=settings.group_failures,
@@ -467,7 +394,7 @@ class ExecutionCore:
     ) -> Operation[GroupProgress]:
         """How far a group is, failures after that one, and if asked `which` members are counted."""
         keys = self.group_keys_of(group_id)
-        call = _group_read.call(keys, after=after, count=count, which=int(which))
+        call = group_read.call(keys, after=after, count=count, which=int(which))
         reply = yield from perform(call, self._retry)
         end = 3 + 2 * int(reply[2])
         counts = {reply[n].decode(): int(reply[n + 1]) for n in range(3, end, 2)}

@@ -14,16 +14,23 @@ from capsule_tasks.storage.scripts import Call, Code, script
 MOST_DUE = 100
 
 
-@script("worker_hold")
-def _hold(keys: HeldKeys, *, token: str, keep_ms: int, count: int, ids: Sequence[str]) -> None: ...
+@script
+def worker_hold(
+    keys: HeldKeys,
+    *,
+    token: str,
+    keep_ms: int,
+    count: int,
+    ids: Sequence[str],
+) -> None: ...
 
 
-@script("worker_held")
-def _held(keys: HeldKeys, *, count: int, ids: Sequence[str]) -> None: ...
+@script
+def worker_held(keys: HeldKeys, *, count: int, ids: Sequence[str]) -> None: ...
 
 
-@script("workers_note")
-def _note(
+@script
+def workers_note(
     workers: str,
     *,
     worker: str,
@@ -62,7 +69,7 @@ class HeldCore:
     def hold_call(
         self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]
     ) -> Call:
-        return _hold.call(
+        return worker_hold.call(
             HeldKeys(incarnation, self._prefix),
             token=token,
             keep_ms=self._keep_ms,
@@ -78,7 +85,7 @@ class HeldCore:
         self, incarnation: str, done: Sequence[str] = (), count: int = 500
     ) -> Operation[list[str] | None]:
         """Some of what it held, without what was seen to; None while its lease lasts."""
-        call = _held.call(HeldKeys(incarnation, self._prefix), count=count, ids=done)
+        call = worker_held.call(HeldKeys(incarnation, self._prefix), count=count, ids=done)
         reply = yield from perform(call, self._retry)
         if reply[0] != Code.DONE:
             return None
@@ -88,7 +95,7 @@ class HeldCore:
         self, incarnation: str, lease_s: float, forget: Sequence[str] = ()
     ) -> Operation[Due]:
         """Say that it lives, and that others are gone for good; who is due to be looked at."""
-        call = _note.call(
+        call = workers_note.call(
             worker_index(self._prefix),
             worker=incarnation,
             lease_ms=int(lease_s * 1000),

@@ -25,6 +25,17 @@ from capsule_tasks.storage.codec import (
     canonical,
     unpacked,
 )
+from capsule_tasks.storage.history_scripts import (
+    history_append,
+    history_clear,
+    history_forget,
+    history_info,
+    history_pop,
+    history_pop_suffix,
+    history_read,
+    history_replace,
+    history_stage,
+)
 from capsule_tasks.storage.history_types import (
     HistoryInfo,
     PoppedSuffix,
@@ -42,7 +53,7 @@ from capsule_tasks.storage.operations import (
     performed,
     refused,
 )
-from capsule_tasks.storage.scripts import Code, script
+from capsule_tasks.storage.scripts import Code
 
 PIECE_ITEMS = 5000
 PIECE_BYTES = 4 * 1024 * 1024
@@ -52,81 +63,6 @@ FORGET_KEYS = 1000
 STAGE_TTL_MS = 600_000
 RESTARTS = 5
 """How often reading or staging begins anew when another writer interferes."""
-
-
-@script("history_append")
-def _append(
-    keys: SessionKeys,
-    *,
-    operation: str,
-    ttl_ms: int,
-    max_items: int,
-    max_bytes: int,
-    records: Sequence[bytes],
-) -> None: ...
-
-
-@script("history_read")
-def _read(
-    keys: SessionKeys, *, generation: str, before: int, count: int, max_bytes: int, renew_ms: int
-) -> None: ...
-
-
-@script("history_pop")
-def _pop(
-    keys: SessionKeys,
-    taken: str,
-    corrupt: str,
-    *,
-    operation: str,
-    ttl_ms: int,
-    corrupt_by: str,
-    keep_bad: int,
-    guards: Sequence[bytes],
-) -> None: ...
-
-
-@script("history_pop_suffix")
-def _pop_suffix(
-    keys: SessionKeys, *, operation: str, ttl_ms: int, records: Sequence[bytes]
-) -> None: ...
-
-
-@script("history_stage")
-def _stage(stage: str, *, offset: int, ttl_ms: int, records: Sequence[bytes]) -> None: ...
-
-
-@script("history_replace")
-def _replace(
-    keys: SessionKeys,
-    stage: str,
-    *,
-    operation: str,
-    ttl_ms: int,
-    generation: str,
-    start: int,
-    stop: int,
-    pruned: int,
-    staged: int,
-    staged_bytes: int,
-    max_items: int,
-    max_bytes: int,
-    keep_bad: int,
-    corrupt: str,
-    records: Sequence[bytes],
-) -> None: ...
-
-
-@script("history_clear")
-def _clear(keys: SessionKeys, *, operation: str) -> None: ...
-
-
-@script("history_forget")
-def _forget(keys: SessionKeys, taken: Sequence[str]) -> None: ...
-
-
-@script("history_info")
-def _info(keys: SessionKeys) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -191,7 +127,7 @@ class HistoryCore:
         records = self.encoded(items)
         if not records:
             return
-        call = _append.call(
+        call = history_append.call(
             self._keys,
             operation=named("add", operation),
             ttl_ms=self._ttl_ms,
@@ -216,7 +152,7 @@ class HistoryCore:
             # A repeat of the whole call walks the same steps under the same names.
             name = named(f"pop.{step}" if step else "pop", operation)
             taken_key = self._keys.popped_by(name)
-            call = _pop.call(
+            call = history_pop.call(
                 self._keys,
                 taken_key,
                 corrupt_key,
@@ -256,7 +192,7 @@ class HistoryCore:
         if not records:
             return PoppedSuffix(True, [])
         for _ in range(RESTARTS):
-            call = _pop_suffix.call(
+            call = history_pop_suffix.call(
                 self._keys,
                 operation=named("pop_suffix", operation),
                 ttl_ms=self._ttl_ms,
@@ -324,15 +260,15 @@ class HistoryCore:
 
     def clear_session(self, *, operation: str | None = None) -> Operation[None]:
         """Remove the history, its quarantine, and what was popped lately."""
-        call = _clear.call(self._keys, operation=named("clear", operation))
+        call = history_clear.call(self._keys, operation=named("clear", operation))
         _, *taken = yield from perform(call, self._retry)
         for first in range(0, len(taken), FORGET_KEYS):
             some = [key.decode() for key in taken[first : first + FORGET_KEYS]]
-            yield from perform(_forget.call(self._keys, some), self._retry)
+            yield from perform(history_forget.call(self._keys, some), self._retry)
 
     def info(self) -> Operation[HistoryInfo]:
         """Size, times and quarantine of the history."""
-        reply = yield from perform(_info.call(self._keys), self._retry)
+        reply = yield from perform(history_info.call(self._keys), self._retry)
         _, length, size, created, updated, ttl_ms, bad = (int(part) for part in reply)
         return HistoryInfo(
             session_id=self.session_id,
@@ -373,7 +309,7 @@ class HistoryCore:
     def _read_piece(
         self, generation: str, before: int, count: int, piece_bytes: int
     ) -> Operation[_Piece | None]:
-        call = _read.call(
+        call = history_read.call(
             self._keys,
             generation=generation,
             before=before,
@@ -391,7 +327,7 @@ class HistoryCore:
         """Whether the pieces wait beside the history now; not if there was another one."""
         offset = 0
         for piece in pieces:
-            call = _stage.call(stage, offset=offset, ttl_ms=STAGE_TTL_MS, records=piece)
+            call = history_stage.call(stage, offset=offset, ttl_ms=STAGE_TTL_MS, records=piece)
             reply = yield from perform(call, self._retry)
             if reply[0] != Code.DONE:
                 return False
@@ -401,7 +337,7 @@ class HistoryCore:
     def _commit(
         self, name: str, stage: str, version: Version, staged: list[bytes], last: list[bytes]
     ) -> Operation[Reply]:
-        call = _replace.call(
+        call = history_replace.call(
             self._keys,
             stage,
             operation=name,

@@ -7,7 +7,7 @@ escaped byte by byte: no two ids have the same spelling, and none can end a tag 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from capsule_tasks.errors import InvalidId, InvalidSetting
@@ -81,17 +81,6 @@ def run_place(run_id: str, prefix: str = "capsule") -> str:
     return f"{checked_prefix(prefix)}:{{R:{escaped('run id', run_id)}}}"
 
 
-class CallKeys(NamedTuple):
-    """All that holds one call that waits for a decision."""
-
-    all: str
-    due: str
-    entries: str
-    agent: str
-    tool: str
-    both: str
-
-
 class ApprovalKeys:
     """The index of calls that wait for a decision, all in one slot."""
 
@@ -115,9 +104,20 @@ class ApprovalKeys:
                 return f"{self._root}:agent:{quote(agent, safe='')}"
         return f"{self._root}:both:{quote(agent or '', safe='')}:{quote(tool or '', safe='')}"
 
-    def of_call(self, agent: str, tool: str) -> CallKeys:
-        orders = (self.order(agent, None), self.order(None, tool), self.order(agent, tool))
-        return CallKeys(self.all, self.due, self.entries, *orders)
+
+class CallKeys:
+    """All keys of the index that hold a call of one tool by one agent."""
+
+    __slots__ = ("agent", "all", "both", "due", "entries", "tool")
+
+    def __init__(self, agent: str, tool: str, prefix: str = "capsule") -> None:
+        index = ApprovalKeys(prefix)
+        self.all = index.all
+        self.due = index.due
+        self.entries = index.entries
+        self.agent = index.order(agent, None)
+        self.tool = index.order(None, tool)
+        self.both = index.order(agent, tool)
 
 
 class WorkerKeys:

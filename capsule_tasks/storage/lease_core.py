@@ -9,21 +9,21 @@ from capsule_tasks.storage.operations import Operation, named, perform
 from capsule_tasks.storage.scripts import Code, script
 
 
-@script("lease_acquire")
-def _acquire(keys: WorkerKeys, *, operation: str, lease_ms: int, keep_ms: int) -> None: ...
+@script
+def lease_acquire(keys: WorkerKeys, *, operation: str, lease_ms: int, keep_ms: int) -> None: ...
 
 
-@script("lease_renew")
-def _renew(keys: WorkerKeys, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
+@script
+def lease_renew(keys: WorkerKeys, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
 
 
-@script("lease_read")
-def _read(keys: WorkerKeys) -> None: ...
+@script
+def lease_read(keys: WorkerKeys) -> None: ...
 
 
 def lease_left_s(incarnation: str, prefix: str, retry: RetrySettings) -> Operation[float | None]:
     """How long the lease of an incarnation lasts: 0 if it has lapsed, None if it never was."""
-    reply = yield from perform(_read.call(WorkerKeys(incarnation, prefix)), retry)
+    reply = yield from perform(lease_read.call(WorkerKeys(incarnation, prefix)), retry)
     return int(reply[1]) / 1000 if reply[0] == Code.DONE else None
 
 
@@ -60,7 +60,9 @@ class LeaseCore:
         """
         lease_ms = int(self._settings.lease_s * 1000)
         name = named("lease_acquire", operation)
-        call = _acquire.call(self._keys, operation=name, lease_ms=lease_ms, keep_ms=self._keep_ms)
+        call = lease_acquire.call(
+            self._keys, operation=name, lease_ms=lease_ms, keep_ms=self._keep_ms
+        )
         reply = yield from perform(call, self._retry)
         if reply[0] == Code.DONE:
             self.token = reply[1].decode()
@@ -84,6 +86,8 @@ class LeaseCore:
         return left_s or 0.0
 
     def _extend(self, lease_ms: int) -> Operation[bool]:
-        call = _renew.call(self._keys, token=self.token, lease_ms=lease_ms, keep_ms=self._keep_ms)
+        call = lease_renew.call(
+            self._keys, token=self.token, lease_ms=lease_ms, keep_ms=self._keep_ms
+        )
         reply = yield from perform(call, self._retry)
         return bool(reply[0] == Code.DONE)

@@ -11,12 +11,12 @@ _KEEP_MS = 7 * 86_400_000
 _TWICE = RetrySettings(attempts=2)
 
 
-@script("losses_add")
-def _add(losses: str, *, keep_ms: int, loss: str) -> None: ...
+@script
+def losses_add(losses: str, *, keep_ms: int, loss: str) -> None: ...
 
 
-@script("losses_drop")
-def _drop(losses: str, *, loss: str) -> None: ...
+@script
+def losses_drop(losses: str, *, loss: str) -> None: ...
 
 
 class LossCore:
@@ -27,9 +27,9 @@ class LossCore:
 
     def add(self, loss: str) -> Operation[int]:
         """Count it; how many there are now."""
-        reply = yield from perform(_add.call(self._key, keep_ms=_KEEP_MS, loss=loss), _TWICE)
+        reply = yield from perform(losses_add.call(self._key, keep_ms=_KEEP_MS, loss=loss), _TWICE)
         return int(reply[1])
 
     def drop(self, loss: str) -> Operation[None]:
         """It was none."""
-        yield from perform(_drop.call(self._key, loss=loss), _TWICE)
+        yield from perform(losses_drop.call(self._key, loss=loss), _TWICE)

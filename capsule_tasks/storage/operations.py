@@ -34,8 +34,8 @@ _REPEATABLE = (StorageUnavailable, StorageNotReady)
 _chance = random.Random()  # noqa: S311  spreads load, and leaves the program's own chance alone
 
 
-@script("settle")
-def _settle(batches: str, *, operation: str) -> None: ...
+@script
+def settle(batches: str, *, operation: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def performed(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, R
 
 def _settling(call: Call, begun: float) -> Settle:
     batches = call.keys[call.script.keys.index("batches")]
-    return Settle(_settle.call(batches, operation=str(call.operation)).repeated(_age_ms(begun)))
+    return Settle(settle.call(batches, operation=str(call.operation)).repeated(_age_ms(begun)))
 
 
 def _forgotten(call: Call) -> StorageForgotten:

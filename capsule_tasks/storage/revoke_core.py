@@ -19,14 +19,14 @@ _AT_ONCE = 1000
 _ONCE = RetrySettings(attempts=1)
 
 
-@script("revokes_add")
-def _add(
+@script
+def revokes_add(
     keys: RevokeKeys, *, keep_ms: int, most: int, channel: str, members: Sequence[str]
 ) -> None: ...
 
 
-@script("revokes_read")
-def _read(keys: RevokeKeys, *, since_ms: int, most: int) -> None: ...
+@script
+def revokes_read(keys: RevokeKeys, *, since_ms: int, most: int) -> None: ...
 
 
 @dataclass
@@ -58,14 +58,16 @@ class RevokeCore:
             [*(f"t{task_id}" for task_id in ids), *(f"s{json.dumps(pair)}" for pair in stamps)]
         )
         for some in _in_parts(members):
-            call = _add.call(
+            call = revokes_add.call(
                 self._keys, keep_ms=self._keep_ms, most=MOST, channel=self.channel, members=some
             )
             yield from perform(call, _ONCE)
 
     def read(self, since_ms: int = 0) -> Operation[Revoked]:
         """What was revoked since; and the moment of that answer."""
-        reply = yield from perform(_read.call(self._keys, since_ms=since_ms, most=MOST), _ONCE)
+        reply = yield from perform(
+            revokes_read.call(self._keys, since_ms=since_ms, most=MOST), _ONCE
+        )
         found = Revoked(until_ms=int(reply[1]))
         for member in reply[2]:
             _take(member.decode(), found)

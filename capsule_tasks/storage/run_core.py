@@ -73,8 +73,8 @@ pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
 
 
-@script("run_create")
-def _create(
+@script
+def run_create(
     keys: RunKeys,
     *,
     operation: str,
@@ -89,14 +89,14 @@ def _create(
 ) -> None: ...
 
 
-@script("run_claim")
-def _claim(
+@script
+def run_claim(
     keys: RunKeys, *, operation: str, ttl_ms: int, incarnation: str, steal: int, readable: bytes
 ) -> None: ...
 
 
-@script("run_commit")
-def _commit(
+@script
+def run_commit(
     keys: RunKeys,
     *,
     operation: str,
@@ -119,24 +119,37 @@ def _commit(
 ) -> None: ...
 
 
-@script("run_cancel")
-def _cancel(keys: RunKeys, *, operation: str, ttl_ms: int, by: str) -> None: ...
+@script
+def run_cancel(keys: RunKeys, *, operation: str, ttl_ms: int, by: str) -> None: ...
 
 
-@script("run_release")
-def _release(keys: RunKeys, *, operation: str, ttl_ms: int, token: int) -> None: ...
+@script
+def run_release(keys: RunKeys, *, operation: str, ttl_ms: int, token: int) -> None: ...
 
 
-@script("run_read")
-def _read(keys: RunKeys, *, with_snapshot: int) -> None: ...
+@script
+def run_read(keys: RunKeys, *, with_snapshot: int) -> None: ...
 
 
-@script("run_start_calls")
-def _start(keys: RunKeys, *, operation: str, ttl_ms: int, token: int, calls: bytes) -> None: ...
+@script
+def run_start_calls(
+    keys: RunKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    token: int,
+    calls: bytes,
+) -> None: ...
 
 
-@script("run_finish_calls")
-def _finish(keys: RunKeys, *, operation: str, token: int, parts: Sequence[Argument]) -> None: ...
+@script
+def run_finish_calls(
+    keys: RunKeys,
+    *,
+    operation: str,
+    token: int,
+    parts: Sequence[Argument],
+) -> None: ...
 
 
 class RunCore:
@@ -177,7 +190,7 @@ class RunCore:
         name = named("run_create", operation)
         for _ in range(INDEX_ATTEMPTS):
             indexed_ms = yield from self.index.add(run_id, session_id, asks)
-            call = _create.call(
+            call = run_create.call(
                 keys,
                 operation=name,
                 ttl_ms=self._ttl_ms,
@@ -222,7 +235,7 @@ class RunCore:
         # One name for all attempts: whoever repeats the call means the one that was granted.
         name, steal = named("run_claim", operation), 0
         while True:
-            call = _claim.call(
+            call = run_claim.call(
                 keys,
                 operation=name,
                 ttl_ms=self._ttl_ms,
@@ -275,7 +288,7 @@ class RunCore:
         ttl_ms = self._ended_ms if is_end else self._ttl_ms
         for _ in range(INDEX_ATTEMPTS):
             indexed_ms = yield from self.index.add(claim.run_id, claim.session_id, asks)
-            call = _commit.call(
+            call = run_commit.call(
                 keys,
                 operation=name,
                 ttl_ms=ttl_ms,
@@ -327,7 +340,7 @@ class RunCore:
         """Hand a run back as it was last committed; raises RunLost if it is not the owner's."""
         check_claim(claim)
         keys = self.places.keys(claim.session_id, claim.run_id)
-        call = _release.call(
+        call = run_release.call(
             keys,
             operation=named("run_release", operation),
             ttl_ms=self._ttl_ms,
@@ -347,7 +360,7 @@ class RunCore:
         """
         check_string("by", by)
         session_id, keys = yield from self.places.find(run_id)
-        cancel = _cancel.call(
+        cancel = run_cancel.call(
             keys,
             operation=named("run_cancel", operation),
             ttl_ms=self._ttl_ms,
@@ -366,7 +379,7 @@ class RunCore:
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
         """The run as it is stored now."""
         session_id, keys = yield from self.places.find(run_id)
-        call = _read.call(keys, with_snapshot=int(with_snapshot))
+        call = run_read.call(keys, with_snapshot=int(with_snapshot))
         reply = yield from perform(call, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(run_id, reply)
@@ -399,7 +412,7 @@ class RunCore:
         keys = self.places.keys(claim.session_id, claim.run_id)
         check_calls(calls)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
-        start = _start.call(
+        start = run_start_calls.call(
             keys,
             operation=named("run_start_calls", operation),
             ttl_ms=self._ttl_ms,
@@ -429,7 +442,7 @@ class RunCore:
                 what = f"the output of call {call_id!r:.100}"
                 raise RunTooLarge(what, len(output), self.settings.max_output_bytes)
             parts += [call_id, output]
-        finish = _finish.call(
+        finish = run_finish_calls.call(
             keys,
             operation=named("run_finish_calls", operation),
             token=claim.token,

@@ -7,7 +7,8 @@ from time import monotonic
 
 from capsule_tasks.errors import RunExists, RunNotFound
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.keys import RunKeys, escaped, run_place
+from capsule_tasks.storage.keys import RunKeys, escaped
+from capsule_tasks.storage.keys import run_place as place_key
 from capsule_tasks.storage.operations import Operation, perform
 from capsule_tasks.storage.scripts import Code, script
 
@@ -16,12 +17,12 @@ KNOWN_S = 86_400.0
 MOST_KNOWN = 10_000
 
 
-@script("run_place")
-def _place(place: str, *, session: str, ttl_ms: int) -> None: ...
+@script
+def run_place(place: str, *, session: str, ttl_ms: int) -> None: ...
 
 
-@script("run_find")
-def _find(place: str, *, ttl_ms: int) -> None: ...
+@script
+def run_find(place: str, *, ttl_ms: int) -> None: ...
 
 
 class Places:
@@ -37,8 +38,8 @@ class Places:
     def take(self, run_id: str, session_id: str) -> Operation[RunKeys]:
         """Bind a run to a session; raises RunExists if it is bound to another."""
         keys = self.keys(session_id, run_id)
-        place = run_place(run_id, self._settings.prefix)
-        call = _place.call(place, session=session_id, ttl_ms=self._ttl_ms)
+        place = place_key(run_id, self._settings.prefix)
+        call = run_place.call(place, session=session_id, ttl_ms=self._ttl_ms)
         reply = yield from perform(call, self._settings.retry)
         if reply[0] == Code.CONFLICT:
             raise RunExists(run_id, f"in session {reply[1].decode()!r:.100}")
@@ -50,8 +51,8 @@ class Places:
         escaped("run id", run_id)
         session_id, known_at = self._known.get(run_id, ("", -math.inf))
         if monotonic() - known_at >= KNOWN_S:
-            place = run_place(run_id, self._settings.prefix)
-            call = _find.call(place, ttl_ms=self._ttl_ms)
+            place = place_key(run_id, self._settings.prefix)
+            call = run_find.call(place, ttl_ms=self._ttl_ms)
             reply = yield from perform(call, self._settings.retry)
             if reply[0] != Code.DONE:
                 raise RunNotFound(run_id)

@@ -4,10 +4,10 @@ A header is the comment at the top of a file: what the script is for, then KEYS,
 REFUSES and USES. Python declares a script as a function without a body, whose parameters are what
 the header names; calls pass them by name, so that a type checker sees each one:
 
-    @script("lease_renew")
-    def _renew(keys: WorkerKeys, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
+    @script
+    def lease_renew(keys: WorkerKeys, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
 
-    call = _renew.call(keys, token=token, lease_ms=1000, keep_ms=5000)
+    call = lease_renew.call(keys, token=token, lease_ms=1000, keep_ms=5000)
 
 A declaration that its header does not fit is refused when its module is imported.
 """
@@ -140,26 +140,23 @@ def _bulk(words: Sequence[Argument]) -> bytes:
     return b"".join(parts)
 
 
-def script(name: str) -> Callable[[Callable[P, None]], Script[P]]:
-    """Declare the script of that name, by a function as above.
+def script(declaration: Callable[P, None]) -> Script[P]:
+    """Declare the script of the function's name; see above.
 
     Keyword-only parameters are ARGV in their order, but for `age_ms`, which only a repeat sets;
     where the header says `record...` the parameter is `records`, a sequence. The other parameters
     are KEYS of the same name, and `keys` is an object that has the other keys as attributes.
     """
-
-    def declare(declaration: Callable[P, None]) -> Script[P]:
-        header, source = parsed_header(text_of(name)), _assembled(name)
-        sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        scope: dict[str, Any] = {"Call": Call}
-        # Text of our own, compiled once, as a dataclass does: a call costs no more than by hand.
-        make: Callable[P, Call] = eval(_call_maker(name, header, declaration), scope)  # noqa: S307
-        update_wrapper(make, declaration)
-        keys = tuple(key.name for key in header.keys)
-        scope["script"] = declared = Script(name, keys, header.args, source, sha, make)
-        return declared
-
-    return declare
+    name = declaration.__name__
+    header, source = parsed_header(text_of(name)), _assembled(name)
+    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    scope: dict[str, Any] = {"Call": Call}
+    # Text of our own, compiled once, as a dataclass does: a call costs no more than by hand.
+    make: Callable[P, Call] = eval(_call_maker(name, header, declaration), scope)  # noqa: S307
+    update_wrapper(make, declaration)
+    keys = tuple(key.name for key in header.keys)
+    scope["script"] = declared = Script(name, keys, header.args, source, sha, make)
+    return declared
 
 
 def _call_maker(name: str, header: Header, declaration: Callable[..., None]) -> str:

@@ -42,8 +42,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ext_hook=revive).decode
 
 
-@script("step_begin")
-def _begin(
+@script
+def step_begin(
     keys: StepKeys,
     *,
     operation: str,
@@ -54,8 +54,8 @@ def _begin(
 ) -> None: ...
 
 
-@script("step_end")
-def _end(
+@script
+def step_end(
     keys: StepKeys,
     *,
     operation: str,
@@ -99,7 +99,7 @@ class StepCore:
         """
         escaped("step name", name)
         operation = named("begin", None)
-        call = _begin.call(
+        call = step_begin.call(
             self._keys,
             operation=operation,
             ttl_ms=self._ttl_ms,
@@ -150,7 +150,7 @@ class StepCore:
         return perform(self._end_call(begun, outcome, value), self._settings.retry)
 
     def _end_call(self, begun: Begun, outcome: Outcome, value: bytes) -> Call:
-        return _end.call(
+        return step_end.call(
             self._keys,
             operation=named("end", None),
             ttl_ms=self._ttl_ms,

@@ -10,8 +10,8 @@ from capsule_tasks.storage.scripts import Call, Code, script
 MOST = 100
 
 
-@script("unacked_claim")
-def _claim(
+@script
+def unacked_claim(
     index: str, marks: str, *, now_s: str, renewed_s: str, other_s: str, hold_s: str, most: int
 ) -> None: ...
 
@@ -27,7 +27,7 @@ class Overdue:
 
 def claim(index: str, overdue: Overdue, now_s: float) -> Call:
     """Take up to MOST of them; the caller puts them back, and nobody else does for a while."""
-    return _claim.call(
+    return unacked_claim.call(
         index,
         unacked_marks(index),
         now_s=f"{now_s:.6f}",

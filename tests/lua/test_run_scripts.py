@@ -140,7 +140,7 @@ def test_a_call_whose_place_in_the_index_may_be_gone_does_not_wait(scene: Scene)
     late_ms = int(scene.client.time()[0]) * 1000 - 31_000
     packed = msgspec.msgpack.encode([{"call": "c", "tool": "t", "agent": "a", "print": "f"}])
     claim = scene.claim
-    commit = run_core._commit.call(
+    commit = run_core.run_commit.call(
         keys,
         operation="op",
         ttl_ms=1000,

@@ -9,7 +9,7 @@ import re
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ import redis
 from capsule_tasks import storage
 from capsule_tasks.errors import InternalError
 from capsule_tasks.storage.keys import (
-    ApprovalKeys,
+    CallKeys,
     ExecutionKeys,
     GroupKeys,
     HeldKeys,
@@ -122,16 +122,14 @@ def without_names(keys: WorkerKeys, token: str, lease_ms: int, keep_ms: int) -> 
 )
 def test_a_declaration_that_does_not_fit_the_header_is_refused(declaration: Any) -> None:
     with pytest.raises(InternalError, match=r"'lease_renew' takes KEYS \['worker'\] and ARGV"):
-        script("lease_renew")(declaration)
+        script(FunctionType(declaration.__code__, {}, "lease_renew"))
 
 
 def spelled(script_name: str, key_name: str) -> str:
     """A key of a script as the package spells it."""
-    approvals = ApprovalKeys()
-    orders = approvals.of_call("<agent>", "<tool>")
     if script_name.startswith("approvals_"):
-        names = ("all", "due", "entries", "agent", "tool", "both")
-        return approvals.all if key_name == "order" else orders[names.index(key_name)]
+        name = "all" if key_name == "order" else key_name
+        return str(getattr(CallKeys("<agent>", "<tool>"), name))
     alone = {
         "workers": worker_index(),
         "revokes": RevokeKeys().revokes,

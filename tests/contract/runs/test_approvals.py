@@ -19,8 +19,8 @@ from capsule_tasks.errors import (
     UnknownCall,
 )
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.approval_index import Entry, Index, _drop
-from capsule_tasks.storage.keys import ApprovalKeys, CallKeys
+from capsule_tasks.storage.approval_index import Entry, Index, approvals_drop
+from capsule_tasks.storage.keys import CallKeys
 from capsule_tasks.storage.run_types import PlannedCall
 from tests.contract.run_subjects import PRINT, Subject, ask, until
 
@@ -233,9 +233,10 @@ async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
 ) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask("old"), ask("due", expires_in_s=0.001), run_id="run-1")
-    keys = ApprovalKeys(subject.prefix).of_call("triage", "bare:pay")
-    others = CallKeys(*(f"{key}:other" for key in keys))._replace(entries=keys.entries)
-    await subject.call(_drop.call(others, member=b'["run-1","old"]', idle_ms=0))
+    keys = CallKeys("triage", "bare:pay", subject.prefix)
+    for name in set(CallKeys.__slots__) - {"entries"}:
+        setattr(keys, name, f"{getattr(keys, name)}:other")
+    await subject.call(approvals_drop.call(keys, member=b'["run-1","old"]', idle_ms=0))
     await subject.parked(runs, ask("new"), run_id="run-2", worker="w2")
     (due,) = await swept(runs)
     assert due.calls == ("due",)

@@ -13,7 +13,7 @@ from capsule_tasks.errors import (
     UnknownCall,
 )
 from capsule_tasks.storage.keys import RunKeys
-from capsule_tasks.storage.operations import _settle
+from capsule_tasks.storage.operations import settle
 from capsule_tasks.storage.run_types import Claim, PlannedCall
 from tests.contract.run_subjects import PRINT, Subject, ask
 
@@ -155,7 +155,7 @@ async def test_what_was_cancelled_before_it_was_done_can_be_repeated(subject: Su
     claim = await subject.claimed(runs)
     await runs.start_calls(claim, [PlannedCall("c", PRINT)])
     keys = RunKeys(subject.session_id, "run-1", subject.prefix)
-    await subject.call(_settle.call(keys.batches, operation="run_finish_calls:mine").repeated(1))
+    await subject.call(settle.call(keys.batches, operation="run_finish_calls:mine").repeated(1))
     await runs.finish_calls(claim, {"c": b"out"}, operation="mine")
     await runs.finish_calls(claim, {"c": b"out"}, operation="mine")
     starts = await runs.start_calls(claim, [PlannedCall("c", PRINT)])

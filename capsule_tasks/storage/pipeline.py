@@ -111,13 +111,12 @@ class PipelinedConnection:
             return await cluster.run(call)
 
     async def close(self) -> None:
-        """End the connection; what is in flight fails. Safe twice."""
+        """End the connection; what is in flight fails. Safe twice, and each caller waits."""
         self.is_closed = True
         if self._others is not None:
             await self._others.close()
-        line, self._line = self._line, None
-        if line is not None:
-            await line.close()
+        if self._line is not None:
+            await self._line.close()
         await self._endpoint.close()
 
     async def _connected(self) -> _Line:
@@ -157,6 +156,7 @@ class _Line:
         self._outbox: list[bytes] = []
         self._writer: asyncio.Task[None] | None = None
         self._reader = self._loop.create_task(self._read())
+        self._leaving: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._patience: asyncio.Handle | None = None
 
@@ -188,12 +188,10 @@ class _Line:
 
     async def close(self) -> None:
         self._break(closed())
-        tasks = [task for task in (self._reader, self._writer) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(*FAULTS):
-            await self._connection.disconnect(nowait=True)
+        if self._writer is not None:
+            self._writer.cancel()
+        tasks = (self._reader, self._writer, self._leaving)
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
     def _sent(
         self, command: bytes, call: Call, script: str, is_patient: bool = False
@@ -308,7 +306,7 @@ class _Line:
             # Later: who is told may make calls.
             self._loop.call_soon(self._tell, self._waiting.popleft()[0], _copied(error))
         self._reader.cancel()
-        self._loop.create_task(self._leave())
+        self._leaving = self._loop.create_task(self._leave())
 
     async def _leave(self) -> None:
         with contextlib.suppress(*FAULTS):

@@ -13,6 +13,8 @@ from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import PoolSettings, Profile
 from capsule_tasks.storage.doorbells import Doorbells
+from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.system.service import AsyncService
 from tests.servers import fresh_prefix
 from tests.services import HANG_S, nothing_left
@@ -35,12 +37,27 @@ class Listening:
         await self._bells.close()
 
 
+class Connected:
+    """A connection: it starts with the first call, and stops when it is closed."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = PipelinedConnection(url)
+        self._store = ExecutionStore(self._connection)
+
+    async def start(self) -> None:
+        await self._store.look(fresh_prefix())
+
+    async def stop(self) -> None:
+        await self._connection.close()
+
+
 def profile() -> Profile:
     return Profile(pool=PoolSettings(min_idle=1, max_sessions=1))
 
 
 KINDS: dict[str, Callable[[str], AsyncService]] = {
     "doorbells": Listening,
+    "connection": Connected,
     "spawner": lambda _: WarmSpawner(profile()),
     "pool": lambda _: SessionPool({"app": profile()}),
 }

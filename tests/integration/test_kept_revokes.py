@@ -18,7 +18,7 @@ from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.storage.keys import RevokeKeys
 from capsule_tasks.storage.revoke_core import Revoked
 from capsule_tasks.taskpool.revokes import Revokes
-from scripts._redis_server import PrivateServer
+from capsule_tasks.testing.servers import PrivateServer
 from tests.servers import fresh_prefix, require_server
 from tests.severing_proxy import SeveringProxy
 from tests.streaming import HANG_S, Ground, eventually

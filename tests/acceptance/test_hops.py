@@ -19,7 +19,7 @@ LIMITS = {
     ("on", "delivered"): 39,
     ("on", "ended"): 34,
     ("off", "delivered"): 27,
-    ("off", "ended"): 21,
+    ("off", "ended"): 22,
 }
 """Modules with streams on and off, as measured during the rewrite of issue 13, whose aim is 15.
 

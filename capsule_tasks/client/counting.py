@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from capsule_tasks.client.tally import Failure, Tally
-from capsule_tasks.client.watching import MOST_OUTAGE_S, Watchtower, rung_or_late, through_outages
+from capsule_tasks.client.watching import MOST_OUTAGE_S, Watchtower, rung_or_late
 from capsule_tasks.protocol.events import Ended
+from capsule_tasks.storage.drivers import through_outages
 
 _FIRST_LOOK_S = 1.0
 _LAST_LOOK_S = 15.0
@@ -93,7 +94,8 @@ class GroupWatch:
             progress = await through_outages(
                 lambda: self._tower.store.read_group(
                     self._group_id, self._tally.after, _FAILURES, which=which
-                )
+                ),
+                MOST_OUTAGE_S,
             )
             self._failures += self._tally.take(progress)
 

@@ -18,6 +18,7 @@ from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.doorbells import Doorbells
+from capsule_tasks.storage.drivers import through_outages
 from capsule_tasks.storage.execution_types import Event, Page, RecentEntry, State
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.storage.operations import new_operation
@@ -228,19 +229,6 @@ async def _of_each(ids: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> di
 def in_parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """So many as are asked, or told, at a time."""
     return (ids[first : first + _AT_ONCE] for first in range(0, len(ids), _AT_ONCE))
-
-
-async def through_outages(ask: Callable[[], Awaitable[T]], outage_s: float = MOST_OUTAGE_S) -> T:
-    """What Redis says, also if it is away for a while; StorageError once that is too long."""
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    while True:
-        try:
-            return await ask()
-        except StorageError:
-            if loop.time() - begun > outage_s:
-                raise
-            await asyncio.sleep(_AGAIN_S)
 
 
 class _ResultRing:

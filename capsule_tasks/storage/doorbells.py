@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
 
 from capsule_tasks.errors import StorageUnavailable, reason_of
-from capsule_tasks.settings import ConnectionSettings
+from capsule_tasks.settings import ConnectionSettings, RetrySettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
 from capsule_tasks.storage.connections.faults import FAULTS
-from capsule_tasks.storage.operations import closed
+from capsule_tasks.storage.operations import closed, delay_s
 
 log = logging.getLogger("capsule_tasks.storage")
 
@@ -28,10 +27,8 @@ Ring = Callable[[bytes | None], object]
 """Called with what was said, or with None after a time in which rings may have been missed."""
 
 _SILENCE_S = 15.0
-_FIRST_RETRY_S = 0.05
-_LAST_RETRY_S = 1.0
+_RETRY = RetrySettings(first_delay_s=0.1, max_delay_s=1.0)
 _SLICE = 500
-_chance = random.Random()  # noqa: S311  spreads load, and leaves the program's own chance alone
 
 
 class Doorbells:
@@ -136,8 +133,7 @@ class Doorbells:
                     with contextlib.suppress(*FAULTS):
                         await connection.disconnect(nowait=True)
             attempt += 1
-            pause_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** min(attempt, 10))
-            await asyncio.sleep(pause_s * _chance.uniform(0.5, 1))
+            await asyncio.sleep(delay_s(attempt, _RETRY))
 
     def _note_fault(self, error: Exception) -> None:
         before, self._fault = self._fault, error

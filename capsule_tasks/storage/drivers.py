@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from capsule_tasks.errors import StorageError
@@ -23,6 +24,8 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 SETTLE_LIMIT_S = 5.0
+_AGAIN_S = 0.5
+"""Between two operations while Redis is away."""
 
 
 class AsyncStore(Protocol):
@@ -94,6 +97,29 @@ def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
                     store.run_blocking(wanted.call)
         except BaseException as error:  # noqa: BLE001  the operation decides, and raises it
             failure = error
+
+
+async def through_outages(
+    ask: Callable[[], Awaitable[T]],
+    outage_s: float = math.inf,
+    *,
+    on_fault: Callable[[StorageError], object] = lambda _: None,
+) -> T:
+    """What Redis says, also if it is away for a while; StorageError once that is too long.
+
+    The one loop around operations, for callers that have nothing to do but wait: an operation makes
+    its own attempts, for some seconds, and `on_fault` hears of each one that failed.
+    """
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while True:
+        try:
+            return await ask()
+        except StorageError as error:
+            if loop.time() - begun > outage_s:
+                raise
+            on_fault(error)
+        await asyncio.sleep(_AGAIN_S)
 
 
 _settling: set[asyncio.Task[None]] = set()

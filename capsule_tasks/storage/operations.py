@@ -132,7 +132,7 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
                 error.may_have_written = may_have_written
                 error.operation = _as_given(call)
                 raise
-        yield Pause(_delay_s(attempt, retry))
+        yield Pause(delay_s(attempt, retry))
         call = call.repeated(_age_ms(begun))
     raise AssertionError("unreachable")
 
@@ -149,9 +149,13 @@ def closed() -> StorageClosed:
 def reply_of(answer: object) -> Reply:
     """What a script returned; StorageNotReady for an answer that is none of a script's."""
     if not isinstance(answer, list):
-        error = f"Redis: a script was answered with {answer!r}"
-        raise StorageNotReady(error, may_have_written=True)
+        raise no_reply(answer)
     return answer
+
+
+def no_reply(answer: object) -> StorageNotReady:
+    error = f"Redis: a script was answered with {answer!r}"
+    return StorageNotReady(error, may_have_written=True)
 
 
 def refused(reply: Reply, call: str) -> InternalError:
@@ -163,7 +167,10 @@ def _age_ms(begun: float) -> int:
     return int((time.monotonic() - begun) * 1000) + 1
 
 
-def _delay_s(attempt: int, retry: RetrySettings) -> float:
-    """Full jitter: many callers who lost one server do not come back together."""
-    most = min(retry.max_delay_s, retry.first_delay_s * 2 ** (attempt - 1))
+def delay_s(attempt: int, retry: RetrySettings) -> float:
+    """How long to wait after that many attempts, from 1 on.
+
+    Full jitter: many callers who lost one server do not come back together.
+    """
+    most = min(retry.max_delay_s, retry.first_delay_s * 2 ** min(attempt - 1, 30))
     return _chance.uniform(most / 10, most)

@@ -16,7 +16,6 @@ from capsule_tasks.errors import (
     InvalidSetting,
     StorageClosed,
     StorageError,
-    StorageNotReady,
     StorageUnavailable,
     reason_of,
 )
@@ -25,7 +24,7 @@ from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.asynchronous import AsyncConnections
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
 from capsule_tasks.storage.connections.faults import FAULTS, is_temporary, told
-from capsule_tasks.storage.operations import Reply, closed, reply_of
+from capsule_tasks.storage.operations import Reply, closed, no_reply
 from capsule_tasks.storage.scripts import Call
 
 _MOST_WAITING = 64
@@ -161,28 +160,31 @@ class _Line:
         self._patience: asyncio.Handle | None = None
 
     async def run(self, call: Call, is_patient: bool) -> Reply:
-        try:
-            return reply_of(await self._sent(b"EVALSHA", call, call.script.sha, is_patient))
-        except NoScriptError:
-            # The server was restarted, flushed or failed over. EVAL makes it remember the script.
-            pass
-        except FAULTS as error:
-            raise told(error, was_sent=True) from error
-        try:
-            return reply_of(await self._sent(b"EVAL", call, call.script.source))
-        except FAULTS as error:
-            raise told(error, was_sent=True) from error
+        if self.is_broken:
+            raise StorageUnavailable("Redis: the connection was lost")
+        answered: asyncio.Future[Reply] = self._loop.create_future()
+
+        def answer(reply: Reply | StorageError) -> None:
+            if answered.done():  # whoever waited has left
+                return
+            if isinstance(reply, StorageError):
+                answered.set_exception(reply)
+            else:
+                answered.set_result(reply)
+
+        self.cast(call, answer, is_patient)
+        return await answered
 
     def cast(self, call: Call, answer: Answer, is_patient: bool) -> None:
         def on_reply(reply: Any) -> None:
             if type(reply) is list or isinstance(reply, StorageError):
                 answer(reply)
             elif isinstance(reply, NoScriptError) and not self.is_broken:
+                # The server was restarted, flushed or failed over. EVAL makes it remember the
+                # script.
                 self._send(call.packed(b"EVAL", call.script.source), on_reply, is_patient)
-            elif isinstance(reply, BaseException):
-                answer(told(reply, was_sent=True))
             else:
-                answer(StorageNotReady(f"Redis: a script was answered with {reply!r}"))
+                answer(_error_of(reply))
 
         self._send(call.packed(b"EVALSHA", call.script.sha), on_reply, is_patient)
 
@@ -192,25 +194,6 @@ class _Line:
             self._writer.cancel()
         tasks = (self._reader, self._writer, self._leaving)
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
-
-    def _sent(
-        self, command: bytes, call: Call, script: str, is_patient: bool = False
-    ) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._loop.create_future()
-        if self.is_broken:
-            future.set_exception(StorageUnavailable("Redis: the connection was lost"))
-            return future
-
-        def on_reply(reply: Any) -> None:
-            if future.done():
-                return
-            if isinstance(reply, BaseException):
-                future.set_exception(reply)
-            else:
-                future.set_result(reply)
-
-        self._send(call.packed(command, script), on_reply, is_patient)
-        return future
 
     def _send(self, packed: bytes, on_reply: Callable[[Any], object], is_patient: bool) -> None:
         self._outbox.append(packed)
@@ -311,6 +294,17 @@ class _Line:
     async def _leave(self) -> None:
         with contextlib.suppress(*FAULTS):
             await self._connection.disconnect(nowait=True)
+
+
+def _error_of(reply: object) -> StorageError:
+    """The error to tell of what is no reply of a script."""
+    if isinstance(reply, NoScriptError):
+        return StorageUnavailable("Redis: the connection was lost")
+    if not isinstance(reply, BaseException):
+        return no_reply(reply)
+    error = told(reply, was_sent=True)
+    error.__cause__ = reply
+    return error
 
 
 def _copied(error: BaseException) -> BaseException:

@@ -10,13 +10,15 @@ import pytest
 from capsule_tasks.errors import (
     StorageClosed,
     StorageDenied,
+    StorageError,
     StorageForgotten,
     StorageFull,
     StorageNotReady,
     StorageUnavailable,
 )
 from capsule_tasks.settings import RetrySettings
-from capsule_tasks.storage.operations import Pause, Settle, perform
+from capsule_tasks.storage.drivers import through_outages
+from capsule_tasks.storage.operations import Pause, Settle, delay_s, perform
 from capsule_tasks.storage.scripts import Call, Code, Script
 
 RETRY = RetrySettings(attempts=4, first_delay_s=0.1, max_delay_s=0.3)
@@ -157,3 +159,28 @@ def test_what_its_caller_gave_up_is_done_under_the_next_name() -> None:
     with pytest.raises(StopIteration) as done:
         operation.send([Code.DONE])
     assert done.value.value == [Code.DONE]
+
+
+def test_the_pauses_of_a_thousand_attempts_stay_bounded() -> None:
+    assert delay_s(5000, RETRY) <= RETRY.max_delay_s
+
+
+async def test_who_waits_through_outages_hears_of_each_and_is_told_at_last() -> None:
+    faults = [lost(), StorageDenied("who are you")]
+    heard: list[StorageError] = []
+
+    async def ask() -> str:
+        if faults:
+            raise faults.pop(0)
+        return "here"
+
+    assert await through_outages(ask, on_fault=heard.append) == "here"
+    assert [type(fault) for fault in heard] == [StorageUnavailable, StorageDenied]
+
+
+async def test_an_outage_that_is_too_long_is_told() -> None:
+    async def ask() -> str:
+        raise lost()
+
+    with pytest.raises(StorageUnavailable):
+        await through_outages(ask, -1)

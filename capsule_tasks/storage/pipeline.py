@@ -88,7 +88,8 @@ class PipelinedConnection:
             line = await self._connected()
         reply = await line.ask(call, is_patient)
         if isinstance(reply, StorageError):
-            raise reply
+            # A call that was in flight as this was closed says so, like those that come later.
+            raise reply.__cause__ if isinstance(reply.__cause__, StorageClosed) else reply
         return reply
 
     def cast(self, call: Call, answer: Answer, *, is_patient: bool = False) -> None:

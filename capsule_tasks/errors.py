@@ -182,7 +182,7 @@ class LostTooOften(OperatorError):
     """A task was delivered again and again, and its process was lost each time."""
 
     def __init__(
-        self, name: str, task_id: str = "", losses: int = 0, last: Exception | None = None
+        self, name: str, task_id: str = "", losses: int = 0, last: str | None = None
     ) -> None:
         """Or of the message alone, as Celery makes it anew from a stored result."""
         super().__init__(

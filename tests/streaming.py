@@ -1,71 +1,102 @@
-"""The streams of a worker without the worker: jobs whose task is the test, and no children."""
+"""The publisher of a worker without the worker: executions whose children are the test."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-from capsule_tasks.protocol.events import Ended, Outcome
-from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
+from capsule_tasks.executions.ends import End
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.losses import Losses
+from capsule_tasks.executions.origin import Origin
+from capsule_tasks.executions.publisher import Publisher
+from capsule_tasks.executions.states import Claim
+from capsule_tasks.executions.supervisor import Supervisor
+from capsule_tasks.protocol.messages import TaskCall, Traced
+from capsule_tasks.sessions import SessionPool
+from capsule_tasks.settings import ExecutionSettings, LeaseSettings, Profile, PublishSettings
 from capsule_tasks.storage.executions import ExecutionStore
-from capsule_tasks.taskpool.endings import Ending
-from capsule_tasks.taskpool.jobs import Job
-from capsule_tasks.taskpool.streams.publication import Publication
-from capsule_tasks.taskpool.streams.worker import Streams
 from tests.servers import fresh_prefix
 
 HANG_S = 30
-SUCCEEDED = Ending(Ended(outcome=Outcome.SUCCEEDED))
+PID = 17
 
 
-class Session:
-    """Notes what is done to it."""
+class Dispatcher:
+    """Notes what is done to executions; no child says anything."""
 
     def __init__(self) -> None:
+        self.queued: list[str] = []
         self.done: list[str] = []
 
-    def read_on(self, _execution_id: str) -> None:
+    def enqueue(self, execution: Execution) -> None:
+        self.queued.append(execution.call.task_id)
+
+    def remove(self, execution: Execution) -> None:
+        self.done.append(f"remove {execution.call.task_id}")
+
+    def cancel(self, execution: Execution, _grace_s: float) -> None:
+        self.done.append(f"cancel {execution.call.task_id}")
+
+    def end_input(self, _execution: Execution, request_id: str) -> None:
+        self.done.append(f"end input {request_id}")
+
+    def read_on(self, _execution: Execution) -> None:
         self.done.append("read on")
 
-    async def interrupt(self, _execution_id: str) -> None:
-        self.done.append("interrupted")
+    async def interrupt(self, execution: Execution) -> None:
+        self.done.append(f"interrupt {execution.call.task_id}")
+
+    def stop(self) -> None: ...
 
 
-class Crew:
-    """Notes what becomes of jobs."""
+class Reporter:
+    """Notes what Celery would hear."""
 
     def __init__(self) -> None:
-        self.submitted: list[Job] = []
-        self.cancelled: list[Job] = []
-        self.session = Session()
+        self.heard: list[str] = []
+        self.is_acknowledged = asyncio.Event()
+        self.has_ended = asyncio.Event()
 
-    def submit(self, job: Job) -> None:
-        self.submitted.append(job)
+    def accepted(self, pid: int, at: float, *, defers_ack: bool) -> None:
+        self.heard.append("accepted")
 
-    def drop(self, _job: Job) -> None: ...
+    def acknowledge(self) -> None:
+        self.heard.append("acknowledge")
+        self.is_acknowledged.set()
 
-    def cancel(self, job: Job, _grace_s: float, _asker: str) -> None:
-        self.cancelled.append(job)
+    def soft_limit(self) -> None:
+        self.heard.append("soft limit")
 
-    def end_input(self, _job: Job, _request_id: str) -> None: ...
+    def free_slot(self) -> None:
+        self.heard.append("free slot")
 
-    def session_of(self, _job: Job) -> Any:
-        return self.session
+    def ended(self, end: End, *, frees_slot: bool) -> None:
+        self.heard.append("ended")
+        self.has_ended.set()
+
+    def own_frames(self, stack: str) -> str:
+        return stack
+
+
+class OutputLog:
+    def say(self, _source: Execution, _output: object) -> None: ...
+
+    def forget(self, _source: Execution) -> None: ...
 
 
 class Ground:
-    """Streams in one Redis, and who looks at what is there."""
+    """A supervisor with a publisher in one Redis, and who looks at what is stored."""
 
-    def __init__(self, url: str, *, drops: bool = True, lease_s: float = 15.0, **settings: Any):
-        self.crew = Crew()
+    def __init__(
+        self, url: str, *, drops: bool = True, lease_s: float = 15.0, **settings: Any
+    ) -> None:
         self.kept = ExecutionSettings(prefix=fresh_prefix())
         self.own_kept: Any = {}
-        """What the task of every job has settings of its own for."""
-        self.streams = Streams(
+        """The settings that the task of every execution has of its own."""
+        self.publisher = Publisher(
             url,
-            self.crew,
             worker="w",
             settings=PublishSettings(**settings),
             kept=self.kept,
@@ -75,30 +106,65 @@ class Ground:
             fail_result=lambda *_: None,
             own_kept=lambda _: self.own_kept,
         )
+        self.supervisor = Supervisor(
+            SessionPool({"blocking": Profile(), "async": Profile()}),
+            async_limit=10,
+            publisher=self.publisher,
+            losses=Losses(5),
+            output_log=OutputLog(),
+        )
+        self.dispatcher = Dispatcher()
+        self.supervisor.dispatcher = self.dispatcher  # type: ignore[assignment]
 
     @property
     def store(self) -> ExecutionStore:
-        return self.streams.store
+        return self.publisher.store
 
-    def admitted(self, job: Job) -> Publication:
-        self.streams.admit(job)
-        publication: Publication = job.publication
-        return publication
+    async def start(self) -> None:
+        await self.supervisor.start()
 
-    async def running(self, task_id: str) -> Publication:
-        """One that has begun and is claimed, and not over."""
-        publication = self.admitted(new_job(task_id))
-        await eventually(lambda: publication.has_begun)
-        publication.accepted(1, None)
-        publication.on_due()
-        await eventually(lambda: publication.is_live)
-        return publication
+    async def stop(self) -> None:
+        await self.supervisor.stop()
 
-    async def end(self, publication: Publication) -> None:
-        """Its job has succeeded, and Celery has heard of it."""
-        told = asyncio.Event()
-        publication.end(SUCCEEDED, told.set)
-        await told.wait()
+    def admitted(self, execution: Execution) -> Execution:
+        self.supervisor.admit(execution)
+        return execution
+
+    def begin(self, execution: Execution) -> None:
+        """A child is sent the execution, and starts it."""
+        self.supervisor.sent(execution, PID, execution.call.task_id)
+        self.supervisor.started(execution, 0.0)
+
+    async def running(self, task_id: str, **origin: Any) -> Execution:
+        """An execution that has begun and is claimed, and not over."""
+        execution = self.admitted(new_execution(task_id, **origin))
+        await eventually(lambda: execution.life.has_begun)
+        self.begin(execution)
+        await eventually(lambda: is_held(execution))
+        return execution
+
+    def finish(self, execution: Execution) -> None:
+        """The child has traced the task to its end."""
+        terminal = Traced(execution_id=execution.call.task_id, text="'done'", runtime_s=0.1)
+        self.supervisor.finished(execution, terminal, None)
+
+    async def end(self, execution: Execution) -> None:
+        """The task has succeeded, and Celery has heard of that."""
+        if not execution.life.is_with_child:
+            self.begin(execution)
+        self.finish(execution)
+        await reporter_of(execution).has_ended.wait()
+
+
+def reporter_of(execution: Execution) -> Reporter:
+    reporter = execution.reporter
+    assert isinstance(reporter, Reporter)
+    return reporter
+
+
+def is_held(execution: Execution) -> bool:
+    """Whether its attempt is claimed, and not over."""
+    return execution.life.claim is Claim.HELD
 
 
 async def eventually(condition: Callable[[], object]) -> None:
@@ -108,7 +174,7 @@ async def eventually(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-def new_job(task_id: str, *, group: tuple[str, int] = ("", -1), **task: Any) -> Job:
-    """A job of a task with these attributes."""
-    request = SimpleNamespace(task=SimpleNamespace(**task))
-    return Job.never_called("t", task_id, request=request, group=group)
+def new_execution(task_id: str, *, group: tuple[str, int] = ("", -1), **origin: Any) -> Execution:
+    call = TaskCall(name="t", task_id=task_id, body=b"")
+    where = Origin(execution_id=task_id, task="t", group=group[0], index=group[1], **origin)
+    return Execution(call, where, Reporter())

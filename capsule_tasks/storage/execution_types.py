@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from capsule_tasks.protocol.events import (
     Accepted,
@@ -70,8 +70,7 @@ class Told:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """An attempt that is ours, and what waited for it."""
 
     attempt: int

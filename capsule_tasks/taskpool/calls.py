@@ -7,9 +7,14 @@ from typing import Any
 
 from kombu.serialization import dumps
 
+from capsule_tasks.errors import InvalidId
+from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.protocol.values import NotCarried
+from capsule_tasks.storage.keys import escaped
 
+_MOST_MEMBERS = 2**27
+"""Members that a bitmap in Redis may count without being a danger to it: 16 MiB."""
 _DECODED = ("args", "kwargs")
 """The request dict repeats them beside the body; the child decodes them anew."""
 
@@ -51,10 +56,54 @@ def _encode_again(body: Any, request: Any, headers: dict[str, Any]) -> tuple[Any
     return content_type, encoding, data, 2
 
 
-def is_redelivered(headers: Any) -> bool:
-    """Whether a message was delivered before, by its request's headers."""
+def origin_of(
+    call: TaskCall,
+    headers: Any,
+    request: Any,
+    *,
+    is_async: bool,
+    can_defer_ack: bool,
+    limits: tuple[float | None, float | None],
+) -> Origin:
+    """What decides about a task's life: its message, and its settings as they are now."""
+    task: Any = getattr(request, "task", None)
+    acks_late = bool(getattr(task, "acks_late", False))
+    comes_again_when_lost = acks_late and bool(task.reject_on_worker_lost)
+    continues_after_loss = comes_again_when_lost
+    if task is not None and getattr(task, "retry_on_worker_lost", False):
+        most = task.max_retries
+        continues_after_loss = most is None or int(headers.get("retries") or 0) < most
     about = headers.get("delivery_info")
-    return bool(about and about.get("redelivered"))
+    group, index = group_of(headers)
+    soft_limit_s, hard_limit_s = limits
+    return Origin(
+        execution_id=call.task_id,
+        task=call.name,
+        is_async=is_async,
+        group=group,
+        index=index,
+        is_retry=bool(headers.get("retries")),
+        is_redelivered=bool(about and about.get("redelivered")),
+        acks_late=acks_late,
+        ack_waits_for_claim=can_defer_ack and not acks_late,
+        comes_again_when_lost=comes_again_when_lost,
+        continues_after_loss=continues_after_loss,
+        comes_again_over_limit=acks_late and not task.acks_on_timeout,
+        soft_limit_s=soft_limit_s,
+        hard_limit_s=hard_limit_s,
+    )
+
+
+def group_of(headers: Any) -> tuple[str, int]:
+    """The group of a task, and its place there; none if no key can be made of it."""
+    group, index = headers.get("group"), headers.get("group_index")
+    if group is None or not isinstance(index, int) or not 0 <= index < _MOST_MEMBERS:
+        return ("", -1)
+    try:
+        escaped("group id", group)
+    except InvalidId:
+        return ("", -1)
+    return (group, index)
 
 
 def is_coroutine_task(task: Any) -> bool:

@@ -19,10 +19,10 @@ from celery.signals import setup_logging
 from celery.utils.log import get_logger, mlevel
 
 from capsule_tasks.errors import reason_of
+from capsule_tasks.executions.execution import Execution
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.system.service import ThreadService
-from capsule_tasks.taskpool.jobs import Job
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -50,7 +50,7 @@ class Latecomer(NamedTuple):
     pid: int
 
 
-_Source = Job | Latecomer | None
+_Source = Execution | Latecomer | None
 _Key = tuple[_Source, str]
 
 
@@ -114,10 +114,10 @@ class Echo(ThreadService):
         self._logger = get_logger(_REDIRECTED)
         self._lines = Lines(self._log)
         self._late = Lines(self._log)
-        self._heard: set[Job] = set()
-        """Jobs that may have begun a line."""
+        self._heard: set[Execution] = set()
+        """Executions that may have begun a line."""
         self._over: dict[str, tuple[str, str]] = {}
-        """Name and id of the task, by execution, of jobs that printed; the oldest are forgotten."""
+        """Name and id of tasks that printed, by execution; the oldest are forgotten."""
         self._waiting: deque[tuple[_Source, Output | Gap | None]] = deque()
         self._size = 0
         self._lost_bytes = 0
@@ -125,8 +125,8 @@ class Echo(ThreadService):
         self._changed = threading.Condition()
 
     def say(self, source: _Source, output: Output | Gap) -> None:
-        """One message of a child: of a job, of one that is over, or of none."""
-        if isinstance(source, Job):
+        """One message of a child: of an execution, of one that is over, or of none."""
+        if isinstance(source, Execution):
             self._heard.add(source)
         with self._changed:
             size = _size(output)
@@ -137,15 +137,15 @@ class Echo(ThreadService):
             self._waiting.append((source, output))
             self._changed.notify()
 
-    def forget(self, job: Job) -> None:
+    def forget(self, source: Execution) -> None:
         """The task is over: what it left without a newline is a line."""
-        if job in self._heard:
-            self._heard.discard(job)
+        if source in self._heard:
+            self._heard.discard(source)
             if len(self._over) >= _MOST_KNOWN:
                 del self._over[next(iter(self._over))]
-            self._over[job.execution_id] = job.call.name, job.call.task_id
+            self._over[source.child_execution_id] = source.call.name, source.call.task_id
             with self._changed:
-                self._waiting.append((job, None))
+                self._waiting.append((source, None))
                 self._changed.notify()
 
     def wake(self) -> None:
@@ -188,7 +188,7 @@ class Echo(ThreadService):
             for stream in _DESCRIPTORS:
                 self._lines.end((source, stream))
         elif isinstance(output, Gap):
-            call = source.call if isinstance(source, Job) else None
+            call = source.call if isinstance(source, Execution) else None
             who = f"task {call.name}[{call.task_id}]" if call is not None else "a task"
             log.warning("%d bytes of the output of %s were dropped", output.lost_bytes, who)
         elif output.raw or source is None or self._level is None or not self._logger.hasHandlers():
@@ -216,7 +216,7 @@ class Echo(ThreadService):
 
     def _speaker(self, source: _Source) -> tuple[str, str, int]:
         """The task's name, its id, and its process."""
-        if isinstance(source, Job):
+        if isinstance(source, Execution):
             return source.call.name, source.call.task_id, source.pid
         assert source is not None  # what no task said makes no lines
         name, task_id = self._over.get(source.execution_id, (_UNKNOWN, source.execution_id))

@@ -13,6 +13,7 @@ from capsule_tasks.client.configuration import kept_settings
 from capsule_tasks.client.revokes import checked_keep_s
 from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.executions.losses import Losses
 from capsule_tasks.settings import (
     AppLaneSettings,
     ChildSettings,
@@ -24,7 +25,6 @@ from capsule_tasks.settings import (
     SessionConfig,
     TimeoutSettings,
 )
-from capsule_tasks.taskpool.crew import CrewLimits
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -150,11 +150,6 @@ def profile(app: Any, lane: AppLaneSettings, options: dict[str, Any]) -> Profile
     )
 
 
-def crew_limits(app: Any) -> CrewLimits:
-    """What a child takes on, and what a message may cost."""
-    return CrewLimits(
-        async_limit=setting(app, "capsule_async_limit"),
-        losses=setting(app, "capsule_loss_limit"),
-        losses_url=redis_url(app),
-        losses_prefix=kept_settings(app).prefix,
-    )
+def losses_of(app: Any) -> Losses:
+    """The count of processes that each message has cost."""
+    return Losses(setting(app, "capsule_loss_limit"), redis_url(app), kept_settings(app).prefix)

@@ -17,17 +17,19 @@ from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.errors import TaskNotCarried
-from capsule_tasks.executions.dispatcher import Dispatcher
+from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.answering import servers_answer
 from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.calls import is_coroutine_task, is_redelivered, task_call
-from capsule_tasks.taskpool.jobs import ExecutionPid, Job, Stage, group_of
+from capsule_tasks.taskpool.calls import is_coroutine_task, origin_of, task_call
+from capsule_tasks.taskpool.einfo import info_of
 from capsule_tasks.taskpool.leaving import Leaving
 from capsule_tasks.taskpool.options import check, setting
 from capsule_tasks.taskpool.replies import Later, PatientNode
+from capsule_tasks.taskpool.reporter import ExecutionPid, TaskReporter
+from capsule_tasks.taskpool.requests import TruthfulRequest
 from capsule_tasks.taskpool.runtime import RuntimeThread
 from capsule_tasks.taskpool.slots import Slots
 from capsule_tasks.taskpool.staff import Staff
@@ -56,11 +58,11 @@ class TaskPool(prefork.TaskPool):
         super().__init__(*args, **kwargs)
         self.app: Any = self.app or self.options["initargs"][0]
         self._size = int(self.limit)  # 0 for `--autoscale=3`
-        self._jobs: set[Job] = set()
-        self._job_over = threading.Condition()
+        self._tasks: set[TaskReporter] = set()
+        self._task_told = threading.Condition()
         self._kinds: dict[str, bool] = {}
         """Whether a task of this name is a coroutine, where that is known."""
-        self._beside: set[Job] = set()
+        self._beside: set[TaskReporter] = set()
         """Coroutines, from when they are applied until they are over."""
         self._bridge = Bridge()
         self._runtime = RuntimeThread()
@@ -82,17 +84,10 @@ class TaskPool(prefork.TaskPool):
 
     def on_start(self) -> None:
         signals.worker_before_create_process.send(sender=self)
-        self._staff = Staff(
-            self.app,
-            self.options,
-            self._runtime,
-            self._bridge,
-            on_over=self._on_over,
-            on_told=self._on_told,
-        )
+        self._staff = Staff(self.app, self.options, self._runtime)
         self._leaving.start()
         self._runtime.start()
-        self._runtime.begin(self._staff.open(self._size)).result()
+        self._runtime.begin(self._staff.start(self._size)).result()
         if self.options.get("threads", True):
             self._bridge.start()
 
@@ -128,11 +123,11 @@ class TaskPool(prefork.TaskPool):
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
         self._consumer = consumer
         self._leaving.watch(consumer.controller.blueprint.shutdown_complete)
-        for job in self._jobs:  # their messages are not among those that it holds
-            job.give_room_back()
+        for task in self._tasks:  # their messages are not among those that it holds
+            task.give_room_back()
 
     def listen(self, channel: str, ring: Ring) -> None:
-        """Have `ring` called on the runtime's loop; see `Streams.listen`. Never without streams."""
+        """Have `ring` called on the runtime's loop; see `Publisher.listen`."""
         if self._staff is not None:
             self._staff.listen(channel, ring)
 
@@ -146,16 +141,16 @@ class TaskPool(prefork.TaskPool):
 
     def _is_busy(self) -> bool:
         """Whether something runs, and is waited for; Celery need not have heard of its end."""
-        jobs = list(self._jobs)
-        return not state.should_terminate and any(job.stage is not Stage.OVER for job in jobs)
+        tasks = list(self._tasks)
+        return not state.should_terminate and not all(task.ready() for task in tasks)
 
     def on_stop(self) -> None:
-        """Wait for every job and tell Celery of each, then end the children."""
+        """Wait for every task and tell Celery of each, then end the children."""
         self.on_close()
         self._runtime.dismiss_hub()
         hub = get_event_loop()
         kill_at = math.inf
-        while self._jobs and self._staff is not None:
+        while self._tasks and self._staff is not None:
             self._await_news(hub)
             kill_at = self._hurry(kill_at)
             self._runtime.make_posts()
@@ -165,8 +160,8 @@ class TaskPool(prefork.TaskPool):
 
     def _await_news(self, hub: Any) -> None:
         if self._bridge.is_started:
-            with self._job_over:
-                self._job_over.wait_for(lambda: not self._jobs, _LONGEST_WAIT_S)
+            with self._task_told:
+                self._task_told.wait_for(lambda: not self._tasks, _LONGEST_WAIT_S)
         else:
             timeout_s = hub.fire_timers() if hub is not None else _LONGEST_WAIT_S
             self._bridge.wait(min(timeout_s, _LONGEST_WAIT_S))
@@ -179,10 +174,10 @@ class TaskPool(prefork.TaskPool):
             return math.inf
         if self._consumer is not None:  # Celery has cancelled what it knew to run then
             self._consumer.cancel_active_requests()
-        self._runtime.post(staff.crew.drop_waiting)
+        staff.give_back_waiting()
         now = time.monotonic()
         if now >= kill_at:
-            self._runtime.post(staff.crew.kill_busy)
+            self._runtime.post(staff.supervisor.kill_busy)
         return float(min(kill_at, now + setting(self.app, "capsule_shutdown_s")))
 
     def on_terminate(self) -> None:
@@ -201,14 +196,14 @@ class TaskPool(prefork.TaskPool):
             hub.on_tick.discard(self._runtime.make_posts)
         self._last_info = self._get_info()
         staff, self._staff = self._staff, None
-        ending = self._runtime.begin(staff.close())
+        ending = self._runtime.begin(staff.stop())
         try:
             ending.result(_STOP_S)
         except TimeoutError:
             log.exception("the sessions did not end within %s s", _STOP_S)
         self._runtime.stop()
         staff.finish_output()
-        self._jobs.clear()
+        self._tasks.clear()
         self._bridge.stop()
 
     def restart(self) -> None:
@@ -220,7 +215,7 @@ class TaskPool(prefork.TaskPool):
     def flush(self) -> None:
         """The connection to the broker is lost: what no child has begun comes again."""
         if self._staff is not None:
-            self._staff.drop_waiting()
+            self._staff.give_back_waiting()
 
     # --- work ----------------------------------------------------------------------------------
 
@@ -238,42 +233,45 @@ class TaskPool(prefork.TaskPool):
         timeout: float | None = None,
         waitforslot: bool = False,
         **_: Any,
-    ) -> Job | None:
+    ) -> TaskReporter | None:
         if self._staff is None:
             return None
         if len(args) != 6:
             raise TypeError(f"this pool runs Celery tasks only, not {target!r}")
         request = getattr(accept_callback, "__self__", None)
-        soft_s, hard_s = self._limits(request, soft_timeout, timeout)
         try:
             call = task_call(args, request)
         except NotCarried as fault:
             self._refuse(error_callback, args, fault)
             return None
-        job = Job(
-            call=call,
+        origin = origin_of(
+            call,
+            args[2],
+            request,
             is_async=self._is_async(call.name),
+            can_defer_ack=isinstance(request, TruthfulRequest),
+            limits=self._limits(request, soft_timeout, timeout),
+        )
+        task = TaskReporter(
+            self,
+            self._bridge,
+            call,
+            origin,
+            request=request,
             accept_callback=accept_callback,
             callback=callback,
             error_callback=error_callback,
             timeout_callback=timeout_callback,
-            soft_limit_s=soft_s,
-            hard_limit_s=hard_s,
-            terminate=self._terminate,
-            request=request,
-            group=group_of(args[2]),
-            is_retry=bool(args[2].get("retries")),
-            is_redelivered=is_redelivered(args[2]),
         )
-        if job.is_async:
-            self._make_room(job)
+        if origin.is_async:
+            self._make_room(task)
         elif waitforslot and self._slots is not None:
             self._slots.acquire()
-        self._jobs.add(job)
-        self._staff.admit(job)
-        if self._hub is None or len(self._jobs) == 1:
+        self._tasks.add(task)
+        self._runtime.post_lazily(self._staff.supervisor.admit, task.execution)
+        if self._hub is None or len(self._tasks) == 1:
             self._runtime.make_posts()
-        return job
+        return task
 
     def _refuse(self, error_callback: Any, args: Any, fault: Exception) -> None:
         """It cannot be sent: its failure is told once the caller has the answer."""
@@ -282,10 +280,12 @@ class TaskPool(prefork.TaskPool):
         def refuse() -> None:
             if not self.takes_without_slot(args[0]):
                 self._release_semaphore()
-            job.say_failed(error)
+            error_callback(info_of(error))
+            task: Any = getattr(request, "task", None)
+            if task is not None and not task.acks_late:
+                request.acknowledge()  # the message would come again for ever
 
-        request = getattr(error_callback, "__self__", None)
-        job = Job.never_called(args[0], args[1], error_callback=error_callback, request=request)
+        request: Any = getattr(error_callback, "__self__", None)
         self._bridge.put(refuse)
 
     def _limits(
@@ -312,17 +312,17 @@ class TaskPool(prefork.TaskPool):
             known = self._kinds[name] = task is not None and is_coroutine_task(task)
         return known
 
-    def _make_room(self, job: Job) -> None:
+    def _make_room(self, task: TaskReporter) -> None:
         """A coroutine takes no slot; and one more message may be fetched while it runs."""
-        job.holds_slot = False
+        task.holds_slot = False
         staff = self._staff
         if staff is not None and not staff.dispatcher.lanes["async"].size:
             children = setting(self.app, "capsule_async_children")
             self._runtime.post(staff.dispatcher.resize, "async", children)
-        self._beside.add(job)
+        self._beside.add(task)
         if self._consumer is not None and len(self._beside) <= self._most_coroutines():
-            job.qos = self._consumer.qos
-            job.qos.widen()
+            task.qos = self._consumer.qos
+            task.qos.widen()
 
     def _most_coroutines(self) -> int:
         return int(
@@ -334,15 +334,15 @@ class TaskPool(prefork.TaskPool):
         """How many are in hand that need no slot."""
         return min(len(self._beside), self._most_coroutines())
 
-    def _on_told(self, job: Job) -> None:
-        with self._job_over:
-            self._jobs.discard(job)
-            self._job_over.notify_all()
-        job.give_room_back()
+    def on_told(self, task: TaskReporter) -> None:
+        with self._task_told:
+            self._tasks.discard(task)
+            self._task_told.notify_all()
+        task.give_room_back()
 
-    def _on_over(self, job: Job) -> None:
-        self._beside.discard(job)
-        if job.holds_slot:
+    def on_over(self, task: TaskReporter) -> None:
+        self._beside.discard(task)
+        if task.holds_slot:
             self._release_slot()
 
     def _release_slot(self) -> None:
@@ -354,19 +354,19 @@ class TaskPool(prefork.TaskPool):
         if self._semaphore is not None:
             self._semaphore.release()
 
-    # --- stopping one job ----------------------------------------------------------------------
+    # --- stopping one task ---------------------------------------------------------------------
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
         signum = int(signal or _TERM)
-        job = pid.job() if isinstance(pid, ExecutionPid) else None
-        if job is not None:
-            job.terminate(signum)
+        task = pid.reporter() if isinstance(pid, ExecutionPid) else None
+        if task is not None:
+            task.terminate(signum)
         elif self._staff is not None and not isinstance(pid, ExecutionPid):
-            self._staff.terminate_pid(pid, signum)
+            self._staff.stop_process(pid, signum)
 
-    def _terminate(self, job: Job, signum: int, asker: str) -> None:
+    def stop_task(self, task: TaskReporter, signum: int, asker: str, *, is_let_go: bool) -> None:
         if self._staff is not None:
-            self._staff.terminate(job, signum, asker)
+            self._staff.stop_execution(task.execution, signum, asker, is_let_go=is_let_go)
 
     # --- size ----------------------------------------------------------------------------------
 
@@ -416,14 +416,15 @@ class TaskPool(prefork.TaskPool):
             "put-guarded-by-semaphore": self.putlocks,
             "processes": [child.pid for child in staff.dispatcher.children()],
             "sessions": [describe(child) for child in staff.dispatcher.children()],
-            "capsule": totals(staff.crew, len(self._jobs)),
+            "capsule": totals(staff.supervisor, len(self._tasks), staff.last_error),
         }
 
     def health(self) -> dict[str, Any]:
         """The answer to `inspect capsule_health`."""
-        if self._staff is None:
+        staff = self._staff
+        if staff is None:
             return {"healthy": False, "reasons": ["the pool is not running"]}
-        return health(self._staff.crew, len(self._jobs))
+        return health(staff.supervisor, len(self._tasks), staff.last_error)
 
     def stack_of(self, task_id: str, *, all_frames: bool = False) -> Later:
         """The answer to `inspect capsule_stack`, once the child has given it."""
@@ -431,12 +432,12 @@ class TaskPool(prefork.TaskPool):
         if self._staff is None:
             self._bridge.put(partial(later.give, {"error": "the pool is not running"}))
         else:
-            asking = self._ask_stack(self._staff.dispatcher, task_id, later, all_frames=all_frames)
+            asking = self._ask_stack(self._staff.supervisor, task_id, later, all_frames=all_frames)
             self._runtime.begin(asking)
         return later
 
     async def _ask_stack(
-        self, dispatcher: Dispatcher[Job], task_id: str, later: Later, *, all_frames: bool
+        self, supervisor: Supervisor, task_id: str, later: Later, *, all_frames: bool
     ) -> None:
-        answer = await stack(dispatcher, task_id, all_frames=all_frames)
+        answer = await stack(supervisor, task_id, all_frames=all_frames)
         self._bridge.put(partial(later.give, answer))

@@ -67,19 +67,19 @@ class TruthfulRequest:
 
     def cancel(self: Any, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """The same, of a worker that leaves: the message goes back."""
-        self._stop(pool, signal, "the worker, which lets go of its tasks")
+        self._stop(pool, signal, "the worker, which lets go of its tasks", is_let_go=True)
         if self.time_start:
             self._announce_cancelled(emit_retry=emit_retry)
 
-    def _stop(self: Any, pool: Any, signal: Any, asker: str) -> bool:
-        """Tell the pool once: by the task's job, if it has one; else by its pid."""
+    def _stop(self: Any, pool: Any, signal: Any, asker: str, *, is_let_go: bool = False) -> bool:
+        """Tell the pool once: by what it gave for the task, if that is there; else by the pid."""
         signum = signals.signum(signal or TERM_SIGNAME)
-        job = self._apply_result() if self._apply_result is not None else None
-        if job is not None:
-            job.terminate(signum, asker)
+        task = self._apply_result() if self._apply_result is not None else None
+        if task is not None:
+            task.terminate(signum, asker, is_let_go=is_let_go and bool(self.time_start))
         elif self.time_start:
             pool.terminate_job(self.worker_pid, signum)
-        return job is not None or bool(self.time_start)
+        return task is not None or bool(self.time_start)
 
     def on_failure(
         self: Any, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False

@@ -1,4 +1,4 @@
-"""All that a pool keeps on the runtime's loop: sessions, their crew, what they say and are told."""
+"""Everything that a pool keeps on the runtime's loop: sessions, the executions in them, streams."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from capsule_tasks.child import app_lane
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.session import Session
@@ -22,17 +23,14 @@ from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import Profile
 from capsule_tasks.storage.doorbells import Ring
 from capsule_tasks.system.portable import IS_LINUX
-from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.crew import Crew
+from capsule_tasks.taskpool.discarded import DiscardedTasks
 from capsule_tasks.taskpool.echo import Echo, Latecomer
 from capsule_tasks.taskpool.inheritance import Inheritance
-from capsule_tasks.taskpool.jobs import Job
-from capsule_tasks.taskpool.options import crew_limits, profile, setting
+from capsule_tasks.taskpool.options import losses_of, profile, setting
 from capsule_tasks.taskpool.origin import lane_settings
+from capsule_tasks.taskpool.publishing import make_publisher
 from capsule_tasks.taskpool.renewal import renewed, tried
 from capsule_tasks.taskpool.runtime import RuntimeThread
-from capsule_tasks.taskpool.streams.discarded import Discarded
-from capsule_tasks.taskpool.streams.setup import make_streams
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -45,10 +43,6 @@ class Staff:
         app: Any,
         options: dict[str, Any],
         runtime: RuntimeThread,
-        bridge: Bridge,
-        *,
-        on_over: Callable[[Job], None],
-        on_told: Callable[[Job], None],
     ) -> None:
         """Take the template, while this process is as it should be in every child."""
         self._app = app
@@ -74,46 +68,40 @@ class Staff:
         self._inheritance = Inheritance(app)
         self._spawner = WarmSpawner(self._profiles["blocking"], _template(app))
         self.sessions = SessionPool(self._profiles, spawner=self._spawner, on_new=self._listen)
-        self.crew = Crew(
+        self._publisher = make_publisher(app, self._hostname)
+        self.supervisor = Supervisor(
             self.sessions,
-            crew_limits(app),
-            bridge,
-            self._echo.say,
-            on_over,
-            on_told,
-            self._echo.forget,
+            async_limit=setting(app, "capsule_async_limit"),
+            publisher=self._publisher,
+            losses=losses_of(app),
+            output_log=self._echo,
         )
-        self.dispatcher = self.crew.dispatcher
-        self._streams = make_streams(app, self._hostname, self.crew)
-        self._discarded: Discarded | None = None
+        self.dispatcher = self.supervisor.dispatcher
+        self._discarded = DiscardedTasks(app, partial(runtime.post, self.supervisor.discard))
         self._renewing = asyncio.Lock()
         self._names = set(app.tasks)
         """Tasks that the children know."""
+        self.last_error = ""
         self._is_closed = False
 
-    async def open(self, size: int) -> None:
+    async def start(self, size: int) -> None:
         """On the loop, once."""
         self._echo.start()
         await self._spawner.start()
         await self.sessions.start()
         self.dispatcher.resize("blocking", size)
-        if self._streams is not None:
-            self._streams.start()
-            self._discarded = Discarded(
-                self._app, partial(self._runtime.post, self._streams.discard)
-            )
+        await self.supervisor.start()
+        if self._publisher is not None:
+            self._discarded.start()
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """On the loop, once: nothing of it is left, whatever ran."""
         self._is_closed = True
         async with contextlib.AsyncExitStack() as stack:  # each, whatever becomes of the others
             stack.push_async_callback(self._spawner.stop)
             stack.push_async_callback(self.sessions.stop)
-            stack.push_async_callback(self.crew.stop)
-            if self._discarded is not None:
-                self._discarded.stop()
-            if self._streams is not None:
-                await self._streams.stop()
+            stack.push_async_callback(self.supervisor.stop)
+            self._discarded.stop()
 
     def finish_output(self) -> None:
         """After `close`, and not on the loop: what is not written yet is, if that is possible."""
@@ -125,7 +113,7 @@ class Staff:
         """Children of an app that is imported anew; nothing that runs is lost."""
         profiles = renewed(self._profiles, self._app)
         new = set(self._app.tasks) - self._names
-        self._runtime.post(self.crew.expect, new)
+        self._runtime.post(self.supervisor.waits_for_tasks, new)
         self._runtime.begin(self._renew(profiles, new))
 
     async def _renew(self, profiles: dict[str, Profile], new: set[str]) -> None:
@@ -135,7 +123,7 @@ class Staff:
             except Exception:
                 log.exception("the pool is not restarted, or not as a whole")
             finally:
-                self.crew.learn(new)
+                self.supervisor.knows_tasks(new)
 
     async def _replace(self, profiles: dict[str, Profile], new: set[str]) -> None:
         lane = profiles["blocking"].session.child.app
@@ -152,8 +140,8 @@ class Staff:
             spawner = await tried(profiles["blocking"], self._listen)
         except Exception as fault:  # noqa: BLE001 - whatever the new code raises
             why = "\n".join((str(fault), *getattr(fault, "__notes__", ())))
-            self.crew.last_error = f"the pool was not restarted, and goes on as it was: {why}"
-            log.error("%s", self.crew.last_error)  # noqa: TRY400 - it says all there is
+            self.last_error = f"the pool was not restarted, and goes on as it was: {why}"
+            log.error("%s", self.last_error)  # noqa: TRY400 - it says all there is
             return False
         if self._is_closed:
             await spawner.stop()
@@ -164,7 +152,7 @@ class Staff:
             await old.stop()
         except Exception:
             log.exception("what the children of before were copied from did not end in order")
-        self.crew.last_error = ""
+        self.last_error = ""
         return True
 
     @property
@@ -172,35 +160,26 @@ class Staff:
         """Whether children can be started at all."""
         return not self.sessions.info("blocking").breaker_open
 
-    # --- jobs ----------------------------------------------------------------------------------
-
-    def admit(self, job: Job) -> None:
-        """Have it run, in its turn."""
-        admit = self._streams.admit if self._streams is not None else self.crew.submit
-        self._runtime.post_lazily(admit, job)
+    # --- executions ----------------------------------------------------------------------------
 
     def listen(self, channel: str, ring: Ring) -> None:
-        """Have `ring` called on the loop; see `Streams.listen`. Never without streams."""
-        if self._streams is not None:
-            self._runtime.post(self._streams.listen, channel, ring)
+        """Have `ring` called on the loop; see `Publisher.listen`. Never without streams."""
+        if self._publisher is not None:
+            self._runtime.post(self._publisher.listen, channel, ring)
 
-    def drop_waiting(self) -> None:
-        """What no child has begun is not begun any more."""
-        self._runtime.post(self.crew.drop_waiting)
-        if self._streams is not None:
-            self._runtime.post(self._streams.drop_unbegun)
+    def give_back_waiting(self) -> None:
+        """What no child has is not begun any more."""
+        self._runtime.post(self.supervisor.give_back_waiting)
 
-    def terminate(self, job: Job, signum: int, asker: str) -> None:
-        self._runtime.post(self.crew.terminate, job, signum, asker)
+    def stop_execution(
+        self, execution: Execution, signum: int, asker: str, *, is_let_go: bool
+    ) -> None:
+        stop = partial(self.supervisor.stop_execution, is_let_go=is_let_go)
+        self._runtime.post(stop, execution, signum, asker)
 
-    def terminate_pid(self, pid: int, signum: int) -> None:
-        """The only job of a process, for callers that know no better."""
-        self._runtime.post(self._terminate_pid, pid, signum)
-
-    def _terminate_pid(self, pid: int, signum: int) -> None:
-        job = self.dispatcher.work_of(pid)
-        if job is not None:
-            self.crew.terminate(job, signum, f"whoever terminates process {pid}")
+    def stop_process(self, pid: int, signum: int) -> None:
+        """End the only execution of a process, for callers that know no better."""
+        self._runtime.post(self.supervisor.stop_process, pid, signum)
 
     # --- what they write -----------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 from capsule_tasks.errors import CapsuleError
-from capsule_tasks.executions.dispatcher import Child, Dispatcher
+from capsule_tasks.executions.dispatcher import Child
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.sessions.plan import EARLY_EXITS
-from capsule_tasks.taskpool.crew import Crew
 from capsule_tasks.taskpool.frames import only_task_frames
-from capsule_tasks.taskpool.jobs import Job
 
 _MOST_IDS = 20
 """Of the coroutines that run in one session."""
@@ -27,7 +27,7 @@ def settings(options: dict[str, Any], size: int) -> dict[str, Any]:
     }
 
 
-def describe(child: Child[Job]) -> dict[str, Any]:
+def describe(child: Child[Execution]) -> dict[str, Any]:
     """One child."""
     info = child.session.info
     beat, beat_at = info.last_heartbeat, info.last_heartbeat_at
@@ -45,39 +45,39 @@ def describe(child: Child[Job]) -> dict[str, Any]:
     }
 
 
-def totals(crew: Crew, jobs: int) -> dict[str, Any]:
+def totals(supervisor: Supervisor, tasks: int, last_error: str) -> dict[str, Any]:
     """The pool as a whole."""
-    lanes = crew.dispatcher.lanes
+    lanes = supervisor.dispatcher.lanes
     pool = lanes["blocking"].info()
     return {
-        "jobs": jobs,
+        "jobs": tasks,
         "waiting": sum(len(lane.waiting) for lane in lanes.values()),
         "children-lost": sum(lane.info().lost_total for lane in lanes.values()),
-        "hard-limits": crew.totals["hard_limits"],
+        "hard-limits": supervisor.totals["hard_limits"],
         "starts": pool.starts_total,
         "start-failures": pool.start_failures_total,
         "breaker-open": pool.breaker_open,
         "template-pid": pool.template_pid,
-        "last-error": crew.last_error or pool.last_error,
-        "healthy": not _complaints(crew),
+        "last-error": last_error or pool.last_error,
+        "healthy": not _complaints(supervisor, last_error),
     }
 
 
-def health(crew: Crew, jobs: int) -> dict[str, Any]:
+def health(supervisor: Supervisor, tasks: int, last_error: str) -> dict[str, Any]:
     """Whether the pool can do its work, why not, and each child."""
     return {
-        **totals(crew, jobs),
-        "reasons": _complaints(crew),
-        "sessions": [describe(child) for child in crew.dispatcher.children()],
+        **totals(supervisor, tasks, last_error),
+        "reasons": _complaints(supervisor, last_error),
+        "sessions": [describe(child) for child in supervisor.dispatcher.children()],
     }
 
 
-def _complaints(crew: Crew) -> list[str]:
+def _complaints(supervisor: Supervisor, last_error: str) -> list[str]:
     found = []
-    for kind, lane in crew.dispatcher.lanes.items():
+    for kind, lane in supervisor.dispatcher.lanes.items():
         pool = lane.info()
         if lane.size and pool.breaker_open:
-            why = crew.last_error or pool.last_error
+            why = last_error or pool.last_error
             found.append(f"{kind} children do not become ready: {why}")
         if pool.early_exits > EARLY_EXITS:
             found.append(
@@ -90,18 +90,18 @@ def _complaints(crew: Crew) -> list[str]:
             )
     return found + [
         f"session {child.session.session_id} (process {child.pid}) does not answer"
-        for child in crew.dispatcher.children()
+        for child in supervisor.dispatcher.children()
         if child.session.info.health.unresponsive
     ]
 
 
-async def stack(dispatcher: Dispatcher[Job], task_id: str, *, all_frames: bool) -> dict[str, str]:
+async def stack(supervisor: Supervisor, task_id: str, *, all_frames: bool) -> dict[str, str]:
     """Where a running task is, on the runtime's loop; or why nobody can say."""
-    for job in dispatcher.in_hand():
-        if job.call.task_id == task_id:
-            try:
-                text = await dispatcher.stack(job) or ""
-                return {"ok": text if all_frames else only_task_frames(text)}
-            except (CapsuleError, TimeoutError) as fault:
-                return {"error": f"task {task_id!r}: {fault}"}
-    return {"error": f"task {task_id!r} does not run in this worker"}
+    execution = supervisor.running(task_id)
+    if execution is None:
+        return {"error": f"task {task_id!r} does not run in this worker"}
+    try:
+        text = await supervisor.dispatcher.stack(execution) or ""
+    except (CapsuleError, TimeoutError) as fault:
+        return {"error": f"task {task_id!r}: {fault}"}
+    return {"ok": text if all_frames else only_task_frames(text)}

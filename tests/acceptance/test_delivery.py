@@ -25,10 +25,10 @@ class Stamps(StampingVisitor):  # type: ignore[misc]
         return {"batch": self._batch}
 
 
-def stamped(worker: Worker, batch: str, name: str, *args: Any) -> Any:
+def stamped(worker: Worker, batch: str, name: str, *args: Any, **options: Any) -> Any:
     sig = worker.sig(name, *args)
     sig.stamp(Stamps(batch))
-    return sig.apply_async()
+    return sig.apply_async(**options)
 
 
 def fill(worker: Worker) -> list[str]:

@@ -262,6 +262,8 @@ def test_each_tab_of_a_workers_page_is_filled(worker: Worker, page: Page) -> Non
     for hold in holds:
         worker.heard(hold)
     waiting, scheduled = worker.send("add", 1, 1), worker.send("add", 1, 1, countdown=600)
+    # A revoke that comes before its task has the worker discard the task at once.
+    eventually(lambda: scheduled.id in str(worker.ask("scheduled")), "the schedule")
     worker.tell("revoke", scheduled.id)
     path = f"/worker/{worker.name}"
     ids = (waiting.id, scheduled.id, *(one.id for one in running))

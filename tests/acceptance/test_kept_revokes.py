@@ -45,16 +45,13 @@ def sent(redis_url: str) -> Iterator[Any]:
 
 
 def test_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> None:
-    busy, key = unique(), unique()
+    queue, key = unique("q"), unique()
     with Worker(redis_url, tmp_path, concurrency=1) as worker:
-        worker.send("hold", busy)
-        worker.heard(busy)
-        worker.tell("cancel_consumer", worker.queue)
-        result = worker.send("told", key)
+        result = worker.send("told", key, queue=queue)
         worker.tell("revoke", result.id)
         eventually(lambda: kept(worker, f"t{result.id}"), "the note in Redis")
         worker.kill()
-        with Worker(redis_url, tmp_path, queue=worker.queue, concurrency=1) as second:
+        with Worker(redis_url, tmp_path, queue=queue, concurrency=1) as second:
             assert result.id in second.ask("revoked")
             assert never_began(second, key)
             with pytest.raises(TaskRevokedError):
@@ -65,16 +62,13 @@ def test_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> None:
 def test_by_stamp_after_a_worker_was_killed(
     redis_url: str, tmp_path: Path, batch: str | int
 ) -> None:
-    busy, key = unique(), unique()
+    queue, key = unique("q"), unique()
     with Worker(redis_url, tmp_path, concurrency=1) as worker:
-        worker.send("hold", busy)
-        worker.heard(busy)
-        worker.tell("cancel_consumer", worker.queue)
-        result = stamped(worker, batch, "told", key)
+        result = stamped(worker, batch, "told", key, queue=queue)
         worker.tell("revoke_by_stamped_headers", {"batch": [batch]})
         eventually(lambda: kept(worker, f"s{json.dumps(['batch', batch])}"), "the note in Redis")
         worker.kill()
-        with Worker(redis_url, tmp_path, queue=worker.queue, concurrency=1) as second:
+        with Worker(redis_url, tmp_path, queue=queue, concurrency=1) as second:
             assert never_began(second, key)
             with pytest.raises(TaskRevokedError):
                 result.get(timeout=HANG_S)

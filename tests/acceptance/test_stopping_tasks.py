@@ -77,6 +77,8 @@ def test_terminate_with_the_signal_of_the_soft_limit_is_one(worker: Worker) -> N
     key = unique()
     result = worker.send("tidy", key)
     worker.heard(key)
+    # Celery's command stores REVOKED for a task that it has not heard to be accepted yet.
+    eventually(lambda: result.id in str(worker.ask("active")), "the start")
     worker.tell("revoke", result.id, terminate=True, signal="SIGUSR1")
     worker.heard(f"{key}:finally")
     if not worker.is_prefork:  # it stores REVOKED meanwhile, before or after what the task returns

@@ -18,6 +18,7 @@ from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.system.service import AsyncService
 from tests.servers import fresh_prefix
 from tests.services import HANG_S, nothing_left
+from tests.streaming import Ground
 
 CALLERS = 8
 TURNS = [0, 1, 2, 5, 20, 50]
@@ -60,6 +61,7 @@ KINDS: dict[str, Callable[[str], AsyncService]] = {
     "connection": Connected,
     "spawner": lambda _: WarmSpawner(profile()),
     "pool": lambda _: SessionPool({"app": profile()}),
+    "supervisor": Ground,
 }
 
 

@@ -33,9 +33,9 @@ def ground(valkey_url: str) -> Ground:
 
 @pytest.fixture
 async def streaming(ground: Ground) -> AsyncIterator[Ground]:
-    ground.streams.start()
+    await ground.start()
     yield ground
-    await ground.streams.stop()
+    await ground.stop()
 
 
 def app_of(url: str, prefix: str) -> Celery:
@@ -73,7 +73,7 @@ async def is_known(task_id: str) -> None:
 async def test_a_kept_revoke_reaches_a_worker_that_never_polls(
     streaming: Ground, app: Celery
 ) -> None:
-    revokes = Revokes(app, None, streaming.streams.listen, poll_s=NEVER_S, reread_s=NEVER_S)
+    revokes = Revokes(app, None, streaming.publisher.listen, poll_s=NEVER_S, reread_s=NEVER_S)
     revokes.start()
     try:
         for task_id in (fresh_prefix(), fresh_prefix()):
@@ -86,16 +86,16 @@ async def test_a_kept_revoke_reaches_a_worker_that_never_polls(
 async def test_one_that_was_kept_before_the_bell_was_heard_is_found(
     ground: Ground, app: Celery
 ) -> None:
-    revokes = Revokes(app, None, ground.streams.listen, poll_s=NEVER_S, reread_s=NEVER_S)
+    revokes = Revokes(app, None, ground.publisher.listen, poll_s=NEVER_S, reread_s=NEVER_S)
     revokes.start()
     missed = fresh_prefix()
     keep_revoked(app, missed)
-    ground.streams.start()  # nothing was heard until now: this test has not let the loop turn
+    await ground.start()  # nothing was heard until now: this test has not let the loop turn
     try:
         await is_known(missed)
     finally:
         revokes.stop()
-        await ground.streams.stop()
+        await ground.stop()
 
 
 async def test_an_announcement_that_was_missed_is_found_on_reconnect(valkey_url: str) -> None:
@@ -106,8 +106,8 @@ async def test_an_announcement_that_was_missed_is_found_on_reconnect(valkey_url:
         ground = Ground(proxy.url)
         app = app_of(valkey_url, ground.kept.prefix)
         channel = RevokeKeys(ground.kept.prefix).channel
-        revokes = Revokes(app, None, ground.streams.listen, poll_s=NEVER_S, reread_s=NEVER_S)
-        ground.streams.start()
+        revokes = Revokes(app, None, ground.publisher.listen, poll_s=NEVER_S, reread_s=NEVER_S)
+        await ground.start()
         revokes.start()
         try:
             known, missed = fresh_prefix(), fresh_prefix()
@@ -123,7 +123,7 @@ async def test_an_announcement_that_was_missed_is_found_on_reconnect(valkey_url:
             await is_known(missed)
         finally:
             revokes.stop()
-            await ground.streams.stop()
+            await ground.stop()
             app.close()
 
 
@@ -145,7 +145,7 @@ async def test_polled_until_the_bell_is_heard_and_read_once_for_each_ring_from_t
     revokes.start()
     try:
         await eventually(lambda: reads.count > 3)
-        streaming.streams.listen(channels[0][0], counted)
+        streaming.publisher.listen(channels[0][0], counted)
         await eventually(lambda: rings)
         for _ in range(3):
             task_id = fresh_prefix()

@@ -12,8 +12,7 @@ from celery import Celery
 import capsule_tasks
 from capsule_tasks.client.revokes import keep_revoked
 from capsule_tasks.protocol.messages import TaskCall
-from capsule_tasks.taskpool.losses import Losses
-from capsule_tasks.taskpool.options import crew_limits
+from capsule_tasks.taskpool.options import losses_of
 from tests.servers import fresh_prefix
 
 ID = "an-execution"
@@ -39,9 +38,8 @@ def test_of_revokes(app: Celery) -> None:
 
 
 async def test_of_losses(app: Celery) -> None:
-    limits = crew_limits(app)
-    losses = Losses(limits.losses, limits.losses_url, limits.losses_prefix)
-    await losses.judge(TaskCall(name="t", task_id=ID, body=b""), RuntimeError())
+    losses = losses_of(app)
+    await losses.judge(TaskCall(name="t", task_id=ID, body=b""))
     await losses.close()
     assert keys(app) == [f":{{E:{ID}}}:losses:0"]
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 
+from capsule_tasks.executions.reaper import Reaper
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
-from capsule_tasks.taskpool.streams.reaper import Reaper
 from tests.servers import fresh_prefix
 
 HELD = [f"e{place}" for place in range(50)]

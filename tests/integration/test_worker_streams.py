@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import quote
 
 import msgspec
@@ -13,21 +14,22 @@ import pytest
 import redis
 
 from capsule_tasks.errors import StorageUnavailable
+from capsule_tasks.executions import background, lease, publisher
+from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import CancelCommand, InterruptCommand
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.storage.executions import ExecutionStore
-from capsule_tasks.taskpool.jobs import SILENT, group_of
-from capsule_tasks.taskpool.streams import orders, tenure, worker
+from capsule_tasks.taskpool.calls import group_of
 from tests.servers import fresh_prefix
-from tests.streaming import HANG_S, Ground, eventually, new_job
+from tests.streaming import HANG_S, Ground, eventually, is_held, new_execution, reporter_of
 
 
 @asynccontextmanager
 async def started(ground: Ground) -> AsyncIterator[Ground]:
-    ground.streams.start()
-    await ground.streams.tenure.is_held.wait()
+    await ground.start()
+    await ground.publisher.lease.is_held.wait()
     yield ground
-    await ground.streams.stop()
+    await ground.stop()
 
 
 @pytest.fixture
@@ -71,10 +73,9 @@ async def test_a_task_that_cannot_have_a_stream_runs_without(
     ground: Ground, task_id: str, kept: Any
 ) -> None:
     ground.own_kept = kept
-    job = new_job(task_id)
-    ground.streams.admit(job)
-    assert ground.crew.submitted == [job]
-    assert job.publication is SILENT
+    execution = ground.admitted(new_execution(task_id))
+    assert ground.dispatcher.queued == [task_id]
+    assert execution.stream is None
 
 
 async def test_a_group_that_cannot_be_counted_holds_up_no_other_note(ground: Ground) -> None:
@@ -82,8 +83,8 @@ async def test_a_group_that_cannot_be_counted_holds_up_no_other_note(ground: Gro
     assert group_of({"group": bad, "group_index": 0}) == ("", -1)
     assert group_of({"group": "g", "group_index": 0}) == ("g", 0)
     for task_id, group in (("of-bad", (bad, 0)), ("of-good", ("g", 0))):
-        await ground.end(ground.admitted(new_job(task_id, group=group)))
-    await ground.streams.notes.write()
+        await ground.end(ground.admitted(new_execution(task_id, group=group)))
+    await ground.publisher.index.write()
     assert (await ground.store.read_group("g")).counts == {"succeeded": 1}
     assert {entry.execution_id for entry in await ground.store.list_recent()} == {
         "of-bad",
@@ -96,14 +97,15 @@ async def test_what_began_before_it_could_be_claimed_is_heard_before_its_end(
 ) -> None:
     """Also what it says later: in time it was due while nothing could be sent."""
     ground = Ground(valkey_url, claim_wait_s=0.0)
-    publication = ground.admitted(new_job("late"))
-    await eventually(lambda: publication.has_begun)
-    publication.accepted(1, None)
-    ground.streams._on_soon([publication])
-    publication.say(output("said while Redis was away"))
+    execution = ground.admitted(new_execution("late"))
+    await eventually(lambda: execution.life.has_begun)
+    ground.begin(execution)
+    ground.publisher._on_claims_due([execution])
+    ground.supervisor.said(execution, output("said while Redis was away"))
     async with started(ground):
-        await eventually(lambda: publication.is_live)
-        await publication.drained()
+        await eventually(lambda: is_held(execution))
+        assert execution.stream is not None
+        await execution.stream.drained()
         page = await ground.store.read("late")
     assert page is not None
     said = [event.message for event in page.events]
@@ -115,43 +117,43 @@ async def test_what_an_attempt_before_was_told_is_not_for_the_next(valkey_url: s
     ground = Ground(valkey_url, claim_wait_s=0.0)
     await ground.store.claim("again", owner="another", claim="c")
     await ground.store.tell("again", InterruptCommand())
-    job = new_job("again")
-    publication = ground.admitted(job)
-    await eventually(lambda: publication.has_begun)
+    execution = ground.admitted(new_execution("again"))
+    await eventually(lambda: execution.life.has_begun)
+    ground.begin(execution)
     async with started(ground):
-        await eventually(lambda: publication.is_live)
-        assert ground.crew.session.done == []
+        await eventually(lambda: is_held(execution))
+        assert ground.dispatcher.done == []
         await ground.store.tell("again", InterruptCommand())
-        await eventually(lambda: ground.crew.session.done)
-        assert ground.crew.session.done == ["interrupted"]
+        await eventually(lambda: ground.dispatcher.done)
+        assert ground.dispatcher.done == ["interrupt again"]
 
 
 async def test_an_order_is_heard_when_redis_can_say_it(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "AGAIN_S", 0.0)
-    publication = await ground.running("told")
+    monkeypatch.setattr(background, "AGAIN_S", 0.0)
+    await ground.running("told")
     monkeypatch.setattr(ground.store, "told", Away(ground.store.told, times=2))
     await ground.store.tell("told", CancelCommand())
-    await eventually(lambda: ground.crew.cancelled)
-    assert ground.crew.cancelled == [publication.job]
+    await eventually(lambda: ground.dispatcher.done)
+    assert ground.dispatcher.done == ["cancel told"]
 
 
 async def test_a_redis_that_lets_nobody_listen_delays_no_task_and_its_orders_come_late(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose user lacks the permission for channels."""
-    monkeypatch.setattr(worker, "_BELLS_S", 0.05)
+    monkeypatch.setattr(publisher, "_BELLS_S", 0.05)
     name = fresh_prefix()
     with redis.from_url(valkey_url) as client:
         client.execute_command("ACL SETUSER", name, "on", ">p", "~*", "&*", "+@all", "-subscribe")
         deaf = Ground(valkey_url.replace("//", f"//{quote(name)}:p@"), claim_wait_s=10 * HANG_S)
         async with started(deaf):
-            publication = await deaf.running("told")
+            await deaf.running("told")
             await deaf.store.tell("told", CancelCommand())
             client.execute_command("ACL SETUSER", name, "+subscribe")
-            await eventually(lambda: deaf.crew.cancelled)
-        assert deaf.crew.cancelled == [publication.job]
+            await eventually(lambda: deaf.dispatcher.done)
+        assert deaf.dispatcher.done == ["cancel told"]
         client.execute_command("ACL DELUSER", name)
 
 
@@ -159,25 +161,23 @@ async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
     ground: Ground, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of the lease that was lost nobody rings any more."""
-    monkeypatch.setattr(tenure, "AGAIN_S", 0.0)
-    streams = ground.streams
-    publication = await ground.running("retaken")
-    old = streams.tenure.incarnation
-    monkeypatch.setattr(
-        streams.tenure._holdings, "hold", Away(streams.tenure._holdings.hold, times=2)
-    )
+    monkeypatch.setattr(lease, "AGAIN_S", 0.0)
+    held = ground.publisher.lease
+    life = (await ground.running("retaken")).life
+    old = held.incarnation
+    monkeypatch.setattr(held._holdings, "hold", Away(held._holdings.hold, times=2))
     with redis.from_url(valkey_url) as client:
         client.delete(f"{ground.kept.prefix}:{{W:{old}}}")
-    streams.tenure._doubt.set()
-    await eventually(lambda: publication.attempt.owner not in ("", old) and publication.is_live)
-    assert (await ground.store.look("retaken")).owner == streams.tenure.incarnation
-    bells = {streams.store.core.bell_of(of).encode() for of in (streams.tenure.incarnation, "")}
-    assert set(streams._bells._rings) == bells
-    assert all(len(rings) == 1 for rings in streams._bells._rings.values())
+    held._doubt.set()
+    await eventually(lambda: life.owner not in ("", old) and life.claim is Claim.HELD)
+    assert (await ground.store.look("retaken")).owner == held.incarnation
+    bells = {ground.store.core.bell_of(of).encode() for of in (held.incarnation, "")}
+    assert set(ground.publisher._bells._rings) == bells
+    assert all(len(rings) == 1 for rings in ground.publisher._bells._rings.values())
 
 
 async def test_a_lease_that_was_taken_for_lost_and_lasts_is_held(ground: Ground) -> None:
-    held = ground.streams.tenure
+    held = ground.publisher.lease
     held._is_refused(held.incarnation)
     assert not held.is_held.is_set()
     async with asyncio.timeout(30):
@@ -188,9 +188,8 @@ async def test_a_message_is_not_given_up_before_a_reaper_would_find_its_task(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The link is cut: that it is held, and its claim, are said anew, in whatever order."""
-    streams = ground.streams
-    may_hold, acknowledged = asyncio.Event(), asyncio.Event()
-    hold = streams.tenure._holdings.hold
+    held, may_hold = ground.publisher.lease, asyncio.Event()
+    hold = held._holdings.hold
 
     async def hold_later(*arguments: Any) -> None:
         await may_hold.wait()
@@ -199,73 +198,74 @@ async def test_a_message_is_not_given_up_before_a_reaper_would_find_its_task(
     def cut(_call: Any, answer: Any, **_: Any) -> None:
         asyncio.get_running_loop().call_soon(answer, StorageUnavailable("Redis: cut"))
 
-    monkeypatch.setattr(streams.tenure._holdings, "hold", hold_later)
-    monkeypatch.setattr(streams.connection, "cast", cut)
-    publication = ground.admitted(new_job("early"))
-    await eventually(lambda: publication.has_begun)
-    publication.accepted(1, acknowledged.set)
-    publication.on_due()
-    await eventually(lambda: publication.is_live)
-    assert not acknowledged.is_set()
+    monkeypatch.setattr(held._holdings, "hold", hold_later)
+    monkeypatch.setattr(ground.publisher.connection, "cast", cut)
+    reporter = reporter_of(await ground.running("early", ack_waits_for_claim=True))
+    assert not reporter.is_acknowledged.is_set()
     may_hold.set()
     async with asyncio.timeout(3):
-        await acknowledged.wait()
+        await reporter.is_acknowledged.wait()
 
 
 async def test_while_redis_is_away_only_so_many_wait_for_it_and_the_rest_runs_unseen(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_MOST_UNSTORED", 3)
+    monkeypatch.setattr(publisher, "_MOST_UNSTORED", 3)
     ground = Ground(valkey_url, claim_wait_s=0.0, end_wait_s=0.0)
-    streams = ground.streams
     for number in range(3):
-        await ground.end(ground.admitted(new_job(f"waits-{number}")))
-    unseen = new_job("unseen")
-    streams.admit(unseen)
-    streams.discard(new_job("revoked"), "revoked")
-    assert unseen.publication is SILENT
-    assert unseen in ground.crew.submitted
-    assert not streams.background._tasks
+        execution = ground.admitted(new_execution(f"waits-{number}"))
+        await eventually(lambda one=execution: one.life.has_begun)
+        await ground.end(execution)
+    unseen = ground.admitted(new_execution("unseen"))
+    ground.supervisor.discard(new_execution("revoked"), "revoked")
+    assert unseen.stream is None
+    assert "unseen" in ground.dispatcher.queued
+    assert not ground.publisher.background._tasks
     async with started(ground):
-        await eventually(lambda: not streams._late)
+        await eventually(lambda: not ground.publisher._late)
         assert (await ground.store.look("waits-2")).outcome == "succeeded"
-        await ground.end(ground.admitted(new_job("seen")))
-        streams.discard(new_job("revoked"), "revoked")
-        await eventually(lambda: not streams._late)
+        await ground.end(ground.admitted(new_execution("seen")))
+        ground.supervisor.discard(new_execution("revoked"), "revoked")
+        await eventually(lambda: not ground.publisher._late)
 
 
 async def test_with_output_that_waits_in_plenty_the_rest_runs_unseen_while_redis_is_away(
     valkey_url: str,
 ) -> None:
     ground = Ground(valkey_url, claim_wait_s=0.0, end_wait_s=0.0, window_bytes=1024)
-    ground.streams.settings = msgspec.structs.replace(ground.streams.settings, total_bytes=2048)
-    running = ground.admitted(new_job("running"))
-    running.say(output("x" * 4096))
-    seen, unseen = new_job("seen"), new_job("unseen")
-    ground.streams.admit(seen)  # Redis may be there, and slow
+    settings = ground.publisher.settings
+    ground.publisher.settings = msgspec.structs.replace(settings, total_bytes=2048)
+    running = ground.admitted(new_execution("running"))
+    await eventually(lambda: running.life.has_begun)
+    ground.supervisor.said(running, output("x" * 4096))
+    seen = ground.admitted(new_execution("seen"))  # Redis may be there, and slow
     await ground.end(running)
-    ground.streams.admit(unseen)
-    assert seen.publication is not SILENT
-    assert unseen.publication is SILENT
+    unseen = ground.admitted(new_execution("unseen"))
+    assert seen.stream is not None
+    assert unseen.stream is None
 
 
-async def test_a_worker_that_is_stopped_ends_what_it_had_acknowledged(valkey_url: str) -> None:
+async def test_a_renewal_that_settles_the_doubt_has_the_message_acknowledged(
+    ground: Ground,
+) -> None:
+    ground.publisher.lease._sure_until = 0.0
+    reporter = reporter_of(await ground.running("early", ack_waits_for_claim=True))
+    async with asyncio.timeout(3):  # sooner than after `claim_wait_s`
+        await reporter.is_acknowledged.wait()
+
+
+async def test_a_worker_that_is_stopped_ends_what_it_had_acknowledged(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rest comes again: acknowledged late, or not acknowledged yet."""
     async with started(Ground(valkey_url)) as ground:
-        await ground.running("early")
-        kept = ground.admitted(new_job("kept", acks_late=True))
-        await eventually(lambda: kept.has_begun)
-        kept.accepted(1, None)
-        kept.on_due()
-        await eventually(lambda: kept.is_live)
-        ground.streams.tenure._sure_until = 0.0  # so that it is not acknowledged yet
-        put_off = ground.admitted(new_job("put off"))
-        await eventually(lambda: put_off.has_begun)
-        acknowledged: list[str] = []
-        put_off.accepted(1, lambda: acknowledged.append("put off"))
-        put_off.on_due()
-        await eventually(lambda: put_off.is_live)
+        early = await ground.running("early", ack_waits_for_claim=True)
+        await reporter_of(early).is_acknowledged.wait()
+        await ground.running("kept", acks_late=True)
+        monkeypatch.setattr(ground.publisher.lease, "_renew", AsyncMock(return_value=None))
+        ground.publisher.lease._sure_until = 0.0  # so that it is not acknowledged yet
+        put_off = await ground.running("put off", ack_waits_for_claim=True)
     async with ExecutionStore(valkey_url, settings=ground.kept) as store:
         assert (await store.look("early")).outcome == "lost"
         assert [(await store.look(one)).state for one in ("kept", "put off")] == ["waiting"] * 2
-    assert acknowledged == []
+    assert not reporter_of(put_off).is_acknowledged.is_set()

@@ -8,13 +8,15 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
 
-from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.origin import Origin
+from capsule_tasks.protocol.messages import Gap, Output, TaskCall
 from capsule_tasks.taskpool.echo import Echo, Latecomer, Lines
-from capsule_tasks.taskpool.jobs import Job
 
 HANG_S = 30.0
 SIZE = 60_000
@@ -64,10 +66,12 @@ def echo(heard: Heard) -> Iterator[Echo]:
     echo.stop()
 
 
-def job(task_id: str, pid: int = 17) -> Job:
-    job = Job.never_called("shop.count", task_id)
-    job.pid = pid
-    return job
+def execution(task_id: str, pid: int = 17) -> Execution:
+    call = TaskCall(name="shop.count", task_id=task_id, body=b"")
+    origin = Origin(execution_id=task_id, task=call.name)
+    execution = Execution(call, origin, reporter=Mock())
+    execution.pid = pid
+    return execution
 
 
 def text(data: str, *, late: bool = False) -> Output:
@@ -77,7 +81,7 @@ def text(data: str, *, late: bool = False) -> Output:
 def test_each_task_has_its_lines_in_order_and_its_last_one_at_its_end(
     echo: Echo, heard: Heard
 ) -> None:
-    one, other = job("one"), job("other")
+    one, other = execution("one"), execution("other")
     for number in range(100):
         echo.say(one, text(f"1.{number}"))
         echo.say(other, text(f"2.{number}\n"))
@@ -93,7 +97,7 @@ def test_each_task_has_its_lines_in_order_and_its_last_one_at_its_end(
 def test_a_line_names_its_task_its_id_and_its_process_also_after_the_end(
     echo: Echo, heard: Heard
 ) -> None:
-    one = job("one", 17)
+    one = execution("one", 17)
     echo.say(one, text("50 % done\n"))
     echo.forget(one)
     echo.say(Latecomer("one", 17), text("late\n", late=True))
@@ -114,7 +118,7 @@ def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
     echo: Echo, heard: Heard
 ) -> None:
     heard.gate.clear()
-    one = job("one")
+    one = execution("one")
     echo.say(one, text("first\n"))
     assert heard.stuck.wait(HANG_S)
     count = 1000
@@ -140,7 +144,7 @@ def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
 
 
 def test_a_line_that_does_not_end_is_cut(echo: Echo, heard: Heard) -> None:
-    one = job("one")
+    one = execution("one")
     for _ in range(400):
         echo.say(one, text("x" * 1000))
     echo.forget(one)
@@ -163,14 +167,14 @@ def test_what_a_task_leaves_behind_is_heard_and_forgotten(echo: Echo, heard: Hea
 def test_at_the_end_all_is_written_and_one_that_hangs_is_left(
     echo: Echo, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    echo.say(job("one"), text("a\nb"))
+    echo.say(execution("one"), text("a\nb"))
     echo.stop()
     assert heard.take(2) == ["a", "b"]
     monkeypatch.setattr(Echo, "stop_limit_s", 0.01)
     stuck = Echo(Celery("shop", set_as_current=False))
     stuck.start()
     heard.gate.clear()
-    stuck.say(job("one"), text("c\n"))
+    stuck.say(execution("one"), text("c\n"))
     stuck.stop()
     heard.gate.set()
     assert heard.take(1) == ["c"]
@@ -189,9 +193,9 @@ def test_a_pipe_that_nobody_reads_stops_the_thread_only(
 
     monkeypatch.setattr(os, "write", write)
     raw = Output(stream="stderr", data="raw", raw=True)
-    echo.say(job("one"), raw)
+    echo.say(execution("one"), raw)
     assert begun.wait(HANG_S)
-    echo.say(job("one"), raw)
+    echo.say(execution("one"), raw)
     go.set()
     echo.stop()
     assert written == [b"raw", b"raw"]

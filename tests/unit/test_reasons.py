@@ -12,11 +12,11 @@ import pytest
 import capsule_tasks
 from capsule_tasks import errors
 from capsule_tasks.errors import reason_of
+from capsule_tasks.executions import losses
+from capsule_tasks.executions.losses import Losses
 from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.storage.pipeline import PipelinedConnection
-from capsule_tasks.taskpool import losses
-from capsule_tasks.taskpool.losses import Losses
 
 PACKAGE = Path(capsule_tasks.__file__).parent
 _OWN = {
@@ -64,7 +64,7 @@ async def test_a_redis_that_does_not_answer_in_time_is_named_as_the_reason(
     monkeypatch.setattr(losses, "drive_blocking", be_late)
     call = TaskCall(name="shop.count", task_id="one", body=b"")
     counting = Losses(5, "redis://localhost")
-    assert await counting.admit(call) is None
+    assert await counting.admit(call) == 0
     await counting.close()
     assert {line.rpartition(": ")[2] for line in caplog.messages} == {"TimeoutError"}
 

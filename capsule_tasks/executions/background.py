@@ -1,14 +1,18 @@
-"""What runs beside the jobs, for as long as the streams do."""
+"""Background work of the publisher: owned tasks, and warnings that are not repeated."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from capsule_tasks.errors import StorageError
 
 log = logging.getLogger("capsule_tasks.taskpool")
+
+T = TypeVar("T")
 
 AGAIN_S = 1.0
 """Between two tries while Redis does not answer; each of them has tried for some seconds."""
@@ -17,28 +21,43 @@ _COMPLAIN_S = 30.0
 
 
 class Background:
-    """Owns tasks: what fails in one is logged, and none outlives it."""
+    """Owns asyncio tasks: a failure in one is logged, and none outlives `stop`."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_stopped = False
         self._warned_at: dict[str, float] = {}
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run the coroutine until `stop`; after that nothing begins any more."""
+        if self._is_stopped:
+            work.close()
+            return
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
+        self._is_stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer of Redis, asked for again until there is one."""
+        while True:
+            try:
+                return await ask()
+            except StorageError as error:
+                self.say_unavailable(error)
+                await asyncio.sleep(AGAIN_S)
+
     def say_unavailable(self, error: BaseException) -> None:
-        """Every call of every task fails now."""
-        self.warn_seldom("what tasks say waits for Redis: %s", error)
+        """Log that Redis does not answer."""
+        self.warn_seldom("Redis is unavailable; buffering task events: %s", error)
 
     def warn_seldom(self, message: str, *arguments: object) -> None:
-        """Once in a while, of what happens all the time."""
+        """Log a warning, at most every 30 seconds for the same message."""
         now = time.monotonic()
         if now - self._warned_at.get(message, -_COMPLAIN_S) >= _COMPLAIN_S:
             self._warned_at[message] = now
@@ -47,4 +66,4 @@ class Background:
     def _on_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a part of the streams failed", exc_info=error)
+            log.error("background work of the publisher failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""How much may wait for Redis: of one job, of all, and how fast it may come."""
+"""How much output may wait for Redis: of one execution, of all, and how fast it may come."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import PublishSettings
 
 if TYPE_CHECKING:
-    from capsule_tasks.taskpool.streams.publication import Publication
+    from capsule_tasks.executions.stream import StreamWriter
 
 
-class Room:
-    """Says whether a job may say more, and has it read on when it may again."""
+class OutputBudget:
+    """Says whether an execution may write more, and has its output read again when it may."""
 
     def __init__(
-        self, settings: PublishSettings, *, drops: bool, read_on: Callable[[Publication], object]
+        self, settings: PublishSettings, *, drops: bool, read_on: Callable[[StreamWriter], object]
     ) -> None:
         self.waiting_bytes = 0
-        """Of all jobs."""
+        """Of all executions."""
         self.drops = drops
-        """Whether a job loses output that there is no room for; else it waits."""
+        """Whether output that there is no room for is lost; else the execution waits."""
         self._window_bytes = settings.window_bytes
         self._total_bytes = settings.total_bytes
         self._rate = settings.rate_bytes_per_second
         self._read_on = read_on
-        self._paused: set[Publication] = set()
-        self._slowed: set[Publication] = set()
+        self._paused: set[StreamWriter] = set()
+        self._slowed: set[StreamWriter] = set()
         """Their descriptors are read again at the rate, whether Redis is there or not."""
         self._tokens = float(self._rate)
         """Below zero by a second's worth at most: of a flood others need not wait for the end."""
         self._tokens_at = 0.0
         self._refill: asyncio.TimerHandle | None = None
 
-    def has_room(self, publication: Publication, output: Output) -> bool:
-        """Whether a job may say more; under the rate of all, and with its own window not full.
+    def has_room(self, writer: StreamWriter, output: Output) -> bool:
+        """Whether an execution may write more: under the rate of all, and with its window not full.
 
         Where output may be lost what is written to a descriptor waits for the rate alone.
         """
@@ -46,26 +46,23 @@ class Room:
         is_lossy = output.raw and self.drops  # it has no credit to lose: its backlog drops
         if self._tokens < 0:
             self._await_refill()
-        elif is_lossy or not self._is_full(publication):
+        elif is_lossy or not self._is_full(writer):
             return True
-        (self._slowed if is_lossy else self._paused).add(publication)
+        (self._slowed if is_lossy else self._paused).add(writer)
         return False
 
-    def may_read_on(self, publication: Publication) -> None:
-        """It has sent some, and others may have been waiting for that."""
+    def may_read_on(self, writer: StreamWriter) -> None:
+        """The writer has sent some output; others may have been waiting for that."""
         if not self._paused or self._refill is not None:
             return
         is_roomy = self.waiting_bytes <= self._total_bytes // 2
-        for one in list(self._paused) if is_roomy else [publication]:
-            if one in self._paused and one.backlog.waiting_bytes <= self._window_bytes // 2:
+        for one in list(self._paused) if is_roomy else [writer]:
+            if one in self._paused and _waiting(one) <= self._window_bytes // 2:
                 self._paused.discard(one)
                 self._read_on(one)
 
-    def _is_full(self, publication: Publication) -> bool:
-        return (
-            publication.backlog.waiting_bytes > self._window_bytes
-            or self.waiting_bytes > self._total_bytes
-        )
+    def _is_full(self, writer: StreamWriter) -> bool:
+        return _waiting(writer) > self._window_bytes or self.waiting_bytes > self._total_bytes
 
     def _refresh(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -84,7 +81,12 @@ class Room:
             self._await_refill()
             return
         slowed, self._slowed = self._slowed, set()
-        for publication in slowed:
-            self._read_on(publication)
-        for publication in list(self._paused):
-            self.may_read_on(publication)
+        for writer in slowed:
+            self._read_on(writer)
+        for writer in list(self._paused):
+            self.may_read_on(writer)
+
+
+def _waiting(writer: StreamWriter) -> int:
+    """Bytes of one execution that wait for Redis."""
+    return writer.backlog.waiting_bytes if writer.backlog is not None else 0

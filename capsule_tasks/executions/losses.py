@@ -15,12 +15,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.errors import CapsuleError, LostTooOften, reason_of
+from capsule_tasks.errors import CapsuleError, reason_of
 from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.drivers import drive_blocking
 from capsule_tasks.storage.loss_core import LossCore
-from capsule_tasks.taskpool.calls import is_redelivered
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -37,59 +36,60 @@ class Losses:
         self._most = most
         self._prefix = prefix
         self._connections = SyncConnections(url) if url else None
-        self._here: dict[Key, int] = {}
+        self.lost_here: dict[Key, int] = {}
         """The oldest are forgotten first."""
-        self._noted: dict[Key, str] = {}
+        self.noted: dict[Key, str] = {}
         """Those that run now and were counted when they began."""
 
-    def is_suspect(self, call: TaskCall) -> bool:
-        """Whether it was delivered before, so that it may have cost a process already."""
-        return self._connections is not None and is_redelivered(call.request)
+    @property
+    def counts_everywhere(self) -> bool:
+        """Whether losses are counted over all workers."""
+        return self._connections is not None
 
-    async def admit(self, call: TaskCall) -> Exception | None:
-        """Count a suspect before it begins; the error with which it ends instead, if any."""
+    async def admit(self, call: TaskCall) -> int:
+        """Count a message that was delivered before; how many processes it cost if too many."""
         key = _key(call)
         # Known from here on: a worker that leaves meanwhile takes it back, see `close`; and a
         # message that this worker was given twice is counted once.
-        loss = self._noted.setdefault(key, _new_id())
+        loss = self.noted.setdefault(key, _new_id())
         count = await self._add(key, loss)
         if count > self._most:
             await self.forget(call)
-            return LostTooOften(call.name, call.task_id, count - 1, None)
+            return count - 1
         if not count:
-            self._noted.pop(key, None)
-        return None
+            self.noted.pop(key, None)
+        return 0
 
-    async def judge(self, call: TaskCall, lost: Exception) -> Exception:
-        """Count one more; `lost` itself, or the error after which Celery does not deliver again."""
+    async def judge(self, call: TaskCall) -> int:
+        """Count one more lost process; how many there were if the message may not come again."""
         key = _key(call)
-        here = self._here.pop(key, 0) + 1
-        count = max(here, await self._add(key, self._noted.pop(key, "") or _new_id()))
+        here = self.lost_here.pop(key, 0) + 1
+        count = max(here, await self._add(key, self.noted.pop(key, "") or _new_id()))
         if count >= self._most:
-            return LostTooOften(call.name, call.task_id, count, lost)
-        self._here[key] = here
-        if len(self._here) > _MOST_KNOWN:
-            del self._here[next(iter(self._here))]
-        return lost
+            return count
+        self.lost_here[key] = here
+        if len(self.lost_here) > _MOST_KNOWN:
+            del self.lost_here[next(iter(self.lost_here))]
+        return 0
 
     def is_noted(self, call: TaskCall) -> bool:
-        return _key(call) in self._noted
+        return _key(call) in self.noted
 
     async def forget(self, call: TaskCall) -> None:
         """It came to an end that cost nothing."""
         key = _key(call)
-        if loss := self._noted.get(key):
+        if loss := self.noted.get(key):
             await self._drop(key, loss)  # cancelled here, it is dropped by `close`
-            if self._noted.get(key) == loss:
-                del self._noted[key]
+            if self.noted.get(key) == loss:
+                del self.noted[key]
 
     def forget_here(self, call: TaskCall) -> None:
         """It came to its own end."""
-        self._here.pop(_key(call), None)
+        self.lost_here.pop(_key(call), None)
 
     async def close(self) -> None:
         """Its worker leaves in good order: what it stops now is no loss."""
-        noted, self._noted = self._noted, {}
+        noted, self.noted = self.noted, {}
         await asyncio.gather(*(self._drop(key, loss) for key, loss in noted.items()))
         if self._connections is not None:
             self._connections.close_blocking()

@@ -1,4 +1,4 @@
-"""What a job has said and Redis has not been sent: in order, each byte in its place."""
+"""Events of one execution that were not sent to Redis yet: in order, each byte in its place."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from capsule_tasks.executions.budget import OutputBudget
 from capsule_tasks.protocol.events import Accepted, EventMessage, encode_event
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output, Progress, Stream
 from capsule_tasks.settings import PublishSettings
-from capsule_tasks.taskpool.streams.room import Room
 
 _MOST_STEPS = 256
-"""Of progress, also while Redis is away; beyond it the latest stands for all."""
+"""Progress events that may wait; beyond that the latest stands for all."""
 
 
 class _Text:
-    """Output that waits; what follows on the same stream joins it."""
+    """Output that waits; more output of the same stream joins it."""
 
     __slots__ = ("parts", "size", "stream")
 
@@ -28,7 +28,7 @@ class _Text:
 
 
 class _Piece(Output, kw_only=True, tag="output"):
-    """Output as it is stored: nobody refers to it, so that it has no id."""
+    """Output as it is stored: without an id, since nothing refers to it."""
 
     id: str = ""
     timestamp: float = 0.0
@@ -45,20 +45,20 @@ class Taken(NamedTuple):
 
 
 class Backlog:
-    """One job's; where output may be lost, what is too old gives way, and is counted."""
+    """One execution's backlog; where output may be lost, the oldest gives way, and is counted."""
 
-    __slots__ = ("_items", "_lost", "_room", "_settings", "_steps", "offset", "waiting_bytes")
+    __slots__ = ("_budget", "_items", "_lost", "_settings", "_steps", "offset", "waiting_bytes")
 
-    def __init__(self, settings: PublishSettings, room: Room) -> None:
+    def __init__(self, settings: PublishSettings, budget: OutputBudget) -> None:
         self.offset = 0
         """Bytes of output, lost ones included, before what is taken next."""
         self.waiting_bytes = 0
-        """Of output that is not stored yet, also where it is on its way."""
+        """Bytes of output that are not stored yet, those on their way included."""
         self._settings = settings
-        self._room = room
+        self._budget = budget
         self._items: deque[_Text | EventMessage] = deque()
         self._steps = 0
-        """Of progress that waits."""
+        """Progress events that wait."""
         self._lost: dict[Stream, tuple[int, int]] = {}
 
     def __bool__(self) -> bool:
@@ -75,11 +75,11 @@ class Backlog:
         size = utf8_size(output.data)
         self._account(size)
         self._add_text(output.stream, (output.data,), size)
-        if output.raw and self._room.drops:
+        if output.raw and self._budget.drops:
             self._drop_beyond(2 * self._settings.window_bytes)
 
     def take(self) -> Taken:
-        """What is next, as it is stored."""
+        """The next events, encoded as they are stored."""
         events: list[bytes] = []
         size, is_loud = 0, False
         for stream, (lost_bytes, lost) in self._lost.items():
@@ -101,7 +101,7 @@ class Backlog:
         self._account(-size)
 
     def clear(self) -> None:
-        """Nobody will have the rest."""
+        """Discard events that were never sent."""
         self._items.clear()
         self._steps = 0
         self._lost.clear()
@@ -117,7 +117,7 @@ class Backlog:
         last.size += size
 
     def _thin(self) -> None:
-        """How far it was is nothing to know once it is farther."""
+        """Keep the latest progress only: it stands for all before."""
         items, self._items, self._steps = self._items, deque(), 1
         for item in items:
             if isinstance(item, _Text):
@@ -152,7 +152,7 @@ class Backlog:
 
     def _account(self, size: int) -> None:
         self.waiting_bytes += size
-        self._room.waiting_bytes += size
+        self._budget.waiting_bytes += size
 
 
 def _pieces(text: str, size: int, most: int) -> list[str]:

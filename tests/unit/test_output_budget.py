@@ -1,32 +1,32 @@
-"""What waits in a worker for Redis: how much of it, and how fast it may come."""
+"""Output that waits in a worker for Redis: how much, and how fast it may come."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+from capsule_tasks.executions.backlog import Backlog
+from capsule_tasks.executions.budget import OutputBudget
 from capsule_tasks.protocol.events import decode_event
 from capsule_tasks.protocol.messages import Output, Progress
 from capsule_tasks.settings import MIB, PublishSettings
-from capsule_tasks.taskpool.streams.backlog import Backlog
-from capsule_tasks.taskpool.streams.room import Room
 
 HANG_S = 10.0
 
 
-def new_room(read_on: Any, *, drops: bool = True) -> Room:
-    return Room(PublishSettings(), drops=drops, read_on=read_on)
+def new_budget(read_on: Any, *, drops: bool = True) -> OutputBudget:
+    return OutputBudget(PublishSettings(), drops=drops, read_on=read_on)
 
 
-class Speaker:
-    """As much of a publication as has room, or has none."""
+class Writer:
+    """As much of a stream writer as the budget looks at."""
 
-    def __init__(self, room: Room) -> None:
-        self.backlog = Backlog(PublishSettings(), room)
+    def __init__(self, budget: OutputBudget) -> None:
+        self.backlog = Backlog(PublishSettings(), budget)
 
 
-def a_publication(room: Room) -> Any:
-    return Speaker(room)
+def a_writer(budget: OutputBudget) -> Any:
+    return Writer(budget)
 
 
 def taken(backlog: Backlog) -> list[Any]:
@@ -46,32 +46,32 @@ def progress(done: float) -> Progress:
 
 async def test_after_a_flood_of_one_task_another_has_room_within_a_second_or_so() -> None:
     read_on: asyncio.Queue[Any] = asyncio.Queue()
-    room = new_room(read_on.put_nowait)
-    flooding, other = a_publication(room), a_publication(room)
+    budget = new_budget(read_on.put_nowait)
+    flooding, other = a_writer(budget), a_writer(budget)
     for _ in range(3000):
-        room.has_room(flooding, output(MIB, raw=True))
-    assert not room.has_room(other, output(2, raw=False))
+        budget.has_room(flooding, output(MIB, raw=True))
+    assert not budget.has_room(other, output(2, raw=False))
     async with asyncio.timeout(HANG_S):
         assert {await read_on.get(), await read_on.get()} == {flooding, other}
-    assert room.has_room(other, output(2, raw=False))
+    assert budget.has_room(other, output(2, raw=False))
 
 
 async def test_a_descriptor_is_read_at_the_rate_though_nothing_leaves_the_worker() -> None:
     """Redis is away and its window full: it waits for the rate, and for nothing else."""
     read_on: asyncio.Queue[Any] = asyncio.Queue()
-    room = new_room(read_on.put_nowait)
-    publication = a_publication(room)
-    publication.backlog.add_output(output(2 * MIB, raw=True))
-    assert room.has_room(publication, output(1, raw=True))
-    assert not room.has_room(publication, output(4 * MIB, raw=True))
+    budget = new_budget(read_on.put_nowait)
+    writer = a_writer(budget)
+    writer.backlog.add_output(output(2 * MIB, raw=True))
+    assert budget.has_room(writer, output(1, raw=True))
+    assert not budget.has_room(writer, output(4 * MIB, raw=True))
     async with asyncio.timeout(HANG_S):
-        assert await read_on.get() is publication
-    assert room.has_room(publication, output(1, raw=True))
+        assert await read_on.get() is writer
+    assert budget.has_room(writer, output(1, raw=True))
 
 
 def test_of_progress_that_waits_only_the_latest_is_kept_when_there_is_much() -> None:
-    room = new_room(lambda _: None)
-    backlog = a_publication(room).backlog
+    budget = new_budget(lambda _: None)
+    backlog = a_writer(budget).backlog
     for done in range(100_000):
         if done % 1000 == 0:
             backlog.add_output(output(10, raw=False))
@@ -85,8 +85,8 @@ def test_of_progress_that_waits_only_the_latest_is_kept_when_there_is_much() -> 
 
 
 def test_a_little_progress_is_told_as_it_was_said() -> None:
-    room = new_room(lambda _: None)
-    backlog = a_publication(room).backlog
+    budget = new_budget(lambda _: None)
+    backlog = a_writer(budget).backlog
     for _ in range(3):
         for done in range(200):
             backlog.add(progress(done))

@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
 
 from capsule_tasks.errors import LeaseLost, StorageError
+from capsule_tasks.executions.background import AGAIN_S, Background
 from capsule_tasks.settings import LeaseSettings
 from capsule_tasks.storage.executions import Holdings
 from capsule_tasks.storage.held_core import Due
 from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
-from capsule_tasks.taskpool.streams.background import AGAIN_S, Background
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -37,7 +37,7 @@ class Held(Protocol):
     def on_held(self, incarnation: str) -> None: ...
 
 
-class Tenure:
+class WorkerLease:
     """Keeps one incarnation after another alive; whoever claims is noted before."""
 
     def __init__(
@@ -71,18 +71,20 @@ class Tenure:
         self,
         on_begin: Callable[[str], Awaitable[object]],
         on_held: Callable[[str], object],
+        on_renewed: Callable[[str], object],
         on_due: Callable[[str], object],
     ) -> None:
         """Hold a lease for ever.
 
         `on_begin` is awaited before anything is claimed under an incarnation, `on_held` called when
-        that may begin, and `on_due` with each worker that is to be looked at.
+        that may begin, `on_renewed` after each renewal, and `on_due` with each worker that is to be
+        looked at.
         """
         while True:
             try:
                 incarnation = await self._begin(on_begin)
                 on_held(incarnation)
-                await self._go_on(incarnation, on_due)
+                await self._go_on(incarnation, on_renewed, on_due)
             except LeaseLost as lost:
                 log.warning("%s; what it held may have been taken over", lost)
             except StorageError as error:
@@ -107,12 +109,18 @@ class Tenure:
         self.is_held.set()
         return incarnation
 
-    async def _go_on(self, incarnation: str, on_due: Callable[[str], object]) -> None:
+    async def _go_on(
+        self,
+        incarnation: str,
+        on_renewed: Callable[[str], object],
+        on_due: Callable[[str], object],
+    ) -> None:
         """Renew it, until it is lost."""
         while True:
             wait_s = self._settings.lease_s / 3
             self._doubt.clear()
             if (due := await self._renew(incarnation)) is not None:
+                on_renewed(incarnation)
                 for worker in due.workers:
                     if worker != incarnation:
                         on_due(worker)

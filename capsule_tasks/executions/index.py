@@ -9,14 +9,14 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from capsule_tasks.errors import CapsuleError, LeaseLost, StorageError
+from capsule_tasks.executions.background import Background
+from capsule_tasks.executions.ends import LastEvent, failure_of, outcome_of
+from capsule_tasks.executions.lease import WorkerLease
 from capsule_tasks.storage.execution_types import RecentEntry
 from capsule_tasks.storage.executions import ExecutionStore
-from capsule_tasks.taskpool.endings import Ending
-from capsule_tasks.taskpool.streams.background import AGAIN_S, Background
-from capsule_tasks.taskpool.streams.tenure import Tenure
 
 if TYPE_CHECKING:
-    from capsule_tasks.taskpool.streams.publication import Publication
+    from capsule_tasks.executions.stream import StreamWriter
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -26,14 +26,14 @@ _MOST = 200
 """In one call."""
 
 
-class Notes:
+class IndexWriter:
     """Written behind, many in a call; what is no longer held is given back after them."""
 
     def __init__(
-        self, store: ExecutionStore, tenure: Tenure, background: Background, *, worker: str
+        self, store: ExecutionStore, lease: WorkerLease, background: Background, *, worker: str
     ) -> None:
         self._store = store
-        self._tenure = tenure
+        self._lease = lease
         self._background = background
         self._worker = worker
         self._recent: dict[str, tuple[int, RecentEntry]] = {}
@@ -41,26 +41,26 @@ class Notes:
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
 
-    def state(self, publication: Publication, state: str) -> None:
-        """How an execution stands now."""
-        attempt, name = publication.attempt.number, publication.job.call.name
-        execution_id = publication.execution_id
+    def note_state(self, writer: StreamWriter, state: str) -> None:
+        """The execution is `running`, `waiting`, or has this outcome."""
+        attempt, name = writer.attempt, writer.execution.call.name
+        execution_id = writer.execution_id
         entry = RecentEntry(execution_id, 0.0, state, name, self._worker, attempt / 1000)
         self._recent[execution_id] = (attempt, entry)
         self._wake.set()
 
-    def end(self, publication: Publication, ending: Ending) -> None:
-        """Its last event is stored."""
-        outcome = ending.outcome
-        self.state(publication, outcome or "waiting")
-        group, index = publication.job.group
-        if group and index >= 0 and outcome:
-            member = (index, outcome, publication.execution_id, ending.failure)
-            self._groups.setdefault(group, []).append(member)
+    def note_end(self, writer: StreamWriter, event: LastEvent) -> None:
+        """The last event is stored; a group counts its member if no other attempt follows."""
+        outcome = outcome_of(event)
+        self.note_state(writer, outcome or "waiting")
+        origin = writer.execution.life.origin
+        if origin.group and origin.index >= 0 and outcome:
+            member = (origin.index, outcome, writer.execution_id, failure_of(event))
+            self._groups.setdefault(origin.group, []).append(member)
 
     def release(self, execution_id: str) -> None:
-        """It is over here, and no longer held once what is noted of it is written."""
-        self._tenure.release(execution_id)
+        """The execution is over here, and no longer held once everything noted of it is written."""
+        self._lease.release(execution_id)
         self._wake.set()
 
     async def keep(self) -> None:
@@ -69,12 +69,7 @@ class Notes:
             await self._wake.wait()
             await asyncio.sleep(_GATHER_S)
             self._wake.clear()
-            try:
-                await self.write()
-            except StorageError as error:
-                self._background.say_unavailable(error)
-                await asyncio.sleep(AGAIN_S)
-                self._wake.set()
+            await self._background.insist(self.write)
 
     async def write(self) -> None:
         """Groups first: what is no longer held nobody repairs."""
@@ -96,7 +91,7 @@ class Notes:
                 if self._recent[execution_id] is note:  # else there is news since
                     del self._recent[execution_id]
         with contextlib.suppress(LeaseLost):  # what was held under that lease is the reaper's
-            await self._tenure.give_back()
+            await self._lease.give_back()
 
 
 async def _noted(note: Awaitable[None]) -> None:
@@ -106,4 +101,4 @@ async def _noted(note: Awaitable[None]) -> None:
     except StorageError:
         raise
     except CapsuleError as error:
-        log.warning("what became of some tasks is not noted: %s", error)
+        log.warning("the ends of some tasks cannot be noted: %s", error)

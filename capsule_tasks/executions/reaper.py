@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable
 
 from capsule_tasks.errors import InvalidId
+from capsule_tasks.executions.ends import LastEvent, another_follows, failure_of, lost, outcome_of
 from capsule_tasks.protocol.events import Outcome
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.execution_types import RecentEntry, Record
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
-from capsule_tasks.taskpool.endings import Ending, another, lost
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -31,7 +31,7 @@ class Reaper:
         self,
         store: ExecutionStore,
         holdings: Holdings,
-        ended_elsewhere: Callable[[str], Ending | None],
+        ended_elsewhere: Callable[[str], LastEvent | None],
         fail_result: Callable[[str, str], object],
         kept_of: Callable[[str], ExecutionSettings],
     ) -> None:
@@ -98,7 +98,7 @@ class Reaper:
         if record.state not in ("ended", "waiting"):
             return None
         if record.outcome == Outcome.LOST:
-            failure = failure or _LOST.failure
+            failure = failure or failure_of(_LOST)
             if await asyncio.to_thread(self._ended_elsewhere, execution_id) is None:
                 await asyncio.to_thread(self._fail_result, execution_id, _WHY)
         if record.group and record.index >= 0 and record.outcome:
@@ -112,15 +112,15 @@ class Reaper:
     async def _end(self, worker: str, execution_id: str, record: Record) -> str:
         """Write the end of the attempt, if nobody else has; what went wrong."""
         stored = await asyncio.to_thread(self._ended_elsewhere, execution_id)
-        ending = stored or _ending_of(record)
-        attempt, outcome = record.attempt, ending.outcome
+        event = stored or _last_event_of(record)
+        attempt, outcome = record.attempt, outcome_of(event)
         kept = self._kept_of(record.task)
-        await self._store.reap(execution_id, worker, attempt, ending.event, outcome, kept=kept)
-        return ending.failure
+        await self._store.reap(execution_id, worker, attempt, event, outcome, kept=kept)
+        return failure_of(event)
 
 
-def _ending_of(record: Record) -> Ending:
+def _last_event_of(record: Record) -> LastEvent:
     """A message that was acknowledged does not come again; one that was not does."""
     if record.ack == "early":
         return _LOST
-    return another("lost", _WHY)
+    return another_follows("lost", _WHY)

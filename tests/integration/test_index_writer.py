@@ -7,37 +7,36 @@ import uuid
 from typing import Any
 from unittest.mock import AsyncMock
 
+from capsule_tasks.executions.background import Background
+from capsule_tasks.executions.index import IndexWriter
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.storage.pipeline import PipelinedConnection
-from capsule_tasks.taskpool.endings import Ending
-from capsule_tasks.taskpool.streams.background import Background
-from capsule_tasks.taskpool.streams.notes import Notes
+from tests.streaming import new_execution
 
 MEMBERS = 450
 
 
-class Member:
-    """As much of a publication as a note takes."""
+class Writer:
+    """As much of a stream writer as an index takes."""
 
     def __init__(self, group: str, index: int) -> None:
-        self.execution_id = f"{group}-{index}"
-        self.attempt: Any = type("Attempt", (), {"number": 1})
-        call = type("Call", (), {"name": "t"})
-        self.job: Any = type("Job", (), {"call": call, "group": (group, index)})
+        self.execution = new_execution(f"{group}-{index}", group=(group, index))
+        self.execution_id = self.execution.call.task_id
+        self.attempt = 1
 
 
 async def test_two_may_write_at_once_as_when_the_worker_stops(valkey_url: str) -> None:
     connection = PipelinedConnection(valkey_url)
     settings = ExecutionSettings(prefix=f"p{uuid.uuid4().hex[:8]}")
     store = ExecutionStore(connection, settings=settings)
-    notes = Notes(store, AsyncMock(), Background(), worker="w")
+    indexes = IndexWriter(store, AsyncMock(), Background(), worker="w")
     group = uuid.uuid4().hex
     for index in range(MEMBERS):
-        member: Any = Member(group, index)
-        notes.end(member, Ending(Ended(outcome=Outcome.SUCCEEDED)))
-    await asyncio.gather(*(notes.write() for _ in range(3)))
+        member: Any = Writer(group, index)
+        indexes.note_end(member, Ended(outcome=Outcome.SUCCEEDED))
+    await asyncio.gather(*(indexes.write() for _ in range(3)))
     assert (await store.read_group(group)).counts["succeeded"] == MEMBERS
     assert len(await store.list_recent(limit=MEMBERS + 1)) == MEMBERS
     await connection.close()

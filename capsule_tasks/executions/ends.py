@@ -1,0 +1,215 @@
+"""How executions end: why, and as which last event watchers hear of it."""
+
+from __future__ import annotations
+
+import signal
+from enum import StrEnum
+
+import msgspec
+
+from capsule_tasks.errors import TaskNotCarried
+from capsule_tasks.executions.origin import Origin
+from capsule_tasks.protocol.events import AttemptEnded, Ended, How, Outcome
+from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, Traced
+from capsule_tasks.sessions.process import CRASHES
+
+_MOST_TEXT = 4096
+_MOST_TRACEBACK = 16 * 1024
+_SUCCEEDED = Outcome.SUCCEEDED
+_REPLACED = "Replaced by new task"
+"""The message of the Ignore that `Task.replace` raises; what replaces the task has the same id."""
+_NOT_CARRIED = (ErrorKind.TOO_LARGE, ErrorKind.RAISED)
+"""A task that raises is reported as `Traced`: these kinds concern the frame that carries it."""
+
+LastEvent = AttemptEnded | Ended
+
+
+class EndKind(StrEnum):
+    """Why an execution is over; the value names the error that watchers and callers see."""
+
+    TRACED = ""
+    """The task came to an end of its own."""
+    TERMINATED = "Terminated"
+    OVER_LIMIT = "TimeLimitExceeded"
+    LOST = "WorkerLostError"
+    """The child ended before the task did."""
+    LOST_TOO_OFTEN = "LostTooOften"
+    NOT_CARRIED = "TaskNotCarried"
+    """The task, or its result, does not fit between the worker and the child."""
+    GIVEN_BACK = "given back"
+    """The task had not begun when the connection to the broker was lost; nobody is told."""
+    DISCARDED = "TaskRevokedError"
+    """Celery let go of the task before it came to the pool, and has told everybody but watchers."""
+
+
+_TRACED = EndKind.TRACED
+
+
+class End(msgspec.Struct, frozen=True, gc=False):
+    """The end of an execution in this worker."""
+
+    kind: EndKind
+    message: str = ""
+    traced: Traced | None = None
+    signum: int = 0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+
+    def with_bytes_of(self, terminal: Terminal) -> End:
+        return msgspec.structs.replace(
+            self, stdout_bytes=terminal.stdout_bytes, stderr_bytes=terminal.stderr_bytes
+        )
+
+
+# --- how an execution ended --------------------------------------------------------------------
+
+
+def is_killed_at_limit(
+    stop_signum: int | None, status: int | None, *, is_over_limit: bool, is_async: bool
+) -> bool:
+    """Whether the hard limit ended the execution; a signal that it had refused before did not."""
+    has_refused = stop_signum != signal.SIGKILL and not is_async and status == -signal.SIGKILL
+    return is_over_limit and (stop_signum is None or has_refused)
+
+
+def end_of_lost(stop_signum: int | None, terminal: Terminal, status: int | None) -> End:
+    """The end of an execution that its child did not finish; `status` if the child is gone."""
+    has_crashed = status is not None and -status in CRASHES and -status != stop_signum
+    if stop_signum is not None and not has_crashed:
+        end = End(EndKind.TERMINATED, signum=stop_signum)
+    elif isinstance(terminal, Error) and terminal.kind in _NOT_CARRIED:
+        # No lost child: another delivery would end in the same way, and so on for ever.
+        end = End(EndKind.NOT_CARRIED, _said(terminal))
+    else:
+        if status is not None:
+            why = f"Worker exited prematurely: {human_status(status)}."
+        else:
+            why = f"The task did not come to its end: {_said(terminal)}."
+        if isinstance(terminal, Error) and terminal.kind is ErrorKind.LOST_WITH_NEIGHBOUR:
+            why += f" {terminal.message[:1].upper()}{terminal.message[1:]}."
+        end = End(EndKind.LOST, why)
+    return end.with_bytes_of(terminal)
+
+
+def end_of_traced(traced: Traced) -> End:
+    """The end of an execution that the tracer saw to its end."""
+    return End(_TRACED, "", traced, 0, traced.stdout_bytes, traced.stderr_bytes)
+
+
+def human_status(status: int) -> str:
+    """An exit status in words, as Celery's prefork pool gives it."""
+    if status >= 0:
+        return f"exitcode {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"
+
+
+def _said(terminal: Terminal) -> str:
+    if not isinstance(terminal, Error):
+        return type(terminal).__name__
+    return f"{terminal.type}: {terminal.message}" if terminal.message else terminal.type
+
+
+# --- the last event ---------------------------------------------------------------------------
+
+
+def last_event(end: End, origin: Origin, *, is_let_go: bool = False) -> LastEvent:
+    """The event that tells watchers of the end; `is_let_go` if the worker itself asked for it."""
+    if end.traced is not None:
+        return _of_traced(end.traced)
+    match end.kind:
+        case EndKind.GIVEN_BACK:
+            return another_follows("requeued", end.message)
+        case EndKind.DISCARDED:
+            return Ended(outcome=Outcome.CANCELLED, type=end.kind.value, message=end.message)
+    if _comes_again(end.kind, origin, is_let_go=is_let_go):
+        return another_follows("requeued", _message(end, origin))
+    is_cancelled = end.kind is EndKind.TERMINATED
+    return Ended(
+        outcome=Outcome.CANCELLED if is_cancelled else Outcome.FAILED,
+        type=end.kind.value,
+        message="it was cancelled" if is_cancelled else _message(end, origin)[:_MOST_TEXT],
+        stdout_bytes=end.stdout_bytes,
+        stderr_bytes=end.stderr_bytes,
+    )
+
+
+def another_follows(how: How, detail: str = "") -> AttemptEnded:
+    """This attempt is over, and another one follows."""
+    return AttemptEnded(how=how, detail=detail[:_MOST_TEXT])
+
+
+def lost(why: str) -> Ended:
+    """The message is acknowledged and its worker is gone: no other attempt follows."""
+    return Ended(outcome=Outcome.LOST, type=EndKind.LOST.value, message=why)
+
+
+def _message(end: End, origin: Origin) -> str:
+    match end.kind:
+        case EndKind.TERMINATED:
+            return "its worker let go of it"
+        case EndKind.NOT_CARRIED:
+            return str(TaskNotCarried(origin.task, origin.execution_id, end.message))
+    return end.message
+
+
+def _comes_again(kind: EndKind, origin: Origin, *, is_let_go: bool) -> bool:
+    """Whether Celery puts the message back, or sends another, after this end."""
+    match kind:
+        case EndKind.TERMINATED:
+            return origin.acks_late and is_let_go
+        case EndKind.LOST:
+            return origin.continues_after_loss
+        case EndKind.OVER_LIMIT:
+            return origin.comes_again_over_limit
+    return False
+
+
+def _of_traced(traced: Traced) -> LastEvent:
+    failure = traced.failure
+    if failure is None:
+        return Ended(
+            outcome=_SUCCEEDED,
+            text=(traced.text or "")[:_MOST_TEXT],
+            runtime_s=traced.runtime_s,
+            stdout_bytes=traced.stdout_bytes,
+            stderr_bytes=traced.stderr_bytes,
+        )
+    is_of_celery = failure.module == "celery.exceptions"
+    if is_of_celery and failure.name == "Retry":
+        return another_follows("retry", failure.message)
+    if is_of_celery and failure.name == "Ignore" and failure.message == _REPLACED:
+        return another_follows("replaced", failure.message)
+    if is_of_celery and failure.name == "Reject" and failure.state.get("requeue"):
+        return another_follows("requeued", failure.message)
+    outcomes = {"Reject": Outcome.REJECTED, "Ignore": Outcome.IGNORED}
+    outcome = outcomes.get(failure.name, Outcome.FAILED) if is_of_celery else Outcome.FAILED
+    return Ended(
+        outcome=outcome,
+        type=failure.name,
+        message=failure.message[:_MOST_TEXT],
+        traceback=failure.traceback[-_MOST_TRACEBACK:],
+        runtime_s=traced.runtime_s,
+        stdout_bytes=traced.stdout_bytes,
+        stderr_bytes=traced.stderr_bytes,
+    )
+
+
+# --- the end in Redis -------------------------------------------------------------------------
+
+
+def state_of(event: LastEvent) -> str:
+    """The state that the last event leaves behind."""
+    return "ended" if isinstance(event, Ended) else "waiting"
+
+
+def outcome_of(event: LastEvent) -> str:
+    """The outcome, empty if another attempt follows."""
+    return str(event.outcome) if isinstance(event, Ended) else ""
+
+
+def failure_of(event: LastEvent) -> str:
+    """The failure in words, empty if another attempt follows."""
+    return f"{event.type}: {event.message}" if isinstance(event, Ended) else ""

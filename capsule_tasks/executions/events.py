@@ -1,0 +1,207 @@
+"""What happens to an execution, as its lifecycle hears of it. Facts, never orders."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import msgspec
+
+from capsule_tasks.executions.ends import End
+from capsule_tasks.protocol.events import Command
+from capsule_tasks.protocol.messages import InputClosed, InputRequest, Terminal
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """The base of all events."""
+
+
+class Streaming(Enum):
+    """How an execution comes to its stream."""
+
+    NONE = auto()
+    """Never: streams are off, or too much waits for Redis."""
+    CLAIM_LATER = auto()
+    """The execution is new: it begins at once and is claimed with its first words."""
+    CLAIM_FIRST = auto()
+    """Redis may know of an attempt or a command: the execution is claimed before it begins."""
+
+
+class Timer(Enum):
+    """Each runs at most once at a time for an execution."""
+
+    __hash__ = object.__hash__  # in C; `Enum.__hash__` is Python code
+
+    CLAIM_DUE = auto()
+    """A task that runs silently is claimed now."""
+    CLAIM_WAIT = auto()
+    """Redis has had its time: what waits for the claim goes on without it."""
+    END_WAIT = auto()
+    """Redis has had its time to store the end."""
+    SOFT_LIMIT = auto()
+    HARD_LIMIT = auto()
+    TIDY = auto()
+    """The `finally` blocks have had their time after a hard limit."""
+
+
+class Refusal(Enum):
+    """Why a claim was refused."""
+
+    RUNS_ELSEWHERE = auto()
+    """Somebody runs the execution, and may be about to leave it."""
+    CANCELLED = auto()
+    """The execution was ended by a cancel."""
+    CLOSED = auto()
+    """Another attempt has the execution, it is over, or its call was refused."""
+
+
+class Admitted(Event, frozen=True, gc=False):
+    """The execution came to this worker."""
+
+    streaming: Streaming
+
+
+class Discarded(Event, frozen=True, gc=False):
+    """Celery let go of the execution before it came to the pool."""
+
+    streaming: Streaming
+    why: str
+
+
+# --- the child -------------------------------------------------------------------------------
+
+
+class Sent(Event, frozen=True, gc=False):
+    """A child was sent the execution."""
+
+
+class SendRefused(Event, frozen=True, gc=False):
+    """A child that is condemned refused the execution, which is queued again."""
+
+
+class ChildStarted(Event, frozen=True, gc=False):
+    """The child has started the execution, or has had the time to."""
+
+    at: float
+
+
+class FirstOutput(Event, frozen=True, gc=False):
+    """The execution says something that watchers should hear at once."""
+
+
+class InputRequested(Event, frozen=True, gc=False):
+    request: InputRequest
+
+
+class InputAnswered(Event, frozen=True, gc=False):
+    closed: InputClosed
+
+
+class Finished(Event, frozen=True, gc=False):
+    """The child's terminal message; `exit_status` if the child is gone."""
+
+    terminal: Terminal
+    exit_status: int | None
+    at: float
+
+
+class LossJudged(Event, frozen=True, gc=False):
+    """Whether the processes that the message has cost are too many: then `end` is there."""
+
+    end: End | None
+
+
+class TimerFired(Event, frozen=True, gc=False):
+    timer: Timer
+
+
+# --- Redis -----------------------------------------------------------------------------------
+
+
+class ClaimStored(Event, frozen=True, gc=False):
+    """The execution is claimed, under a lease that may be another by now."""
+
+    owner: str
+    current_owner: str
+
+
+class ClaimRefused(Event, frozen=True, gc=False):
+    why: Refusal
+
+
+class PreviousEnded(Event, frozen=True, gc=False):
+    """The attempt before has ended, or has had its time to."""
+
+
+class SuccessorAdmitted(Event, frozen=True, gc=False):
+    """Another message with the same id came to this worker."""
+
+
+class HoldNoted(Event, frozen=True, gc=False):
+    """A reaper that looks at what this owner holds finds the execution."""
+
+    owner: str
+
+
+class LeaseConfirmed(Event, frozen=True, gc=False):
+    """The owner's lease lasts, by the worker's own clock."""
+
+    owner: str
+
+
+class LeaseBegun(Event, frozen=True, gc=False):
+    """The worker works under another lease from now on."""
+
+    owner: str
+
+
+class Settled(Event, frozen=True, gc=False):
+    """Nothing is on its way to Redis any more."""
+
+
+class AppendRefused(Event, frozen=True, gc=False):
+    """Nothing more of this attempt is stored."""
+
+
+class EndStored(Event, frozen=True, gc=False):
+    """The last event is stored."""
+
+
+class BellRang(Event, frozen=True, gc=False):
+    """The execution may have been told something."""
+
+
+class CommandReceived(Event, frozen=True, gc=False):
+    command: Command
+
+
+# --- the worker ------------------------------------------------------------------------------
+
+
+class StopRequested(Event, frozen=True, gc=False):
+    """Somebody wants the execution ended with a signal."""
+
+    signum: int
+    asker: str
+    is_let_go: bool = False
+    """The worker itself asks, and its message goes back."""
+
+
+class CancelRequested(Event, frozen=True, gc=False):
+    """Somebody wants the execution ended in order, and by force after the grace."""
+
+    grace_s: float | None
+    asker: str
+
+
+class KillRequested(Event, frozen=True, gc=False):
+    """Nothing that runs is waited for any more."""
+
+    asker: str
+
+
+class BrokerLost(Event, frozen=True, gc=False):
+    """What has not begun will be delivered again."""
+
+
+class WorkerStopping(Event, frozen=True, gc=False):
+    """The pool ends: what is not over is left to other workers."""

@@ -1,0 +1,100 @@
+"""One execution in a worker: what is to run, its lifecycle, and who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from capsule_tasks.executions.ends import End
+from capsule_tasks.executions.events import Timer
+from capsule_tasks.executions.lifecycle import Lifecycle
+from capsule_tasks.executions.origin import Origin
+from capsule_tasks.protocol.messages import Gap, Output, TaskCall
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.stream import StreamWriter
+
+
+class Reporter(Protocol):
+    """Whoever sent the execution, and hears of it in this order. Called on the loop."""
+
+    def accepted(self, pid: int, at: float, *, defers_ack: bool) -> None:
+        """A child runs the execution. With `defers_ack`, `acknowledge` follows."""
+
+    def acknowledge(self) -> None:
+        """The message may be acknowledged now."""
+
+    def soft_limit(self) -> None:
+        """The task was told that its soft limit has passed."""
+
+    def free_slot(self) -> None:
+        """The next execution may come."""
+
+    def ended(self, end: End, *, frees_slot: bool) -> None:
+        """The last call: everything that belongs to the execution may be forgotten."""
+
+    def own_frames(self, stack: str) -> str:
+        """The stack without the frames that are not the task's."""
+
+
+class _Unreported:
+    """Everybody was told already."""
+
+    def accepted(self, pid: int, at: float, *, defers_ack: bool) -> None: ...
+
+    def acknowledge(self) -> None: ...
+
+    def soft_limit(self) -> None: ...
+
+    def free_slot(self) -> None: ...
+
+    def ended(self, end: End, *, frees_slot: bool) -> None: ...
+
+    def own_frames(self, stack: str) -> str:
+        return stack
+
+
+UNREPORTED = _Unreported()
+"""The reporter of an execution that nobody waits for, or waits for any more."""
+
+
+class Execution:
+    """The adapters keep what they know of an execution here; only the lifecycle decides."""
+
+    __slots__ = (
+        "__weakref__",
+        "call",
+        "child_execution_id",
+        "has_output",
+        "is_async",
+        "life",
+        "pid",
+        "reporter",
+        "stream",
+        "timers",
+    )
+
+    def __init__(self, call: TaskCall, origin: Origin, reporter: Reporter) -> None:
+        self.call = call
+        self.is_async = origin.is_async
+        self.life = Lifecycle(origin)
+        self.reporter: Reporter = reporter
+        self.has_output = False
+        self.pid = 0
+        """The child that the execution was sent to."""
+        self.child_execution_id = origin.execution_id
+        """The id that the child knows."""
+        self.stream: StreamWriter | None = None
+        self.timers: dict[Timer, asyncio.TimerHandle] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Execution {self.call.name}[{self.call.task_id}] {self.life.run.name}>"
+
+
+class OutputLog(Protocol):
+    """Where the output of executions is echoed on the worker's side."""
+
+    def say(self, source: Execution, output: Output | Gap) -> None: ...
+
+    def forget(self, source: Execution) -> None:
+        """The execution is over: a line without a newline ends here."""

@@ -1,0 +1,437 @@
+"""Feeds each execution's lifecycle with what happens, and has the adapters do what follows.
+
+The dispatcher knows the children, the publisher knows Redis, the reporter knows Celery. None of
+them decides, and none knows another. Output goes straight from the child to the publisher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, Final
+
+from capsule_tasks.errors import CapsuleError, LostTooOften, UnknownInputRequest
+from capsule_tasks.executions import actions as do
+from capsule_tasks.executions import events as on
+from capsule_tasks.executions.actions import Action
+from capsule_tasks.executions.dispatcher import Dispatcher
+from capsule_tasks.executions.ends import End, EndKind
+from capsule_tasks.executions.events import Event, Streaming, Timer
+from capsule_tasks.executions.execution import Execution, OutputLog
+from capsule_tasks.executions.losses import Losses
+from capsule_tasks.executions.publisher import Publisher
+from capsule_tasks.executions.states import Run
+from capsule_tasks.executions.stream import StreamWriter
+from capsule_tasks.protocol.events import (
+    Command,
+    InterruptCommand,
+    RespondCommand,
+    StackCommand,
+    Stacks,
+)
+from capsule_tasks.protocol.messages import (
+    Gap,
+    InputClosed,
+    InputRequest,
+    Message,
+    Output,
+    Progress,
+    Terminal,
+)
+from capsule_tasks.sessions import SessionPool
+from capsule_tasks.system.memory import give_back_freed_memory
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_TIDY_S = 0.1
+"""The time that a task's `finally` blocks have at a hard limit, as under prefork."""
+_LARGE_BYTES = 1024 * 1024
+"""Messages from this size leave holes in the heap that are worth giving back."""
+_GIVE_BACK_AFTER_S = 1.0
+"""Celery has been told of the end by then, and everything of the message is freed."""
+
+_SENT = on.Sent()
+_SEND_REFUSED = on.SendRefused()
+_BROKER_LOST = on.BrokerLost()
+_WORKER_STOPPING = on.WorkerStopping()
+
+
+class Supervisor:
+    """All executions of a worker, from when they are admitted until they are over; on the loop."""
+
+    def __init__(
+        self,
+        sessions: SessionPool,
+        *,
+        async_limit: int,
+        publisher: Publisher | None,
+        losses: Losses,
+        output_log: OutputLog,
+    ) -> None:
+        self.dispatcher: Dispatcher[Execution] = Dispatcher(sessions, self, async_limit=async_limit)
+        self.totals: Counter[str] = Counter()
+        self._publisher = publisher
+        if publisher is not None:
+            publisher.listener = self
+        self._losses = losses
+        self._output_log = output_log
+        self._live: dict[Execution, None] = {}
+        """Executions that are not over, in order of arrival."""
+        self._unknown_tasks: set[str] = set()
+        """Names that only children of the next generation know."""
+        self._early: dict[Execution, None] = {}
+        """Executions of tasks that no child knows yet."""
+        self._actions: deque[tuple[Execution, Action]] = deque()
+        self._is_acting = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._gives_back_soon = False
+
+    async def start(self) -> None:
+        if self._publisher is not None:
+            await self._publisher.start()
+
+    async def stop(self) -> None:
+        """Leave what is not over to other workers; store what can be, for some seconds."""
+        for execution in list(self._live):
+            self.feed(execution, _WORKER_STOPPING)
+        if self._publisher is not None:
+            await self._publisher.stop()
+        self.dispatcher.stop()
+        for task in self._tasks:
+            task.cancel()
+        await self._losses.close()
+
+    # --- executions ----------------------------------------------------------------------------
+
+    def admit(self, execution: Execution) -> None:
+        """Have the execution run, in its turn."""
+        self._live[execution] = None
+        publisher = self._publisher
+        streaming = publisher.open(execution) if publisher is not None else Streaming.NONE
+        self.feed(execution, on.Admitted(streaming))
+
+    def discard(self, execution: Execution, why: str) -> None:
+        """Write the end of an execution that Celery let go of before it came here."""
+        if self._publisher is not None:
+            self._spawn(self._discard(self._publisher, execution, why))
+
+    async def _discard(self, publisher: Publisher, execution: Execution, why: str) -> None:
+        if await publisher.is_discarded_here(execution):
+            self._live[execution] = None
+            self.feed(execution, on.Discarded(publisher.open(execution), why))
+
+    def feed(self, execution: Execution, event: Event) -> None:
+        """The one way in: an event changes the lifecycle, and its actions are carried out in order.
+
+        An action may bring the next event about; the actions of that event come after all others.
+        """
+        life = execution.life
+        pending = self._actions
+        for action in life.handle(event):
+            pending.append((execution, action))
+        if life.run is Run.OVER and execution in self._live:
+            self._on_over(execution)
+        if self._is_acting:
+            return
+        self._is_acting = True
+        try:
+            while pending:
+                execution, action = pending.popleft()
+                try:
+                    for_stream = _FOR_STREAM.get(type(action))
+                    if for_stream is None:
+                        self._carry_out[type(action)](self, execution, action)
+                    elif execution.stream is not None:
+                        for_stream(execution.stream, action)
+                except Exception:
+                    log.exception("%r of %r failed", action, execution)
+        finally:
+            self._is_acting = False
+
+    def stop_execution(
+        self, execution: Execution, signum: int, asker: str, *, is_let_go: bool = False
+    ) -> None:
+        self.feed(execution, on.StopRequested(signum, asker, is_let_go))
+
+    def stop_process(self, pid: int, signum: int) -> None:
+        """End the only execution of a process, for callers that know no better."""
+        execution = self.dispatcher.work_of(pid)
+        if execution is not None:
+            self.stop_execution(execution, signum, f"whoever terminates process {pid}")
+
+    def give_back_waiting(self) -> None:
+        """What no child has will be delivered again."""
+        for execution in list(self._live):
+            self.feed(execution, _BROKER_LOST)
+
+    def kill_busy(self) -> None:
+        """Wait for nothing that runs any more."""
+        for execution in self.dispatcher.in_hand():
+            self.feed(execution, on.KillRequested("the worker's cold shutdown"))
+
+    def waits_for_tasks(self, names: set[str]) -> None:
+        """Executions of these tasks wait for children that know them."""
+        self._unknown_tasks |= names
+        if self._publisher is not None:
+            self._publisher.forget_tasks()
+
+    def knows_tasks(self, names: set[str]) -> None:
+        """The next child knows these tasks, or will never: either way their executions go on."""
+        self._unknown_tasks -= names
+        early, self._early = self._early, {}
+        for execution in early:
+            self._send(execution)
+
+    def running(self, task_id: str) -> Execution | None:
+        """The execution of a task that a child has."""
+        in_hand = self.dispatcher.in_hand()
+        return next((one for one in in_hand if one.call.task_id == task_id), None)
+
+    def read_on(self, execution: Execution) -> None:
+        self.dispatcher.read_on(execution)
+
+    # --- what children say ---------------------------------------------------------------------
+
+    def sent(self, work: Execution, pid: int, execution_id: str) -> None:
+        work.pid, work.child_execution_id = pid, execution_id
+        self.feed(work, _SENT)
+
+    def refused(self, work: Execution) -> None:
+        self.feed(work, _SEND_REFUSED)
+
+    def started(self, work: Execution, at: float) -> None:
+        self.feed(work, on.ChildStarted(at))
+
+    def said(self, work: Execution, message: Message) -> bool | None:
+        stream = work.stream
+        if isinstance(message, Output):
+            work.has_output = True
+            self._output_log.say(work, message)
+            return stream.write(message) if stream is not None else None
+        if isinstance(message, InputRequest):
+            self.feed(work, on.InputRequested(message))
+        elif isinstance(message, InputClosed):
+            self.feed(work, on.InputAnswered(message))
+        elif isinstance(message, (Gap, Progress)):
+            if isinstance(message, Gap):
+                work.has_output = True
+                self._output_log.say(work, message)
+            if stream is not None:
+                stream.publish(message)
+        return None
+
+    def finished(self, work: Execution, end: Terminal, exit_status: int | None) -> None:
+        if work.has_output:
+            self._output_log.forget(work)
+        at = time.monotonic() if exit_status is not None else 0.0
+        self.feed(work, on.Finished(end, exit_status, at))
+
+    # --- actions: the dispatcher ---------------------------------------------------------------
+
+    def _send(self, execution: Execution, _action: object = None) -> None:
+        if execution.life.run is not Run.QUEUED:
+            return
+        if execution.call.name in self._unknown_tasks:
+            self._early[execution] = None
+        else:
+            self.dispatcher.enqueue(execution)
+
+    def _unqueue(self, execution: Execution, _action: do.Unqueue) -> None:
+        if self._early.pop(execution, self) is self:
+            self.dispatcher.remove(execution)
+
+    def _signal(self, execution: Execution, action: do.Signal) -> None:
+        self._log_stop(execution, action.asker)
+        why = f"a task was terminated with signal {action.signum}"
+        self.dispatcher.signal(execution, action.signum, why)
+
+    def _kill(self, execution: Execution, action: do.Kill) -> None:
+        self._log_stop(execution, action.asker)
+        self.dispatcher.kill(execution)
+
+    def _cancel_in_child(self, execution: Execution, action: do.CancelInChild) -> None:
+        self._log_stop(execution, action.asker)
+        grace_s = action.grace_s
+        if grace_s is None:
+            assert self._publisher is not None, "only watchers leave the grace to the settings"
+            grace_s = self._publisher.settings.cancel_grace_s
+        self.dispatcher.cancel(execution, grace_s)
+
+    def _log_stop(self, execution: Execution, asker: str) -> None:
+        if asker:
+            name, task_id, pid = execution.call.name, execution.call.task_id, execution.pid
+            log.info("Cancelling %s[%s] in process %d: asked by %s", name, task_id, pid, asker)
+
+    def _raise_soft_limit(self, execution: Execution, _action: do.RaiseSoftLimit) -> None:
+        if self.dispatcher.soft_limit(execution):
+            execution.reporter.soft_limit()
+
+    def _end_input(self, execution: Execution, action: do.EndInput) -> None:
+        self.dispatcher.end_input(execution, action.request_id)
+
+    def _command_child(self, execution: Execution, action: do.CommandChild) -> None:
+        self._spawn(self._command(execution, action.command, action.request_id))
+
+    async def _command(self, execution: Execution, command: Command, request_id: str) -> None:
+        try:
+            if isinstance(command, InterruptCommand):
+                await self.dispatcher.interrupt(execution)
+            elif isinstance(command, RespondCommand):
+                request_id = command.request_id or request_id
+                await self.dispatcher.respond(execution, request_id, command.text, eof=command.eof)
+            elif isinstance(command, StackCommand):
+                text = await self.dispatcher.stack(execution)
+                if text is not None and execution.stream is not None:
+                    text = text if command.all_frames else execution.reporter.own_frames(text)
+                    execution.stream.publish(Stacks(in_reply_to=command.request_id, text=text))
+        except UnknownInputRequest as error:
+            log.info("an answer came too late: %s", error)
+        except CapsuleError as error:
+            log.warning("a command to task %s failed: %s", execution.call.task_id, error)
+
+    def _judge_loss(self, execution: Execution, action: do.JudgeLoss) -> None:
+        if action.end is None and not self._losses.counts_everywhere:
+            self.feed(execution, on.LossJudged(None))
+        else:
+            self._spawn(self._judge(execution, action.end))
+
+    async def _judge(self, execution: Execution, end: End | None) -> None:
+        """Count the loss, or the delivery of a message that may have cost processes before."""
+        call = execution.call
+        count = await (self._losses.admit(call) if end is None else self._losses.judge(call))
+        judged = None
+        if count:
+            last = end.message if end is not None else None
+            error = LostTooOften(call.name, call.task_id, count, last)
+            judged = End(EndKind.LOST_TOO_OFTEN, str(error))
+        if execution.life.is_over:
+            await self._losses.forget(call)
+        else:
+            self.feed(execution, on.LossJudged(judged))
+
+    # --- actions: the reporter -----------------------------------------------------------------
+
+    def _tell_accepted(self, execution: Execution, action: do.TellAccepted) -> None:
+        execution.reporter.accepted(execution.pid, action.at, defers_ack=action.defers_ack)
+
+    def _acknowledge(self, execution: Execution, _action: do.Acknowledge) -> None:
+        execution.reporter.acknowledge()
+
+    def _free_slot(self, execution: Execution, _action: do.FreeSlot) -> None:
+        execution.reporter.free_slot()
+
+    def _tell_end(self, execution: Execution, action: do.TellEnd) -> None:
+        if self._losses.lost_here and action.end.kind is EndKind.TRACED:
+            self._losses.forget_here(execution.call)
+        execution.reporter.ended(action.end, frees_slot=action.frees_slot)
+
+    # --- actions: timers -----------------------------------------------------------------------
+
+    def _start_timer(self, execution: Execution, action: do.StartTimer) -> None:
+        publisher, timer = self._publisher, action.timer
+        if publisher is not None and timer is Timer.CLAIM_DUE:
+            publisher.claims_due.add(execution)
+        elif publisher is not None and timer is Timer.END_WAIT:
+            publisher.ends.add(execution)
+        else:
+            timers = execution.timers
+            if timers is None:
+                timers = execution.timers = {}
+            if timer not in timers:
+                loop, seconds = asyncio.get_running_loop(), self._seconds(execution, timer)
+                timers[timer] = loop.call_later(seconds, self._on_time, execution, timer)
+
+    def _seconds(self, execution: Execution, timer: Timer) -> float:
+        origin = execution.life.origin
+        match timer:
+            case Timer.SOFT_LIMIT:
+                return origin.soft_limit_s or 0.0
+            case Timer.HARD_LIMIT:
+                return origin.hard_limit_s or 0.0
+            case Timer.TIDY:
+                return _TIDY_S
+        assert self._publisher is not None, "without streams nothing waits for Redis"
+        return self._publisher.settings.claim_wait_s
+
+    def _on_time(self, execution: Execution, timer: Timer) -> None:
+        if execution.timers is not None:
+            execution.timers.pop(timer, None)
+        if timer is Timer.HARD_LIMIT and execution.life.run is Run.RUNNING:
+            self.totals["hard_limits"] += 1
+        self.feed(execution, on.TimerFired(timer))
+
+    def _cancel_timers(self, execution: Execution, _action: do.CancelTimers) -> None:
+        if self._publisher is not None:
+            self._publisher.claims_due.discard(execution)
+        timers, execution.timers = execution.timers, None
+        if timers:
+            for handle in timers.values():
+                handle.cancel()
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def _on_over(self, execution: Execution) -> None:
+        del self._live[execution]
+        call = execution.call
+        if len(call.body) >= _LARGE_BYTES:
+            self._give_memory_back_soon()
+        if self._losses.noted and self._losses.is_noted(call):
+            self._spawn(self._losses.forget(call))
+
+    def _give_memory_back_soon(self) -> None:
+        """Once for all large messages of a second; on a thread, for the heap may be large, too."""
+        if not self._gives_back_soon:
+            self._gives_back_soon = True
+            asyncio.get_running_loop().call_later(_GIVE_BACK_AFTER_S, self._give_memory_back)
+
+    def _give_memory_back(self) -> None:
+        self._gives_back_soon = False
+        asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    _carry_out: ClassVar[dict[type[Action], Callable[[Supervisor, Execution, Any], None]]] = {
+        do.Send: _send,
+        do.Unqueue: _unqueue,
+        do.Signal: _signal,
+        do.Kill: _kill,
+        do.CancelInChild: _cancel_in_child,
+        do.RaiseSoftLimit: _raise_soft_limit,
+        do.CommandChild: _command_child,
+        do.EndInput: _end_input,
+        do.JudgeLoss: _judge_loss,
+        do.TellAccepted: _tell_accepted,
+        do.Acknowledge: _acknowledge,
+        do.FreeSlot: _free_slot,
+        do.TellEnd: _tell_end,
+        do.StartTimer: _start_timer,
+        do.CancelTimers: _cancel_timers,
+    }
+
+
+_FOR_STREAM: Final[dict[type[Action], Callable[[StreamWriter, Any], None]]] = {
+    do.ClaimFirst: lambda stream, _: stream.publisher.claim_first(stream),
+    do.ClaimWithWords: lambda stream, action: stream.claim_with_words(action.takes_over),
+    do.ClaimAnew: lambda stream, action: stream.claim_anew(action.owner_before),
+    do.LookAtPrevious: lambda stream, _: stream.publisher.look_at_previous(stream.execution),
+    do.ConfirmLease: lambda stream, action: stream.publisher.confirm_lease(
+        stream.execution, action.owner
+    ),
+    do.Settle: lambda stream, _: stream.settle(),
+    do.Publish: lambda stream, action: stream.publish(action.event),
+    do.PublishStart: lambda stream, _: stream.publish_start(),
+    do.Flush: lambda stream, _: stream.flush(),
+    do.PublishEnd: lambda stream, action: stream.publish_end(action.event),
+    do.CloseStream: lambda stream, _: stream.close(),
+    do.ReadCommands: lambda stream, _: stream.read_commands(),
+    do.NoteRunning: lambda stream, _: stream.publisher.index.note_state(stream, "running"),
+    do.NoteEnd: lambda stream, action: stream.publisher.index.note_end(stream, action.event),
+    do.Release: lambda stream, _: stream.publisher.release(stream.execution),
+}
+"""Actions that are carried out by the stream of the execution, if there is one."""

@@ -1,0 +1,214 @@
+"""Why executions ended, and which last event says so to watchers."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from billiard.common import human_status as human_status_of_billiard
+from billiard.exceptions import TimeLimitExceeded
+
+from capsule_tasks.errors import TaskNotCarried
+from capsule_tasks.executions.ends import (
+    End,
+    EndKind,
+    LastEvent,
+    end_of_lost,
+    end_of_traced,
+    failure_of,
+    human_status,
+    is_killed_at_limit,
+    last_event,
+    lost,
+    outcome_of,
+    state_of,
+)
+from capsule_tasks.executions.origin import Origin
+from capsule_tasks.protocol.events import AttemptEnded, Ended, Outcome
+from capsule_tasks.protocol.failures import Failure
+from capsule_tasks.protocol.messages import Error, ErrorKind, Traced
+
+TERM, KILL, INT, SEGV = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGSEGV
+ORIGIN = Origin(execution_id="id", task="app.task")
+
+
+def error(kind: ErrorKind, message: str = "", **changes: int) -> Error:
+    return Error(execution_id="id", kind=kind, type="SessionLost", message=message, **changes)
+
+
+def failed(name: str, message: str = "", module: str = "celery.exceptions", **state: object) -> End:
+    failure = Failure(module=module, name=name, message=message, state=state, traceback="trace")
+    return end_of_traced(Traced(execution_id="id", failure=failure, runtime_s=0.5, stdout_bytes=7))
+
+
+# --- what a child did not bring to its end -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("signum", "status", "kind"),
+    [
+        (TERM, -TERM, EndKind.TERMINATED),
+        (TERM, -KILL, EndKind.TERMINATED),
+        (SEGV, -SEGV, EndKind.TERMINATED),
+        (TERM, None, EndKind.TERMINATED),
+        (INT, -SEGV, EndKind.LOST),
+        (TERM, -SEGV, EndKind.LOST),
+        (None, -KILL, EndKind.LOST),
+        (None, None, EndKind.LOST),
+    ],
+)
+def test_a_crash_is_no_signal_that_was_sent_before(
+    signum: int | None, status: int | None, kind: EndKind
+) -> None:
+    end = end_of_lost(signum, error(ErrorKind.KILLED, stdout_bytes=3, stderr_bytes=4), status)
+    assert end.kind is kind
+    assert (end.stdout_bytes, end.stderr_bytes) == (3, 4)
+    assert end.signum == (signum if kind is EndKind.TERMINATED else 0)
+
+
+@pytest.mark.parametrize(
+    ("signum", "status", "is_limit"),
+    [(None, -KILL, True), (TERM, -KILL, True), (TERM, -TERM, False), (KILL, -KILL, False)],
+)
+def test_a_signal_that_was_refused_until_the_hard_limit_is_not_what_ended_it(
+    signum: int | None, status: int, is_limit: bool
+) -> None:
+    for is_over_limit in (True, False):
+        is_killed = is_killed_at_limit(signum, status, is_over_limit=is_over_limit, is_async=False)
+        assert is_killed is (is_limit and is_over_limit)
+
+
+def test_a_coroutine_that_was_stopped_before_its_limit_has_refused_nothing() -> None:
+    assert not is_killed_at_limit(TERM, -KILL, is_over_limit=True, is_async=True)
+    assert is_killed_at_limit(None, None, is_over_limit=True, is_async=True)
+
+
+def test_who_is_lost_with_a_neighbour_is_told_why() -> None:
+    said = "its child was killed because one did not stop (the main thread was in two (hold))"
+    end = end_of_lost(None, error(ErrorKind.LOST_WITH_NEIGHBOUR, said), -KILL)
+    assert end.message == f"Worker exited prematurely: signal 9 (SIGKILL). I{said[1:]}."
+
+
+def test_a_child_that_goes_on_says_why_the_task_did_not() -> None:
+    end = end_of_lost(None, error(ErrorKind.TIMEOUT, "too late"), None)
+    assert end.message == "The task did not come to its end: SessionLost: too late."
+
+
+@pytest.mark.parametrize("status", [0, 1, -TERM, -KILL, -SEGV, -77])
+def test_an_exit_status_is_said_as_prefork_says_it(status: int) -> None:
+    assert human_status(status) == human_status_of_billiard(status)
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.TOO_LARGE, ErrorKind.RAISED])
+def test_what_does_not_fit_into_a_frame_is_no_lost_child(kind: ErrorKind) -> None:
+    """Another delivery would end in the same way."""
+    origin = Origin(execution_id="id", task="app.task", continues_after_loss=True)
+    end = end_of_lost(None, error(kind, "2 GiB"), None)
+    assert end == End(EndKind.NOT_CARRIED, "SessionLost: 2 GiB")
+    message = str(TaskNotCarried("app.task", "id", "SessionLost: 2 GiB"))
+    expected = Ended(outcome=Outcome.FAILED, type="TaskNotCarried", message=message)
+    assert last_event(end, origin) == expected
+
+
+# --- last events -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (failed("Retry", "in 1s"), "retry"),
+        (failed("Ignore", "Replaced by new task"), "replaced"),
+        (failed("Reject", requeue=True), "requeued"),
+    ],
+)
+def test_another_attempt_follows(end: End, how: str) -> None:
+    event = last_event(end, ORIGIN)
+    assert isinstance(event, AttemptEnded)
+    assert event.how == how
+    assert (state_of(event), outcome_of(event), failure_of(event)) == ("waiting", "", "")
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (failed("Ignore"), Outcome.IGNORED),
+        (failed("Reject"), Outcome.REJECTED),
+        (failed("Retry", module="app"), Outcome.FAILED),
+        (failed("ValueError", "no", module="builtins"), Outcome.FAILED),
+    ],
+)
+def test_the_tracer_says_what_became_of_the_task(end: End, outcome: Outcome) -> None:
+    event = last_event(end, ORIGIN)
+    assert isinstance(event, Ended)
+    assert event.outcome is outcome
+    assert (event.traceback, event.runtime_s, event.stdout_bytes) == ("trace", 0.5, 7)
+    assert (state_of(event), outcome_of(event)) == ("ended", str(outcome))
+    assert failure_of(event) == f"{event.type}: {event.message}"
+
+
+TERMINATED = End(EndKind.TERMINATED, signum=TERM)
+OVER_LIMIT = End(EndKind.OVER_LIMIT, str(TimeLimitExceeded(3.0)))
+LOST = End(EndKind.LOST, "Worker exited prematurely: exitcode 1.")
+TOO_OFTEN = End(EndKind.LOST_TOO_OFTEN, "five")
+
+
+@pytest.mark.parametrize(
+    ("end", "promise", "is_let_go", "detail"),
+    [
+        (TERMINATED, "acks_late", True, "its worker let go of it"),
+        (LOST, "continues_after_loss", False, LOST.message),
+        (OVER_LIMIT, "comes_again_over_limit", False, "TimeLimitExceeded(3.0,)"),
+    ],
+    ids=["let go", "lost", "over limit"],
+)
+def test_what_celery_delivers_again_has_not_ended(
+    end: End, promise: str, is_let_go: bool, detail: str
+) -> None:
+    origin = Origin(execution_id="id", task="app.task", **{promise: True})
+    event = last_event(end, origin, is_let_go=is_let_go)
+    assert event == AttemptEnded(how="requeued", detail=detail)
+    assert isinstance(last_event(end, ORIGIN, is_let_go=is_let_go), Ended)
+
+
+PROMISED = Origin(
+    execution_id="id",
+    task="app.task",
+    acks_late=True,
+    comes_again_when_lost=True,
+    continues_after_loss=True,
+    comes_again_over_limit=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "event"),
+    [
+        (
+            TERMINATED,
+            Ended(outcome=Outcome.CANCELLED, type="Terminated", message="it was cancelled"),
+        ),
+        (TOO_OFTEN, Ended(outcome=Outcome.FAILED, type="LostTooOften", message="five")),
+        (
+            End(EndKind.DISCARDED, "revoked"),
+            Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message="revoked"),
+        ),
+        (End(EndKind.GIVEN_BACK, "no broker"), AttemptEnded(how="requeued", detail="no broker")),
+    ],
+    ids=lambda one: one.kind.name if isinstance(one, End) else "",
+)
+def test_these_ends_are_the_same_whatever_the_message_promises(end: End, event: LastEvent) -> None:
+    assert last_event(end, PROMISED) == event
+
+
+def test_long_words_are_cut() -> None:
+    event = last_event(failed("ValueError", "x" * 10_000, module="builtins"), ORIGIN)
+    assert isinstance(event, Ended)
+    assert len(event.message) == 4096
+    again = last_event(failed("Retry", "x" * 10_000), ORIGIN)
+    assert isinstance(again, AttemptEnded)
+    assert len(again.detail) == 4096
+
+
+def test_an_execution_whose_message_and_worker_are_gone_is_lost() -> None:
+    event = lost("its worker was stopped")
+    assert (outcome_of(event), event.type) == ("lost", "WorkerLostError")

@@ -1,0 +1,697 @@
+"""The life of an execution, told as short stories: an event comes in, these actions come out."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from capsule_tasks.errors import InternalError
+from capsule_tasks.executions import actions as do
+from capsule_tasks.executions import events as on
+from capsule_tasks.executions.actions import Action
+from capsule_tasks.executions.ends import End, EndKind, end_of_traced, last_event
+from capsule_tasks.executions.events import Event, Refusal, Streaming, Timer
+from capsule_tasks.executions.lifecycle import Lifecycle
+from capsule_tasks.executions.origin import Origin
+from capsule_tasks.executions.states import (
+    ACK_MOVES,
+    CLAIM_MOVES,
+    REPORT_MOVES,
+    RUN_MOVES,
+    Ack,
+    Claim,
+    Report,
+    Run,
+    moved,
+)
+from capsule_tasks.protocol.events import (
+    AttemptEnded,
+    CancelCommand,
+    Ended,
+    InterruptCommand,
+    Outcome,
+    RespondCommand,
+)
+from capsule_tasks.protocol.failures import Failure
+from capsule_tasks.protocol.messages import Error, ErrorKind, InputClosed, InputRequest, Traced
+
+OURS, THEIRS = "our lease", "our lease before"
+SOMEBODY = "somebody"
+
+WELL = Traced(execution_id="id", text="4", stdout_bytes=5)
+SUCCESS = Ended(outcome=Outcome.SUCCEEDED, text="4", stdout_bytes=5)
+RETRY = Traced(
+    execution_id="id", failure=Failure(module="celery.exceptions", name="Retry", message="in 1s")
+)
+REPLACED = Traced(
+    execution_id="id",
+    failure=Failure(module="celery.exceptions", name="Ignore", message="Replaced by new task"),
+)
+DIED = Error(execution_id="id", kind=ErrorKind.LOST, type="SessionLost", message="it is gone")
+
+CLAIM_LATER = on.Admitted(Streaming.CLAIM_LATER)
+CLAIM_FIRST = on.Admitted(Streaming.CLAIM_FIRST)
+NO_STREAM = on.Admitted(Streaming.NONE)
+STARTED = on.ChildStarted(1.0)
+ENDS_WELL = on.Finished(WELL, None, 2.0)
+DIES = on.Finished(DIED, -signal.SIGKILL, 2.0)
+CLAIMED = on.ClaimStored(OURS, OURS)
+STOP = on.StopRequested(signal.SIGTERM, SOMEBODY)
+
+
+def origin(**changes: object) -> Origin:
+    return Origin(execution_id="id", task="app.task", **changes)  # type: ignore[arg-type]
+
+
+LATE = origin(acks_late=True)
+EARLY = origin(ack_waits_for_claim=True)
+COMES_AGAIN = origin(acks_late=True, comes_again_when_lost=True, continues_after_loss=True)
+
+
+def life_of(origin: Origin, *events: Event) -> Lifecycle:
+    """An execution to which all that has happened."""
+    life = Lifecycle(origin)
+    for event in events:
+        life.handle(event)
+    return life
+
+
+def running(origin: Origin = LATE, *events: Event, admitted: Event = CLAIM_LATER) -> Lifecycle:
+    return life_of(origin, admitted, on.Sent(), STARTED, *events)
+
+
+def claimed(origin: Origin = LATE, *events: Event) -> Lifecycle:
+    """It runs, and said something."""
+    return running(origin, on.FirstOutput(), CLAIMED, *events)
+
+
+def fired(timer: Timer) -> on.TimerFired:
+    return on.TimerFired(timer)
+
+
+def start(timer: Timer) -> do.StartTimer:
+    return do.StartTimer(timer)
+
+
+# --- new tasks ---------------------------------------------------------------------------------
+
+
+def test_an_early_acknowledged_task_that_prints_after_5_ms_and_ends_after_8() -> None:
+    life = Lifecycle(EARLY)
+    assert life.handle(CLAIM_LATER) == [do.Send()]
+    assert life.handle(on.Sent()) == []
+    assert life.handle(STARTED) == [
+        do.TellAccepted(1.0, defers_ack=True),
+        do.PublishStart(),
+        start(Timer.CLAIM_DUE),
+    ]
+    assert life.handle(on.FirstOutput()) == [do.ClaimWithWords(takes_over=False)]
+    assert life.handle(ENDS_WELL) == [  # Redis has not answered
+        do.CancelTimers(),
+        do.FreeSlot(),
+        start(Timer.END_WAIT),
+        do.PublishEnd(SUCCESS),
+    ]
+    assert life.handle(on.HoldNoted(OURS)) == []
+    assert life.handle(CLAIMED) == [do.Flush()]
+    assert life.handle(on.EndStored()) == [
+        do.NoteEnd(SUCCESS),
+        do.Release(),
+        do.Acknowledge(),
+        do.TellEnd(end_of_traced(WELL), frees_slot=False),
+    ]
+
+
+def test_a_short_task_is_claimed_with_its_end() -> None:
+    life = running(LATE)
+    assert life.handle(ENDS_WELL)[-2:] == [
+        do.PublishEnd(SUCCESS),
+        do.ClaimWithWords(takes_over=False),
+    ]
+    told = do.TellEnd(end_of_traced(WELL), frees_slot=False)
+    assert life.handle(on.EndStored()) == [do.NoteEnd(SUCCESS), do.Release(), told]
+    assert life.claim is Claim.CLOSED
+
+
+def test_a_silent_early_acknowledged_task_is_acknowledged_when_its_claim_is_sure() -> None:
+    life = running(EARLY)
+    assert life.handle(fired(Timer.CLAIM_DUE)) == [
+        do.ClaimWithWords(takes_over=False),
+        start(Timer.CLAIM_WAIT),
+    ]
+    assert life.handle(CLAIMED) == [do.NoteRunning(), do.Flush()]
+    assert life.handle(on.HoldNoted(OURS)) == [start(Timer.CLAIM_WAIT), do.ConfirmLease(OURS)]
+    assert life.handle(on.LeaseConfirmed(OURS)) == [do.Acknowledge()]
+    assert life.handle(fired(Timer.CLAIM_WAIT)) == []
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        [CLAIMED, on.LeaseConfirmed(OURS)],
+        [CLAIMED, on.HoldNoted(THEIRS), on.LeaseConfirmed(OURS)],
+        [CLAIMED, on.HoldNoted(OURS), on.LeaseConfirmed(THEIRS)],
+        [on.HoldNoted(OURS), on.LeaseConfirmed(OURS)],
+        [on.ClaimStored(THEIRS, OURS), on.HoldNoted(THEIRS), on.LeaseConfirmed(THEIRS)],
+    ],
+    ids=["not noted", "noted under another", "another confirmed", "not stored", "lease lost"],
+)
+def test_a_claim_that_is_not_sure_acknowledges_nothing_until_redis_had_its_time(
+    news: list[Event],
+) -> None:
+    life = running(EARLY, fired(Timer.CLAIM_DUE), *news)
+    assert life.ack is Ack.DEFERRED
+    assert life.handle(fired(Timer.CLAIM_WAIT)) == [do.Acknowledge()]
+
+
+def test_a_claim_that_redis_refuses_acknowledges_at_once() -> None:
+    life = running(EARLY, fired(Timer.CLAIM_DUE))
+    assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [
+        do.CloseStream(),
+        do.Release(),
+        do.Acknowledge(),
+    ]
+    assert life.handle(ENDS_WELL) == [
+        do.CancelTimers(),
+        do.TellEnd(end_of_traced(WELL), frees_slot=True),
+    ]
+
+
+def test_a_task_without_a_stream_is_acknowledged_by_celery_and_told_at_once() -> None:
+    life = life_of(EARLY, NO_STREAM, on.Sent())
+    assert life.handle(STARTED) == [do.TellAccepted(1.0, defers_ack=False)]
+    assert life.handle(ENDS_WELL) == [
+        do.CancelTimers(),
+        do.TellEnd(end_of_traced(WELL), frees_slot=True),
+    ]
+
+
+def test_a_question_is_claimed_for_at_once_and_ended_when_nobody_can_hear_it() -> None:
+    life = running()
+    question = InputRequest(execution_id="id", id="question")
+    assert life.handle(on.InputRequested(question)) == [
+        do.Publish(question),
+        do.ClaimWithWords(takes_over=False),
+    ]
+    assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [
+        do.CloseStream(),
+        do.EndInput("question"),
+        do.Release(),
+    ]
+    assert life.handle(on.InputRequested(question)) == [do.EndInput("question")]
+
+
+# --- retries, redeliveries, replacements -------------------------------------------------------
+
+
+def test_a_retry_waits_until_its_previous_attempt_has_ended() -> None:
+    life = Lifecycle(origin(acks_late=True, is_retry=True))
+    assert life.handle(CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.LookAtPrevious()]
+    assert life.handle(on.PreviousEnded()) == [do.ClaimFirst()]
+    assert life.handle(CLAIMED) == [do.NoteRunning(), do.CancelTimers(), do.Send(), do.Flush()]
+
+
+def test_a_retry_begins_when_redis_had_its_time_and_is_claimed_when_redis_is_back() -> None:
+    life = life_of(origin(ack_waits_for_claim=True, is_retry=True), CLAIM_FIRST)
+    assert life.handle(fired(Timer.CLAIM_WAIT)) == [do.CancelTimers(), do.Send()]
+    life.handle(on.Sent())
+    assert do.Acknowledge() in life.handle(STARTED), "Redis had its time before the beginning"
+    assert life.handle(on.PreviousEnded()) == [do.ClaimFirst()]
+    assert life.handle(CLAIMED) == [do.NoteRunning(), do.Flush()]
+
+
+def test_the_wait_for_a_claim_that_came_does_not_shorten_that_for_the_acknowledgement() -> None:
+    life = life_of(origin(ack_waits_for_claim=True, is_retry=True), CLAIM_FIRST, on.PreviousEnded())
+    assert do.CancelTimers() in life.handle(CLAIMED)
+    life.handle(on.Sent())
+    assert do.Acknowledge() not in life.handle(STARTED)
+
+
+def test_a_claim_that_came_late_and_is_moving_again_is_not_taken_for_one_that_was_waited_for() -> (
+    None
+):
+    life = life_of(EARLY, CLAIM_FIRST, fired(Timer.CLAIM_WAIT), CLAIMED, on.LeaseBegun("new"))
+    life.handle(on.Sent())
+    assert do.Acknowledge() not in life.handle(STARTED)
+
+
+def test_a_redelivered_message_is_judged_and_its_stale_owner_is_heard_no_more() -> None:
+    """The worker that had the message stood still, and its child still runs the task."""
+    stale = claimed(LATE)
+    again = Lifecycle(origin(acks_late=True, is_redelivered=True))
+    assert again.handle(CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.ClaimFirst()]
+    assert do.JudgeLoss(None) in again.handle(CLAIMED)
+    assert again.handle(on.LossJudged(None)) == [do.Send()]
+
+    assert stale.handle(on.AppendRefused()) == [do.CloseStream(), do.Release()]
+    assert stale.handle(on.InputRequested(InputRequest(execution_id="id", id="q"))) == [
+        do.EndInput("q")
+    ]
+    assert stale.handle(ENDS_WELL) == [
+        do.CancelTimers(),
+        do.TellEnd(end_of_traced(WELL), frees_slot=True),
+    ]
+
+
+def test_a_message_that_cost_too_many_processes_ends_before_it_begins() -> None:
+    life = life_of(origin(acks_late=True, is_redelivered=True), NO_STREAM)
+    end = End(EndKind.LOST_TOO_OFTEN, "it has cost 5 processes")
+    assert life.handle(on.LossJudged(end)) == [
+        do.CancelTimers(),
+        do.TellEnd(end, frees_slot=True),
+    ]
+
+
+def test_a_task_that_replaces_itself_is_claimed_before_its_successor() -> None:
+    first, second = running(LATE), running(LATE)
+    assert first.handle(on.SuccessorAdmitted()) == [do.ClaimWithWords(takes_over=False)]
+    first.handle(CLAIMED)
+
+    assert second.handle(on.FirstOutput()) == [do.ClaimWithWords(takes_over=False)]
+    assert second.handle(on.ClaimRefused(Refusal.RUNS_ELSEWHERE)) == [do.LookAtPrevious()]
+
+    ended = do.PublishEnd(AttemptEnded(how="replaced", detail="Replaced by new task"))
+    assert ended in first.handle(on.Finished(REPLACED, None, 2.0))
+    first.handle(on.EndStored())
+
+    assert second.handle(on.PreviousEnded()) == [do.ClaimWithWords(takes_over=True)]
+    assert second.handle(CLAIMED) == [do.NoteRunning(), do.Flush()]
+
+
+def test_a_takeover_that_is_refused_again_closes_the_stream() -> None:
+    life = running(LATE, on.FirstOutput(), on.ClaimRefused(Refusal.RUNS_ELSEWHERE))
+    life.handle(on.PreviousEnded())
+    assert life.handle(on.ClaimRefused(Refusal.RUNS_ELSEWHERE)) == [do.CloseStream(), do.Release()]
+
+
+def test_an_attempt_that_is_to_be_retried_takes_nothing_over() -> None:
+    """The attempt that follows has the execution by then."""
+    life = running(LATE, on.FirstOutput(), on.ClaimRefused(Refusal.RUNS_ELSEWHERE))
+    life.handle(on.Finished(RETRY, None, 2.0))
+    assert life.handle(on.PreviousEnded()) == [
+        do.CloseStream(),
+        do.Release(),
+        do.TellEnd(end_of_traced(RETRY), frees_slot=False),
+    ]
+
+
+# --- stops -------------------------------------------------------------------------------------
+
+
+def terminated() -> End:
+    return End(EndKind.TERMINATED, signum=signal.SIGTERM)
+
+
+def test_a_cancel_before_the_claim_ends_what_never_began() -> None:
+    """A command comes with the reply to the claim, before the claim itself."""
+    life = life_of(LATE, CLAIM_FIRST)
+    cancelled = last_event(terminated(), LATE)
+    assert life.handle(on.CommandReceived(CancelCommand())) == [
+        do.CancelTimers(),
+        do.FreeSlot(),
+        start(Timer.END_WAIT),
+        do.PublishEnd(cancelled),
+    ]
+    assert life.handle(CLAIMED) == [do.Flush()]
+    assert life.handle(on.EndStored()) == [
+        do.NoteEnd(cancelled),
+        do.Release(),
+        do.TellEnd(terminated(), frees_slot=False),
+    ]
+
+
+def test_a_claim_that_finds_the_execution_cancelled_ends_it() -> None:
+    life = life_of(LATE, CLAIM_FIRST)
+    assert life.handle(on.ClaimRefused(Refusal.CANCELLED)) == [
+        do.CloseStream(),
+        do.Release(),
+        do.CancelTimers(),
+        do.TellEnd(terminated(), frees_slot=True),
+    ]
+
+
+def test_a_claim_that_finds_the_execution_over_runs_it_unseen() -> None:
+    """Celery delivers an id again: an errback called twice, say."""
+    life = life_of(LATE, CLAIM_FIRST)
+    assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [
+        do.CloseStream(),
+        do.Release(),
+        do.CancelTimers(),
+        do.Send(),
+    ]
+
+
+def test_a_cancel_between_the_claim_and_the_start_takes_it_out_of_the_queue() -> None:
+    life = life_of(LATE, CLAIM_FIRST, CLAIMED)
+    assert life.handle(on.CommandReceived(CancelCommand(asker="me"))) == [
+        do.Unqueue(),
+        do.CancelTimers(),
+        do.FreeSlot(),
+        start(Timer.END_WAIT),
+        do.PublishEnd(last_event(terminated(), LATE)),
+    ]
+
+
+def test_a_cancel_of_what_runs_is_done_in_the_child_and_names_the_asker() -> None:
+    life = claimed(LATE)
+    command = on.CommandReceived(CancelCommand(grace_s=2.0, asker="me\n"))
+    assert life.handle(command) == [do.CancelInChild(2.0, "'me\\n' (Execution.cancel)")]
+
+
+def test_a_cancel_after_the_end_does_nothing() -> None:
+    life = claimed(LATE, ENDS_WELL)
+    for event in (on.CommandReceived(CancelCommand()), STOP, on.KillRequested(SOMEBODY)):
+        assert life.handle(event) == []
+    life.handle(on.EndStored())
+    assert life.handle(on.CommandReceived(CancelCommand())) == []
+
+
+def test_a_bell_before_the_claim_has_it_claimed_and_its_commands_read() -> None:
+    life = life_of(LATE, CLAIM_LATER, on.BellRang(), on.Sent())
+    assert do.ClaimWithWords(takes_over=False) in life.handle(STARTED)
+    assert do.ReadCommands() in life.handle(CLAIMED)
+    assert life.handle(on.BellRang()) == [do.ReadCommands()]
+
+
+def test_only_a_cancel_is_meant_for_an_attempt_that_is_not_claimed() -> None:
+    answer = RespondCommand(text="yes")
+    life = running(LATE, on.InputRequested(InputRequest(execution_id="id", id="question")))
+    assert life.handle(on.CommandReceived(answer)) == []
+    life.handle(CLAIMED)
+    assert life.handle(on.CommandReceived(answer)) == [do.CommandChild(answer, "question")]
+
+
+def test_a_command_that_is_read_while_the_lease_is_taken_anew_is_not_lost() -> None:
+    life = claimed(LATE, on.LeaseBegun("new"))
+    command = InterruptCommand()
+    assert life.handle(on.CommandReceived(command)) == [do.CommandChild(command, "")]
+
+
+def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_what_ended_it() -> None:
+    life = running(origin(acks_late=True, hard_limit_s=3.0))
+    assert life.handle(STOP) == [do.Signal(signal.SIGTERM, SOMEBODY)]
+    assert life.handle(fired(Timer.HARD_LIMIT)) == [do.Kill("its hard time limit")]
+    life.handle(DIES)
+    (told,) = [one for one in life.handle(on.EndStored()) if isinstance(one, do.TellEnd)]
+    assert told.end == End(EndKind.OVER_LIMIT, "TimeLimitExceeded(3.0,)")
+
+
+def test_a_hard_limit_asks_first_and_kills_what_does_not_leave() -> None:
+    life = running(origin(hard_limit_s=3.0))
+    assert life.handle(fired(Timer.HARD_LIMIT)) == [
+        do.Signal(signal.SIGTERM, "its hard time limit"),
+        start(Timer.TIDY),
+    ]
+    assert life.handle(fired(Timer.TIDY)) == [do.Kill("its hard time limit")]
+
+
+def test_limits_of_a_coroutine_spare_its_neighbours() -> None:
+    life = running(origin(is_async=True, soft_limit_s=1.0, hard_limit_s=3.0))
+    assert life.handle(fired(Timer.SOFT_LIMIT)) == [do.RaiseSoftLimit()]
+    assert life.handle(fired(Timer.HARD_LIMIT)) == [do.CancelInChild(5.0, "its hard time limit")]
+    assert life.handle(STOP) == [do.CancelInChild(5.0, SOMEBODY)]
+
+
+def test_a_coroutine_whose_child_is_condemned_goes_to_another_one() -> None:
+    life = life_of(origin(is_async=True), CLAIM_LATER)
+    for _ in range(2):
+        life.handle(on.Sent())
+        assert life.is_with_child
+        assert life.handle(on.SendRefused()) == [], "the dispatcher has it in its queue again"
+        assert not life.is_with_child
+    life.handle(on.Sent())
+    assert life.handle(STARTED)[0] == do.TellAccepted(1.0, defers_ack=False)
+
+
+def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:
+    for is_let_go, event in (
+        (True, AttemptEnded(how="requeued", detail="its worker let go of it")),
+        (False, last_event(terminated(), LATE)),
+    ):
+        life = claimed(LATE, on.StopRequested(signal.SIGTERM, SOMEBODY, is_let_go))
+        actions = life.handle(on.Finished(DIED, -signal.SIGTERM, 2.0))
+        assert do.PublishEnd(event) in actions
+
+
+# --- losses ------------------------------------------------------------------------------------
+
+
+def test_a_lost_child_is_judged_before_its_message_comes_again() -> None:
+    life = claimed(COMES_AGAIN)
+    why = End(EndKind.LOST, "Worker exited prematurely: signal 9 (SIGKILL).")
+    assert life.handle(DIES) == [do.JudgeLoss(why)]
+    assert life.handle(DIES) == []
+    assert life.handle(on.LossJudged(None)) == [
+        do.CancelTimers(),
+        do.FreeSlot(),
+        start(Timer.END_WAIT),
+        do.PublishEnd(AttemptEnded(how="requeued", detail=why.message)),
+    ]
+
+
+def test_a_lost_child_is_asked_nothing_while_its_loss_is_judged() -> None:
+    question = InputRequest(execution_id="id", id="open")
+    life = claimed(COMES_AGAIN, on.InputRequested(question), DIES)
+    assert life.handle(on.AppendRefused()) == [do.CloseStream(), do.Release()]
+
+
+def test_a_lost_child_that_is_one_too_many_ends_the_execution() -> None:
+    life = claimed(COMES_AGAIN, DIES)
+    end = End(EndKind.LOST_TOO_OFTEN, "it has cost 5 processes")
+    event = Ended(outcome=Outcome.FAILED, type="LostTooOften", message=end.message)
+    assert do.PublishEnd(event) in life.handle(on.LossJudged(end))
+
+
+def test_what_is_stopped_while_its_loss_is_judged_was_terminated() -> None:
+    life = claimed(COMES_AGAIN, DIES)
+    assert do.PublishEnd(last_event(terminated(), COMES_AGAIN)) in life.handle(STOP)
+    assert life.handle(on.LossJudged(None)) == []
+
+
+def test_a_child_that_dies_without_a_word_had_begun() -> None:
+    """A message that is acknowledged early must not be delivered again."""
+    life = life_of(EARLY, CLAIM_LATER, on.Sent())
+    assert life.handle(DIES)[0] == do.TellAccepted(2.0, defers_ack=True)
+    assert life.run is Run.OVER
+
+
+def test_when_the_broker_is_lost_only_what_has_not_begun_is_given_back() -> None:
+    given_back = End(EndKind.GIVEN_BACK, "the connection to the broker was lost")
+    waiting = life_of(LATE, CLAIM_LATER)
+    assert waiting.handle(on.BrokerLost()) == [
+        do.Unqueue(),
+        do.CancelTimers(),
+        do.CloseStream(),
+        do.Release(),
+        do.TellEnd(given_back, frees_slot=True),
+    ]
+    for life in (running(LATE), claimed(COMES_AGAIN, DIES)):
+        assert life.handle(on.BrokerLost()) == []
+
+
+# --- the lease, and Redis that is away ---------------------------------------------------------
+
+
+def test_a_lost_lease_is_taken_anew_with_the_open_questions() -> None:
+    question = InputRequest(execution_id="id", id="open")
+    answered = InputRequest(execution_id="id", id="answered")
+    closed = InputClosed(execution_id="id", request_id="answered", reason="answered")
+    life = claimed(
+        EARLY, on.InputRequested(question), on.InputRequested(answered), on.InputAnswered(closed)
+    )
+    assert life.handle(on.LeaseBegun(OURS)) == []
+    assert life.handle(on.LeaseBegun("new")) == [do.Settle()]
+    assert life.handle(on.Settled()) == [do.Publish(question), do.ClaimAnew(OURS)]
+    assert life.handle(on.HoldNoted("new")) == []
+    assert life.handle(on.ClaimStored("new", "new")) == [
+        do.NoteRunning(),
+        do.Flush(),
+        start(Timer.CLAIM_WAIT),
+        do.ConfirmLease("new"),
+    ]
+    assert life.handle(on.LeaseConfirmed("new")) == [do.Acknowledge()]
+
+
+def test_a_lease_that_is_lost_while_the_claim_is_on_its_way_is_taken_anew() -> None:
+    life = running(LATE, on.FirstOutput())
+    assert life.handle(on.LeaseBegun("new")) == []
+    assert life.handle(on.ClaimStored(OURS, "new"))[-1] == do.Settle()
+    assert life.handle(on.Settled()) == [do.ClaimAnew(OURS)]
+
+
+def test_what_another_worker_has_taken_meanwhile_runs_on_unseen() -> None:
+    life = claimed(LATE, on.LeaseBegun("new"), on.Settled())
+    assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [do.CloseStream(), do.Release()]
+    assert life.run is Run.RUNNING
+
+
+def test_an_end_that_waits_for_a_new_claim_is_published_once_and_nothing_after_it() -> None:
+    question = InputRequest(execution_id="id", id="open")
+    life = claimed(LATE, on.InputRequested(question), on.LeaseBegun("new"))
+    assert do.PublishEnd(SUCCESS) in life.handle(ENDS_WELL)
+    assert life.handle(on.Settled()) == [do.ClaimAnew(OURS)]
+    assert life.handle(on.ClaimStored("new", "new")) == [do.Flush()]
+
+
+def test_5000_ends_while_redis_is_away_are_told_in_time_and_stored_later() -> None:
+    lives = [running(EARLY, fired(Timer.CLAIM_DUE), ENDS_WELL) for _ in range(5000)]
+    told = [do.Acknowledge(), do.TellEnd(end_of_traced(WELL), frees_slot=False)]
+    for life in lives:
+        assert life.run is Run.OVER
+        assert life.handle(fired(Timer.END_WAIT)) == told
+        assert life.handle(fired(Timer.END_WAIT)) == []
+    for life in lives:
+        assert life.handle(CLAIMED) == [do.Flush()]
+        assert life.handle(on.EndStored()) == [do.NoteEnd(SUCCESS), do.Release()]
+        assert life.handle(on.EndStored()) == []
+
+
+def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
+    """Whether the group is counted is said by the last event: an attempt's end counts nothing."""
+    member = origin(acks_late=True, group="group", index=3)
+    counted: list[Action] = []
+    first = claimed(member)
+    for event in (on.Finished(RETRY, None, 2.0), fired(Timer.END_WAIT), on.EndStored()):
+        counted += [one for one in first.handle(event) if isinstance(one, do.NoteEnd)]
+    assert counted == [do.NoteEnd(AttemptEnded(how="retry", detail="in 1s"))]
+
+    second = claimed(member)
+    for event in (ENDS_WELL, fired(Timer.END_WAIT), on.EndStored(), on.EndStored()):
+        counted += [one for one in second.handle(event) if isinstance(one, do.NoteEnd)]
+    assert counted[1:] == [do.NoteEnd(SUCCESS)]
+
+    stale = claimed(member, on.AppendRefused())
+    assert not any(isinstance(one, do.NoteEnd) for one in stale.handle(ENDS_WELL))
+
+
+# --- what ends otherwise -----------------------------------------------------------------------
+
+
+def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() -> None:
+    life = Lifecycle(LATE)
+    end = Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message="revoked")
+    assert life.handle(on.Discarded(Streaming.CLAIM_LATER, "revoked")) == [
+        do.CancelTimers(),
+        do.PublishEnd(end),
+        do.ClaimWithWords(takes_over=False),
+    ]
+    assert life.handle(on.EndStored()) == [do.NoteEnd(end), do.Release()]
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_sure", "event"),
+    [
+        (LATE, False, AttemptEnded(how="requeued", detail="its worker was stopped")),
+        (EARLY, False, AttemptEnded(how="requeued", detail="its worker was stopped")),
+        (
+            EARLY,
+            True,
+            Ended(outcome=Outcome.LOST, type="WorkerLostError", message="its worker was stopped"),
+        ),
+    ],
+    ids=["late", "early, not acknowledged", "early, acknowledged"],
+)
+def test_a_worker_that_stops_leaves_what_runs_to_others_unless_its_message_is_gone(
+    origin: Origin, is_sure: bool, event: AttemptEnded | Ended
+) -> None:
+    life = claimed(origin, on.HoldNoted(OURS))
+    if is_sure:
+        life.handle(on.LeaseConfirmed(OURS))
+    assert life.handle(on.WorkerStopping()) == [do.CancelTimers(), do.PublishEnd(event)]
+    assert life.handle(on.EndStored()) == [do.NoteEnd(event), do.Release()]
+    assert life.handle(DIES) == []
+
+
+def test_a_worker_that_stops_leaves_no_trace_of_what_has_not_begun() -> None:
+    life = life_of(LATE, CLAIM_LATER)
+    assert life.handle(on.WorkerStopping()) == [do.CancelTimers(), do.CloseStream(), do.Release()]
+
+
+# --- the tables --------------------------------------------------------------------------------
+
+_TOLD = End(EndKind.LOST_TOO_OFTEN, "")
+AGAIN = origin(acks_late=True, is_redelivered=True)
+RETRIED = origin(acks_late=True, is_retry=True)
+WAY_TO: dict[tuple[object, object], tuple[Origin, list[Event]]] = {
+    (Run.NEW, Run.AWAITING_CLAIM): (LATE, [CLAIM_FIRST]),
+    (Run.NEW, Run.AWAITING_JUDGEMENT): (AGAIN, [NO_STREAM]),
+    (Run.NEW, Run.QUEUED): (LATE, [CLAIM_LATER]),
+    (Run.NEW, Run.OVER): (LATE, [on.Discarded(Streaming.NONE, "")]),
+    (Run.AWAITING_CLAIM, Run.AWAITING_JUDGEMENT): (AGAIN, [CLAIM_FIRST, CLAIMED]),
+    (Run.AWAITING_CLAIM, Run.QUEUED): (LATE, [CLAIM_FIRST, CLAIMED]),
+    (Run.AWAITING_CLAIM, Run.OVER): (LATE, [CLAIM_FIRST, STOP]),
+    (Run.AWAITING_JUDGEMENT, Run.QUEUED): (AGAIN, [NO_STREAM, on.LossJudged(None)]),
+    (Run.AWAITING_JUDGEMENT, Run.OVER): (AGAIN, [NO_STREAM, on.LossJudged(_TOLD)]),
+    (Run.QUEUED, Run.SENT): (LATE, [CLAIM_LATER, on.Sent()]),
+    (Run.QUEUED, Run.OVER): (LATE, [CLAIM_LATER, STOP]),
+    (Run.SENT, Run.QUEUED): (LATE, [CLAIM_LATER, on.Sent(), on.SendRefused()]),
+    (Run.SENT, Run.RUNNING): (LATE, [CLAIM_LATER, on.Sent(), STARTED]),
+    (Run.SENT, Run.OVER): (LATE, [CLAIM_LATER, on.Sent(), ENDS_WELL]),
+    (Run.RUNNING, Run.LOST): (COMES_AGAIN, [CLAIM_LATER, on.Sent(), STARTED, DIES]),
+    (Run.RUNNING, Run.OVER): (LATE, [CLAIM_LATER, on.Sent(), STARTED, ENDS_WELL]),
+    (Run.LOST, Run.OVER): (
+        COMES_AGAIN,
+        [CLAIM_LATER, on.Sent(), STARTED, DIES, on.LossJudged(None)],
+    ),
+    (Claim.UNCLAIMED, Claim.CLAIMING): (LATE, [CLAIM_FIRST]),
+    (Claim.UNCLAIMED, Claim.AWAITING_PREVIOUS): (RETRIED, [CLAIM_FIRST]),
+    (Claim.UNCLAIMED, Claim.CLOSED): (LATE, [NO_STREAM]),
+    (Claim.CLAIMING, Claim.AWAITING_PREVIOUS): (
+        LATE,
+        [CLAIM_LATER, on.FirstOutput(), on.ClaimRefused(Refusal.RUNS_ELSEWHERE)],
+    ),
+    (Claim.CLAIMING, Claim.HELD): (LATE, [CLAIM_FIRST, CLAIMED]),
+    (Claim.CLAIMING, Claim.CLOSED): (LATE, [CLAIM_FIRST, on.ClaimRefused(Refusal.CLOSED)]),
+    (Claim.AWAITING_PREVIOUS, Claim.CLAIMING): (RETRIED, [CLAIM_FIRST, on.PreviousEnded()]),
+    (Claim.AWAITING_PREVIOUS, Claim.CLOSED): (
+        LATE,
+        [
+            *[CLAIM_LATER, on.Sent(), STARTED, on.FirstOutput()],
+            *[on.ClaimRefused(Refusal.RUNS_ELSEWHERE), on.Finished(RETRY, None, 2.0)],
+            on.PreviousEnded(),
+        ],
+    ),
+    (Claim.HELD, Claim.MOVING): (LATE, [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new")]),
+    (Claim.HELD, Claim.CLOSED): (LATE, [CLAIM_FIRST, CLAIMED, on.AppendRefused()]),
+    (Claim.MOVING, Claim.CLAIMING): (
+        LATE,
+        [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new"), on.Settled()],
+    ),
+    (Claim.MOVING, Claim.CLOSED): (
+        LATE,
+        [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new"), on.AppendRefused()],
+    ),
+    (Report.NONE, Report.ACCEPTED): (LATE, [CLAIM_LATER, on.Sent(), STARTED]),
+    (Report.NONE, Report.ENDED): (LATE, [NO_STREAM, STOP]),
+    (Report.ACCEPTED, Report.ENDED): (LATE, [NO_STREAM, on.Sent(), STARTED, ENDS_WELL]),
+    (Ack.CELERY, Ack.DEFERRED): (EARLY, [CLAIM_LATER, on.Sent(), STARTED]),
+    (Ack.DEFERRED, Ack.DONE): (
+        EARLY,
+        [CLAIM_LATER, on.Sent(), STARTED, fired(Timer.CLAIM_WAIT)],
+    ),
+}
+
+
+def states_of(life: Lifecycle) -> tuple[object, ...]:
+    return (life.run, life.claim, life.report, life.ack)
+
+
+@pytest.mark.parametrize(("before", "after"), WAY_TO, ids=str)
+def test_an_execution_can_take_each_move_of_the_tables(before: object, after: object) -> None:
+    origin, events = WAY_TO[before, after]
+    life = life_of(origin, *events[:-1])
+    assert before in states_of(life)
+    life.handle(events[-1])
+    assert after in states_of(life)
+
+
+def test_the_tables_allow_no_move_that_no_execution_takes() -> None:
+    tables = (RUN_MOVES, CLAIM_MOVES, REPORT_MOVES, ACK_MOVES)
+    allowed = {(before, after) for table in tables for before in table for after in table[before]}
+    assert allowed == set(WAY_TO)
+
+
+def test_a_move_that_the_table_does_not_allow_is_a_fault_of_ours() -> None:
+    with pytest.raises(InternalError, match="whose Run is OVER cannot become QUEUED"):
+        moved(RUN_MOVES, Run.OVER, Run.QUEUED)

@@ -1,0 +1,255 @@
+"""The publisher and its stream writers, over a link whose replies the test gives."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import pytest
+
+from capsule_tasks.errors import StorageUnavailable
+from capsule_tasks.executions import background
+from capsule_tasks.executions import publisher as publisher_module
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.states import Claim
+from capsule_tasks.executions.stream import StreamWriter
+from capsule_tasks.protocol.events import Accepted, AttemptEnded, Begun, Ended, decode_event
+from capsule_tasks.protocol.messages import Error, ErrorKind, Output
+from capsule_tasks.storage.execution_core import NOBODY
+from capsule_tasks.storage.scripts import Call, Code
+from tests.streaming import Ground, eventually, new_execution, reporter_of
+
+OWNER = "incarnation"
+CLAIM_OF, APPEND_OF = "execution_claim", "execution_append"
+
+
+class Link:
+    """Takes calls in place of a connection; the test answers them, oldest first."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Call, Callable[[Any], object]]] = []
+        self.held: list[str] = []
+
+    def cast(
+        self, call: Call, answer: Callable[[Any], object], *, is_patient: bool = False
+    ) -> None:
+        del is_patient
+        self.calls.append((call, answer))
+
+    def sent(self) -> list[str]:
+        return [call.script.name for call, _ in self.calls]
+
+    def answer(self, *reply: Any) -> Call:
+        call, answer = self.calls.pop(0)
+        answer(list(reply))
+        return call
+
+    def fail(self) -> None:
+        _, answer = self.calls.pop(0)
+        answer(StorageUnavailable("Redis: it is away"))
+
+
+@pytest.fixture
+async def ground() -> AsyncIterator[Ground]:
+    """A supervisor under a lease; nothing runs in the background."""
+    ground = Ground("redis://nowhere.invalid")
+    lease = ground.publisher.lease
+    lease.incarnation = OWNER
+    lease.is_held.set()
+    yield ground
+    await ground.publisher.background.stop()
+
+
+@pytest.fixture
+def link(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Link:
+    link = Link()
+    monkeypatch.setattr(ground.publisher.connection, "cast", link.cast)
+    monkeypatch.setattr(ground.publisher.lease, "hold_soon", lambda writers: hold(link, writers))
+    return link
+
+
+def hold(link: Link, writers: Iterable[StreamWriter]) -> None:
+    for writer in writers:
+        link.held.append(writer.execution_id)
+        writer.is_held = True
+
+
+def output(text: str) -> Output:
+    return Output(execution_id="e", stream="stdout", data=text)
+
+
+def started(ground: Ground, task_id: str = "e", **origin: Any) -> Execution:
+    execution = ground.admitted(new_execution(task_id, **origin))
+    ground.begin(execution)
+    return execution
+
+
+def events_of(call: Call) -> list[Any]:
+    """The events that a call carries: they are its last arguments."""
+    first = 9 if call.script.name == CLAIM_OF else 7
+    return [decode_event(data)[0] for data in call.args[first:] if isinstance(data, bytes)]
+
+
+async def test_a_task_that_ends_in_silence_is_one_call_and_never_held(
+    ground: Ground, link: Link
+) -> None:
+    execution = started(ground)
+    ground.finish(execution)
+    assert link.sent() == [CLAIM_OF]
+    assert not link.held
+    call = link.answer(Code.DONE, b"7", b"3")
+    assert [type(event) for event in events_of(call)] == [Begun, Accepted, Ended]
+    assert call.args[2] == NOBODY
+    assert reporter_of(execution).heard == ["accepted", "free slot", "ended"]
+    assert execution.life.claim is Claim.CLOSED
+
+
+async def test_the_first_output_claims_and_what_follows_waits_for_the_reply(
+    ground: Ground, link: Link
+) -> None:
+    execution = started(ground)
+    for text in ("a", "b", "c"):
+        assert ground.supervisor.said(execution, output(text))
+    assert link.sent() == [CLAIM_OF]
+    assert link.held == ["e"]
+    call = link.answer(Code.DONE, b"7", b"3")
+    assert [event.data for event in events_of(call)[2:]] == ["a"]
+    assert link.sent() == [APPEND_OF]
+    call = link.calls[0][0]
+    assert call.args[:2] == [7, 4]
+    assert [event.data for event in events_of(call)] == ["bc"]
+    assert execution.life.claim is Claim.HELD
+
+
+async def test_the_end_goes_behind_the_output_that_waits(ground: Ground, link: Link) -> None:
+    execution = started(ground)
+    ground.supervisor.said(execution, output("first"))
+    ground.supervisor.said(execution, output("last"))
+    ground.finish(execution)
+    link.answer(Code.DONE, b"7", b"3")
+    assert "ended" not in reporter_of(execution).heard
+    call = link.answer(Code.DONE, b"5")
+    assert [type(event).__name__ for event in events_of(call)] == ["Output", "Ended"]
+    assert reporter_of(execution).heard[-1] == "ended"
+    assert ground.publisher.budget.waiting_bytes == 0
+
+
+async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_before_has_ended(
+    ground: Ground, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Execution] = []
+    monkeypatch.setattr(ground.publisher, "look_at_previous", looked.append)
+    execution = started(ground)
+    ground.supervisor.said(execution, output("kept"))
+    refused = link.answer(Code.STALE, b"6", b"another-claim")
+    assert looked == [execution]
+    assert not link.calls
+    ground.supervisor.feed(execution, publisher_module._PREVIOUS_ENDED)
+    again = link.answer(Code.DONE, b"7", b"3")
+    assert again.args[9:] == refused.args[9:]
+    assert again.args[2] == ""  # from whoever has it
+    assert execution.life.claim is Claim.HELD
+
+
+async def test_a_stale_attempt_says_nothing_more(ground: Ground, link: Link) -> None:
+    execution = started(ground)
+    ground.supervisor.said(execution, output("mine"))
+    link.answer(Code.DONE, b"7", b"3")
+    ground.supervisor.said(execution, output("late"))
+    link.answer(Code.STALE, b"8", b"again-another")
+    assert execution.life.claim is Claim.CLOSED
+    assert ground.supervisor.said(execution, output("later")) is None
+    ground.finish(execution)
+    assert not link.calls
+    assert ground.publisher.budget.waiting_bytes == 0
+    assert reporter_of(execution).heard == ["accepted", "ended"]
+
+
+async def test_a_call_whose_reply_is_lost_is_made_again_until_redis_answers(
+    ground: Ground, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "AGAIN_S", 0.0)
+    made: list[Call] = []
+
+    async def make(call: Call) -> list[Any]:
+        made.append(call)
+        if len(made) < 3:
+            raise StorageUnavailable("Redis: it is away")
+        return [Code.DONE, b"7", b"3"]
+
+    monkeypatch.setattr(ground.publisher.store, "make", make)
+    execution = started(ground)
+    ground.supervisor.said(execution, output("a"))
+    call = link.calls[0][0]
+    link.fail()
+    await eventually(lambda: execution.life.claim is Claim.HELD)
+    assert made == [call] * 3
+
+
+async def test_nothing_is_sent_under_a_lost_lease_and_the_claim_is_made_anew(
+    ground: Ground, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Call] = []
+
+    async def make(call: Call) -> list[Any]:
+        made.append(call)
+        return [Code.DONE, b"9", b"1"]
+
+    monkeypatch.setattr(ground.publisher.store, "make", make)
+    execution = started(ground)
+    ground.supervisor.said(execution, output("under the old lease"))
+    link.answer(Code.DONE, b"7", b"3")
+    ground.supervisor.said(execution, output("on its way"))
+    ground.publisher.lease.incarnation = "new"
+    ground.supervisor.feed(execution, publisher_module.on.LeaseBegun("new"))
+    assert not made  # the call on its way belongs to the attempt before
+    ground.supervisor.said(execution, output("waits"))
+    link.answer(Code.DONE, b"4")
+    await eventually(lambda: execution.life.claim is Claim.HELD)
+    assert [call.args[1:3] for call in made] == [["new", OWNER]]
+    assert made[0].args[0] != ""
+    call = link.answer(Code.DONE, b"2")
+    assert call.args[:2] == [9, 2]
+    assert [event.data for event in events_of(call)] == ["waits"]
+
+
+async def test_a_full_window_stops_the_reading_until_redis_has_taken_some(link: Link) -> None:
+    ground = Ground("redis://nowhere.invalid", drops=False, window_bytes=1024)
+    ground.publisher.lease.incarnation = OWNER
+    ground.publisher.lease.is_held.set()
+    ground.publisher.connection.cast = link.cast  # type: ignore[method-assign]
+    ground.publisher.lease.hold_soon = lambda writers: hold(link, writers)  # type: ignore[method-assign]
+    execution = started(ground)
+    assert ground.supervisor.said(execution, output("x" * 2048)) is False
+    assert ground.dispatcher.done == []
+    link.answer(Code.DONE, b"7", b"3")
+    assert ground.dispatcher.done == ["read on"]
+    await ground.publisher.background.stop()
+
+
+async def test_an_unseen_attempt_that_comes_again_leaves_no_trace(
+    ground: Ground, link: Link
+) -> None:
+    execution = ground.admitted(new_execution("e"))
+    ground.supervisor.give_back_waiting()
+    assert not link.calls
+    assert execution.life.is_over
+    assert reporter_of(execution).heard == ["ended"]
+
+
+async def test_a_successor_has_the_attempt_before_claimed_first(ground: Ground, link: Link) -> None:
+    before = started(ground)
+    ground.admitted(new_execution("e", is_retry=True))
+    assert link.sent() == [CLAIM_OF]
+    assert before.life.claim is Claim.CLAIMING
+
+
+async def test_a_task_that_its_worker_lets_go_of_ends_its_attempt_only(
+    ground: Ground, link: Link
+) -> None:
+    execution = started(ground, acks_late=True)
+    ground.supervisor.stop_execution(execution, 15, "the worker", is_let_go=True)
+    lost = Error(execution_id="e", kind=ErrorKind.LOST, type="SessionLost", message="")
+    ground.supervisor.finished(execution, lost, -15)
+    call = link.answer(Code.DONE, b"7", b"3")
+    assert isinstance(events_of(call)[-1], AttemptEnded)

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import pytest
 
 from capsule_tasks import storage
+from capsule_tasks.executions import states
 from capsule_tasks.storage import keys, run_types
 from capsule_tasks.storage.scripts import parsed_header, text_of
 from tests import architecture_page
@@ -91,6 +92,10 @@ def test_a_link_within_the_page_leads_to_a_heading() -> None:
 # --- states --------------------------------------------------------------------------------------
 
 DIAGRAMS: dict[str, Mapping[Any, Iterable[Any]]] = {
+    "run of an execution": states.RUN_MOVES,
+    "claim of an execution": states.CLAIM_MOVES,
+    "report of an execution": states.REPORT_MOVES,
+    "acknowledgement of an execution": states.ACK_MOVES,
     "run": run_types.TRANSITIONS,
 }
 """Each diagram by its title, with the table that it draws."""

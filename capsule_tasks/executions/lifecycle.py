@@ -284,9 +284,11 @@ class Lifecycle(ClaimAxis):
             self._do(do.CancelInChild(event.grace_s, event.asker))
 
     def _on_kill_requested(self, event: on.KillRequested) -> None:
-        if self.is_with_child:
-            self.stop_signum = self.stop_signum or int(signal.SIGKILL)
-            self._do(do.Kill(event.asker))
+        if not self.is_with_child:
+            return
+        asker = event.asker if self.stop_signum is None else ""  # the log has said who
+        self.stop_signum = self.stop_signum or int(signal.SIGKILL)
+        self._do(do.Kill(asker))
 
     def _on_soft_limit(self) -> None:
         if self.run is RUNNING:
@@ -319,9 +321,11 @@ class Lifecycle(ClaimAxis):
         if self.run is OVER:
             return
         is_gone = self.report is ACCEPTED and not self.origin.acks_late and self.ack is not DEFERRED
-        was_unseen = self._is_unseen()
+        was_queued, was_unseen = self.run is QUEUED, self._is_unseen()
         self.run = moved(RUN_MOVES, self.run, OVER)
         self.report = moved(REPORT_MOVES, self.report, ENDED)
+        if was_queued:
+            self._do(do.Unqueue())  # a child that is free before the pool has ended must not run it
         self._do(_CANCEL_TIMERS)
         event = lost(_WORKER_STOPPED) if is_gone else another_follows("requeued", _WORKER_STOPPED)
         self._end = End(EndKind.GIVEN_BACK, _WORKER_STOPPED)

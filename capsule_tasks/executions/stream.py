@@ -269,6 +269,8 @@ class StreamWriter:
                 why = Refusal.RUNS_ELSEWHERE
             else:
                 self._log_refusal(news)
+        elif isinstance(news, ExecutionEnded) and self.attempt:
+            self._log_refusal(news)  # a reaper ended the execution while it ran here
         elif isinstance(news, ExecutionEnded):
             # The id has had its end: an errback called twice, a frozen canvas applied again.
             log.info("task %s runs again after its end: its output is not stored", self)

@@ -424,6 +424,14 @@ def test_a_coroutine_whose_child_is_condemned_goes_to_another_one() -> None:
     assert life.handle(STARTED)[0] == do.TellAccepted(1.0, defers_ack=False)
 
 
+def test_who_has_a_task_killed_is_named_once() -> None:
+    """A cold shutdown asks again and again until the child is gone."""
+    life = running(LATE)
+    assert life.handle(on.KillRequested(SOMEBODY)) == [do.Kill(SOMEBODY)]
+    assert life.handle(on.KillRequested(SOMEBODY)) == [do.Kill("")]
+    assert running(LATE, STOP).handle(on.KillRequested("another")) == [do.Kill("")]
+
+
 def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:
     for is_let_go, event in (
         (True, AttemptEnded(how="requeued", detail="its worker let go of it")),
@@ -605,7 +613,12 @@ def test_a_worker_that_stops_leaves_what_runs_to_others_unless_its_message_is_go
 
 def test_a_worker_that_stops_leaves_no_trace_of_what_has_not_begun() -> None:
     life = life_of(LATE, CLAIM_LATER)
-    assert life.handle(on.WorkerStopping()) == [do.CancelTimers(), do.CloseStream(), do.Release()]
+    assert life.handle(on.WorkerStopping()) == [
+        do.Unqueue(),  # else a child that becomes free meanwhile would run it
+        do.CancelTimers(),
+        do.CloseStream(),
+        do.Release(),
+    ]
 
 
 # --- the tables --------------------------------------------------------------------------------

@@ -354,7 +354,7 @@ class World:
 
     def advance(self, *, is_redis_away: bool = False) -> bool:
         """One step of what happens if nothing goes wrong; False if only the child can go on."""
-        if self.is_queued and not self.is_left:
+        if self.is_queued:
             self.send()
         elif self.has_child and not self.has_started:
             self.start()
@@ -781,9 +781,9 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_child_and_a_queue_belong_to_what_is_not_over(self) -> None:
+        life = self.world.life
+        assert self.world.is_queued == (life.run is Run.QUEUED)
         if not self.world.is_left:
-            life = self.world.life
-            assert self.world.is_queued == (life.run is Run.QUEUED)
             assert self.world.has_child == life.is_with_child
 
     def teardown(self) -> None:

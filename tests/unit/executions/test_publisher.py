@@ -213,6 +213,24 @@ async def test_nothing_is_sent_under_a_lost_lease_and_the_claim_is_made_anew(
     assert [event.data for event in events_of(call)] == ["waits"]
 
 
+async def test_an_execution_that_a_reaper_ended_while_it_runs_is_not_taken_for_a_repeated_one(
+    ground: Ground, link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def make(_: Call) -> list[Any]:
+        return [Code.ENDED, b"lost"]
+
+    monkeypatch.setattr(ground.publisher.store, "make", make)
+    execution = started(ground)
+    ground.supervisor.said(execution, output("under the old lease"))
+    link.answer(Code.DONE, b"7", b"3")
+    ground.publisher.lease.incarnation = "new"
+    ground.supervisor.feed(execution, publisher_module.on.LeaseBegun("new"))
+    await eventually(lambda: execution.life.claim is Claim.CLOSED)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "its output is no longer stored" in record.message
+
+
 async def test_a_full_window_stops_the_reading_until_redis_has_taken_some(link: Link) -> None:
     ground = Ground("redis://nowhere.invalid", drops=False, window_bytes=1024)
     ground.publisher.lease.incarnation = OWNER

@@ -131,7 +131,6 @@ class Staff:
             log.warning("the app is in no importable module: new children have the same code")
             self.dispatcher.replace_all("the pool was restarted")
         elif await self._start_anew(profiles):
-            self.dispatcher.replace_all("the pool was restarted")
             self._names |= new
 
     async def _start_anew(self, profiles: dict[str, Profile]) -> bool:

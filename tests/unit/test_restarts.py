@@ -38,9 +38,9 @@ def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
     lane = AppLaneSettings(app="shop:app")
     profiles = {"blocking": profile(Celery("shop"), lane, {})}
     asyncio.run(staff._renew(profiles, {"new"}))
-    assert told == ["renewed", "the pool was restarted", {"new"}]
+    assert told == ["renewed", {"new"}]  # `renew` replaces every child: once is enough
     assert "did not end in order" in caplog.text
     staff.sessions.renew = None
     asyncio.run(staff._renew(profiles, {"newer"}))
-    assert told[3:] == [{"newer"}]
+    assert told[2:] == [{"newer"}]
     assert "not as a whole" in caplog.text

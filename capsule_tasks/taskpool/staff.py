@@ -104,7 +104,7 @@ class Staff:
             self._discarded.stop()
 
     def finish_output(self) -> None:
-        """After `close`, and not on the loop: what is not written yet is, if that is possible."""
+        """After `stop`, and not on the loop: write the output that waits, if that is possible."""
         self._echo.stop()
 
     # --- new code ------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Dispatcher:
     async def interrupt(self, execution: Execution) -> None:
         self.done.append(f"interrupt {execution.call.task_id}")
 
-    def stop(self) -> None: ...
+    async def stop(self) -> None: ...
 
 
 class Reporter:

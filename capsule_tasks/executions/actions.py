@@ -25,7 +25,7 @@ class Unqueue(Action, frozen=True, gc=False):
 
 
 class Signal(Action, frozen=True, gc=False):
-    """Send the child a signal."""
+    """Send the child a signal. Without an asker the hard time limit has passed."""
 
     signum: int
     asker: str

@@ -1,4 +1,4 @@
-"""Background work of the publisher: owned tasks, and warnings that are not repeated."""
+"""Background work: owned asyncio tasks, waits for Redis, and warnings that are not repeated."""
 
 from __future__ import annotations
 
@@ -66,4 +66,4 @@ class Background:
     def _on_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background work of the publisher failed", exc_info=error)
+            log.error("background work of the executions failed", exc_info=error)

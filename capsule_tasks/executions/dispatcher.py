@@ -34,7 +34,7 @@ from capsule_tasks.sessions.slot import Slot
 from capsule_tasks.sessions.stopping import StopOutcome
 from capsule_tasks.sessions.subpool import SubPool
 
-log = logging.getLogger("capsule_tasks.executions")
+log = logging.getLogger("capsule_tasks.taskpool")
 
 _LEAVING: dict[Kind, int] = {"blocking": 1, "async": 9}
 """Children that may be there beside the size, while they finish what they have.
@@ -249,22 +249,7 @@ class Dispatcher(Generic[W]):
             return False
         return True
 
-    def take_waiting(self) -> list[W]:
-        """Empty the queues: all that no child has."""
-        waiting = [work for lane in self.lanes.values() for work in lane.waiting]
-        for lane in self.lanes.values():
-            lane.waiting.clear()
-        return waiting
-
     # --- looking -------------------------------------------------------------------------------
-
-    def is_sent(self, work: W) -> bool:
-        """Whether a child has the work: from `sent` to `finished` or `refused`."""
-        return work in self._sent
-
-    def session_of(self, work: W) -> Session | None:
-        sent = self._sent.get(work)
-        return sent.child.session if sent is not None else None
 
     def in_hand(self) -> list[W]:
         """What children have; on any thread."""
@@ -367,16 +352,11 @@ class Dispatcher(Generic[W]):
         for lane in self.lanes.values():
             lane.replace_all(why)
 
-    def kill_busy(self) -> None:
-        """Kill every child that has work."""
-        for child in self.children():
-            if child.sent:
-                self._kill(child)
-
-    def stop(self) -> None:
-        """Wait for nothing more. What children have finishes when the pool of sessions stops."""
+    async def stop(self) -> None:
+        """Send nothing more. What children have finishes when the pool of sessions stops."""
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _kill(self, child: Child[W]) -> None:
         self._doom(child, "it was killed")

@@ -52,6 +52,8 @@ class End(msgspec.Struct, frozen=True, gc=False):
     message: str = ""
     traced: Traced | None = None
     signum: int = 0
+    losses: int = 0
+    """Processes that the message has cost, if those are too many."""
     stdout_bytes: int = 0
     stderr_bytes: int = 0
 

@@ -299,18 +299,17 @@ class Lifecycle(ClaimAxis):
         if self.run is not RUNNING:
             return
         self._is_over_limit = True
-        asker = "its hard time limit"
         if self.origin.is_async:
-            self._do(do.CancelInChild(_ASYNC_GRACE_S, asker))
+            self._do(do.CancelInChild(_ASYNC_GRACE_S, ""))
         elif self.stop_signum is not None:  # the task was asked to leave before
-            self._do(do.Kill(asker))
+            self._do(do.Kill(""))
         else:
-            self._do(do.Signal(int(signal.SIGTERM), asker))
+            self._do(do.Signal(int(signal.SIGTERM), ""))
             self._do(_START_TIDY)
 
     def _on_tidied(self) -> None:
         if self.is_with_child:
-            self._do(do.Kill("its hard time limit"))
+            self._do(do.Kill(""))
 
     def _on_broker_lost(self, _event: on.BrokerLost) -> None:
         if self.run in _UNSENT:
@@ -355,7 +354,7 @@ class Lifecycle(ClaimAxis):
             return
         if self.report is not ENDED:
             self._do(_FREE_SLOT)
-            self._do(_START_END_WAIT)
+        self._do(_START_END_WAIT)
         self._publish_end(event)
 
     def _publish_end(self, event: LastEvent) -> None:

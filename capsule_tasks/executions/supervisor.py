@@ -7,16 +7,18 @@ them decides, and none knows another. Output goes straight from the child to the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from capsule_tasks.errors import CapsuleError, LostTooOften, UnknownInputRequest
 from capsule_tasks.executions import actions as do
 from capsule_tasks.executions import events as on
 from capsule_tasks.executions.actions import Action
+from capsule_tasks.executions.background import Background
 from capsule_tasks.executions.dispatcher import Dispatcher
 from capsule_tasks.executions.ends import End, EndKind
 from capsule_tasks.executions.events import Event, Streaming, Timer
@@ -86,7 +88,7 @@ class Supervisor:
         """Executions of tasks that no child knows yet."""
         self._actions: deque[tuple[Execution, Action]] = deque()
         self._is_acting = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._gives_back_soon = False
 
     async def start(self) -> None:
@@ -97,12 +99,12 @@ class Supervisor:
         """Leave what is not over to other workers; store what can be, for some seconds."""
         for execution in list(self._live):
             self.feed(execution, _WORKER_STOPPING)
-        if self._publisher is not None:
-            await self._publisher.stop()
-        self.dispatcher.stop()
-        for task in self._tasks:
-            task.cancel()
-        await self._losses.close()
+        async with contextlib.AsyncExitStack() as stack:  # each, whatever becomes of the others
+            stack.push_async_callback(self._losses.close)
+            stack.push_async_callback(self._background.stop)
+            stack.push_async_callback(self.dispatcher.stop)
+            if self._publisher is not None:
+                await self._publisher.stop()
 
     # --- executions ----------------------------------------------------------------------------
 
@@ -116,7 +118,7 @@ class Supervisor:
     def discard(self, execution: Execution, why: str) -> None:
         """Write the end of an execution that Celery let go of before it came here."""
         if self._publisher is not None:
-            self._spawn(self._discard(self._publisher, execution, why))
+            self._background.spawn(self._discard(self._publisher, execution, why))
 
     async def _discard(self, publisher: Publisher, execution: Execution, why: str) -> None:
         if await publisher.is_discarded_here(execution):
@@ -245,7 +247,10 @@ class Supervisor:
 
     def _signal(self, execution: Execution, action: do.Signal) -> None:
         self._log_stop(execution, action.asker)
-        why = f"a task was terminated with signal {action.signum}"
+        if action.asker:
+            why = f"a task was terminated with signal {action.signum}"
+        else:
+            why = "a task met its hard limit"
         self.dispatcher.signal(execution, action.signum, why)
 
     def _kill(self, execution: Execution, action: do.Kill) -> None:
@@ -273,7 +278,7 @@ class Supervisor:
         self.dispatcher.end_input(execution, action.request_id)
 
     def _command_child(self, execution: Execution, action: do.CommandChild) -> None:
-        self._spawn(self._command(execution, action.command, action.request_id))
+        self._background.spawn(self._command(execution, action.command, action.request_id))
 
     async def _command(self, execution: Execution, command: Command, request_id: str) -> None:
         try:
@@ -296,7 +301,7 @@ class Supervisor:
         if action.end is None and not self._losses.counts_everywhere:
             self.feed(execution, on.LossJudged(None))
         else:
-            self._spawn(self._judge(execution, action.end))
+            self._background.spawn(self._judge(execution, action.end))
 
     async def _judge(self, execution: Execution, end: End | None) -> None:
         """Count the loss, or the delivery of a message that may have cost processes before."""
@@ -306,7 +311,7 @@ class Supervisor:
         if count:
             last = end.message if end is not None else None
             error = LostTooOften(call.name, call.task_id, count, last)
-            judged = End(EndKind.LOST_TOO_OFTEN, str(error))
+            judged = End(EndKind.LOST_TOO_OFTEN, str(error), losses=count)
         if execution.life.is_over:
             await self._losses.forget(call)
         else:
@@ -379,7 +384,7 @@ class Supervisor:
         if len(call.body) >= _LARGE_BYTES:
             self._give_memory_back_soon()
         if self._losses.noted and self._losses.is_noted(call):
-            self._spawn(self._losses.forget(call))
+            self._background.spawn(self._losses.forget(call))
 
     def _give_memory_back_soon(self) -> None:
         """Once for all large messages of a second; on a thread, for the heap may be large, too."""
@@ -390,11 +395,6 @@ class Supervisor:
     def _give_memory_back(self) -> None:
         self._gives_back_soon = False
         asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     _carry_out: ClassVar[dict[type[Action], Callable[[Supervisor, Execution, Any], None]]] = {
         do.Send: _send,

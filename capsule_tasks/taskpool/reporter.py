@@ -169,7 +169,9 @@ class TaskReporter:
             case EndKind.LOST:
                 self.fail(WorkerLostError(end.message))
             case EndKind.LOST_TOO_OFTEN:
-                self.fail(LostTooOften(end.message))
+                error = LostTooOften(end.message)
+                error.task_id, error.losses = call.task_id, end.losses
+                self.fail(error)
             case EndKind.NOT_CARRIED:
                 self.fail(TaskNotCarried(call.name, call.task_id, end.message))
 

@@ -133,7 +133,7 @@ async def test_a_crash_ends_one_task_and_its_successor_takes_the_next() -> None:
 async def test_one_of_many_coroutines_is_cancelled_and_the_others_go_with_their_child() -> None:
     async with ground(asynchronous=1) as here:
         one, two, three = [await here.held("hold_async") for _ in range(3)]
-        assert len({here.dispatcher.session_of(work) for work in (one, two, three)}) == 1
+        assert len({here.dispatcher._sent[work].child.session for work in (one, two, three)}) == 1
         here.dispatcher.cancel(one, HANG_S)
         await one.end()
         assert here.dispatcher.in_hand() == [two, three]

@@ -160,7 +160,7 @@ class Ground:
         return self.listener.heard
 
     def child_of(self, work: Work) -> FakeSession:
-        session: Any = self.dispatcher.session_of(work)
+        session: Any = self.dispatcher._sent[work].child.session
         assert isinstance(session, FakeSession)
         return session
 
@@ -337,9 +337,8 @@ async def test_work_in_the_queue_can_be_taken_out_and_work_that_was_sent_cannot(
         assert not here.dispatcher.remove(one)
         assert here.dispatcher.remove(two)
         assert not here.dispatcher.remove(two)
-        assert here.dispatcher.take_waiting() == [three]
-        assert here.dispatcher.take_waiting() == []
-        assert [here.dispatcher.is_sent(work) for work in (one, two, three)] == [True, False, False]
+        assert here.dispatcher.remove(three)
+        assert here.dispatcher.in_hand() == [one]
 
 
 async def test_nothing_can_be_done_to_work_that_no_child_has() -> None:
@@ -373,7 +372,7 @@ async def test_a_child_that_survives_a_signal_gets_nothing_new() -> None:
         assert here.listener.of(two) == ["sent"]
 
 
-@pytest.mark.parametrize("how", ["signal", "kill", "kill busy"])
+@pytest.mark.parametrize("how", ["signal", "kill"])
 async def test_a_child_that_is_killed_was_not_lost(how: str) -> None:
     async with ground(2) as here:
         one, dispatcher = Work("1"), here.dispatcher
@@ -381,10 +380,8 @@ async def test_a_child_that_is_killed_was_not_lost(how: str) -> None:
         busy = here.child_of(one)
         if how == "signal":
             dispatcher.signal(one, signal.SIGKILL, "a test")
-        elif how == "kill":
-            dispatcher.kill(one)
         else:
-            dispatcher.kill_busy()
+            dispatcher.kill(one)
         await here.settled()
         assert not busy.is_alive
         assert len(here.children()) == 2

@@ -391,7 +391,7 @@ def test_a_command_that_is_read_while_the_lease_is_taken_anew_is_not_lost() -> N
 def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_what_ended_it() -> None:
     life = running(origin(acks_late=True, hard_limit_s=3.0))
     assert life.handle(STOP) == [do.Signal(signal.SIGTERM, SOMEBODY)]
-    assert life.handle(fired(Timer.HARD_LIMIT)) == [do.Kill("its hard time limit")]
+    assert life.handle(fired(Timer.HARD_LIMIT)) == [do.Kill("")]
     life.handle(DIES)
     (told,) = [one for one in life.handle(on.EndStored()) if isinstance(one, do.TellEnd)]
     assert told.end == End(EndKind.OVER_LIMIT, "TimeLimitExceeded(3.0,)")
@@ -400,16 +400,16 @@ def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_what_ended_it() -> No
 def test_a_hard_limit_asks_first_and_kills_what_does_not_leave() -> None:
     life = running(origin(hard_limit_s=3.0))
     assert life.handle(fired(Timer.HARD_LIMIT)) == [
-        do.Signal(signal.SIGTERM, "its hard time limit"),
+        do.Signal(signal.SIGTERM, ""),
         start(Timer.TIDY),
     ]
-    assert life.handle(fired(Timer.TIDY)) == [do.Kill("its hard time limit")]
+    assert life.handle(fired(Timer.TIDY)) == [do.Kill("")]
 
 
 def test_limits_of_a_coroutine_spare_its_neighbours() -> None:
     life = running(origin(is_async=True, soft_limit_s=1.0, hard_limit_s=3.0))
     assert life.handle(fired(Timer.SOFT_LIMIT)) == [do.RaiseSoftLimit()]
-    assert life.handle(fired(Timer.HARD_LIMIT)) == [do.CancelInChild(5.0, "its hard time limit")]
+    assert life.handle(fired(Timer.HARD_LIMIT)) == [do.CancelInChild(5.0, "")]
     assert life.handle(STOP) == [do.CancelInChild(5.0, SOMEBODY)]
 
 

@@ -581,6 +581,7 @@ def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() ->
     end = Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message="revoked")
     assert life.handle(on.Discarded(Streaming.CLAIM_LATER, "revoked")) == [
         do.CancelTimers(),
+        do.StartTimer(Timer.END_WAIT),
         do.PublishEnd(end),
         do.ClaimWithWords(takes_over=False),
     ]

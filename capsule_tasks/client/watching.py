@@ -17,12 +17,12 @@ from capsule_tasks.protocol.events import Command, Ended, Outcome
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.doorbells import Doorbells
+from capsule_tasks.storage.connections.doorbells import Doorbells
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.drivers import through_outages
 from capsule_tasks.storage.execution_types import Event, Page, RecentEntry, State
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.storage.operations import new_operation
-from capsule_tasks.storage.pipeline import PipelinedConnection
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from capsule_tasks.errors import LeaseLost, StorageError
 from capsule_tasks.executions.background import AGAIN_S, Background
 from capsule_tasks.settings import LeaseSettings
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions import Holdings
 from capsule_tasks.storage.held_core import Due
-from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
 
 log = logging.getLogger("capsule_tasks.taskpool")

@@ -1,8 +1,8 @@
 """One link to Redis for all executions of a worker: the only retry loop, the only output budget.
 
-A job that is new begins at once, and is claimed with its first words. Any other execution (a retry,
-a message that came before, one that was sent a command before it began) is claimed first. Which of
-both it is costs no question to Redis: the message says whether it came before, and a command for an
+A new execution begins at once, and is claimed with its first words. Any other (a retry, a message
+that came before, an execution that was sent a command before it began) is claimed first. To tell
+them apart costs no question to Redis: the message says whether it came before, and a command for an
 execution that nobody has rings every worker.
 """
 
@@ -31,10 +31,10 @@ from capsule_tasks.executions.reaper import Reaper
 from capsule_tasks.executions.stream import StreamWriter
 from capsule_tasks.protocol.events import Begun, encode_event
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
-from capsule_tasks.storage.doorbells import Doorbells, Ring
+from capsule_tasks.storage.connections.doorbells import Doorbells, Ring
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
 from capsule_tasks.storage.operations import Reply
-from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.scripts import Call
 
 log = logging.getLogger("capsule_tasks.taskpool")

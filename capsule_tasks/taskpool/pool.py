@@ -19,7 +19,7 @@ from kombu.asynchronous import get_event_loop
 from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.values import NotCarried
-from capsule_tasks.storage.doorbells import Ring
+from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.answering import servers_answer
 from capsule_tasks.taskpool.bridge import Bridge

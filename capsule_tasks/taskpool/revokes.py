@@ -20,7 +20,7 @@ from celery.worker import state
 
 from capsule_tasks.client.revokes import RevokeStore, revoke_store
 from capsule_tasks.errors import CapsuleError
-from capsule_tasks.storage.doorbells import Ring
+from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.storage.revoke_core import Revoked
 from capsule_tasks.system.service import ThreadService
 

@@ -21,7 +21,7 @@ from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.sessions.template import Template
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import Profile
-from capsule_tasks.storage.doorbells import Ring
+from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool.discarded import DiscardedTasks
 from capsule_tasks.taskpool.echo import Echo, Latecomer

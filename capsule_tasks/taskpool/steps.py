@@ -9,7 +9,7 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 
-from capsule_tasks.storage.doorbells import Ring
+from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.taskpool.failover import Failover
 from capsule_tasks.taskpool.holding import Holding
 from capsule_tasks.taskpool.prefetch import count_beside

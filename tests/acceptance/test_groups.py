@@ -19,8 +19,8 @@ from celery import chain, group
 from celery.result import GroupResult
 
 from capsule_tasks.client import GroupExecution, GroupState
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions import ExecutionStore
-from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, ROOT, Worker, close, producer, unique
 

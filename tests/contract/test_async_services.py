@@ -12,9 +12,9 @@ from capsule_tasks.errors import PoolUnavailable, StorageClosed
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.warm import WarmSpawner
 from capsule_tasks.settings import PoolSettings, Profile
-from capsule_tasks.storage.doorbells import Doorbells
+from capsule_tasks.storage.connections.doorbells import Doorbells
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions import ExecutionStore
-from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.system.service import AsyncService
 from tests.servers import fresh_prefix
 from tests.services import HANG_S, nothing_left

@@ -12,8 +12,8 @@ import redis
 from redis.asyncio.connection import AbstractConnection
 
 from capsule_tasks.errors import StorageUnavailable
+from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
-from capsule_tasks.storage.doorbells import Doorbells
 from capsule_tasks.storage.executions import ExecutionStore
 from tests.servers import cluster_with_tls, fresh_prefix, require_server
 from tests.sessions import HANG_S

@@ -37,9 +37,9 @@ from capsule_tasks.settings import (
     LeaseSettings,
     RetrySettings,
 )
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.execution_types import Event, Page, RecentEntry
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
-from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.cutting_proxy import CuttingProxy

@@ -11,8 +11,8 @@ from capsule_tasks.executions.background import Background
 from capsule_tasks.executions.index import IndexWriter
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions import ExecutionStore
-from capsule_tasks.storage.pipeline import PipelinedConnection
 from tests.streaming import new_execution
 
 MEMBERS = 450

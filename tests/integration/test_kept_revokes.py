@@ -14,7 +14,7 @@ from celery import Celery
 from celery.worker import state
 
 from capsule_tasks.client.revokes import RevokeStore, keep_revoked
-from capsule_tasks.storage.doorbells import Ring
+from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.storage.keys import RevokeKeys
 from capsule_tasks.storage.revoke_core import Revoked
 from capsule_tasks.taskpool.revokes import Revokes

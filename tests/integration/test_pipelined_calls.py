@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from capsule_tasks.errors import StorageClosed, StorageError, StorageUnavailable, StorageUnusable
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.execution_scripts import execution_look
 from capsule_tasks.storage.keys import ExecutionKeys
 from capsule_tasks.storage.operations import Reply
-from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.scripts import Call, Code
 from tests.servers import fresh_prefix
 from tests.sessions import HANG_S

@@ -11,8 +11,8 @@ import redis
 from capsule_tasks.executions.reaper import Reaper
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions import ExecutionStore, Holdings
-from capsule_tasks.storage.pipeline import PipelinedConnection
 from capsule_tasks.storage.runs import Lease
 from tests.servers import fresh_prefix
 

@@ -14,7 +14,7 @@ from celery import Celery
 from capsule_tasks.client import Execution
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.protocol.events import Begun, Ended, Outcome
-from capsule_tasks.storage.doorbells import Doorbells
+from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.executions import ExecutionStore
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.sessions import HANG_S

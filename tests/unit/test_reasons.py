@@ -15,8 +15,8 @@ from capsule_tasks.errors import reason_of
 from capsule_tasks.executions import losses
 from capsule_tasks.executions.losses import Losses
 from capsule_tasks.protocol.messages import TaskCall
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions import ExecutionStore
-from capsule_tasks.storage.pipeline import PipelinedConnection
 
 PACKAGE = Path(capsule_tasks.__file__).parent
 _OWN = {

@@ -1,4 +1,4 @@
-"""The indexes of executions: what happened lately, and what became of the members of groups."""
+"""The indexes of executions: recent executions, and how many members of a group have ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST = 200
 
 
 class IndexWriter:
-    """Written behind, many in a call; what is no longer held is given back after them."""
+    """Writes notes later, many in a call; then it gives back executions that are held no longer."""
 
     def __init__(
         self, store: ExecutionStore, lease: WorkerLease, background: Background, *, worker: str

@@ -1,7 +1,8 @@
-"""The lease of a worker, and what is noted as held under it.
+"""The lease of a worker, and the executions that Redis knows to be held under it.
 
-When the lease is lost (the process was stopped for too long), what was held may be taken by others,
-and whatever is still said of that is refused; from then on the worker works under a new one.
+When the lease is lost (the process was stopped for too long, say), other workers may take over the
+executions, and Redis refuses whatever this worker still writes about them. The worker then acquires
+a new lease, under a new incarnation.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from capsule_tasks.storage.runs import Lease
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _LOOK = 2
-"""After so many leases without a word others look whether a worker's has lapsed: when Redis was
-away for all, each has the time to take anew what it runs."""
+"""Lease times without a renewal until other workers look at what a worker held. After an outage of
+Redis each worker has the time to claim its running executions anew before that."""
 
 
 class Held(Protocol):
-    """What is held under the lease."""
+    """An execution that is held under the lease."""
 
     execution_id: str
     is_held: bool
@@ -38,7 +39,7 @@ class Held(Protocol):
 
 
 class WorkerLease:
-    """Keeps one incarnation after another alive; whoever claims is noted before."""
+    """Renews the lease, and notes executions as held before they are claimed."""
 
     def __init__(
         self,
@@ -50,9 +51,9 @@ class WorkerLease:
         *,
         prefix: str,
     ) -> None:
-        """Of what was released, that is kept which is `present` again."""
+        """An execution that was released stays held if it is `present` again: it was admitted anew."""
         self.incarnation = ""
-        """Under which what begins now is claimed."""
+        """The owner in whose name executions are claimed now."""
         self.is_held = asyncio.Event()
         self._connection = connection
         self._holdings = holdings
@@ -62,9 +63,9 @@ class WorkerLease:
         self._prefix = prefix
         self._lease: Lease | None = None
         self._doubt = asyncio.Event()
-        """Something was refused as if the lease were lost: a renewal will tell."""
+        """Redis refused something as if the lease were lost: renew at once to find out."""
         self._sure_until = 0.0
-        """Its lease lasts until then, at least, by our own clock."""
+        """The lease lasts at least until then, by the clock of this process."""
         self._released: list[str] = []
 
     async def keep(
@@ -93,7 +94,7 @@ class WorkerLease:
             self.is_held.clear()
 
     async def end(self) -> None:
-        """Others may see to what is still held."""
+        """Release the lease: other workers may take over what is still held."""
         if self._lease is not None:
             await self._lease.release()
 
@@ -115,7 +116,7 @@ class WorkerLease:
         on_renewed: Callable[[str], object],
         on_due: Callable[[str], object],
     ) -> None:
-        """Renew it, until it is lost."""
+        """Renew the lease until it is lost."""
         while True:
             wait_s = self._settings.lease_s / 3
             self._doubt.clear()
@@ -151,9 +152,9 @@ class WorkerLease:
     # --- what is held --------------------------------------------------------------------------
 
     def hold_soon(self, batch: Sequence[Held]) -> None:
-        """Note what is about to be claimed: whoever claims and dies is found by the reaper.
+        """Note executions that are about to be claimed, so that a reaper finds them.
 
-        Where calls keep their order; it is sent before the claims, and so it is there before them.
+        Only where calls keep their order: the note is sent before the claims, and done before them.
         """
         core, incarnation = self._holdings.core, self.incarnation
         released, gone = self._take_released()
@@ -171,7 +172,7 @@ class WorkerLease:
         self._connection.cast(call, on_reply, is_patient=True)
 
     async def hold_for_sure(self, batch: Sequence[Held]) -> bool:
-        """Until it is noted; False if the lease is lost: it is noted anew under the next."""
+        """Note executions, however long it takes; False if the lease is lost meanwhile."""
         incarnation = self.incarnation
         while incarnation == self.incarnation:
             if await self.hold(batch):
@@ -180,7 +181,7 @@ class WorkerLease:
         return False
 
     async def hold(self, batch: Sequence[Held]) -> bool:
-        """Note what is about to be claimed; False if it could not be, after a while."""
+        """Note executions that are about to be claimed; False, after a pause, if that failed."""
         incarnation = self.incarnation
         try:
             await self._hold(_ids(batch))
@@ -195,7 +196,7 @@ class WorkerLease:
         return False
 
     def is_sure(self, incarnation: str) -> bool:
-        """Whether that lease lasts still; in doubt a renewal finds out at once."""
+        """Whether the lease lasts for certain; in doubt it is renewed at once."""
         if incarnation != self.incarnation or not self.is_held.is_set():
             return False
         if asyncio.get_running_loop().time() < self._sure_until:
@@ -204,17 +205,17 @@ class WorkerLease:
         return False
 
     def _is_refused(self, incarnation: str) -> None:
-        """Nothing is claimed until a renewal has told whether that lease is lost."""
+        """Claim nothing more until a renewal has told whether the lease is lost."""
         if incarnation == self.incarnation:  # else it was an older one
             self.is_held.clear()
             self._doubt.set()
 
     def release(self, execution_id: str) -> None:
-        """It is over here: `give_back` says so, or whatever is noted before."""
+        """The execution is over here; the next note, or `give_back`, says so."""
         self._released.append(execution_id)
 
     async def give_back(self) -> None:
-        """Note what is no longer held; what was under a lease that is lost is the reaper's."""
+        """Tell Redis what is held no longer."""
         if self._released and self._lease is not None:
             await self._hold(())
 
@@ -228,13 +229,13 @@ class WorkerLease:
             raise
 
     def _take_released(self) -> tuple[list[str], list[str]]:
-        """What was released, and what of it is still gone."""
+        """The executions that were released, and those of them that did not come again."""
         released, self._released = self._released, []
         return released, [one for one in released if one not in self._present]
 
 
 def _ids(batch: Sequence[Held]) -> list[str]:
-    """Of what is held from now on, however long it takes to be noted."""
+    """The ids; the executions count as held from now on, however long the note takes."""
     for one in batch:
         one.is_held = True
     return [one.execution_id for one in batch]

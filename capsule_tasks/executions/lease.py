@@ -51,7 +51,7 @@ class WorkerLease:
         *,
         prefix: str,
     ) -> None:
-        """An execution that was released stays held if it is `present` again: it was admitted anew."""
+        """An execution that was released stays held if it is `present` again."""
         self.incarnation = ""
         """The owner in whose name executions are claimed now."""
         self.is_held = asyncio.Event()

@@ -114,7 +114,9 @@ class Publisher:
             self.connection, holdings, lease, self.background, self._writers, prefix=kept.prefix
         )
         self.index = IndexWriter(self.store, self.lease, self.background, worker=worker)
-        self._reaper = Reaper(self.store, holdings, ended_elsewhere, fail_result, self._kept_of)
+        self._reaper = Reaper(
+            self.store, holdings, ended_elsewhere, fail_result, self._kept_of, self._writers
+        )
         self._to_claim: deque[StreamWriter] = deque()
         self._has_claims = asyncio.Event()
         self._rung: dict[str, None] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from capsule_tasks.errors import InvalidId
 from capsule_tasks.executions.ends import LastEvent, another_follows, failure_of, lost, outcome_of
@@ -24,6 +24,10 @@ _LOST = lost(_WHY)
 _AT_ONCE = 32
 
 
+class _RunsHere(Exception):
+    """The execution runs in this worker, and is about to be claimed under its present lease."""
+
+
 class Reaper:
     """Sees to one dead worker at a time."""
 
@@ -34,8 +38,14 @@ class Reaper:
         ended_elsewhere: Callable[[str], LastEvent | None],
         fail_result: Callable[[str, str], object],
         kept_of: Callable[[str], ExecutionSettings],
+        present: Container[str],
     ) -> None:
-        """`kept_of` says how much is kept of what a task of that name has said."""
+        """`kept_of` says how much is kept of the stream of a task with that name.
+
+        Executions that are `present` are left alone while the lost owner has them: after an outage
+        of Redis this worker claims anew what it runs, and must not end it meanwhile.
+        """
+        self._present = present
         self._kept_of = kept_of
         self._store = store
         self._holdings = holdings
@@ -76,7 +86,9 @@ class Reaper:
         for one, found in zip(
             part, await asyncio.gather(*seen_to, return_exceptions=True), strict=True
         ):
-            if isinstance(found, BaseException):
+            if isinstance(found, _RunsHere):
+                left.add(one)
+            elif isinstance(found, BaseException):
                 log.warning("task %r of worker %s cannot be ended: %r", one, worker, found)
                 if not isinstance(found, InvalidId):  # that would never be otherwise
                     left.add(one)
@@ -93,6 +105,8 @@ class Reaper:
         """
         record, failure = await self._store.look(execution_id), ""
         if record.state == "running" and record.owner == worker:
+            if execution_id in self._present:
+                raise _RunsHere
             failure = await self._end(worker, execution_id, record)
             record = await self._store.look(execution_id)
         if record.state not in ("ended", "waiting"):

@@ -82,6 +82,9 @@ class Revokes(ThreadService):
                 _learn(self._read(store))
             except CapsuleError as fault:
                 log.warning("what was revoked cannot be read yet: %s", fault)
+                with self._changed:  # the connection may have been a lost one: read again soon
+                    self._is_rung = True
+                    self._changed.notify()
 
     def set_up(self) -> None:
         assert self._store is not None

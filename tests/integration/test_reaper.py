@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 
 import pytest
 import redis
@@ -54,7 +54,12 @@ class Ground:
         await lease.release()
 
     def reaper(
-        self, *, dies: bool = False, cannot: str = "", kept: ExecutionSettings | None = None
+        self,
+        *,
+        dies: bool = False,
+        cannot: str = "",
+        kept: ExecutionSettings | None = None,
+        present: Container[str] = (),
     ) -> Reaper:
         def fail_result(name: str, _why: str) -> None:
             if dies or name == cannot:
@@ -67,7 +72,7 @@ class Ground:
         def kept_of(_name: str) -> ExecutionSettings:
             return kept or self.settings
 
-        return Reaper(self.store, self.holdings, ended_elsewhere, fail_result, kept_of)
+        return Reaper(self.store, self.holdings, ended_elsewhere, fail_result, kept_of, present)
 
     async def look(self) -> None:
         """All of them have one end, everybody has been told, and nothing is left to see to."""
@@ -116,6 +121,18 @@ async def test_what_cannot_be_ended_now_holds_up_nothing_else(ground: Ground) ->
     await ground.reaper(cannot=HELD[7]).reap(GONE)
     assert ground.failed == {*HELD} - {HELD[7]}
     assert await ground.holdings.held_by(GONE) == [HELD[7]]
+    await ground.reaper().reap(GONE)
+    await ground.look()
+
+
+async def test_executions_that_run_here_are_left_until_claimed_anew(
+    ground: Ground,
+) -> None:
+    """A worker whose own lease was lost finds that owner, too."""
+    present = {HELD[3], HELD[11]}
+    await ground.reaper(present=present).reap(GONE)
+    assert [(await ground.store.look(one)).state for one in present] == ["running"] * 2
+    assert ground.failed == {*HELD} - present
     await ground.reaper().reap(GONE)
     await ground.look()
 

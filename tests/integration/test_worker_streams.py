@@ -176,6 +176,23 @@ async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
     assert all(len(rings) == 1 for rings in ground.publisher._bells._rings.values())
 
 
+async def test_a_worker_does_not_reap_what_it_runs_before_it_has_claimed_that_anew(
+    ground: Ground, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage of Redis its own lost lease is due, like those of the dead."""
+    monkeypatch.setattr(ground.publisher, "_move_all", AsyncMock())
+    await ground.running("mine", acks_late=False)
+    held = ground.publisher.lease
+    old = held.incarnation
+    with redis.from_url(valkey_url) as client:
+        client.delete(f"{ground.kept.prefix}:{{W:{old}}}")
+    held._doubt.set()
+    await eventually(lambda: held.incarnation != old)
+    await ground.publisher._reap(old)
+    record = await ground.store.look("mine")
+    assert (record.state, record.owner) == ("running", old)
+
+
 async def test_a_lease_that_was_taken_for_lost_and_lasts_is_held(ground: Ground) -> None:
     held = ground.publisher.lease
     held._is_refused(held.incarnation)

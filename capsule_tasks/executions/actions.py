@@ -1,4 +1,4 @@
-"""What has to be done about an execution: data that a lifecycle returns and adapters carry out."""
+"""Actions on an execution: data that a lifecycle returns and adapters carry out."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class OutputBudget:
         self, settings: PublishSettings, *, drops: bool, read_on: Callable[[StreamWriter], object]
     ) -> None:
         self.waiting_bytes = 0
-        """Of all executions."""
+        """Bytes of all executions that wait for Redis."""
         self.drops = drops
         """Whether output that there is no room for is lost; else the execution waits."""
         self._window_bytes = settings.window_bytes

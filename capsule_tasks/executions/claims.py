@@ -1,4 +1,4 @@
-"""What Redis knows of an execution: its claim, the lease that it is under, and so who acknowledges.
+"""The claim of an execution in Redis, the lease that it is under, and the acknowledgement.
 
 Half of `lifecycle.py`, and one that can be read alone:
 

@@ -252,11 +252,11 @@ class Dispatcher(Generic[W]):
     # --- looking -------------------------------------------------------------------------------
 
     def in_hand(self) -> list[W]:
-        """What children have; on any thread."""
+        """All work that children have; on any thread."""
         return list(self._sent)
 
     def work_of(self, pid: int) -> W | None:
-        """What the blocking child with this process has."""
+        """The work of the blocking child with this process."""
         for child in self.lanes["blocking"].children.values():
             if child.pid == pid:
                 return next((sent.work for sent in child.sent.values()), None)

@@ -1,4 +1,4 @@
-"""What happens to an execution, as its lifecycle hears of it. Facts, never orders."""
+"""Events in the life of an execution: facts, never orders."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class KillRequested(Event, frozen=True, gc=False):
 
 
 class BrokerLost(Event, frozen=True, gc=False):
-    """What has not begun will be delivered again."""
+    """The connection to the broker is lost: messages not begun are delivered again."""
 
 
 class WorkerStopping(Event, frozen=True, gc=False):

@@ -316,7 +316,7 @@ class Lifecycle(ClaimAxis):
             self._finish(_BROKER_LOST)
 
     def _on_worker_stopping(self, _event: on.WorkerStopping) -> None:
-        """Nobody hears of it: an unacknowledged message is delivered again."""
+        """Report nothing: an unacknowledged message is delivered again."""
         if self.run is OVER:
             return
         is_gone = self.report is ACCEPTED and not self.origin.acks_late and self.ack is not DEFERRED

@@ -165,7 +165,7 @@ class Supervisor:
             self.stop_execution(execution, signum, f"whoever terminates process {pid}")
 
     def give_back_waiting(self) -> None:
-        """What no child has will be delivered again."""
+        """Give up executions that no child has: their messages are delivered again."""
         for execution in list(self._live):
             self.feed(execution, _BROKER_LOST)
 
@@ -242,7 +242,9 @@ class Supervisor:
             self.dispatcher.enqueue(execution)
 
     def _unqueue(self, execution: Execution, _action: do.Unqueue) -> None:
-        if self._early.pop(execution, self) is self:
+        if execution in self._early:
+            del self._early[execution]
+        else:
             self.dispatcher.remove(execution)
 
     def _signal(self, execution: Execution, action: do.Signal) -> None:

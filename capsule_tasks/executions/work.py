@@ -1,4 +1,4 @@
-"""What the dispatcher is given, and whom it tells what becomes of that."""
+"""The protocols of the dispatcher: the work that it sends, and its listener."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Kind = Literal["blocking", "async"]
 
 
 class Work(Protocol):
-    """What is known of a piece of work here. Two are the same only if they are one object."""
+    """A piece of work. Two are the same only if they are one object."""
 
     @property
     def call(self) -> TaskCall:
-        """What the child is sent."""
+        """The call that the child is sent."""
 
     @property
     def is_async(self) -> bool:

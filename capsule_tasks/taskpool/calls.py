@@ -65,7 +65,7 @@ def origin_of(
     can_defer_ack: bool,
     limits: tuple[float | None, float | None],
 ) -> Origin:
-    """What decides about a task's life: its message, and its settings as they are now."""
+    """The facts that decide about a task's life: its message, and its settings as they are now."""
     task: Any = getattr(request, "task", None)
     acks_late = bool(getattr(task, "acks_late", False))
     comes_again_when_lost = acks_late and bool(task.reject_on_worker_lost)

@@ -167,7 +167,7 @@ class Staff:
             self._runtime.post(self._publisher.listen, channel, ring)
 
     def give_back_waiting(self) -> None:
-        """What no child has is not begun any more."""
+        """Give up executions that no child has: their messages are delivered again."""
         self._runtime.post(self.supervisor.give_back_waiting)
 
     def stop_execution(

@@ -109,19 +109,29 @@ def kill_late_orphans(marker: str, born_at: int) -> Orphans:
 
 
 def _kill_found(leader: int, marker: str, born_at: int) -> Orphans:
+    """Kill the orphans among this process's children, until a listing shows no new process.
+
+    A parent among them can die between the listing and the look at it. It then counts as a
+    zombie, and its children, which have just come to this process, are only in the next listing.
+    """
     needle = f"{MARKER}={marker}".encode()
     killed: set[int] = set()
+    strangers: set[int] = set()
+    unsure: set[int] = set()
     for _ in range(_MAX_PASSES):
         candidates = _children(os.getpid()) if is_subreaper() else _all_pids()
-        bonds = {pid: _bond(pid, leader, needle, born_at) for pid in candidates}
-        orphans = {pid for pid, bond in bonds.items() if bond is _Bond.OURS} - killed
-        if not orphans:
-            return Orphans(killed, _Bond.UNKNOWN in bonds.values(), born_at)
+        fresh = set(candidates) - strangers - killed - unsure
+        if not fresh:
+            return Orphans(killed, bool(unsure), born_at)
+        bonds = {pid: _bond(pid, leader, needle, born_at) for pid in fresh | unsure}
+        orphans = {pid for pid, bond in bonds.items() if bond is _Bond.OURS}
+        strangers |= {pid for pid, bond in bonds.items() if bond is _Bond.NONE}
+        unsure = {pid for pid, bond in bonds.items() if bond is _Bond.UNKNOWN}
         for orphan in tuple(orphans):  # its own children come to a subreaper only after its end
             orphans |= kill_descendants(orphan)
         _signal_all(orphans, signal.SIGKILL)
         killed |= orphans
-    return Orphans(killed, False, born_at)
+    return Orphans(killed, bool(unsure), born_at)
 
 
 def kill_members(leader: int, spared: frozenset[int] | set[int]) -> None:

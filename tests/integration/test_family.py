@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from capsule_tasks.sessions import Session, SessionConfig
+from capsule_tasks.system import family
+from capsule_tasks.system.prctl import become_subreaper
 from tests.chaos.census import Census
 from tests.sessions import HANG_S, Watched, end_of, eventually, until_exited
 
@@ -106,6 +110,29 @@ async def test_an_orphan_that_was_in_the_middle_of_its_exec_is_found_a_little_la
     await end_of(session, "os._exit(3)")
     with (tmp_path / "go").open("w") as go:
         go.write("now\n")
+    await until_exited(pid)
+
+
+async def test_a_grandchild_that_is_adopted_while_orphans_are_listed_is_found(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent is in the listing, and a zombie by the time the parent is looked at."""
+    become_subreaper()
+    source = DESCENDANTS["a grandchild"]
+    await session.run("import os, subprocess")
+    pid, parent = (await session.run(f"{source}\npid, child.pid")).value
+    look = family._bond
+
+    def look_when_the_parent_is_a_zombie(found: int, *args: Any) -> Any:
+        if found == parent:
+            os.kill(parent, signal.SIGKILL)
+            while "\nState:\tZ" not in Path(f"/proc/{parent}/status").read_text():
+                time.sleep(0.001)
+        return look(found, *args)
+
+    monkeypatch.setattr(family, "_bond", look_when_the_parent_is_a_zombie)
+    monkeypatch.setattr(family, "_kill_group", lambda group: None)
+    await end_of(session, "os._exit(3)")
     await until_exited(pid)
 
 

@@ -1,4 +1,4 @@
-"""`python -m capsule_tasks.sessions`: a session by hand, or a tour of what it can do."""
+"""`python -m capsule_tasks.sessions`: a session by hand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import sys
 
 from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.sessions.console import Console
 from capsule_tasks.settings import ChildSettings, LimitSettings, SessionConfig
 
 EXIT_BROKEN_PIPE = 141
@@ -25,7 +26,6 @@ def main() -> int:
     parser.add_argument(
         "--memory", metavar="SIZE", type=_size, help="limit the child's memory, as in 512M or 2G"
     )
-    parser.add_argument("--demo", action="store_true", help="show a scripted tour, then leave")
     arguments = parser.parse_args()
     try:
         return _run(arguments, parser)
@@ -36,18 +36,10 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    if arguments.demo:
-        if arguments.warmup or arguments.cwd or arguments.memory:
-            parser.error("--demo takes no other option")
-        from capsule_tasks.sessions.tour import main as tour  # noqa: PLC0415 - one of the two
-
-        return tour()
     try:
         limits = LimitSettings(memory_bytes=arguments.memory)
     except InvalidSetting as error:
         parser.error(str(error))
-    from capsule_tasks.sessions.console import Console  # noqa: PLC0415 - as above
-
     return Console(
         SessionConfig(
             child=ChildSettings(limits=limits), cwd=arguments.cwd, warmup=arguments.warmup

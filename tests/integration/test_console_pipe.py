@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import stat
 import subprocess
@@ -204,9 +202,7 @@ def test_memory_limits_the_child() -> None:
     assert "MemoryError" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "options", [["--memory", "much"], ["--memory", "1K"], ["--demo", "--cwd", "/"], ["--bogus"]]
-)
+@pytest.mark.parametrize("options", [["--memory", "much"], ["--memory", "1K"], ["--bogus"]])
 def test_options_that_make_no_sense_are_refused(options: list[str]) -> None:
     ended = console("", *options)
     assert ended.returncode == 2
@@ -295,43 +291,3 @@ def test_after_the_child_died_restart_begins_anew() -> None:
     assert ended.stdout.endswith("it has no names\n2\n")
     assert "SessionLost: the child exited with status 3\n" in ended.stderr
     assert "SessionStateError" in ended.stderr
-
-
-# --- the tour -------------------------------------------------------------------------------------
-
-
-def test_the_tour_sees_what_it_promises_and_leaves_nothing(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [*CONSOLE, "--demo"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=2 * HANG_S,
-        cwd=tmp_path,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert "All of it as expected" in ended.stdout
-    assert list(tmp_path.iterdir()) == []
-    pids = re.findall(r"pid (\d+)", ended.stdout)
-    assert len(pids) >= 3
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-@pytest.mark.parametrize(
-    "spoiled",
-    [
-        "tour._COUNT = tour._COUNT.replace('print(name, step)', 'print(step)')",
-        "tour._CLEANING_UP = tour._CLEANING_UP.replace('cleaned up', 'left')",
-        "tour._STUBBORN = 'print(1)\\nimport time\\ntime.sleep(60)'",
-        "tour._KEEP = 'visits = {}'",
-    ],
-)
-def test_the_tour_fails_when_it_sees_something_else(spoiled: str) -> None:
-    source = f"from capsule_tasks.sessions import tour\n{spoiled}\nraise SystemExit(tour.main())"
-    ended = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert ended.returncode == 1
-    assert "NOT AS EXPECTED" in ended.stderr

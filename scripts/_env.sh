@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by the commands beside it: the checkout's root, and virtual environments that are made
-# when they are missing and brought up to date when pyproject.toml has changed.
+# when they are missing and brought up to date when pyproject.toml or constraints.txt has changed.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 
@@ -56,7 +56,7 @@ environment() {
     # What must be as it was at the last install. The root is part of it, for an environment
     # that was copied with its checkout belongs to the other one.
     local wanted stamp="$VENV/.installed-$extra"
-    wanted="$ROOT"$'\n'"$(<"$ROOT/pyproject.toml")"
+    wanted="$ROOT"$'\n'"$(<"$ROOT/pyproject.toml")$(<"$ROOT/constraints.txt")"
     _is_installed && return
     {
         # The lock is on pyproject.toml, which is there before the environment is.
@@ -72,30 +72,45 @@ _is_installed() {
 }
 
 _install() {
-    local log="$VENV/install.log" target="${ROOT}[$extra]" covered=(base "$extra")
+    local target="${ROOT}[$extra]" covered=(base "$extra")
     case $extra in
         base) target="$ROOT" ;;
         # A test that calls scripts/redis must not cause an install under the others' feet.
         dev) covered+=(embedded encryption flower) ;;
     esac
     echo "installing capsule_tasks ($extra) into ${VENV#"$ROOT/"} …" >&2
-    if ! _belongs_here; then
-        interpreter="${interpreter:-$(choose_python)}" || exit 1
-        rm -rf "$VENV"
-        "$interpreter" -m venv "$VENV" || die "$interpreter could not make $VENV"
-        echo "$ROOT" >"$VENV/.root"
-    fi
-    if command -v uv >/dev/null; then
-        uv pip install --python "$VENV/bin/python" --compile-bytecode -e "$target" >"$log" 2>&1
-    else
-        "$VENV/bin/python" -m pip install -e "$target" >"$log" 2>&1
-    fi || {
-        cat "$log" >&2
-        die "the install failed; its output is above and in $log"
-    }
+    make_venv "$interpreter"
+    # For the packages and for the build backend: a release of another project changes nothing here.
+    # By variables, since pip has had an option for the build for a short time only.
+    UV_CONSTRAINT=constraints.txt UV_BUILD_CONSTRAINT=constraints.txt \
+        PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+        pip_install -e "$target"
     for extra in "${covered[@]}"; do
         printf '%s' "$wanted" >"$VENV/.installed-$extra"
     done
+}
+
+# Makes sure that $VENV is an environment of this checkout, made with interpreter $1 or a chosen one.
+make_venv() {
+    _belongs_here && return
+    local interpreter
+    interpreter="${1:-$(choose_python)}" || exit 1
+    rm -rf "$VENV"
+    "$interpreter" -m venv "$VENV" || die "$interpreter could not make $VENV"
+    echo "$ROOT" >"$VENV/.root"
+}
+
+# Installs into $VENV, with uv if it is on the PATH, else with pip; the arguments suit both.
+pip_install() {
+    local log="$VENV/install.log" command=("$VENV/bin/python" -m pip install)
+    if command -v uv >/dev/null; then
+        command=(uv pip install --python "$VENV/bin/python" --compile-bytecode)
+    fi
+    # Where constraints.txt is: a path with a space in it cannot be given to pip.
+    (cd "$ROOT" && "${command[@]}" "$@") >"$log" 2>&1 || {
+        cat "$log" >&2
+        die "the install failed; its output is above and in $log"
+    }
 }
 
 _belongs_here() {

@@ -8,15 +8,15 @@ from typing import Any
 
 from capsule_tasks.executions.ends import End
 from capsule_tasks.executions.execution import Execution
-from capsule_tasks.executions.losses import Losses
 from capsule_tasks.executions.origin import Origin
-from capsule_tasks.executions.publisher import Publisher
+from capsule_tasks.executions.publishing.loss_counter import Losses
+from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.states import Claim
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.messages import TaskCall, Traced
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, Profile, PublishSettings
-from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from tests.servers import fresh_prefix
 
 HANG_S = 30

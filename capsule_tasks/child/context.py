@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from capsule_tasks.child.landing import landing, leavable
-from capsule_tasks.child.output import Sink
+from capsule_tasks.child.io.output import Sink
+from capsule_tasks.child.stopping.deferred_stop import landing, leavable
 from capsule_tasks.protocol.messages import Progress
 from capsule_tasks.protocol.values import sendable
 

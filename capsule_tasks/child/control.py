@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable
 
 from capsule_tasks.child import stacks
-from capsule_tasks.child.endings import Endings
-from capsule_tasks.child.executions import Execution, Registry, Stage
-from capsule_tasks.child.inputs import InputDesk
-from capsule_tasks.child.interrupts import Interrupter
-from capsule_tasks.child.lane import Lane
-from capsule_tasks.child.namespace import summarize, user_names
+from capsule_tasks.child.executors.code import Lane
+from capsule_tasks.child.executors.end_reporter import Endings
+from capsule_tasks.child.executors.namespace import summarize, user_names
+from capsule_tasks.child.executors.outcomes import plain_error
+from capsule_tasks.child.io.input import InputDesk
+from capsule_tasks.child.io.output import Pump, Sink
 from capsule_tasks.child.outbox import Outbox
-from capsule_tasks.child.outcomes import plain_error
-from capsule_tasks.child.output import Pump, Sink
+from capsule_tasks.child.registry import Execution, Registry, Stage
+from capsule_tasks.child.stopping.interrupts import Interrupter
 from capsule_tasks.errors import ExecutionCancelled, FrameTooLarge
 from capsule_tasks.protocol.codec import MessageDecoder, Unknown
 from capsule_tasks.protocol.messages import (

@@ -15,16 +15,18 @@ from typing import NoReturn
 
 import msgspec
 
-from capsule_tasks.child import cells, context, limits, patches
-from capsule_tasks.child.capture import Capture
+from capsule_tasks.child import context
+from capsule_tasks.child.boot import limits, patches
 from capsule_tasks.child.control import ControlThread
-from capsule_tasks.child.endings import Endings
-from capsule_tasks.child.executions import Registry
-from capsule_tasks.child.inputs import InputDesk
-from capsule_tasks.child.interrupts import Interrupter
-from capsule_tasks.child.lane import Lane, MainLane
+from capsule_tasks.child.executors import cells
+from capsule_tasks.child.executors.code import Lane, MainLane
+from capsule_tasks.child.executors.end_reporter import Endings
+from capsule_tasks.child.io.capture import Capture
+from capsule_tasks.child.io.input import InputDesk
+from capsule_tasks.child.io.output import Pump, Sink
 from capsule_tasks.child.outbox import Outbox
-from capsule_tasks.child.output import Pump, Sink
+from capsule_tasks.child.registry import Registry
+from capsule_tasks.child.stopping.interrupts import Interrupter
 from capsule_tasks.errors import BadFrame, Unconfined
 from capsule_tasks.protocol.codec import MessageDecoder
 from capsule_tasks.protocol.framing import HEADER
@@ -96,7 +98,7 @@ def _confine(config: ChildSettings) -> tuple[ChildSettings, tuple[str, ...]]:
     config = msgspec.structs.replace(config, limits=limits.apply(config.limits))
     if config.sandbox is None:
         return config, ()
-    from capsule_tasks.child import sandbox
+    from capsule_tasks.child.boot import sandbox
 
     return config, sandbox.apply(config.sandbox)
 
@@ -129,12 +131,12 @@ def _live(
         limit = config.executor.async_limit
         lane = MainLane(registry, outbox, endings, capture, module, limit)
     else:
-        from capsule_tasks.child import app_lane
+        from capsule_tasks.child.executors import celery_app
 
         module = sys.modules["__main__"]
         inputs.install()
         patches.install(inputs)
-        lane = app_lane.make_lane(config.app, registry, outbox, endings, capture, interrupter)
+        lane = celery_app.make_lane(config.app, registry, outbox, endings, capture, interrupter)
     interrupter.install(lane.current)
     ControlThread(
         control,

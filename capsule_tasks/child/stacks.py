@@ -7,7 +7,7 @@ import threading
 from types import CodeType, FrameType
 from typing import Any
 
-from capsule_tasks.child.executions import Execution
+from capsule_tasks.child.registry import Execution
 from capsule_tasks.protocol.messages import Frame, Stack
 
 _MAX_FRAMES = 100

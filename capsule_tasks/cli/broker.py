@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.exceptions import OperationalError
 
-from capsule_tasks.taskpool.holding import spare_others
+from capsule_tasks.taskpool.stock_redis.visibility import spare_others
 
 
 @contextlib.contextmanager

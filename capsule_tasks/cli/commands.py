@@ -23,11 +23,11 @@ from capsule_tasks.cli.options import Duration, Unavailable, app_of, command_lin
 from capsule_tasks.cli.terminal import cleaned, without_controls
 from capsule_tasks.client import Event, Execution, GroupExecution
 from capsule_tasks.client.cancelling import cancel_all
-from capsule_tasks.client.group import saved_group, saved_groups
-from capsule_tasks.client.hub import hub
-from capsule_tasks.client.where import redis_url
+from capsule_tasks.client.groups.group import saved_group, saved_groups
+from capsule_tasks.client.redis_location import redis_url
+from capsule_tasks.client.watching.watch_thread import hub
 from capsule_tasks.errors import CapsuleError, StorageNotReady, StorageUnavailable
-from capsule_tasks.storage.execution_types import RecentEntry
+from capsule_tasks.storage.executions.types import RecentEntry
 
 _CLEAR = "\x1b[H\x1b[J"
 _START = "\r\x1b[K"

@@ -9,7 +9,7 @@ import click
 from capsule_tasks.cli import views
 from capsule_tasks.cli.broker import connected
 from capsule_tasks.cli.options import NOBODY, app_of, json_option
-from capsule_tasks.taskpool import commands  # noqa: F401 - so that `celery inspect` knows them
+from capsule_tasks.taskpool import remote_commands  # noqa: F401 - so that `celery inspect` knows them
 
 _UNHEALTHY = 1
 

@@ -21,7 +21,7 @@ from capsule_tasks.protocol.events import (
     UnknownEvent,
 )
 from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress
-from capsule_tasks.storage.execution_types import RecentEntry
+from capsule_tasks.storage.executions.types import RecentEntry
 
 _COLOURS = {
     "running": "cyan",

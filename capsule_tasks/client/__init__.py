@@ -7,12 +7,12 @@ twice, and a watcher that was away resumes where it was.
 
 from capsule_tasks.client.capsule import Capsule
 from capsule_tasks.client.execution import EagerExecution, Execution
-from capsule_tasks.client.group import GroupExecution, GroupState
+from capsule_tasks.client.groups.group import GroupExecution, GroupState
+from capsule_tasks.client.groups.group_count import Failure
 from capsule_tasks.client.steps import Steps, step
-from capsule_tasks.client.streaming import Snapshot
-from capsule_tasks.client.tally import Failure
 from capsule_tasks.client.task import Task
-from capsule_tasks.storage.execution_types import Event
+from capsule_tasks.client.watching.streaming import Snapshot
+from capsule_tasks.storage.executions.types import Event
 
 __all__ = [
     "Capsule",

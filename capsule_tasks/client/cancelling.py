@@ -7,15 +7,20 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from capsule_tasks.client.asker import asker
-from capsule_tasks.client.hub import hub
-from capsule_tasks.client.results import stored_ends
+from capsule_tasks.client.redis_location import redis_url
+from capsule_tasks.client.requested_by import asker
 from capsule_tasks.client.revokes import keep_revoked
-from capsule_tasks.client.watching import MOST_OUTAGE_S, Watchtower, ended_of_entry, in_parts
-from capsule_tasks.client.where import redis_url
+from capsule_tasks.client.watching.results import stored_ends
+from capsule_tasks.client.watching.watch_thread import hub
+from capsule_tasks.client.watching.watcher import (
+    MOST_OUTAGE_S,
+    Watchtower,
+    ended_of_entry,
+    in_parts,
+)
 from capsule_tasks.errors import reason_of
 from capsule_tasks.protocol.events import CancelCommand, Ended
-from capsule_tasks.storage.execution_types import State
+from capsule_tasks.storage.executions.types import State
 
 log = logging.getLogger("capsule_tasks.client")
 

@@ -10,8 +10,8 @@ from celery.concurrency import ALIASES
 from celery.utils.imports import symbol_by_name
 
 from capsule_tasks.client.cancelling import Asked, cancel_all
-from capsule_tasks.client.hub import hub
 from capsule_tasks.client.task import Task, mixed
+from capsule_tasks.client.watching.watch_thread import hub
 
 log = logging.getLogger("capsule_tasks.client")
 

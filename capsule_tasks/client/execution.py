@@ -8,12 +8,12 @@ from typing import Any, Self
 from celery.result import AsyncResult, EagerResult
 
 from capsule_tasks.client.cancelling import Asked, check_grace, check_type
-from capsule_tasks.client.results import ended_of_meta
 from capsule_tasks.client.revokes import keep_revoked
-from capsule_tasks.client.streaming import Snapshot, Streaming, check_limit
+from capsule_tasks.client.watching.results import ended_of_meta
+from capsule_tasks.client.watching.streaming import Snapshot, Streaming, check_limit
 from capsule_tasks.errors import InvalidId
 from capsule_tasks.protocol.events import Command, Ended
-from capsule_tasks.storage.execution_types import Event
+from capsule_tasks.storage.executions.types import Event
 
 
 class Execution(Streaming, AsyncResult):

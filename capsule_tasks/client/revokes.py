@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from capsule_tasks.client.configuration import kept_settings
-from capsule_tasks.client.where import redis_url
+from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.errors import CapsuleError, InvalidSetting
 from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.drivers import drive_blocking
-from capsule_tasks.storage.revoke_core import RevokeCore, Revoked
+from capsule_tasks.storage.revokes import RevokeCore, Revoked
 
 log = logging.getLogger("capsule_tasks.client")
 

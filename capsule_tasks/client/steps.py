@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
 from capsule_tasks.client.configuration import kept_settings
-from capsule_tasks.client.where import (
+from capsule_tasks.client.redis_location import (
     app_of_task,
     current_execution_id,
     given_store,
@@ -19,7 +19,7 @@ from capsule_tasks.errors import CapsuleError, StepMisused, StorageError
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore, drive, drive_blocking
-from capsule_tasks.storage.step_core import Made, StepCore, check_name, fingerprint_of
+from capsule_tasks.storage.executions.steps import Made, StepCore, check_name, fingerprint_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -29,10 +29,10 @@ from capsule_tasks.executions.work import DispatchListener, Kind, W
 from capsule_tasks.protocol.messages import Ack, Message, Result, Terminal, Traced
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.info import PoolInfo
+from capsule_tasks.sessions.pool.profile_pool import SubPool
+from capsule_tasks.sessions.pool.slot import Slot
 from capsule_tasks.sessions.session import Session
-from capsule_tasks.sessions.slot import Slot
 from capsule_tasks.sessions.stopping import StopOutcome
-from capsule_tasks.sessions.subpool import SubPool
 
 log = logging.getLogger("capsule_tasks.taskpool")
 

@@ -11,7 +11,7 @@ from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.events import AttemptEnded, Ended, How, Outcome
 from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, Traced
-from capsule_tasks.sessions.process import CRASHES
+from capsule_tasks.sessions.process.child_process import CRASHES
 
 _MOST_TEXT = 4096
 _MOST_TRACEBACK = 16 * 1024

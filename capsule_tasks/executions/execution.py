@@ -12,7 +12,7 @@ from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall
 
 if TYPE_CHECKING:
-    from capsule_tasks.executions.stream import StreamWriter
+    from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 
 
 class Reporter(Protocol):

@@ -23,10 +23,10 @@ from capsule_tasks.executions.dispatcher import Dispatcher
 from capsule_tasks.executions.ends import End, EndKind
 from capsule_tasks.executions.events import Event, Streaming, Timer
 from capsule_tasks.executions.execution import Execution, OutputLog
-from capsule_tasks.executions.losses import Losses
-from capsule_tasks.executions.publisher import Publisher
+from capsule_tasks.executions.publishing.loss_counter import Losses
+from capsule_tasks.executions.publishing.publisher import Publisher
+from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.states import Run
-from capsule_tasks.executions.stream import StreamWriter
 from capsule_tasks.protocol.events import (
     Command,
     InterruptCommand,

@@ -20,7 +20,7 @@ from capsule_tasks.runs.identity import AgentId, ToolKey, ToolKind
 from capsule_tasks.runs.openai_snapshots import INTERRUPTIONS, call_id_of, read_snapshot
 from capsule_tasks.runs.schema import CURRENT_VERSION, READABLE_VERSIONS
 from capsule_tasks.runs.state import RunState
-from capsule_tasks.storage.run_types import Ask, Claim, OnExpiry, StoredDecision
+from capsule_tasks.storage.runs.types import Ask, Claim, OnExpiry, StoredDecision
 
 OPENAI_SCHEMA = "openai-agents/"
 """What the versions of openai-agents' snapshots begin with in the header."""

@@ -1,7 +1,7 @@
 """The parent's side: a `Session` owns one child and is its only reader."""
 
 from capsule_tasks.sessions.info import SessionInfo
-from capsule_tasks.sessions.pool import SessionPool
+from capsule_tasks.sessions.pool.session_pool import SessionPool
 from capsule_tasks.sessions.session import Completed, Session
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import SessionConfig

@@ -45,8 +45,8 @@ from capsule_tasks.protocol.messages import (
     Traced,
     Unsupported,
 )
-from capsule_tasks.sessions.general import GeneralQueue
 from capsule_tasks.sessions.info import Counters
+from capsule_tasks.sessions.session_queue import GeneralQueue
 from capsule_tasks.sessions.stream import ExecutionStream
 
 log = logging.getLogger("capsule_tasks.sessions")

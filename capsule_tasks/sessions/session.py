@@ -44,9 +44,9 @@ from capsule_tasks.sessions.arguments import (
     check_text,
     check_type,
 )
-from capsule_tasks.sessions.collected import Collected
-from capsule_tasks.sessions.incarnation import Incarnation
-from capsule_tasks.sessions.life import SessionLife
+from capsule_tasks.sessions.collected_output import Collected
+from capsule_tasks.sessions.lifecycle import SessionLife
+from capsule_tasks.sessions.process.live_child import Incarnation
 from capsule_tasks.sessions.states import ACCEPTING, SessionState
 from capsule_tasks.sessions.stopping import StopOutcome, Stopper
 from capsule_tasks.sessions.stream import ExecutionStream, Stop

@@ -19,9 +19,9 @@ from capsule_tasks.protocol.messages import (
     StackReply,
     StackRequest,
 )
-from capsule_tasks.sessions import probe
-from capsule_tasks.sessions.incarnation import Doom, Incarnation
 from capsule_tasks.sessions.info import Counters
+from capsule_tasks.sessions.process import stack_dump
+from capsule_tasks.sessions.process.live_child import Doom, Incarnation
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
 from capsule_tasks.settings import TimeoutSettings
 
@@ -163,8 +163,8 @@ class Stopper:
                 StackRequest(execution_id=execution_id), timeout_s
             )
         except (TimeoutError, SessionLost, FrameTooLarge):
-            return await probe.dump(self._child.process, timeout_s)
-        return probe.to_text(reply.stacks)
+            return await stack_dump.dump(self._child.process, timeout_s)
+        return stack_dump.to_text(reply.stacks)
 
     async def _outcome(
         self, stream: ExecutionStream, reply: asyncio.Future[CancelReply]

@@ -8,10 +8,10 @@ reply is lost. What a script cannot know, whether a record can be read, its read
 
 from capsule_tasks.storage.connections.asynchronous import AsyncConnections
 from capsule_tasks.storage.connections.blocking import SyncConnections
-from capsule_tasks.storage.history import History, SyncHistory
-from capsule_tasks.storage.history_types import HistoryInfo, PoppedSuffix, Snapshot, Version
-from capsule_tasks.storage.run_types import Ask, Claim, Committed, PlannedCall, RunRecord, Waiting
-from capsule_tasks.storage.runs import Lease, RunStore, SyncLease, SyncRunStore
+from capsule_tasks.storage.history.history import History, SyncHistory
+from capsule_tasks.storage.history.types import HistoryInfo, PoppedSuffix, Snapshot, Version
+from capsule_tasks.storage.runs.store import Lease, RunStore, SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.types import Ask, Claim, Committed, PlannedCall, RunRecord, Waiting
 
 __all__ = [
     "Ask",

@@ -7,7 +7,7 @@ import os
 import sys
 
 from capsule_tasks.errors import CapsuleError
-from capsule_tasks.storage import history_commands
+from capsule_tasks.storage.history import commands
 
 EXIT_BROKEN_PIPE = 141
 """As a shell reports a process that wrote into a closed pipe: 128 + SIGPIPE."""
@@ -19,7 +19,7 @@ def main() -> int:
         description="What capsule_tasks keeps in Redis. The exit status is 1 if something failed "
         "or records were bad.",
     )
-    history_commands.add_parser(parser.add_subparsers(required=True, metavar="WHAT"))
+    commands.add_parser(parser.add_subparsers(required=True, metavar="WHAT"))
     arguments = parser.parse_args()
     try:
         status: int = arguments.run(arguments)
@@ -30,7 +30,7 @@ def main() -> int:
         return EXIT_BROKEN_PIPE
     except (CapsuleError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return history_commands.FAILED
+        return commands.FAILED
     return status
 
 

@@ -10,10 +10,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from capsule_tasks.client.configuration import kept_settings
+from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.client.revokes import checked_keep_s
-from capsule_tasks.client.where import redis_url
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.executions.losses import Losses
+from capsule_tasks.executions.publishing.loss_counter import Losses
 from capsule_tasks.settings import (
     AppLaneSettings,
     ChildSettings,
@@ -143,7 +143,7 @@ def profile(app: Any, lane: AppLaneSettings, options: dict[str, Any]) -> Profile
         ),
         start="cold" if start == "cold" else "fork",
         imports=(
-            "capsule_tasks.child.app_lane",
+            "capsule_tasks.child.executors.celery_app",
             *([lane.app.partition(":")[0]] if lane.app else []),
         ),
         farewell="ask",

@@ -20,21 +20,21 @@ from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.storage.connections.doorbells import Ring
-from capsule_tasks.taskpool import commands  # noqa: F401 - what it defines, a worker answers
-from capsule_tasks.taskpool.answering import servers_answer
-from capsule_tasks.taskpool.bridge import Bridge
+from capsule_tasks.taskpool import remote_commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.calls import is_coroutine_task, origin_of, task_call
-from capsule_tasks.taskpool.einfo import info_of
-from capsule_tasks.taskpool.leaving import Leaving
+from capsule_tasks.taskpool.consumer_step import ConsumerStep
+from capsule_tasks.taskpool.hub.bridge import Bridge
+from capsule_tasks.taskpool.hub.deferred_replies import Later, PatientNode
+from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
+from capsule_tasks.taskpool.hub.slots import Slots
+from capsule_tasks.taskpool.inspection import describe, health, settings, stack, totals
 from capsule_tasks.taskpool.options import check, setting
-from capsule_tasks.taskpool.replies import Later, PatientNode
-from capsule_tasks.taskpool.reporter import ExecutionPid, TaskReporter
-from capsule_tasks.taskpool.requests import TruthfulRequest
-from capsule_tasks.taskpool.runtime import RuntimeThread
-from capsule_tasks.taskpool.slots import Slots
-from capsule_tasks.taskpool.staff import Staff
-from capsule_tasks.taskpool.steps import ConsumerStep
-from capsule_tasks.taskpool.view import describe, health, settings, stack, totals
+from capsule_tasks.taskpool.pool_runtime import Staff
+from capsule_tasks.taskpool.reporting.exception_info import info_of
+from capsule_tasks.taskpool.reporting.reporter import ExecutionPid, TaskReporter
+from capsule_tasks.taskpool.reporting.requests import TruthfulRequest
+from capsule_tasks.taskpool.server_checks import servers_answer
+from capsule_tasks.taskpool.shutdown_watchdog import Leaving
 
 log = logging.getLogger("capsule_tasks.taskpool")
 

@@ -8,10 +8,10 @@ from typing import Any
 from billiard.exceptions import WorkerLostError
 
 from capsule_tasks.client.configuration import kept_settings, settings_of
-from capsule_tasks.client.results import ended_of
-from capsule_tasks.client.where import redis_url
+from capsule_tasks.client.redis_location import redis_url
+from capsule_tasks.client.watching.results import ended_of
 from capsule_tasks.executions.ends import LastEvent
-from capsule_tasks.executions.publisher import Publisher
+from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.settings import LeaseSettings, PublishSettings
 from capsule_tasks.taskpool.options import setting
 

@@ -20,7 +20,8 @@ from celery import Celery, group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from capsule_tasks.client import Execution, GroupExecution, watching
+from capsule_tasks.client import Execution, GroupExecution
+from capsule_tasks.client.watching import watcher
 from capsule_tasks.errors import InvalidId, NotAsking
 from capsule_tasks.protocol.events import Accepted, AttemptEnded, Begun, Ended, Outcome
 from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
@@ -232,7 +233,7 @@ def test_a_watcher_of_a_stream_that_vanishes_hears_the_end_all_the_same(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task may write once more before its result is there, however long that takes here."""
-    monkeypatch.setattr(watching, "_VANISHED_S", HANG_S)
+    monkeypatch.setattr(watcher, "_VANISHED_S", HANG_S)
     key = unique()
     execution = Execution.of(worker.send("steps", key, 1))
     events = execution.events()

@@ -20,7 +20,7 @@ from celery.result import GroupResult
 
 from capsule_tasks.client import GroupExecution, GroupState
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, ROOT, Worker, close, producer, unique
 

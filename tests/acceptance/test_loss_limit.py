@@ -10,7 +10,7 @@ from celery.exceptions import WorkerLostError
 
 from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.drivers import drive_blocking
-from capsule_tasks.storage.loss_core import LossCore
+from capsule_tasks.storage.losses import LossCore
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 
 

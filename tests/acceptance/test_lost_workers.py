@@ -14,10 +14,10 @@ from celery import group
 from celery.exceptions import WorkerLostError
 
 from capsule_tasks.client.execution import Execution
-from capsule_tasks.client.group import GroupExecution
-from capsule_tasks.client.hub import hub
+from capsule_tasks.client.groups.group import GroupExecution
+from capsule_tasks.client.watching.watch_thread import hub
 from capsule_tasks.protocol.events import AttemptEnded, Begun, Ended, Outcome
-from capsule_tasks.storage.execution_types import Event
+from capsule_tasks.storage.executions.types import Event
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 from tests.severing_proxy import SeveringProxy

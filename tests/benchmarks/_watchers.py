@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 
-from capsule_tasks.client.watching import Watchtower
+from capsule_tasks.client.watching.watcher import Watchtower
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import ExecutionSettings
 from tests.benchmarks._measure import p50_ms, p99_ms

@@ -32,9 +32,9 @@ from capsule_tasks.client import Execution
 from capsule_tasks.protocol.events import Accepted, encode_event
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.execution_types import RecentEntry
-from capsule_tasks.storage.executions import ExecutionStore, Holdings
-from capsule_tasks.storage.runs import Lease
+from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.executions.types import RecentEntry
+from capsule_tasks.storage.runs.store import Lease
 from capsule_tasks.testing.servers import PrivateServer
 from tests.benchmarks._measure import Bar, p50_ms, p99_ms, report, use_plain_interpreters
 from tests.benchmarks._worker import (

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from capsule_tasks.sessions.incarnation import Incarnation
+from capsule_tasks.sessions.process.live_child import Incarnation
 from capsule_tasks.sessions.stream import ExecutionStream
 
 TAG = "CAPSULE_CHAOS"

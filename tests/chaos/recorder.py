@@ -12,7 +12,8 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from capsule_tasks.protocol.messages import Heartbeat, Message, Output, Terminal
-from capsule_tasks.sessions import Session, SessionState, probe
+from capsule_tasks.sessions import Session, SessionState
+from capsule_tasks.sessions.process import stack_dump
 
 T = TypeVar("T")
 _FRAMES = 6
@@ -65,7 +66,7 @@ class Recorder:
         if child is None or child.is_over:
             return "there is none"
         pid = child.process.pid
-        return f"{pid} {child.process.vitals()}\n{await probe.dump(child.process, 1.0)}"
+        return f"{pid} {child.process.vitals()}\n{await stack_dump.dump(child.process, 1.0)}"
 
     def _on_state(self, old: SessionState, new: SessionState) -> None:
         self.note(f"state {old} -> {new}")

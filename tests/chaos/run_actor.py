@@ -16,8 +16,8 @@ from typing import Any
 from capsule_tasks.errors import CapsuleError, DecisionExpired
 from capsule_tasks.settings import LeaseSettings, RetrySettings, RunSettings
 from capsule_tasks.storage import SyncConnections
-from capsule_tasks.storage.run_types import Ask, Claim
-from capsule_tasks.storage.runs import SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.types import Ask, Claim
 
 STEPS = 7
 PATIENCE = RetrySettings(attempts=100, first_delay_s=0.001, max_delay_s=0.02)

@@ -20,8 +20,8 @@ import redis
 from capsule_tasks import SyncHistory
 from capsule_tasks.errors import CapsuleError, DecisionExpired, RunLost
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
-from capsule_tasks.storage.run_types import Ask, Claim, RunRecord
-from capsule_tasks.storage.runs import SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.types import Ask, Claim, RunRecord
 from tests.clocks import ClockedStore
 from tests.cutting_proxy import CuttingProxy
 from tests.servers import fresh_prefix

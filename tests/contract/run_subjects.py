@@ -13,8 +13,8 @@ from capsule_tasks.settings import HistorySettings, LeaseSettings, RetrySettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.drivers import drive, drive_blocking
 from capsule_tasks.storage.operations import Operation, perform
-from capsule_tasks.storage.run_types import Ask, Claim
-from capsule_tasks.storage.runs import Lease, RunStore, SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.store import Lease, RunStore, SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.types import Ask, Claim
 from capsule_tasks.storage.scripts import Call
 from tests.servers import fresh_prefix
 

@@ -10,11 +10,11 @@ import pytest
 
 from capsule_tasks.errors import PoolUnavailable, StorageClosed
 from capsule_tasks.sessions import SessionPool
-from capsule_tasks.sessions.warm import WarmSpawner
+from capsule_tasks.sessions.process.template_spawner import WarmSpawner
 from capsule_tasks.settings import PoolSettings, Profile
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.system.service import AsyncService
 from tests.servers import fresh_prefix
 from tests.services import HANG_S, nothing_left

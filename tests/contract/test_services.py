@@ -11,14 +11,14 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from capsule_tasks.client.hub import _Thread
+from capsule_tasks.client.watching.watch_thread import _Thread
 from capsule_tasks.system.service import ThreadService
-from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.echo import Echo
-from capsule_tasks.taskpool.holding import Holding
-from capsule_tasks.taskpool.leaving import Leaving
-from capsule_tasks.taskpool.revokes import Revokes
-from capsule_tasks.taskpool.runtime import RuntimeThread
+from capsule_tasks.taskpool.hub.bridge import Bridge
+from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
+from capsule_tasks.taskpool.reporting.output_log import Echo
+from capsule_tasks.taskpool.shutdown_watchdog import Leaving
+from capsule_tasks.taskpool.stock_redis.kept_revokes import Revokes
+from capsule_tasks.taskpool.stock_redis.visibility import Holding
 from tests.servers import fresh_prefix
 from tests.services import nothing_left
 

@@ -13,7 +13,7 @@ from capsule_tasks.errors import CapsuleError
 from capsule_tasks.runs import CURRENT_VERSION, AgentId, RunState
 from capsule_tasks.runs.parking import parked, readable_versions, resumed
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.runs import SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
 
 
 class Worker:

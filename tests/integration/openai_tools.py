@@ -24,8 +24,8 @@ from openai.types.responses import (
 from openai.types.responses.response_output_item import McpApprovalRequest
 
 from capsule_tasks.runs.parking import parked_openai, resumed_openai
-from capsule_tasks.storage.run_types import Claim, Committed
-from capsule_tasks.storage.runs import RunStore
+from capsule_tasks.storage.runs.store import RunStore
+from capsule_tasks.storage.runs.types import Claim, Committed
 from tests.agents_script import ScriptedModel
 
 MOST_ROUNDS = 10

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.runs import Lease, RunStore
+from capsule_tasks.storage.runs.store import Lease, RunStore
 from tests.agents_script import ScriptedModel, says
 from tests.integration.openai_tools import Worker, agent_of, outer_agent
 

@@ -108,7 +108,7 @@ async def test_a_bad_frame_is_named_as_the_cause(session: Session) -> None:
 async def test_an_end_of_file_without_an_exit_costs_no_cpu_until_the_kill(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsule_tasks.sessions.incarnation._LOST_GRACE_S", 1.0)
+    monkeypatch.setattr("capsule_tasks.sessions.process.live_child._LOST_GRACE_S", 1.0)
     cpu = time.process_time()
     error = await lost(
         session,

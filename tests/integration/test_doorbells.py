@@ -14,7 +14,7 @@ from redis.asyncio.connection import AbstractConnection
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
-from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from tests.servers import cluster_with_tls, fresh_prefix, require_server
 from tests.sessions import HANG_S
 from tests.tls import Certificates

@@ -11,11 +11,11 @@ import pytest
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.settings import ExecutionSettings, RetrySettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
-from capsule_tasks.storage.approval_signals import listening, listening_blocking
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.drivers import AsyncStore
-from capsule_tasks.storage.executions import ExecutionStore, SyncExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore, SyncExecutionStore
+from capsule_tasks.storage.runs.approval_signals import listening, listening_blocking
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.servers import cluster_with_tls, require_server, sentinel
 from tests.sessions import HANG_S

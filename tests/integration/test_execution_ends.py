@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 from capsule_tasks.client import Event, Execution
-from capsule_tasks.client.hub import hub
+from capsule_tasks.client.watching.watch_thread import hub
 from capsule_tasks.errors import NoResult, NotAsking
 from capsule_tasks.protocol.events import Ended, Outcome, encode_event
 from tests.sessions import HANG_S

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from capsule_tasks.client import watching
-from capsule_tasks.client.watching import Watchtower
+from capsule_tasks.client.watching import watcher
+from capsule_tasks.client.watching.watcher import Watchtower
 from capsule_tasks.errors import (
     AttemptClosed,
     AttemptStale,
@@ -38,9 +38,9 @@ from capsule_tasks.settings import (
     RetrySettings,
 )
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.execution_types import Event, Page, RecentEntry
-from capsule_tasks.storage.executions import ExecutionStore, Holdings
-from capsule_tasks.storage.runs import Lease
+from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.executions.types import Event, Page, RecentEntry
+from capsule_tasks.storage.runs.store import Lease
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.cutting_proxy import CuttingProxy
 from tests.servers import fresh_prefix
@@ -213,8 +213,8 @@ async def test_events_that_were_evicted_are_a_gap_and_the_end_that_is_known(
 async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_CHECK_S", 0.05)
-    monkeypatch.setattr(watching, "_VANISHED_S", 0.05)
+    monkeypatch.setattr(watcher, "_CHECK_S", 0.05)
+    monkeypatch.setattr(watcher, "_VANISHED_S", 0.05)
     tower = Watchtower(valkey_url, settings(), None)
     idle, read = asyncio.Event(), tower.store.read
 
@@ -227,12 +227,12 @@ async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
     monkeypatch.setattr(tower.store, "read", noted_read)
     try:
         await tower.store.claim("e", owner="w", claim="c")
-        watcher = asyncio.create_task(events_of(tower, "e"))
+        watching = asyncio.create_task(events_of(tower, "e"))
         async with asyncio.timeout(HANG_S):
             await idle.wait()
         with redis.Redis.from_url(valkey_url) as client:
             assert client.delete(tower.store.core.keys_of("e").meta)
-        *_, end = await watcher
+        *_, end = await watching
         assert (end.message.outcome, end.message.type) == (Outcome.LOST, "StreamExpired")
     finally:
         await tower.close()

@@ -76,7 +76,7 @@ def test_each_method_is_done_once(proxy: CuttingProxy, name: str, cuts: list[Cut
 async def test_a_replacement_in_pieces_is_done_once(
     proxy: CuttingProxy, cuts: list[Cut], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsule_tasks.storage.history_core.PIECE_ITEMS", 2)
+    monkeypatch.setattr("capsule_tasks.storage.history.core.PIECE_ITEMS", 2)
     async with History("user-42", proxy.url, settings=own_settings()) as history:
         for offset in range(4):
             await history.clear_session()

@@ -15,8 +15,8 @@ import redis
 from kombu import Connection
 from kombu.transport.redis import QoS
 
-from capsule_tasks.taskpool import holding
-from capsule_tasks.taskpool.holding import Holding
+from capsule_tasks.taskpool.stock_redis import visibility
+from capsule_tasks.taskpool.stock_redis.visibility import Holding
 from capsule_tasks.testing.servers import PrivateServer
 
 HANG_S = 30.0
@@ -84,7 +84,7 @@ def test_a_redis_that_allows_no_scripts_is_told_of_once(
     client.acl_setuser(
         "kombu", True, passwords="+x", keys=["*"], categories=["+@all", "-@scripting"]
     )
-    monkeypatch.setattr(holding, "_SWEEP_EVERY_S", 0.0)
+    monkeypatch.setattr(visibility, "_SWEEP_EVERY_S", 0.0)
     client.zadd("unacked_index", {"living": 0})
     scores: set[float] = set()
     connections: set[str] = set()
@@ -115,8 +115,8 @@ def test_what_lives_is_renewed_while_much_is_put_back(
 
     monkeypatch.setattr(QoS, "restore_by_tag", restore_by_tag)
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=time.time)
-    monkeypatch.setattr(holding, "time", fake)
-    long_ago = time.time() - 2 * holding.SAFE_S
+    monkeypatch.setattr(visibility, "time", fake)
+    long_ago = time.time() - 2 * visibility.SAFE_S
     client.zadd("unacked_index", {f"dead-{number}": long_ago for number in range(many)})
     client.zadd("unacked_index", {"living": time.time()})
     held = Holding(consumer)

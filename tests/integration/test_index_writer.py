@@ -8,11 +8,11 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 from capsule_tasks.executions.background import Background
-from capsule_tasks.executions.index import IndexWriter
+from capsule_tasks.executions.publishing.index_writer import IndexWriter
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from tests.streaming import new_execution
 
 MEMBERS = 450

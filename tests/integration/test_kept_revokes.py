@@ -16,8 +16,8 @@ from celery.worker import state
 from capsule_tasks.client.revokes import RevokeStore, keep_revoked
 from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.storage.keys import RevokeKeys
-from capsule_tasks.storage.revoke_core import Revoked
-from capsule_tasks.taskpool.revokes import Revokes
+from capsule_tasks.storage.revokes import Revoked
+from capsule_tasks.taskpool.stock_redis.kept_revokes import Revokes
 from capsule_tasks.testing.servers import PrivateServer
 from tests.servers import fresh_prefix, require_server
 from tests.severing_proxy import SeveringProxy

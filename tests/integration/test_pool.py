@@ -16,7 +16,7 @@ import pytest
 from capsule_tasks.errors import NotBorrowed, PoolUnavailable, SessionBusy
 from capsule_tasks.protocol.messages import Heartbeat
 from capsule_tasks.sessions import Session, SessionPool
-from capsule_tasks.sessions.warm import WarmSpawner
+from capsule_tasks.sessions.process.template_spawner import WarmSpawner
 from capsule_tasks.settings import (
     ChildSettings,
     DiagnosticSettings,
@@ -351,7 +351,7 @@ async def test_looking_after_the_health_never_takes_an_idle_session_away() -> No
 async def test_reasons_without_end_are_not_kept_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("capsule_tasks.sessions.subpool._MOST_REASONS", 3)
+    monkeypatch.setattr("capsule_tasks.sessions.pool.profile_pool._MOST_REASONS", 3)
     async with asyncio.timeout(HANG_S), pool_of(min_idle=0, max_sessions=1) as pool:
         for status in range(6):
             async with pool.borrow() as session:

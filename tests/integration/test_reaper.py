@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Container
 import pytest
 import redis
 
-from capsule_tasks.executions.reaper import Reaper
+from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions import ExecutionStore, Holdings
-from capsule_tasks.storage.runs import Lease
+from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.runs.store import Lease
 from tests.servers import fresh_prefix
 
 HELD = [f"e{place}" for place in range(50)]

@@ -27,11 +27,11 @@ from capsule_tasks.settings import (
 )
 from capsule_tasks.storage import Ask, AsyncConnections, History, Lease, PlannedCall, RunStore
 from capsule_tasks.storage.drivers import drive
-from capsule_tasks.storage.execution_types import RecentEntry
-from capsule_tasks.storage.executions import ExecutionStore, Holdings
-from capsule_tasks.storage.history_core import PIECE_ITEMS
-from capsule_tasks.storage.loss_core import LossCore
-from capsule_tasks.storage.revoke_core import RevokeCore
+from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.executions.types import RecentEntry
+from capsule_tasks.storage.history.core import PIECE_ITEMS
+from capsule_tasks.storage.losses import LossCore
+from capsule_tasks.storage.revokes import RevokeCore
 from capsule_tasks.storage.scripts import Call
 from tests.architecture_page import Key, key_rows
 from tests.unit.test_architecture import SCRIPTS, written_shapes

@@ -18,7 +18,7 @@ import capsule_tasks
 from capsule_tasks import SyncHistory
 from capsule_tasks.runs import CURRENT_VERSION, READABLE_VERSIONS
 from capsule_tasks.settings import HistorySettings, RunSettings
-from capsule_tasks.storage.runs import SyncRunStore
+from capsule_tasks.storage.runs.store import SyncRunStore
 
 NEXT = "9.0"
 SCRIPT = Path(__file__).with_name("mixed_worker.py")

@@ -24,8 +24,8 @@ from capsule_tasks.runs.parking import (
     resumed,
     resumed_openai,
 )
-from capsule_tasks.storage.run_types import Ask, PlannedCall
-from capsule_tasks.storage.runs import RunStore
+from capsule_tasks.storage.runs.store import RunStore
+from capsule_tasks.storage.runs.types import Ask, PlannedCall
 from tests.agents_script import ScriptedModel, calls, says
 from tests.integration.openai_tools import (
     Worker,

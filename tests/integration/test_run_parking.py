@@ -45,9 +45,9 @@ from capsule_tasks.runs.parking import (
     resumed,
 )
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.approval_signals import listening, listening_blocking
-from capsule_tasks.storage.run_types import Ask, PlannedCall, Signal
-from capsule_tasks.storage.runs import RunStore
+from capsule_tasks.storage.runs.approval_signals import listening, listening_blocking
+from capsule_tasks.storage.runs.store import RunStore
+from capsule_tasks.storage.runs.types import Ask, PlannedCall, Signal
 
 LIMIT_S = 60
 ALICE, BOB = AgentId("alice"), AgentId("bob & co", "0f#1")

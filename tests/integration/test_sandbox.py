@@ -366,7 +366,7 @@ def _with_python(config: SessionConfig, python: Path) -> SessionConfig:
 def _python_without_landlock(directory: Path) -> Path:
     """A start-up hook that hides Landlock and the signal filter, as an old kernel would."""
     (directory / "sitecustomize.py").write_text(
-        "from capsule_tasks.system import landlock, seccomp\n"
+        "from capsule_tasks.system.sandbox import landlock, seccomp\n"
         "landlock.abi = lambda: 0\n"
         "confine = seccomp.confine\n"
         "seccomp.confine = lambda **asked: confine(**asked | {'signals': False})\n"

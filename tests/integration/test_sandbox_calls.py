@@ -219,7 +219,7 @@ async def test_an_orphan_that_hides_dies_with_a_child_that_dies_by_itself() -> N
 
 async def test_an_old_landlock_does_not_let_readable_files_be_cut(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "from capsule_tasks.system import landlock\nlandlock.abi = lambda: 2\n"
+        "from capsule_tasks.system.sandbox import landlock\nlandlock.abi = lambda: 2\n"
     )
     library = tmp_path / "library.py"
     library.write_text("x = 1")

@@ -13,7 +13,7 @@ import pytest
 from capsule_tasks.errors import ExecutionFailed
 from capsule_tasks.protocol.messages import Error
 from capsule_tasks.sessions import Session
-from capsule_tasks.sessions.confinement import Confinement
+from capsule_tasks.sessions.process.confinement import Confinement
 from capsule_tasks.settings import (
     LimitSettings,
 )

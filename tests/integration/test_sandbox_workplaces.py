@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from capsule_tasks.sessions import Session
-from capsule_tasks.system import workplaces
+from capsule_tasks.system.sandbox import directories
 from tests.sandboxes import config, refused
 from tests.sessions import eventually
 
@@ -103,7 +103,7 @@ def test_a_sweep_follows_no_link_out_of_a_leftover(temporary: Path, tmp_path: Pa
     hidden.mkdir()
     (hidden / "up").symlink_to(precious)
     hidden.chmod(0)
-    workplaces.sweep()
+    directories.sweep()
     assert not home.parent.exists()
     assert (precious / "file").read_text() == "x"
     assert precious.stat().st_mode == mode
@@ -112,7 +112,7 @@ def test_a_sweep_follows_no_link_out_of_a_leftover(temporary: Path, tmp_path: Pa
 def test_a_removal_that_was_interrupted_is_finished(temporary: Path) -> None:
     home = _leftover(temporary)
     (home.parent / "capsule-0").mkdir()
-    workplaces.sweep()
+    directories.sweep()
     assert not home.parent.exists()
 
 
@@ -129,7 +129,7 @@ def test_a_directory_that_a_sweep_took_before_it_was_locked_costs_no_descriptor(
             taken[0].rmdir()
 
     monkeypatch.setattr(fcntl, "flock", late)
-    own = workplaces.Workplace()
+    own = directories.Workplace()
     own.remove()
     assert taken
     assert taken[0] != Path(own.home).parent
@@ -150,8 +150,8 @@ def test_a_sweep_leaves_what_is_not_a_leftover(temporary: Path, tmp_path: Path) 
         foreign = _leftover(temporary, "capsule-sandbox-foreign")
         os.chown(foreign.parent, 65534, 65534)
         kept.append(foreign)
-    own = workplaces.Workplace()
-    workplaces.sweep()
+    own = directories.Workplace()
+    directories.sweep()
     assert all(home.is_dir() for home in [*kept, Path(own.home)])
     own.remove()
     assert not Path(own.home).parent.exists()

@@ -14,9 +14,9 @@ import pytest
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.protocol.codec import MessageDecoder
 from capsule_tasks.protocol.messages import Ack, ToParent, Traced
-from capsule_tasks.taskpool.bridge import Bridge
-from capsule_tasks.taskpool.runtime import RuntimeThread
-from capsule_tasks.taskpool.turns import TurnedLoop
+from capsule_tasks.taskpool.hub.bridge import Bridge
+from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
+from capsule_tasks.taskpool.hub.shared_loop import TurnedLoop
 from tests.sessions import HANG_S
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from capsule_tasks.errors import TemplateGone
 from capsule_tasks.sessions import Session, SessionPool
-from capsule_tasks.sessions.template import Template
-from capsule_tasks.sessions.warm import WarmSpawner
+from capsule_tasks.sessions.process.template import Template
+from capsule_tasks.sessions.process.template_spawner import WarmSpawner
 from capsule_tasks.settings import PoolSettings, Profile, SessionConfig
 from tests.sessions import HANG_S, eventually, until_exited
 
@@ -181,7 +181,7 @@ async def test_a_template_that_dies_in_the_middle_of_a_fork_leaves_nobody() -> N
 CALLER = """
 import asyncio, json, os, socket, sys
 from capsule_tasks.sessions import Session
-from capsule_tasks.sessions.template import Template
+from capsule_tasks.sessions.process.template import Template
 {before}
 template = Template.fork_of_caller()
 async def main():
@@ -214,7 +214,7 @@ def test_a_fork_of_the_caller_keeps_its_files_and_pipes_alone() -> None:
     """As under `multiprocessing`. Sockets and the like are not for two processes to use."""
     before = """
     import select, tempfile
-    from capsule_tasks.sessions.spawn import Wires
+    from capsule_tasks.sessions.process.spawn import Wires
     json.file = tempfile.NamedTemporaryFile("a+")
     reading, json.pipe = os.pipe()
     json.device = open("/dev/zero", "rb")
@@ -236,7 +236,7 @@ def test_a_fork_of_the_caller_keeps_its_files_and_pipes_alone() -> None:
 def test_a_fork_of_the_caller_does_not_hold_the_lock_of_a_sandboxs_directory() -> None:
     """Nobody could sweep the directory of a killed owner for as long as the fork lives."""
     before = """
-    from capsule_tasks.system.workplaces import Workplace
+    from capsule_tasks.system.sandbox.directories import Workplace
     json.place = Workplace()
     """
     body = """

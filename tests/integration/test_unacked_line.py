@@ -12,7 +12,7 @@ import redis
 from kombu import Connection
 
 from capsule_tasks.errors import StorageDenied, StorageFull, StorageUnavailable
-from capsule_tasks.storage.unacked_line import UnackedLine
+from capsule_tasks.storage.stock_redis.unacked_writer import UnackedLine
 from capsule_tasks.testing.servers import PrivateServer
 
 

@@ -15,7 +15,7 @@ from capsule_tasks.client import Execution
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.protocol.events import Begun, Ended, Outcome
 from capsule_tasks.storage.connections.doorbells import Doorbells
-from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.sessions import HANG_S
 

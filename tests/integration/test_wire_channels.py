@@ -14,8 +14,8 @@ import pytest
 from capsule_tasks.errors import FrameTooLarge, IncompatibleProtocol
 from capsule_tasks.protocol.messages import InputRequest, Interrupt, Message, Output
 from capsule_tasks.sessions import Session, SessionConfig
-from capsule_tasks.sessions import channel as channel_module
-from capsule_tasks.sessions.channel import Channel
+from capsule_tasks.sessions.process import channel as channel_module
+from capsule_tasks.sessions.process.channel import Channel
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import (
     KIB,

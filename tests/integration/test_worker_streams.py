@@ -14,11 +14,12 @@ import pytest
 import redis
 
 from capsule_tasks.errors import StorageUnavailable
-from capsule_tasks.executions import background, lease, publisher
+from capsule_tasks.executions import background
+from capsule_tasks.executions.publishing import publisher, worker_lease
 from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import CancelCommand, InterruptCommand
 from capsule_tasks.protocol.messages import Output
-from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.taskpool.calls import group_of
 from tests.servers import fresh_prefix
 from tests.streaming import HANG_S, Ground, eventually, is_held, new_execution, reporter_of
@@ -161,7 +162,7 @@ async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
     ground: Ground, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of the lease that was lost nobody rings any more."""
-    monkeypatch.setattr(lease, "AGAIN_S", 0.0)
+    monkeypatch.setattr(worker_lease, "AGAIN_S", 0.0)
     held = ground.publisher.lease
     life = (await ground.running("retaken")).life
     old = held.incarnation

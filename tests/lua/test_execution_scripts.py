@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import redis
 
-from capsule_tasks.storage import execution_core
+from capsule_tasks.storage.executions import core
 from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys
 from capsule_tasks.storage.scripts import Code, Script
 from tests.servers import fresh_prefix
 
-BY_NAME = {v.name: v for v in vars(execution_core).values() if isinstance(v, Script)}
+BY_NAME = {v.name: v for v in vars(core).values() if isinstance(v, Script)}
 AGE_MS, KEPT_MS, QUIET_MS, CONTROL_MS = 600_000, 60_000, 20_000, 300_000
 MARK_BYTES = 100
 

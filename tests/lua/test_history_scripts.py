@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from capsule_tasks.storage import history_core, operations
+from capsule_tasks.storage import operations
 from capsule_tasks.storage.codec import unpacked
+from capsule_tasks.storage.history import core
 from capsule_tasks.storage.keys import SessionKeys
 from capsule_tasks.storage.scripts import Call, Code, Script
 from tests.servers import fresh_prefix
@@ -17,7 +18,7 @@ from tests.servers import fresh_prefix
 TTL_MS = 60_000
 BY_NAME = {
     value.name: value
-    for module in (history_core, operations)
+    for module in (core, operations)
     for value in vars(module).values()
     if isinstance(value, Script)
 }

@@ -14,8 +14,8 @@ from capsule_tasks.client import Steps
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings, StepSettings
 from capsule_tasks.storage.keys import ApprovalKeys, RunKeys, run_place
-from capsule_tasks.storage.run_types import Ask, Claim, PlannedCall
-from capsule_tasks.storage.runs import SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
+from capsule_tasks.storage.runs.types import Ask, Claim, PlannedCall
 from capsule_tasks.storage.scripts import Code
 from tests.servers import fresh_prefix
 
@@ -133,14 +133,14 @@ def test_what_is_refused_changes_nothing(scene: Scene, name: str) -> None:
 
 def test_a_call_whose_place_in_the_index_may_be_gone_does_not_wait(scene: Scene) -> None:
     """A writer that was stopped for half a minute between the index and the run."""
-    from capsule_tasks.storage import run_core
+    from capsule_tasks.storage.runs import core
 
     keys = RunKeys("user-42", "running", scene.prefix)
     before = scene.state()
     late_ms = int(scene.client.time()[0]) * 1000 - 31_000
     packed = msgspec.msgpack.encode([{"call": "c", "tool": "t", "agent": "a", "print": "f"}])
     claim = scene.claim
-    commit = run_core.run_commit.call(
+    commit = core.run_commit.call(
         keys,
         operation="op",
         ttl_ms=1000,

@@ -37,9 +37,9 @@ from capsule_tasks.storage.scripts import Code, Script, parsed_header, script, t
 
 FOLDER = Path(storage.__file__).parent / "lua"
 MODULES = [
-    importlib.import_module(f"{storage.__name__}.{module.name}")
-    for module in pkgutil.iter_modules(storage.__path__)
-    if module.name != "__main__"
+    importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(storage.__path__, f"{storage.__name__}.")
+    if not module.name.endswith("__main__")
 ]
 DECLARED: dict[str, Script[...]] = {
     value.name: value

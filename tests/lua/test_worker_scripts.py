@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import redis
 
-from capsule_tasks.storage import held_core, lease_core
+from capsule_tasks.storage import leases
+from capsule_tasks.storage.executions import holds
 from capsule_tasks.storage.keys import HeldKeys, WorkerKeys, worker_index
 from capsule_tasks.storage.scripts import Code, Script
 from tests.servers import fresh_prefix
 
 BY_NAME = {
     value.name: value
-    for module in (held_core, lease_core)
+    for module in (holds, leases)
     for value in vars(module).values()
     if isinstance(value, Script)
 }

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.child.gate import Gate
-from capsule_tasks.child.output import CapturedErrorStream, CapturedStream, Sink
+from capsule_tasks.child.io.output import CapturedErrorStream, CapturedStream, Sink
+from capsule_tasks.child.stopping.condition import Gate
 from capsule_tasks.protocol.messages import Gap, Message, Output
 from capsule_tasks.settings import OutputSettings
 from tests.sessions import HANG_S

@@ -18,7 +18,8 @@ import pytest
 
 from capsule_tasks import storage
 from capsule_tasks.executions import states
-from capsule_tasks.storage import keys, run_types
+from capsule_tasks.storage import keys
+from capsule_tasks.storage.runs import types
 from capsule_tasks.storage.scripts import parsed_header, text_of
 from tests import architecture_page
 from tests.architecture_page import PAGE, ROOT
@@ -96,7 +97,7 @@ DIAGRAMS: dict[str, Mapping[Any, Iterable[Any]]] = {
     "claim of an execution": states.CLAIM_MOVES,
     "report of an execution": states.REPORT_MOVES,
     "acknowledgement of an execution": states.ACK_MOVES,
-    "run": run_types.TRANSITIONS,
+    "run": types.TRANSITIONS,
 }
 """Each diagram by its title, with the table that it draws."""
 TITLED = re.compile(r"^---\ntitle: ([^\n]+)\n---\nstateDiagram-v2\n(.*)", re.DOTALL)

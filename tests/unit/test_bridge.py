@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from capsule_tasks.taskpool import bell
-from capsule_tasks.taskpool.bridge import Bridge
+from capsule_tasks.taskpool.hub import wakeup
+from capsule_tasks.taskpool.hub.bridge import Bridge
 
 
 @pytest.fixture(params=[True, False], ids=["eventfd", "self-pipe"])
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bridge]:
-    monkeypatch.setattr(bell, "IS_LINUX", request.param)
+    monkeypatch.setattr(wakeup, "IS_LINUX", request.param)
     made = Bridge()
     assert (made._bell._reader == made._bell._writer) is request.param
     yield made

@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child import cells
-from capsule_tasks.child.cells import Compiler, enter_blocking, enter_coroutine, fresh_main
+from capsule_tasks.child.executors import cells
+from capsule_tasks.child.executors.cells import (
+    Compiler,
+    enter_blocking,
+    enter_coroutine,
+    fresh_main,
+)
 
 
 @pytest.fixture

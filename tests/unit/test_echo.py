@@ -16,7 +16,7 @@ from celery import Celery
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall
-from capsule_tasks.taskpool.echo import Echo, Latecomer, Lines
+from capsule_tasks.taskpool.reporting.output_log import Echo, Latecomer, Lines
 
 HANG_S = 30.0
 SIZE = 60_000

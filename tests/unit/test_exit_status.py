@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from capsule_tasks.sessions.process import ExitStatus
+from capsule_tasks.sessions.process.child_process import ExitStatus
 
 TERM, QUIT, KILL = signal.SIGTERM, signal.SIGQUIT, signal.SIGKILL
 

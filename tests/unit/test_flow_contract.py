@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule_tasks.child.gate import Gate
+from capsule_tasks.child.stopping.condition import Gate
 from capsule_tasks.errors import BadFrame
 from capsule_tasks.protocol.flow import message_cost
 from capsule_tasks.protocol.messages import (

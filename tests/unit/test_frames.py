@@ -9,7 +9,7 @@ import celery
 import click
 
 import capsule_tasks
-from capsule_tasks.taskpool.frames import only_task_frames
+from capsule_tasks.taskpool.reporting.task_frames import only_task_frames
 
 
 def frame(file: object, function: str) -> str:
@@ -28,7 +28,7 @@ LAUNCH = [
     CELERYS,
     frame(inside(click, "core.py"), "Command.main"),
     frame(inside(capsule_tasks, "taskpool/pool.py"), "TaskPool.on_start"),
-    frame(inside(capsule_tasks, "sessions/template.py"), "_be_template"),
+    frame(inside(capsule_tasks, "sessions/process/template.py"), "_be_template"),
 ]
 MAIN = "thread MainThread of execution x (most recent call last):"
 OTHER = "thread other (most recent call last):"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from capsule_tasks.child.control import Timers
-from capsule_tasks.child.gate import Gate
+from capsule_tasks.child.stopping.condition import Gate
 from tests.sessions import HANG_S
 from tests.unit.sinks import WatchedGate
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from capsule_tasks.client.hub import hub
+from capsule_tasks.client.watching.watch_thread import hub
 
 HANG_S = 30
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.inputs import InputDesk
+from capsule_tasks.child.io.input import InputDesk
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse, Message
 from tests.sessions import HANG_S
 from tests.unit.sinks import Bench

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child import cells, checkpoints, interrupts, outcomes
 from capsule_tasks.child.context import progress
-from capsule_tasks.child.executions import Execution, Registry, Stage
-from capsule_tasks.child.gate import Gate
-from capsule_tasks.child.interrupts import Interrupter
-from capsule_tasks.child.landing import landing
-from capsule_tasks.child.output import CapturedStream, Sink
+from capsule_tasks.child.executors import cells, checkpoints, outcomes
+from capsule_tasks.child.io.output import CapturedStream, Sink
+from capsule_tasks.child.registry import Execution, Registry, Stage
+from capsule_tasks.child.stopping import interrupts
+from capsule_tasks.child.stopping.condition import Gate
+from capsule_tasks.child.stopping.deferred_stop import landing
+from capsule_tasks.child.stopping.interrupts import Interrupter
 from capsule_tasks.errors import ExecutionCancelled
 
 CHILD = "capsule_tasks.child."

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.worker.control import Panel
 
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.taskpool import commands
+from capsule_tasks.taskpool import remote_commands
 from capsule_tasks.taskpool.options import check
 
 
@@ -44,7 +44,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     others = {name: wrapped(Panel.data[name].__wrapped__) for name in names}
     for name, command in others.items():
         monkeypatch.setitem(Panel.data, name, command)
-    importlib.reload(commands)
+    importlib.reload(remote_commands)
     return dict(Panel.data)
 
 
@@ -54,7 +54,7 @@ def test_a_command_that_another_library_has_wrapped_is_kept_too(
     state = SimpleNamespace(consumer=SimpleNamespace(capsule_revokes=keeper))
     assert own["revoke"](state, task_id=["a", "b"]) == "answer"
     assert keeper.kept == [(["a", "b"], [])]
-    importlib.reload(commands)
+    importlib.reload(remote_commands)
     assert Panel.data["revoke"] is own["revoke"]
 
 

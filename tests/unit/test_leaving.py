@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import pytest
 
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.taskpool.leaving import Leaving
+from capsule_tasks.taskpool.shutdown_watchdog import Leaving
 
 HANG_S = 30
 SHORT_S = 0.05

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from capsule_tasks.executions.backlog import Backlog
-from capsule_tasks.executions.budget import OutputBudget
+from capsule_tasks.executions.publishing.event_buffer import Backlog
+from capsule_tasks.executions.publishing.output_budget import OutputBudget
 from capsule_tasks.protocol.events import decode_event
 from capsule_tasks.protocol.messages import Output, Progress
 from capsule_tasks.settings import MIB, PublishSettings

@@ -12,11 +12,11 @@ import pytest
 import capsule_tasks
 from capsule_tasks import errors
 from capsule_tasks.errors import reason_of
-from capsule_tasks.executions import losses
-from capsule_tasks.executions.losses import Losses
+from capsule_tasks.executions.publishing import loss_counter
+from capsule_tasks.executions.publishing.loss_counter import Losses
 from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 
 PACKAGE = Path(capsule_tasks.__file__).parent
 _OWN = {
@@ -61,7 +61,7 @@ async def test_a_redis_that_does_not_answer_in_time_is_named_as_the_reason(
     def be_late(*_: Any) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(losses, "drive_blocking", be_late)
+    monkeypatch.setattr(loss_counter, "drive_blocking", be_late)
     call = TaskCall(name="shop.count", task_id="one", body=b"")
     counting = Losses(5, "redis://localhost")
     assert await counting.admit(call) == 0

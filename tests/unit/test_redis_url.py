@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 from kombu.transport.redis import Channel
 
-from capsule_tasks.client.where import (
+from capsule_tasks.client.redis_location import (
     current_execution_id,
     needed_redis_url,
     redis_of_backend,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.executions import _REMEMBERED_CANCELS, Execution, Registry, Stage
+from capsule_tasks.child.registry import _REMEMBERED_CANCELS, Execution, Registry, Stage
 from capsule_tasks.protocol.messages import Cancel, Checkpoint, Code, Execute
 from tests.sessions import HANG_S
 

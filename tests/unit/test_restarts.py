@@ -10,9 +10,9 @@ import pytest
 from celery import Celery
 
 from capsule_tasks.settings import AppLaneSettings
-from capsule_tasks.taskpool import staff as staff_module
+from capsule_tasks.taskpool import pool_runtime as staff_module
 from capsule_tasks.taskpool.options import profile
-from capsule_tasks.taskpool.staff import Staff
+from capsule_tasks.taskpool.pool_runtime import Staff
 
 
 class Spawner:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsule_tasks.errors import SessionStateError
-from capsule_tasks.sessions import Session, life, states
+from capsule_tasks.sessions import Session, lifecycle, states
 from capsule_tasks.sessions.states import (
     ACCEPTING,
     ALIVE,
@@ -65,7 +65,7 @@ def test_a_terminal_state_is_left_by_restart_alone() -> None:
 
 
 def test_nothing_but_restart_enters_creating() -> None:
-    tree = ast.parse(inspect.getsource(life))
+    tree = ast.parse(inspect.getsource(lifecycle))
     makers = {
         function.name
         for function in ast.walk(tree)

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from capsule_tasks.settings import AppLaneSettings
-from capsule_tasks.taskpool.origin import lane_settings
+from capsule_tasks.taskpool.app_settings import lane_settings
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.output import OutputLimitReached, Pump, Sink, StraySink
+from capsule_tasks.child.io.output import OutputLimitReached, Pump, Sink, StraySink
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.messages import Gap, Output, Progress
 from tests.unit.sinks import Bench, FakeOutbox

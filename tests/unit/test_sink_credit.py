@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.gate import Gate
+from capsule_tasks.child.stopping.condition import Gate
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost
 from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress

@@ -25,7 +25,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.codec import Unreadable, canonical, decoded, encoded
 from capsule_tasks.storage.connections.faults import is_temporary, told
-from capsule_tasks.storage.execution_core import about_attempt
+from capsule_tasks.storage.executions.core import about_attempt
 from capsule_tasks.storage.keys import SessionKeys, escaped
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)

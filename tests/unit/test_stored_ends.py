@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.taskpool.requests import TruthfulRequest
+from capsule_tasks.taskpool.reporting.requests import TruthfulRequest
 
 BEGUN = 1_700_000_000.0
 EAST = timezone(timedelta(hours=9))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule_tasks.client.tally import Tally
+from capsule_tasks.client.groups.group_count import Tally
 from capsule_tasks.protocol.events import Ended, Outcome
-from capsule_tasks.storage.execution_types import GroupProgress
+from capsule_tasks.storage.executions.types import GroupProgress
 
 MEMBERS = [f"m{place}" for place in range(20)]
 places = st.sets(st.integers(0, len(MEMBERS) - 1))

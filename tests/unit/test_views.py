@@ -9,7 +9,7 @@ import pytest
 from capsule_tasks.cli import views
 from capsule_tasks.client import Event, GroupState
 from capsule_tasks.protocol.messages import Output
-from capsule_tasks.storage.execution_types import RecentEntry
+from capsule_tasks.storage.executions.types import RecentEntry
 
 HOSTILE = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)])) + '"\\ é'
 

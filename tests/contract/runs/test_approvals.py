@@ -19,9 +19,9 @@ from capsule_tasks.errors import (
     UnknownCall,
 )
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.approval_index import Entry, Index, approvals_drop
 from capsule_tasks.storage.keys import CallKeys
-from capsule_tasks.storage.run_types import PlannedCall
+from capsule_tasks.storage.runs.approval_index import Entry, Index, approvals_drop
+from capsule_tasks.storage.runs.types import PlannedCall
 from tests.contract.run_subjects import PRINT, Subject, ask, until
 
 

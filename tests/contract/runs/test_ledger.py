@@ -14,7 +14,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.storage.keys import RunKeys
 from capsule_tasks.storage.operations import settle
-from capsule_tasks.storage.run_types import Claim, PlannedCall
+from capsule_tasks.storage.runs.types import Claim, PlannedCall
 from tests.contract.run_subjects import PRINT, Subject, ask
 
 

@@ -25,7 +25,7 @@ from capsule_tasks.errors import (
     UnreadableSchema,
 )
 from capsule_tasks.storage.encryption import EncryptingCodec
-from capsule_tasks.storage.run_types import PlannedCall
+from capsule_tasks.storage.runs.types import PlannedCall
 from tests.contract.run_subjects import PRINT, Subject, ask, until
 
 # --- life of a run --------------------------------------------------------------------------------

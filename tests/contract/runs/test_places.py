@@ -10,8 +10,9 @@ import redis
 
 from capsule_tasks.errors import RunExists
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage import SyncConnections, run_places
-from capsule_tasks.storage.runs import SyncRunStore
+from capsule_tasks.storage import SyncConnections
+from capsule_tasks.storage.runs import locations
+from capsule_tasks.storage.runs.store import SyncRunStore
 from tests.clocks import elapse
 from tests.contract.run_subjects import ask
 
@@ -44,7 +45,7 @@ def test_a_run_that_goes_on_for_years_is_still_found(
     id, and it waited for ever.
     """
     now_s = 0.0
-    monkeypatch.setattr(run_places, "monotonic", lambda: now_s)
+    monkeypatch.setattr(locations, "monotonic", lambda: now_s)
     another = functools.partial(SyncRunStore, connections, settings=RunSettings(prefix=prefix))
     runs = another()
     runs.create("run-1", "s", b"", schema="1", agent="a")

@@ -12,8 +12,8 @@ from capsule_tasks.errors import (
     InvalidSetting,
     RunNotFound,
 )
-from capsule_tasks.storage.run_types import PlannedCall
-from capsule_tasks.storage.runs import SyncLease
+from capsule_tasks.storage.runs.store import SyncLease
+from capsule_tasks.storage.runs.types import PlannedCall
 from tests.contract.run_subjects import PRINT, Subject, ask, until
 
 WRONG_DECISIONS: list[dict[str, Any]] = [

@@ -9,13 +9,13 @@ import pytest
 
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.executions import background
-from capsule_tasks.executions import publisher as publisher_module
 from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.publishing import publisher as publisher_module
+from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.states import Claim
-from capsule_tasks.executions.stream import StreamWriter
 from capsule_tasks.protocol.events import Accepted, AttemptEnded, Begun, Ended, decode_event
 from capsule_tasks.protocol.messages import Error, ErrorKind, Output
-from capsule_tasks.storage.execution_core import NOBODY
+from capsule_tasks.storage.executions.core import NOBODY
 from capsule_tasks.storage.scripts import Call, Code
 from tests.streaming import Ground, eventually, new_execution, reporter_of
 

@@ -1,0 +1,117 @@
+"""Confining a child before it runs a line of foreign code. It fails closed.
+
+The order matters: privileges go first, since root reads past most fences; then Landlock draws the
+line around files, TCP and signals; the system call filter comes last and closes the roads around
+it. Nothing of this can be undone from inside, and every process the child starts inherits it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import site
+import sys
+import sysconfig
+from collections.abc import Callable
+
+import capsule_tasks
+from capsule_tasks.child.boot.limits import lower
+from capsule_tasks.errors import Unconfined
+from capsule_tasks.settings import SandboxSettings
+from capsule_tasks.system.sandbox import capabilities, landlock, seccomp
+
+REQUIRED = ("reads", "writes", "network", "signals")
+"""What a sandbox promises. Without one of these it does not start, unless asked to."""
+
+_SYSTEM = (
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/dev/urandom",
+    "/dev/random",
+    "/dev/zero",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/sys/devices/system/cpu",
+)
+_WRITABLE_DEVICES = ("/dev/null",)
+_QUEUED_SIGNALS = 1024
+"""Signals and timers of all processes of this user: beyond it a sandbox gets no more of them."""
+
+
+def apply(settings: SandboxSettings) -> tuple[str, ...]:
+    """Confine this process to its working directory and what Python needs; what was applied.
+
+    Unconfined if a promise cannot be kept and `isolation` is `required`. Call it while there is
+    one thread: the others would stay free.
+    """
+    own = os.getcwd()
+    abi = landlock.abi()  # the filter refuses to tell
+    os.environ.update(HOME=own, TMPDIR=own)
+    lower(resource.RLIMIT_SIGPENDING, _QUEUED_SIGNALS)
+    readable = (*needed_paths(), "/proc/self", *settings.readable)
+    applied: list[str] = []
+    if capabilities.drop_all():
+        applied.append("capabilities")
+    is_open = settings.network == "open"
+    applied += _attempt(
+        lambda: landlock.restrict(readable, (own, *_WRITABLE_DEVICES), network=is_open)
+    )
+    signals, truncation = "signals" not in applied, "truncation" not in applied
+    applied += _attempt(
+        lambda: seccomp.confine(network=is_open, signals=signals, truncation=truncation)
+    )
+    missing = [name for name in _promised(settings) if name not in applied]
+    if missing and settings.isolation == "required":
+        raise Unconfined(
+            f"this machine cannot confine {', '.join(missing)} (Landlock ABI {abi}, "
+            f"applied: {', '.join(applied) or 'nothing'}); isolation='best_effort' goes on without"
+        )
+    return tuple(dict.fromkeys(applied))
+
+
+def _promised(settings: SandboxSettings) -> tuple[str, ...]:
+    if settings.network == "open":
+        return tuple(name for name in REQUIRED if name != "network")
+    return REQUIRED
+
+
+@functools.cache
+def needed_paths() -> tuple[str, ...]:
+    """The system's files that Python needs and its own, each once and none below another.
+
+    Finding them takes longer than confining a child: a template does it before it is copied.
+    """
+    paths = {os.path.realpath(path) for path in (*_installed_paths(), *_SYSTEM)}
+    outermost: list[str] = []
+    for path in sorted(path for path in paths if os.path.exists(path)):
+        if not outermost or not path.startswith(f"{outermost[-1]}/"):
+            outermost.append(path)
+    return tuple(outermost)
+
+
+def _installed_paths() -> tuple[str, ...]:
+    """The interpreter, its libraries and this package; never a project's own directory."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    package = os.path.dirname(capsule_tasks.__file__)
+    executables = (sys.executable, os.path.realpath(sys.executable))
+    found = [*paths, *site.getsitepackages(), package, *executables]
+    for prefix in (sys.prefix, sys.base_prefix):
+        found += [os.path.join(prefix, name) for name in ("lib", "lib64", "pyvenv.cfg")]
+    return tuple(path for path in found if path)
+
+
+def _attempt(confine: Callable[[], list[str]]) -> list[str]:
+    """What a mechanism confined; nothing if the kernel does not have it or refuses it."""
+    try:
+        return confine()
+    except OSError:
+        return []

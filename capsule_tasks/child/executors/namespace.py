@@ -1,0 +1,94 @@
+"""A summary of the namespace for the curious: names, types and sizes, nothing of the values."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import sys
+from typing import Any
+
+from capsule_tasks.child.executors.outcomes import type_name
+from capsule_tasks.protocol.messages import NamespaceEntry
+from capsule_tasks.protocol.values import sendable
+from capsule_tasks.settings import DiagnosticSettings
+
+_HEAP_TYPE = 1 << 9
+_ATTEMPTS = 10
+_MAX_NAME = 500
+_flags_of = type.__dict__["__flags__"].__get__
+"""Read past a metaclass: `cls.__flags__` would run its `__getattribute__`."""
+
+
+def user_names(namespace: dict[str, Any]) -> int:
+    """How many names there are, the interpreter's own left out."""
+    return max(0, len(namespace) - _hidden_count(namespace))
+
+
+def summarize(
+    namespace: dict[str, Any], settings: DiagnosticSettings
+) -> tuple[int, list[NamespaceEntry]]:
+    """How many names there are, and the first of them. Runs no user code, so any thread may ask."""
+    patterns = [pattern.lower() for pattern in settings.redact]
+    entries = [
+        _entry(name, value, patterns)
+        for name, value in _first_items(namespace, settings.summary_names)
+    ]
+    return user_names(namespace), entries
+
+
+def _first_items(namespace: dict[str, Any], most: int) -> list[tuple[str, Any]]:
+    """Up to `most` items, though the main thread may be adding names right now."""
+    wanted = (
+        (name, value)
+        for name, value in namespace.items()
+        if type(name) is str and not _is_hidden(name)
+    )
+    for _ in range(_ATTEMPTS):
+        try:
+            return list(itertools.islice(wanted, most))
+        except RuntimeError:
+            wanted = (
+                item
+                for item in dict(namespace).items()
+                if type(item[0]) is str and not _is_hidden(item[0])
+            )
+    return []
+
+
+def _entry(name: str, value: object, patterns: list[str]) -> NamespaceEntry:
+    lowered = name.lower()
+    if any(fnmatch.fnmatchcase(lowered, pattern) for pattern in patterns):
+        return NamespaceEntry(name=_shortened(name), redacted=True)
+    return NamespaceEntry(
+        name=_shortened(name), type_name=type_name(type(value)), size=_size(value)
+    )
+
+
+def _shortened(name: str) -> str:
+    return sendable(name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…")
+
+
+def _size(value: object) -> int:
+    """Bytes of the object itself; a user's own `__sizeof__` is not called."""
+    if _flags_of(type(value)) & _HEAP_TYPE:
+        return object.__sizeof__(value)
+    return sys.getsizeof(value)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _hidden_count(namespace: dict[str, Any]) -> int:
+    return sum(name in namespace for name in _MODULE_NAMES)
+
+
+_MODULE_NAMES = (
+    "__annotations__",
+    "__builtins__",
+    "__doc__",
+    "__loader__",
+    "__name__",
+    "__package__",
+    "__spec__",
+)

@@ -1,0 +1,1 @@
+"""Standard input and output of user code in a child."""

@@ -1,0 +1,1 @@
+"""Groups of executions: watch, count and cancel them."""

@@ -1,0 +1,129 @@
+"""Following a group: by its counter while that moves, else by the result backend now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from capsule_tasks.client.groups.group_count import Failure, Tally
+from capsule_tasks.client.watching.watcher import MOST_OUTAGE_S, Watchtower, rung_or_late
+from capsule_tasks.protocol.events import Ended
+from capsule_tasks.storage.drivers import through_outages
+
+_FIRST_LOOK_S = 1.0
+_LAST_LOOK_S = 15.0
+_SHARE = 20
+"""A look at many members may take this part of the time at most."""
+_AT_ONCE = 200
+"""Members that the backend is asked for in one call; it answers with their results."""
+
+_FAILURES = 100
+"""Failures that are read in one call."""
+
+AskMany = Callable[[Sequence[str]], Mapping[str, Ended]]
+"""The ends that the result backend knows of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a group is; its failures that were not told before."""
+
+    counts: dict[str, int]
+    failures: tuple[Failure, ...]
+
+
+class GroupWatch:
+    """One watcher of one group."""
+
+    def __init__(
+        self, tower: Watchtower, group_id: str, total: int, tally: Tally, ask: AskMany | None
+    ) -> None:
+        """With `ask` and the members in the tally, those that are not counted are asked for."""
+        self._tower = tower
+        self._group_id = group_id
+        self._total = total
+        self._tally = tally
+        self._ask = ask if tally.members else None
+        self._rung = asyncio.Event()
+        self._failures: list[Failure] = []
+        self._told = -1
+        self._loop = asyncio.get_running_loop()
+        self._silent_since: float | None = None
+        self._wait_s = _FIRST_LOOK_S
+        self._look_at = self._loop.time() + _FIRST_LOOK_S
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """How far it is, whenever that changes; ends when every member has ended."""
+        channel = self._tower.store.core.group_keys_of(self._group_id).channel
+        try:
+            await self._tower.bells.listen(channel, self._ring)
+            while True:
+                self._rung.clear()
+                await self._read(which=self._tally.has_found)
+                if self._ask is not None and self._is_due():
+                    await self._look(self._ask)
+                done = self._tally.done
+                # What was told stays told, also where a counter is gone.
+                if done > self._told or self._failures:
+                    self._told = max(done, self._told)
+                    step = Step(self._tally.counts, tuple(self._failures))
+                    self._failures = []
+                    yield step
+                if done >= self._total:
+                    return
+                wait_s = None if self._ask is None else self._look_at - self._loop.time()
+                await rung_or_late(self._rung, wait_s)
+        finally:
+            self._tower.bells.leave(channel, self._ring)
+
+    def _ring(self, _said: bytes | None) -> None:
+        self._rung.set()
+
+    def _is_due(self) -> bool:
+        """Whether nothing has moved for long enough, and something is missing."""
+        now = self._loop.time()
+        if self._tally.done > self._told:
+            self._wait_s = _FIRST_LOOK_S
+            self._look_at = now + self._wait_s
+        return now >= self._look_at and self._tally.done < self._total
+
+    async def _read(self, *, which: bool) -> None:
+        progress = None
+        while progress is None or len(progress.failures) == _FAILURES:
+            progress = await through_outages(
+                lambda: self._tower.store.read_group(
+                    self._group_id, self._tally.after, _FAILURES, which=which
+                ),
+                MOST_OUTAGE_S,
+            )
+            self._failures += self._tally.take(progress)
+
+    async def _look(self, ask: AskMany) -> None:
+        """Ask the backend for those that are not counted, and settle when to ask again."""
+        began = self._loop.time()
+        await self._read(which=True)
+        known = self._tally.done
+        try:
+            self._failures += await ask_missing(self._tally, ask)
+            self._silent_since = None
+        except Exception:
+            # Any backend, any error: it may be away as Redis may.
+            self._silent_since = self._silent_since or began
+            if began - self._silent_since > MOST_OUTAGE_S:
+                raise
+        took_s = self._loop.time() - began
+        has_moved = self._tally.done > known
+        self._wait_s = _FIRST_LOOK_S if has_moved else min(_LAST_LOOK_S, 2 * self._wait_s)
+        self._look_at = self._loop.time() + max(self._wait_s, _SHARE * took_s)
+
+
+async def ask_missing(tally: Tally, ask: AskMany) -> list[Failure]:
+    """Ask the result backend for those that are not counted; the failures among them."""
+    failures: list[Failure] = []
+    missing = tally.missing()
+    for first in range(0, len(missing), _AT_ONCE):
+        places = missing[first : first + _AT_ONCE]
+        ends = await asyncio.to_thread(ask, [tally.members[place] for place in places])
+        failures += tally.add(places, ends)
+    return failures

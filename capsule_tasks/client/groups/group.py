@@ -1,0 +1,171 @@
+"""`GroupExecution`: many executions seen as one, at the price of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from celery.result import GroupResult
+
+from capsule_tasks.client.cancelling import Asked, cancel_all, check_type
+from capsule_tasks.client.execution import Execution
+from capsule_tasks.client.groups.counting import AskMany, GroupWatch, ask_missing
+from capsule_tasks.client.groups.group_count import Failure, Tally
+from capsule_tasks.client.watching.results import keeps_results, stored_ends
+from capsule_tasks.client.watching.streaming import current_app
+from capsule_tasks.client.watching.watch_thread import hub
+from capsule_tasks.client.watching.watcher import in_parts
+from capsule_tasks.protocol.events import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """How far a group is. `failures` holds those that were not told before."""
+
+    total: int
+    counts: dict[str, int]
+    """Members that ended, by outcome."""
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def done(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def failed(self) -> int:
+        return sum(self.counts.get(outcome, 0) for outcome in (Outcome.FAILED, Outcome.LOST))
+
+    @property
+    def is_over(self) -> bool:
+        return self.done >= self.total
+
+
+class GroupExecution:
+    """The executions of one Celery group: progress from one counter, failures from one stream.
+
+    A member's own stream is opened when it is asked for (`member`), so that a group of 50,000
+    costs no 50,000 reads. Made with `GroupExecution.of(group_result)`, or from the group's id and
+    the number of its members.
+    """
+
+    def __init__(
+        self, group_id: str, total: int, app: Any = None, members: tuple[str, ...] = ()
+    ) -> None:
+        check_type("group_id", group_id, str)
+        check_type("total", total, int)
+        if total < 0:
+            raise ValueError(f"total = {total}: must be the number of members")
+        self.id = group_id
+        self.total = total
+        self.app = app if app is not None else current_app()
+        self._members = members
+
+    @classmethod
+    def of(cls, result: GroupResult) -> GroupExecution:
+        members = tuple(child.id for child in result.results)
+        return cls(result.id, len(members), result.app, members)
+
+    def __repr__(self) -> str:
+        return f"<GroupExecution {self.id} of {self.total}>"
+
+    def member(self, place: int) -> Execution:
+        """One member, in the order in which they were given."""
+        return Execution(self._known_members()[place], app=self.app)
+
+    def _known_members(self) -> tuple[str, ...]:
+        if not self._members and self.total:
+            raise LookupError("this group was made without its members: use GroupExecution.of()")
+        return self._members
+
+    async def awatch(self) -> AsyncGenerator[GroupState, None]:
+        """How far it is, whenever that changes; ends when every member has ended.
+
+        Workers with streams count their members. Of the others (another pool, discarded, a counter
+        that has expired) the result backend is asked, many in a call and ever more seldom, once the
+        counter has not moved for a while. That needs the members: from `of`, or a group result that
+        was saved.
+        """
+        tower = await hub.tower(self.app)
+        tally = await self._tally()
+        steps = GroupWatch(tower, self.id, self.total, tally, self._ask()).steps()
+        try:
+            async for step in steps:
+                yield GroupState(self.total, step.counts, step.failures)
+        finally:
+            await steps.aclose()
+
+    def watch(self) -> Iterator[GroupState]:
+        """As `awatch`, for callers that block."""
+        return hub.iterate(self.awatch)
+
+    async def asnapshot(self) -> GroupState:
+        """How far it is now, with up to a thousand failures.
+
+        As far as it has been counted; if nothing has, what the result backend knows.
+        """
+        tower = await hub.tower(self.app)
+        progress = await tower.store.read_group(self.id, count=1000)
+        tally, ask = await self._tally(), self._ask()
+        failures = tally.take(progress)
+        if not progress.done and ask is not None:
+            failures += await ask_missing(tally, ask)
+        return GroupState(self.total, tally.counts, tuple(failures))
+
+    def snapshot(self) -> GroupState:
+        return hub.call(self.asnapshot())
+
+    async def _tally(self) -> Tally:
+        if not self._members:
+            self._members = await asyncio.to_thread(self._saved_members)
+        return Tally(self._members)
+
+    def _saved_members(self) -> tuple[str, ...]:
+        """Its members, if its result was saved (a chord's is) and has as many."""
+        saved = saved_group(self.app, self.id)
+        members = tuple(child.id for child in saved.results) if saved is not None else ()
+        return members if len(members) == self.total else ()
+
+    def _ask(self) -> AskMany | None:
+        return partial(stored_ends, self.app) if keeps_results(self.app) else None
+
+    async def acancel(self, grace_s: float | None = None) -> dict[Asked, int]:
+        """Cancel every member; how many were told, wait, and were over."""
+        answers: dict[Asked, int] = {"asked": 0, "waiting": 0, "over": 0}
+        for how in (await cancel_all(self.app, self._known_members(), grace_s)).values():
+            answers[how] += 1
+        return answers
+
+    def cancel(self, grace_s: float | None = None) -> dict[Asked, int]:
+        return hub.call(self.acancel(grace_s))
+
+
+def saved_group(app: Any, group_id: str) -> GroupResult | None:
+    """What the result backend has kept of a group, if it does that."""
+    try:
+        return GroupResult.restore(group_id, app=app)
+    except Exception:  # noqa: BLE001  a backend that keeps no groups may raise what it likes
+        return None
+
+
+def saved_groups(app: Any, ids: Sequence[str]) -> dict[str, GroupResult]:
+    """Those of the ids that are groups which the result backend has kept."""
+    found: dict[str, GroupResult] = {}
+    for some in in_parts(ids):
+        for one in _possible_groups(app.backend, some):
+            if (saved := saved_group(app, one)) is not None:
+                found[one] = saved
+    return found
+
+
+def _possible_groups(backend: Any, ids: Sequence[str]) -> Sequence[str]:
+    """Those of which a backend that can be asked for many at once has something."""
+    try:
+        values = backend.mget([backend.get_key_for_group(one) for one in ids])
+    except Exception:  # noqa: BLE001  it may have neither, and raise what it likes
+        return ids
+    if not isinstance(values, list):
+        return ids
+    return [one for one, value in zip(ids, values, strict=True) if value is not None]

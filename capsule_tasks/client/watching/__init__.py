@@ -1,0 +1,1 @@
+"""Watch executions from a producer: events, commands, results."""

@@ -1,0 +1,389 @@
+"""Watching executions on one event loop: thousands of them over two connections.
+
+What a watcher has read is its own; Redis is the truth. A doorbell wakes it, and it reads what is
+behind the last event it had. Where there is no stream, the result backend is asked: when its own
+channel rings, if it is a Redis, else now and then, ever more seldom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from capsule_tasks.errors import ExecutionEnded, StorageError
+from capsule_tasks.protocol.events import Command, Ended, Outcome
+from capsule_tasks.protocol.flow import utf8_size
+from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.storage.connections.doorbells import Doorbells
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
+from capsule_tasks.storage.drivers import through_outages
+from capsule_tasks.storage.executions.store import ExecutionStore
+from capsule_tasks.storage.executions.types import Event, Page, RecentEntry, State
+from capsule_tasks.storage.operations import new_operation
+
+T = TypeVar("T")
+
+_FIRST_LOOK_S = 0.5
+_LAST_LOOK_S = 15.0
+_AGAIN_S = 0.5
+MOST_OUTAGE_S = 60.0
+_MOST_TELLING_S = 15.0
+"""A failover takes seconds; whoever cancels waits for it, but not for as long as a watcher does."""
+_GRACE_S = 0.25
+"""A task's result is stored by its child, its last event a moment later by its worker."""
+_CLAIM_S = 0.25
+_AT_ONCE = 500
+_CHECK_S = 2.0
+_CHECKS_PER_S = 100
+"""No doorbell rings for a stream that is flushed, evicted, or expires after its worker has died: a
+silent one is read every two seconds, or less often where one process watches hundreds."""
+_VANISHED_S = 3.0
+"""The task of a stream that is gone may be about to store its result."""
+_RESULT_BELL_S = 1.0
+"""A result backend of its own that is away holds up no stream for longer."""
+
+_EXPIRED = Ended(
+    outcome=Outcome.LOST,
+    type="StreamExpired",
+    message="its stream is gone (expired, or lost with a Redis), and no result is known",
+)
+
+_OUTCOMES = frozenset(map(str, Outcome))
+
+AskBackend = Callable[[str], tuple[Ended | None, bool]]
+"""The end that the result backend knows, and whether it has known it for a moment only."""
+
+
+class Watchtower:
+    """What one event loop watches in one Redis. Made on that loop; `close` ends it."""
+
+    def __init__(self, url: str, settings: ExecutionSettings, backend_url: str | None) -> None:
+        self.connection = PipelinedConnection(url)
+        self.store = ExecutionStore(self.connection, settings=settings)
+        self.bells = Doorbells(url, patience_s=MOST_OUTAGE_S)
+        self._watchers = 0
+        self._result_bells = self.bells
+        if backend_url is not None and backend_url != url:
+            self._result_bells = Doorbells(backend_url, patience_s=_RESULT_BELL_S)
+
+    async def close(self) -> None:
+        await self.bells.close()
+        if self._result_bells is not self.bells:
+            await self._result_bells.close()
+        await self.connection.close()
+
+    async def events(
+        self,
+        execution_id: str,
+        after: str | None,
+        ask_backend: AskBackend | None,
+        result_channel: str | None,
+        outage_s: float = MOST_OUTAGE_S,
+    ) -> AsyncGenerator[Event, None]:
+        """Every event after that one, once, the terminal one last."""
+        channel = self.store.core.keys_of(execution_id).channel
+        rung = asyncio.Event()
+
+        def ring(_said: bytes | None) -> None:
+            rung.set()
+
+        loop = asyncio.get_running_loop()
+        watch = _Watch(execution_id, after)
+        result_ring = _ResultRing(self, result_channel, ask_backend, rung, outage_s)
+        self._watchers += 1
+        try:
+            await self.bells.listen(channel, ring)
+            while True:
+                rung.clear()
+                page = await self._read(watch, outage_s)
+                watch.note_whether_it_is_there(page, loop.time())
+                for event in watch.take(page):
+                    yield event
+                if watch.is_over:
+                    return
+                if page is not None and page.events:
+                    continue
+                if page is None or page.state == "waiting":
+                    ended, is_recent = await result_ring.look(execution_id)
+                    if ended is None and page is None:
+                        ended = await self._end_without_result(watch, loop.time())
+                    if ended is not None:
+                        # It may have begun and ended between the two looks, or a moment ago.
+                        grace_s = _GRACE_S if is_recent else 0.0
+                        if await self._moves_on(watch, page, rung, grace_s, outage_s):
+                            continue
+                        yield watch.from_elsewhere(ended)
+                        return
+                else:
+                    result_ring.rest()
+                await rung_or_late(rung, self._wait_s(watch, page, result_ring, loop.time()))
+        finally:
+            self._watchers -= 1
+            self.bells.leave(channel, ring)
+            result_ring.leave()
+
+    def _wait_s(
+        self, watch: _Watch, page: Page | None, result_ring: _ResultRing, now: float
+    ) -> float:
+        """How long a bell is waited for before the stream, or the result backend, is read again."""
+        if watch.vanished_at is not None:
+            left_s = watch.vanished_at + _VANISHED_S - now
+            return left_s if left_s > 0 else _AGAIN_S
+        is_running = page is not None and page.state == "running"
+        check_s = max(_CHECK_S, self._watchers / _CHECKS_PER_S)
+        return check_s if is_running else result_ring.wait_s or check_s
+
+    async def _moves_on(
+        self, watch: _Watch, page: Page | None, rung: asyncio.Event, grace_s: float, outage_s: float
+    ) -> bool:
+        """Whether the stream is ahead of that page, now or within the grace."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        while True:
+            rung.clear()
+            if _is_newer(await self._read(watch, outage_s), page):
+                return True
+            left_s = until - loop.time()
+            if left_s <= 0:
+                return False
+            await rung_or_late(rung, left_s)
+
+    async def tell_all(self, ids: Sequence[str], command: Command) -> dict[str, State]:
+        """Tell executions something; how each stands then.
+
+        A task that began some milliseconds ago may not have been claimed yet: its worker hears
+        of the command and claims it at once. All of them are waited for together, a little.
+        """
+        channels = {one: self.store.core.keys_of(one).channel for one in ids}  # or InvalidId
+        states = await _of_each(ids, lambda one: self._tell(one, command))
+        unclaimed = [one for one, state in states.items() if state in ("unknown", "waiting")]
+        if not unclaimed:
+            return states
+        silent = set(unclaimed)
+        all_rang = asyncio.Event()
+
+        def ring(execution_id: str, _said: bytes | None) -> None:
+            silent.discard(execution_id)
+            if not silent:
+                all_rang.set()
+
+        rings = {one: partial(ring, one) for one in unclaimed}
+        try:
+            await _of_each(unclaimed, lambda one: self.bells.listen(channels[one], rings[one]))
+            heard = await self.states(unclaimed)
+            silent -= {one for one, state in heard.items() if state != states[one]}
+            if silent:
+                await rung_or_late(all_rang, _CLAIM_S)
+            rang = [one for one in unclaimed if one not in silent]
+            return states | heard | await self.states(rang)
+        finally:
+            for one in unclaimed:
+                self.bells.leave(channels[one], rings[one])
+
+    async def _tell(self, execution_id: str, command: Command) -> State:
+        told = new_operation()
+        try:
+            return await through_outages(
+                lambda: self.store.tell(execution_id, command, command_id=told), _MOST_TELLING_S
+            )
+        except ExecutionEnded:
+            return "ended"
+
+    async def states(self, ids: Sequence[str]) -> dict[str, State]:
+        """How each of them stands, in its stream."""
+        records = await _of_each(ids, self.store.look)
+        return {one: record.state for one, record in records.items()}
+
+    async def _end_without_result(self, watch: _Watch, now: float) -> Ended | None:
+        """The end of one that has neither a stream nor a result: results may be ignored.
+
+        A stream that was there and is gone does not come back. Its task may still run, so its
+        result has a moment to come before the execution is called lost.
+        """
+        try:
+            found = await self.store.find_recent([watch.execution_id])
+        except StorageError:
+            return None  # it is looked for again
+        if (ended := ended_of_entry(found.get(watch.execution_id))) is not None:
+            return ended
+        vanished_at = watch.vanished_at
+        return _EXPIRED if vanished_at is not None and now >= vanished_at + _VANISHED_S else None
+
+    async def _read(self, watch: _Watch, outage_s: float) -> Page | None:
+        return await through_outages(
+            lambda: self.store.read(watch.execution_id, watch.after), outage_s
+        )
+
+
+async def _of_each(ids: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """What each of them is answered; a few hundred are asked at a time."""
+    answers: dict[str, T] = {}
+    for some in in_parts(ids):
+        answers.update(zip(some, await asyncio.gather(*map(ask, some)), strict=True))
+    return answers
+
+
+def in_parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """So many as are asked, or told, at a time."""
+    return (ids[first : first + _AT_ONCE] for first in range(0, len(ids), _AT_ONCE))
+
+
+class _ResultRing:
+    """When the result backend should be asked, and its answer."""
+
+    def __init__(
+        self,
+        tower: Watchtower,
+        channel: str | None,
+        ask: AskBackend | None,
+        rung: asyncio.Event,
+        outage_s: float,
+    ) -> None:
+        self._outage_s = outage_s
+        self._silent_since: float | None = None
+        self._bells = tower._result_bells  # noqa: SLF001  its other half
+        self._channel = channel
+        self._ask = ask
+        self._rung = rung
+        self._listens = False
+        self._wait_s = _FIRST_LOOK_S
+
+    async def look(self, execution_id: str) -> tuple[Ended | None, bool]:
+        if self._ask is None:
+            return None, False
+        self._wait_s = min(_LAST_LOOK_S, self._wait_s * 2)
+        began = asyncio.get_running_loop().time()
+        try:
+            if self._channel is not None and not self._listens:
+                self._listens = True
+                await self._bells.listen(self._channel, self._ring)
+            answer = await asyncio.to_thread(self._ask, execution_id)
+        except Exception:
+            # Any backend, any error: it may be away as Redis may, and is asked again.
+            self._silent_since = self._silent_since or began
+            if began - self._silent_since > self._outage_s:
+                raise
+            return None, False
+        self._silent_since = None
+        return answer
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long to wait for its bell before looking again; None if there is no backend."""
+        return self._wait_s if self._ask is not None else None
+
+    def rest(self) -> None:
+        """It has a stream that will end: no need to ask."""
+        self.leave()
+        self._wait_s = _FIRST_LOOK_S
+
+    def leave(self) -> None:
+        if self._listens and self._channel is not None:
+            self._listens = False
+            self._bells.leave(self._channel, self._ring)
+
+    def _ring(self, _said: bytes | None) -> None:
+        self._rung.set()
+
+
+class _Watch:
+    """Where one watcher is in one stream. Decides, and does no I/O."""
+
+    def __init__(self, execution_id: str, after: str | None) -> None:
+        self.execution_id = execution_id
+        self.after = after or ""
+        self.is_over = False
+        self.vanished_at: float | None = None
+        """When a stream of which events were seen was first found to be gone."""
+        self._attempt, self._seq = _parts(self.after)
+        self._offset = 0 if not after else None
+
+    def note_whether_it_is_there(self, page: Page | None, now: float) -> None:
+        if page is not None or not self.after:
+            self.vanished_at = None
+        elif self.vanished_at is None:
+            self.vanished_at = now
+
+    def take(self, page: Page | None) -> list[Event]:
+        """The events of a page that are new, with a gap in front of them where some are gone."""
+        events: list[Event] = []
+        for event in page.events if page is not None else ():
+            events += self._gap_before(event)
+            events.append(event)
+            self.after = event.id
+            self._attempt, self._seq = event.attempt, event.seq
+            if isinstance(event.message, Output):
+                self._offset = event.offset + utf8_size(event.message.data)
+            elif isinstance(event.message, Gap):
+                self._offset = event.offset
+        if page is not None and page.state == "ended" and not page.events:
+            events += self._end_without_events(page)
+            self.is_over = True
+        elif events:
+            self.is_over = events[-1].is_last
+        return events
+
+    def _end_without_events(self, page: Page) -> list[Event]:
+        """What stands for the rest of a stream that was evicted; nothing if all was seen."""
+        if (self._attempt, self._seq) >= (page.attempt, page.seq):
+            return []
+        end = Event(f"{page.attempt}-{page.seq}", 0.0, _ended_as(page.outcome))
+        gap = self._gap_before(end)
+        self.after = end.id
+        return [*gap, end]
+
+    def from_elsewhere(self, ended: Ended) -> Event:
+        self.is_over = True
+        return Event(id=f"{self._attempt}-{self._seq + 1}", at=0.0, message=ended)
+
+    def _gap_before(self, event: Event) -> list[Event]:
+        is_new = event.attempt != self._attempt
+        expected = 1 if is_new else self._seq + 1
+        if event.seq <= expected:
+            if is_new:
+                self._offset = 0
+            return []
+        known = 0 if is_new else self._offset
+        is_output = isinstance(event.message, (Output, Gap))
+        lost_bytes = max(0, event.offset - known) if known is not None and is_output else 0
+        if isinstance(event.message, Gap):
+            lost_bytes = max(0, lost_bytes - event.message.lost_bytes)
+        gap = Gap(stream="stdout", lost_bytes=lost_bytes, lost_messages=event.seq - expected)
+        at = f"{event.attempt}-{event.seq - 1}"
+        return [Event(id=at, at=event.at, message=gap, offset=event.offset)]
+
+
+def ended_of_entry(entry: RecentEntry | None) -> Ended | None:
+    """The end that the index of recent executions knows."""
+    if entry is None or entry.state not in _OUTCOMES:
+        return None
+    return _ended_as(entry.state)
+
+
+def _ended_as(outcome: str) -> Ended:
+    """An end of which nothing but the outcome is known: one of a newer version counts as lost."""
+    return Ended(outcome=Outcome(outcome) if outcome in _OUTCOMES else Outcome.LOST)
+
+
+def _is_newer(page: Page | None, before: Page | None) -> bool:
+    """Whether a stream has moved on between two looks at it."""
+    if page is None:
+        return False
+    return before is None or bool(page.events) or page.state != before.state
+
+
+def _parts(event_id: str) -> tuple[int, int]:
+    attempt, _, seq = event_id.partition("-")
+    return int(attempt or 0), int(seq or 0)
+
+
+async def rung_or_late(rung: asyncio.Event, wait_s: float | None) -> None:
+    """Wait until it rings, so long at most."""
+    try:
+        async with asyncio.timeout(wait_s):
+            await rung.wait()
+    except TimeoutError:
+        return

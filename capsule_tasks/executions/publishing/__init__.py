@@ -1,0 +1,1 @@
+"""Everything that executions ask of Redis: events, claims, leases, commands, indexes."""

@@ -1,0 +1,163 @@
+"""Events of one execution that were not sent to Redis yet: in order, each byte in its place."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from capsule_tasks.executions.publishing.output_budget import OutputBudget
+from capsule_tasks.protocol.events import Accepted, EventMessage, encode_event
+from capsule_tasks.protocol.flow import utf8_size
+from capsule_tasks.protocol.messages import Gap, Output, Progress, Stream
+from capsule_tasks.settings import PublishSettings
+
+_MOST_STEPS = 256
+"""Progress events that may wait; beyond that the latest stands for all."""
+
+
+class _Text:
+    """Output that waits; more output of the same stream joins it."""
+
+    __slots__ = ("parts", "size", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.parts: list[str] = []
+        self.size = 0
+
+
+class _Piece(Output, kw_only=True, tag="output"):
+    """Output as it is stored: without an id, since nothing refers to it."""
+
+    id: str = ""
+    timestamp: float = 0.0
+
+
+class Taken(NamedTuple):
+    """Events for one call."""
+
+    events: list[bytes]
+    size: int
+    """Bytes of output in them."""
+    is_loud: bool
+    """Whether anybody may want to read them once the execution is over."""
+
+
+class Backlog:
+    """One execution's backlog; where output may be lost, the oldest gives way, and is counted."""
+
+    __slots__ = ("_budget", "_items", "_lost", "_settings", "_steps", "offset", "waiting_bytes")
+
+    def __init__(self, settings: PublishSettings, budget: OutputBudget) -> None:
+        self.offset = 0
+        """Bytes of output, lost ones included, before what is taken next."""
+        self.waiting_bytes = 0
+        """Bytes of output that are not stored yet, those on their way included."""
+        self._settings = settings
+        self._budget = budget
+        self._items: deque[_Text | EventMessage] = deque()
+        self._steps = 0
+        """Progress events that wait."""
+        self._lost: dict[Stream, tuple[int, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def add(self, event: EventMessage) -> None:
+        if isinstance(event, Progress):
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                self._thin()
+        self._items.append(event)
+
+    def add_output(self, output: Output) -> None:
+        size = utf8_size(output.data)
+        self._account(size)
+        self._add_text(output.stream, (output.data,), size)
+        if output.raw and self._budget.drops:
+            self._drop_beyond(2 * self._settings.window_bytes)
+
+    def take(self) -> Taken:
+        """The next events, encoded as they are stored."""
+        events: list[bytes] = []
+        size, is_loud = 0, False
+        for stream, (lost_bytes, lost) in self._lost.items():
+            self._encode(Gap(stream=stream, lost_bytes=lost_bytes, lost_messages=lost), events)
+        self._lost.clear()
+        while self._items and len(events) < self._settings.batch:
+            item = self._items.popleft()
+            is_loud = is_loud or not isinstance(item, Accepted)
+            self._steps -= isinstance(item, Progress)
+            if isinstance(item, _Text):
+                size += item.size
+                self._encode_text(item, events)
+            else:
+                self._encode(item, events)
+        return Taken(events, size, is_loud)
+
+    def stored(self, size: int) -> None:
+        """So many bytes of what was taken have arrived."""
+        self._account(-size)
+
+    def clear(self) -> None:
+        """Discard events that were never sent."""
+        self._items.clear()
+        self._steps = 0
+        self._lost.clear()
+        self._account(-self.waiting_bytes)
+
+    def _add_text(self, stream: Stream, parts: Iterable[str], size: int) -> None:
+        last = self._items[-1] if self._items else None
+        most = self._settings.piece_bytes
+        if not isinstance(last, _Text) or last.stream != stream or last.size + size > most:
+            last = _Text(stream)
+            self._items.append(last)
+        last.parts.extend(parts)
+        last.size += size
+
+    def _thin(self) -> None:
+        """Keep the latest progress only: it stands for all before."""
+        items, self._items, self._steps = self._items, deque(), 1
+        for item in items:
+            if isinstance(item, _Text):
+                self._add_text(item.stream, item.parts, item.size)
+            elif not isinstance(item, Progress):
+                self._items.append(item)
+
+    def _encode(self, event: EventMessage, events: list[bytes]) -> None:
+        if isinstance(event, Gap):
+            self.offset += event.lost_bytes
+        events.append(encode_event(event, self.offset))
+
+    def _encode_text(self, text: _Text, events: list[bytes]) -> None:
+        for data in _pieces("".join(text.parts), text.size, self._settings.piece_bytes):
+            events.append(encode_event(_Piece(stream=text.stream, data=data), self.offset))
+            self.offset += utf8_size(data)
+
+    def _drop_beyond(self, most: int) -> None:
+        """A descriptor has no credit: the oldest output that waits gives way, and is counted."""
+        if self.waiting_bytes <= most:
+            return
+        kept: deque[_Text | EventMessage] = deque()
+        while self._items and self.waiting_bytes > most // 2:
+            item = self._items.popleft()
+            if isinstance(item, _Text):
+                lost_bytes, lost = self._lost.get(item.stream, (0, 0))
+                self._lost[item.stream] = (lost_bytes + item.size, lost + 1)
+                self._account(-item.size)
+            else:
+                kept.append(item)
+        self._items.extendleft(reversed(kept))
+
+    def _account(self, size: int) -> None:
+        self.waiting_bytes += size
+        self._budget.waiting_bytes += size
+
+
+def _pieces(text: str, size: int, most: int) -> list[str]:
+    """The text in parts of at most so many bytes."""
+    if size <= most:
+        return [text]
+    step = most if size == len(text) else max(1, most // 4)
+    return [text[first : first + step] for first in range(0, len(text), step)]

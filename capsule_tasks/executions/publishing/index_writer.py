@@ -1,0 +1,104 @@
+"""The indexes of executions: recent executions, and how many members of a group have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+from capsule_tasks.errors import CapsuleError, LeaseLost, StorageError
+from capsule_tasks.executions.background import Background
+from capsule_tasks.executions.ends import LastEvent, failure_of, outcome_of
+from capsule_tasks.executions.publishing.worker_lease import WorkerLease
+from capsule_tasks.storage.executions.store import ExecutionStore
+from capsule_tasks.storage.executions.types import RecentEntry
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.publishing.stream_writer import StreamWriter
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_GATHER_S = 0.05
+"""How long notes gather."""
+_MOST = 200
+"""In one call."""
+
+
+class IndexWriter:
+    """Writes notes later, many in a call; then it gives back executions that are held no longer."""
+
+    def __init__(
+        self, store: ExecutionStore, lease: WorkerLease, background: Background, *, worker: str
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._background = background
+        self._worker = worker
+        self._recent: dict[str, tuple[int, RecentEntry]] = {}
+        self._groups: dict[str, list[tuple[int, str, str, str]]] = {}
+        self._wake = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    def note_state(self, writer: StreamWriter, state: str) -> None:
+        """The execution is `running`, `waiting`, or has this outcome."""
+        attempt, name = writer.attempt, writer.execution.call.name
+        execution_id = writer.execution_id
+        entry = RecentEntry(execution_id, 0.0, state, name, self._worker, attempt / 1000)
+        self._recent[execution_id] = (attempt, entry)
+        self._wake.set()
+
+    def note_end(self, writer: StreamWriter, event: LastEvent) -> None:
+        """The last event is stored; a group counts its member if no other attempt follows."""
+        outcome = outcome_of(event)
+        self.note_state(writer, outcome or "waiting")
+        origin = writer.execution.life.origin
+        if origin.group and origin.index >= 0 and outcome:
+            member = (origin.index, outcome, writer.execution_id, failure_of(event))
+            self._groups.setdefault(origin.group, []).append(member)
+
+    def release(self, execution_id: str) -> None:
+        """The execution is over here, and no longer held once everything noted of it is written."""
+        self._lease.release(execution_id)
+        self._wake.set()
+
+    async def keep(self) -> None:
+        """Write whatever is noted, for ever."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_GATHER_S)
+            self._wake.clear()
+            await self._background.insist(self.write)
+
+    async def write(self) -> None:
+        """Groups first: what is no longer held nobody repairs."""
+        async with self._writing:
+            await self._write()
+
+    async def _write(self) -> None:
+        while self._groups:
+            group, members = next(iter(self._groups.items()))
+            part = members[:_MOST]
+            await _noted(self._store.note_group(group, part))
+            del members[: len(part)]
+            if not members:
+                del self._groups[group]
+        while self._recent:
+            notes = {one: self._recent[one] for one in list(self._recent)[:_MOST]}
+            await _noted(self._store.note_recent(list(notes.values())))
+            for execution_id, note in notes.items():
+                if self._recent[execution_id] is note:  # else there is news since
+                    del self._recent[execution_id]
+        with contextlib.suppress(LeaseLost):  # what was held under that lease is the reaper's
+            await self._lease.give_back()
+
+
+async def _noted(note: Awaitable[None]) -> None:
+    """A note that is refused for what it is is dropped: all others are behind it."""
+    try:
+        await note
+    except StorageError:
+        raise
+    except CapsuleError as error:
+        log.warning("the ends of some tasks cannot be noted: %s", error)

@@ -1,0 +1,92 @@
+"""How much output may wait for Redis: of one execution, of all, and how fast it may come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from capsule_tasks.protocol.flow import utf8_size
+from capsule_tasks.protocol.messages import Output
+from capsule_tasks.settings import PublishSettings
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.publishing.stream_writer import StreamWriter
+
+
+class OutputBudget:
+    """Says whether an execution may write more, and has its output read again when it may."""
+
+    def __init__(
+        self, settings: PublishSettings, *, drops: bool, read_on: Callable[[StreamWriter], object]
+    ) -> None:
+        self.waiting_bytes = 0
+        """Bytes of all executions that wait for Redis."""
+        self.drops = drops
+        """Whether output that there is no room for is lost; else the execution waits."""
+        self._window_bytes = settings.window_bytes
+        self._total_bytes = settings.total_bytes
+        self._rate = settings.rate_bytes_per_second
+        self._read_on = read_on
+        self._paused: set[StreamWriter] = set()
+        self._slowed: set[StreamWriter] = set()
+        """Their descriptors are read again at the rate, whether Redis is there or not."""
+        self._tokens = float(self._rate)
+        """Below zero by a second's worth at most: of a flood others need not wait for the end."""
+        self._tokens_at = 0.0
+        self._refill: asyncio.TimerHandle | None = None
+
+    def has_room(self, writer: StreamWriter, output: Output) -> bool:
+        """Whether an execution may write more: under the rate of all, and with its window not full.
+
+        Where output may be lost what is written to a descriptor waits for the rate alone.
+        """
+        self._refresh()
+        self._tokens = max(-self._rate, self._tokens - utf8_size(output.data))
+        is_lossy = output.raw and self.drops  # it has no credit to lose: its backlog drops
+        if self._tokens < 0:
+            self._await_refill()
+        elif is_lossy or not self._is_full(writer):
+            return True
+        (self._slowed if is_lossy else self._paused).add(writer)
+        return False
+
+    def may_read_on(self, writer: StreamWriter) -> None:
+        """The writer has sent some output; others may have been waiting for that."""
+        if not self._paused or self._refill is not None:
+            return
+        is_roomy = self.waiting_bytes <= self._total_bytes // 2
+        for one in list(self._paused) if is_roomy else [writer]:
+            if one in self._paused and _waiting(one) <= self._window_bytes // 2:
+                self._paused.discard(one)
+                self._read_on(one)
+
+    def _is_full(self, writer: StreamWriter) -> bool:
+        return _waiting(writer) > self._window_bytes or self.waiting_bytes > self._total_bytes
+
+    def _refresh(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._tokens = min(self._rate / 10, self._tokens + (now - self._tokens_at) * self._rate)
+        self._tokens_at = now
+
+    def _await_refill(self) -> None:
+        if self._refill is None:
+            wait_s = -self._tokens / self._rate + 0.001
+            self._refill = asyncio.get_running_loop().call_later(wait_s, self._on_refill)
+
+    def _on_refill(self) -> None:
+        self._refill = None
+        self._refresh()
+        if self._tokens < 0:  # more has come since
+            self._await_refill()
+            return
+        slowed, self._slowed = self._slowed, set()
+        for writer in slowed:
+            self._read_on(writer)
+        for writer in list(self._paused):
+            self.may_read_on(writer)
+
+
+def _waiting(writer: StreamWriter) -> int:
+    """Bytes of one execution that wait for Redis."""
+    return writer.backlog.waiting_bytes if writer.backlog is not None else 0

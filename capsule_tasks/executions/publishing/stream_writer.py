@@ -1,0 +1,439 @@
+"""Writes the stream of one execution: its claims, its events in order, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from capsule_tasks.errors import AttemptStale, CapsuleError, ExecutionEnded
+from capsule_tasks.executions import events as on
+from capsule_tasks.executions.ends import LastEvent, outcome_of, state_of
+from capsule_tasks.executions.events import Refusal
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.publishing.command_reader import CommandReader
+from capsule_tasks.executions.publishing.event_buffer import Backlog
+from capsule_tasks.executions.states import Claim
+from capsule_tasks.protocol.events import Accepted, Command, EventMessage, Outcome, encode_event
+from capsule_tasks.protocol.messages import Output
+from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.storage.executions.core import NOBODY, about_attempt
+from capsule_tasks.storage.executions.types import Claimed
+from capsule_tasks.storage.keys import ExecutionKeys
+from capsule_tasks.storage.operations import Reply
+from capsule_tasks.storage.scripts import Call
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.publishing.publisher import Publisher
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_AGAIN = "again-"
+"""Begins the ids of claims for messages that were delivered before."""
+_YOUNG_S = 1.0
+"""A worker that stood still for longer takes nothing from an attempt that came later."""
+
+_FIRST_OUTPUT = on.FirstOutput()
+_END_STORED = on.EndStored()
+_APPEND_REFUSED = on.AppendRefused()
+_SETTLED = on.Settled()
+
+
+class _Batch(NamedTuple):
+    """Events that go in one call; kept until the call is answered."""
+
+    events: list[bytes]
+    size: int
+    is_loud: bool
+    ending: LastEvent | None
+    is_claim: bool
+
+
+class StreamWriter:
+    """Decides nothing about the execution: it is told when to claim, and when to close.
+
+    Never two calls are on their way, so that they keep their order. A call is made again until
+    Redis answers.
+    """
+
+    __slots__ = (
+        "_about",
+        "_batch",
+        "_begun",
+        "_came_at",
+        "_claim_id",
+        "_commands",
+        "_ending",
+        "_has_spoken",
+        "_is_busy",
+        "_is_closed",
+        "_is_due",
+        "_is_settling",
+        "_is_started",
+        "_kept",
+        "_keys",
+        "_mark",
+        "_may_append",
+        "_owner",
+        "_seq",
+        "_start",
+        "_waiters",
+        "attempt",
+        "backlog",
+        "execution",
+        "execution_id",
+        "is_held",
+        "publisher",
+    )
+
+    def __init__(
+        self, publisher: Publisher, execution: Execution, kept: ExecutionSettings, begun: bytes
+    ) -> None:
+        origin = execution.life.origin
+        self.execution = execution
+        self.execution_id = origin.execution_id
+        self.attempt = 0
+        self.backlog: Backlog | None = None
+        """Made with the first output: most tasks are over before they say anything."""
+        self.is_held = False
+        """A reaper that looks at what this worker holds finds the execution, or soon will."""
+        self.publisher = publisher
+        self._kept = kept
+        self._keys = ExecutionKeys(origin.execution_id, publisher.prefix)
+        ack = "late" if origin.acks_late else "early"
+        worker, group, index = publisher.worker, origin.group, origin.index
+        self._about = about_attempt(ack, origin.task, worker, group, index, kept)
+        self._begun = begun
+        self._mark = _AGAIN if origin.is_redelivered else ""
+        self._claim_id = self._mark + publisher.new_claim_id()
+        self._owner = ""
+        self._seq = 0
+        self._commands: CommandReader | None = None
+        self._batch: _Batch | None = None
+        self._ending: LastEvent | None = None
+        self._may_append = False
+        """The attempt is claimed, and its lease is not known to be lost."""
+        self._start: Accepted | None = None
+        """That the code runs, until the event is sent."""
+        self._has_spoken = False
+        self._is_started = False
+        self._is_due = False
+        """Also events that nobody is in a hurry to hear are sent now."""
+        self._is_busy = False
+        self._is_closed = False
+        self._is_settling = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._came_at = asyncio.get_running_loop().time()
+
+    @property
+    def is_unclaimed(self) -> bool:
+        """Whether the claim is still to come."""
+        return self.execution.life.claim is Claim.UNCLAIMED
+
+    # --- events --------------------------------------------------------------------------------
+
+    def write(self, output: Output) -> bool | None:
+        """One piece of output; False if there is no room for more now."""
+        if self._is_closed or self._ending is not None:
+            return None
+        self._filled().add_output(output)
+        if self._is_started:
+            self._is_due = True
+        self._speak()
+        return self.publisher.budget.has_room(self, output)
+
+    def publish(self, event: EventMessage) -> None:
+        """One event, in order with the output."""
+        if not self._is_closed and self._ending is None:
+            self._filled().add(event)
+            self._is_due = True
+            self._speak()
+
+    def publish_start(self) -> None:
+        """The code runs; that goes with the first output, or when the claim is due."""
+        self._is_started = True
+        self._start = Accepted(pid=self.execution.pid)
+        if self.backlog is not None:
+            self._filled()
+
+    def publish_end(self, event: LastEvent) -> None:
+        self._ending = event
+        if self._may_append:
+            self._send_next()
+
+    def flush(self) -> None:
+        self._is_due = True
+        if self._may_append:
+            self._send_next()
+
+    def _filled(self) -> Backlog:
+        """The backlog, with everything that was said before."""
+        if self.backlog is None:
+            self.backlog = Backlog(self.publisher.settings, self.publisher.budget)
+        if self._start is not None:
+            self.backlog.add(self._start)
+            self._start = None
+        return self.backlog
+
+    def _speak(self) -> None:
+        if not self._is_due:
+            return
+        if self._may_append:
+            self._send_next()
+        elif not self._has_spoken:
+            self._has_spoken = True
+            self.publisher.feed(self.execution, _FIRST_OUTPUT)
+
+    # --- claims --------------------------------------------------------------------------------
+
+    def claim_with_words(self, takes_over: bool) -> None:
+        """Claim the execution, with all that it has said until now."""
+        self._has_spoken = self._is_due = True
+        batch = self._batch if takes_over else None
+        if batch is None:
+            batch = self._next_batch(is_claim=True)
+        # An execution that is over is held only until its group has counted it.
+        is_brief = batch.ending is not None and not self.execution.life.origin.group
+        if not self.is_held and not is_brief:
+            self.publisher.lease.hold_soon([self])
+        held_by = "" if takes_over else NOBODY
+        call = self._claim_call(
+            self.publisher.lease.incarnation, held_by, batch.events, batch.ending, batch.is_loud
+        )
+        self._send(batch, call)
+
+    async def claim_first(self) -> None:
+        """Claim the execution before it begins, from whoever has it."""
+        call = self._claim_call(self.publisher.lease.incarnation, "")
+        await self._claim_alone(call, is_first=True)
+
+    def claim_anew(self, owner_before: str) -> None:
+        """Claim the execution under the present lease, if the owner before still has it."""
+        self._claim_id = self._mark + self.publisher.new_claim_id()
+        call = self._claim_call(self.publisher.lease.incarnation, owner_before)
+        self.publisher.background.spawn(self._claim_alone(call, is_first=False))
+
+    async def _claim_alone(self, call: Call, *, is_first: bool) -> None:
+        reply = await self.publisher.insist(call)
+        try:
+            claimed = self._claimed(reply)
+        except CapsuleError as news:
+            self._on_claim_refused(news, may_take_over=False)
+            return
+        if is_first:  # these were meant for attempts before, except for a cancel
+            self._take_commands(claimed)
+        self._on_claimed(claimed)
+
+    def _claim_call(
+        self,
+        owner: str,
+        held_by: str,
+        events: Sequence[bytes] = (),
+        ending: LastEvent | None = None,
+        is_loud: bool = False,
+    ) -> Call:
+        self._owner = owner
+        return self.publisher.store.core.claim_call(
+            self._keys,
+            self._claim_id,
+            self._about,
+            owner,
+            [self._begun, *events],
+            held_by=held_by,
+            state=state_of(ending) if ending is not None else "",
+            outcome=outcome_of(ending) if ending is not None else "",
+            is_loud=is_loud,
+        )
+
+    def _claimed(self, reply: Reply) -> Claimed:
+        claimed = self.publisher.store.core.claimed(self.execution_id, reply)
+        self.attempt, self._seq = claimed.attempt, claimed.seq
+        return claimed
+
+    def _on_claimed(self, claimed: Claimed) -> None:
+        self._may_append = True
+        event = on.ClaimStored(self._owner, self.publisher.lease.incarnation)
+        self.publisher.feed(self.execution, event)
+        self._take_commands(claimed)
+
+    def _take_commands(self, claimed: Claimed) -> None:
+        if claimed.told:
+            self._reader().take(claimed.told)
+
+    def _on_claim_refused(self, news: CapsuleError, *, may_take_over: bool) -> None:
+        why = Refusal.CLOSED
+        if isinstance(news, AttemptStale):
+            age_s = asyncio.get_running_loop().time() - self._came_at
+            if may_take_over and age_s < _YOUNG_S:
+                why = Refusal.RUNS_ELSEWHERE
+            else:
+                self._log_refusal(news)
+        elif isinstance(news, ExecutionEnded) and self.attempt:
+            self._log_refusal(news)  # a reaper ended the execution while it ran here
+        elif isinstance(news, ExecutionEnded):
+            # The id has had its end: an errback called twice, a frozen canvas applied again.
+            log.info("task %s runs again after its end: its output is not stored", self)
+            if news.outcome == Outcome.CANCELLED:
+                why = Refusal.CANCELLED
+        else:
+            log.warning("task %s has no stream: %s", self, news)
+        self.publisher.feed(self.execution, on.ClaimRefused(why))
+
+    def _log_refusal(self, news: CapsuleError) -> None:
+        """Another attempt has the stream: of a message with the same id, or of this message."""
+        is_fault = not isinstance(news, AttemptStale) or self._is_robbed_by(news.claim)
+        level = logging.WARNING if is_fault else logging.INFO
+        log.log(level, "task %s: its output is no longer stored: %s", self, news)
+
+    def _is_robbed_by(self, claim_id: str) -> bool:
+        """Whether a later attempt under this claim is a fault: another run of the same message.
+
+        Without a redelivery there are two messages with one task id, as the application sent them.
+        """
+        is_reaped = claim_id == self._claim_id  # a reaper's attempt makes no claim of its own
+        return is_reaped or bool(self._mark) or claim_id.startswith(_AGAIN)
+
+    # --- calls ---------------------------------------------------------------------------------
+
+    def _send_next(self) -> None:
+        """Append what waits, unless a call is on its way."""
+        waits = self._start is not None or bool(self.backlog)
+        has_work = self._ending is not None or (self._is_due and waits)
+        if self._is_busy or self._is_settling or self._is_closed or not has_work:
+            return
+        batch = self._next_batch(is_claim=False)
+        ending = batch.ending
+        call = self.publisher.store.core.append_call(
+            self._keys,
+            self.attempt,
+            self._seq + 1,
+            batch.events,
+            state=state_of(ending) if ending is not None else "",
+            outcome=outcome_of(ending) if ending is not None else "",
+            is_loud=batch.is_loud,
+            kept=self._kept,
+        )
+        self._send(batch, call)
+
+    def _next_batch(self, *, is_claim: bool) -> _Batch:
+        backlog = self.backlog
+        if backlog is not None:
+            events, size, is_loud = backlog.take()
+        else:
+            events, size, is_loud = [], 0, False
+            if self._start is not None:
+                events.append(encode_event(self._start))
+                self._start = None
+        ending = self._ending if not backlog else None
+        if ending is not None:
+            events.append(encode_event(ending, backlog.offset if backlog is not None else 0))
+        return _Batch(events, size, is_loud, ending, is_claim)
+
+    def _send(self, batch: _Batch, call: Call) -> None:
+        self._is_busy = True
+        self._batch = batch
+        is_patient = batch.ending is not None or not batch.size
+        self.publisher.send(call, self._on_reply, is_patient=is_patient)
+
+    def _on_reply(self, call: Call, reply: Reply) -> None:
+        """The call has arrived, and was done or refused."""
+        batch = self._batch
+        assert batch is not None, "a reply belongs to a batch"
+        self._is_busy = False
+        try:
+            if batch.is_claim:
+                self._on_claim_reply(batch, reply)
+            else:
+                self._on_append_reply(batch, call, reply)
+        finally:
+            if self._is_settling and not self._is_busy:
+                self._settled()
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        if self.backlog is not None:
+            self.publisher.budget.may_read_on(self)
+
+    def _on_claim_reply(self, batch: _Batch, reply: Reply) -> None:
+        try:
+            claimed = self._claimed(reply)
+        except CapsuleError as news:
+            self._on_claim_refused(news, may_take_over=True)
+            return
+        self._on_batch_stored(batch)
+        if batch.ending is None:
+            self._on_claimed(claimed)
+
+    def _on_append_reply(self, batch: _Batch, call: Call, reply: Reply) -> None:
+        try:
+            self._seq = self.publisher.store.core.appended(self.execution_id, call, reply)
+        except CapsuleError as news:
+            self._log_refusal(news)
+            self.publisher.feed(self.execution, _APPEND_REFUSED)
+            return
+        self._on_batch_stored(batch)
+        self._send_next()
+
+    def _on_batch_stored(self, batch: _Batch) -> None:
+        self._batch = None
+        if self.backlog is not None:
+            self.backlog.stored(batch.size)
+        if batch.ending is not None:
+            self._is_closed = True
+            self.publisher.feed(self.execution, _END_STORED)
+
+    # --- under another lease, and the end ------------------------------------------------------
+
+    def settle(self) -> None:
+        """Send nothing until the execution is claimed anew; tell when no call is on its way."""
+        self._may_append = False
+        if self._is_busy:
+            self._is_settling = True
+        else:
+            self._settled()
+
+    def _settled(self) -> None:
+        self._is_settling = False
+        self.publisher.feed(self.execution, _SETTLED)
+
+    def close(self) -> None:
+        """Discard what was not stored, and whatever comes from now on."""
+        self._is_closed = True
+        self._may_append = False
+        if self.backlog is not None:
+            self.backlog.clear()
+            self.publisher.budget.may_read_on(self)
+
+    async def drained(self) -> None:
+        """Wait until no call is on its way."""
+        while self._is_busy:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def read_commands(self) -> None:
+        self._reader().read(self._takes_commands)
+
+    def _reader(self) -> CommandReader:
+        if self._commands is None:
+            publisher = self.publisher
+            store, background = publisher.store, publisher.background
+            self._commands = CommandReader(self.execution_id, store, background, self._on_command)
+        return self._commands
+
+    def _takes_commands(self) -> bool:
+        return self._may_append and not self._is_closed
+
+    def _on_command(self, command: Command) -> None:
+        self.publisher.feed(self.execution, on.CommandReceived(command))
+
+    def on_held(self, incarnation: str) -> None:
+        """A reaper that looks at what that incarnation holds finds the execution."""
+        self.publisher.feed(self.execution, on.HoldNoted(incarnation))
+
+    def __str__(self) -> str:
+        return self.execution_id

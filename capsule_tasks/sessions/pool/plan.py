@@ -1,0 +1,389 @@
+"""The decisions of a pool: whom to give a session, what to start, what to retire.
+
+Plain state, no I/O, no clock of its own. Events change the state; `decide` then returns what has
+to be done and has already booked it, so that two decisions never promise the same thing. Each slot
+is in one stage, and only the event named beside the stage moves it on:
+
+    starting ──started──▶ idle ──decide──▶ leased ──released──▶ idle
+        │                  │ ◀──assign/finished──▶ working
+        └──start_failed──▶ gone ◀──gone── retiring ◀──decide
+
+A pool is used in one of two ways. It lends whole sessions to waiters (`wait`, `released`), and has
+as many as they need. Or it is kept at a size (`keep`), and each session takes up to `capacity`
+pieces of work (`assign`, `finished`); these two are called for each task, and scan nothing.
+
+A slot counts against the maximum until it is gone: a process that is being ended still uses memory.
+A doomed slot takes nothing new and is retired as soon as it is free.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import msgspec
+
+from capsule_tasks.sessions.pool.slot import (
+    Action,
+    Breaker,
+    Give,
+    Refuse,
+    Retire,
+    Slot,
+    Stage,
+    Start,
+)
+from capsule_tasks.settings import PoolSettings
+
+EARLY_EXITS = 3
+"""Sessions in a row that may end before their first use until the next start is delayed."""
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+_USED = "it was used, and each borrower gets a fresh one"
+
+
+@dataclass
+class PoolPlan:
+    """The state of one sub-pool."""
+
+    settings: PoolSettings
+    slots: dict[int, Slot] = field(default_factory=dict)
+    waiters: OrderedDict[int, str | None] = field(default_factory=OrderedDict)
+    breaker: Breaker = field(default_factory=Breaker)
+    stopping: bool = False
+    capacity: int = 1
+    """Pieces of work that a session takes at once."""
+    kept: int | None = None
+    """Sessions that are kept, busy or not; None for a pool that lends them."""
+    early_exits: int = 0
+    """Sessions in a row that ended before their first use."""
+    paused_until: float | None = None
+    """No session is started before, unless one is waited for."""
+    _able: OrderedDict[int, Slot] = field(default_factory=OrderedDict)
+    """Those that would take a piece of work, the one that has been free for longest first."""
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    # --- events --------------------------------------------------------------------------------
+
+    def wait(self, waiter: int, name: str | None = None) -> None:
+        """Somebody wants a session: any fresh one, or the one of a name."""
+        self.waiters[waiter] = name
+
+    def give_up(self, waiter: int) -> None:
+        """It no longer wants one; nothing happens if it was served already."""
+        self.waiters.pop(waiter, None)
+
+    def started(self, number: int, rss: int, now: float) -> None:
+        slot = self.slots[number]
+        self.breaker = Breaker()
+        slot.born_at = slot.idle_since = now
+        slot.first_rss = slot.rss = rss
+        if slot.stage is Stage.STARTING:
+            slot.stage = Stage.IDLE
+            self._note_room(slot)
+
+    def start_failed(self, number: int, error: str, now: float) -> None:
+        self.slots.pop(number, None)
+        breaker = self.breaker
+        breaker.failures += 1
+        breaker.last_error = error
+        if breaker.failures >= self.settings.breaker_failures:
+            breaker.open_until = now + self.settings.breaker_reset_s
+
+    def released(self, number: int, now: float, *, used: bool = True, executions: int = 0) -> None:
+        """Its borrower gave it back; `executions` is how many it has run in all."""
+        slot = self.slots[number]
+        if slot.stage is not Stage.LEASED:
+            return
+        slot.stage = Stage.IDLE
+        slot.idle_since = now
+        slot.uses = max(slot.uses + used, executions)
+        if slot.is_name_new and not used:
+            slot.name = None
+        if used and self.settings.fresh and slot.name is None:
+            slot.doomed = _USED
+        self._note_room(slot)
+
+    def keep(self, size: int, max_sessions: int) -> None:
+        """Have so many sessions from now on, and `max_sessions` with those that are leaving.
+
+        Of sessions that are too many those with the least work leave, once that has finished.
+        """
+        self.kept = size
+        self.settings = msgspec.structs.replace(self.settings, max_sessions=max_sessions)
+        staying = [slot for slot in self.slots.values() if self._stays(slot)]
+        staying.sort(key=lambda slot: (slot.stage is not Stage.STARTING, slot.load))
+        for slot in staying[: max(0, len(staying) - size)]:
+            self._doom(slot, "the pool has shrunk")
+
+    def assign(self) -> Slot | None:
+        """Give a piece of work to the session that has the least; None if none has room."""
+        able = self._able
+        if not able:
+            return None
+        if self.capacity == 1:
+            _, slot = able.popitem(last=False)
+        else:
+            slot = min(able.values(), key=_load)
+            if slot.load + 1 == self.capacity:
+                del able[slot.number]
+        slot.stage = Stage.WORKING
+        slot.load += 1
+        slot.uses += 1
+        most = self.settings.max_uses
+        if most is not None and slot.uses >= most:
+            self._doom(slot, f"it was used {most} times or more")
+        elif self.settings.fresh:
+            self._doom(slot, _USED)
+        return slot
+
+    def finished(self, slot: Slot, now: float) -> None:
+        """A piece of work has ended, in whatever way, or was not taken."""
+        slot.load -= 1
+        self.early_exits = 0
+        self.paused_until = None
+        if slot.stage is not Stage.WORKING:
+            return
+        if not slot.load:
+            slot.stage = Stage.IDLE
+            slot.idle_since = now
+        if not slot.doomed:
+            self._able[slot.number] = slot
+
+    def reported(self, number: int, rss: int) -> bool:
+        """Its child lives and uses so much memory; whether it is doomed for that from now on."""
+        slot = self.slots.get(number)
+        if slot is None:
+            return False
+        slot.rss = rss
+        slot.silent = False
+        most = self.settings.max_rss_bytes
+        if most is None or rss <= most or not self._stays(slot):
+            return False
+        self._doom(slot, f"it uses {rss} bytes of memory, and may use {most}")
+        return True
+
+    def fell_silent(self, number: int) -> None:
+        slot = self.slots.get(number)
+        if slot is not None:
+            slot.silent = True
+
+    def doom(self, number: int, why: str) -> None:
+        """It takes nothing new from now on; a borrower keeps it until the release."""
+        slot = self.slots.get(number)
+        if slot is not None:
+            self._doom(slot, why)
+
+    def lost(self, number: int, why: str, now: float) -> bool:
+        """Its child died. Whether the pool counted on it: it was ready and not to leave anyway."""
+        slot = self.slots.get(number)
+        if slot is None or slot.stage is Stage.STARTING or not self._stays(slot):
+            return False
+        self._doom(slot, why)
+        if slot.stage is Stage.IDLE and not slot.uses:
+            self.early_exits += 1
+            if self.early_exits > EARLY_EXITS:
+                pause_s = _FIRST_PAUSE_S * 2 ** min(self.early_exits - EARLY_EXITS, 10)
+                self.paused_until = now + min(pause_s, _LONGEST_PAUSE_S)
+        return True
+
+    def gone(self, number: int) -> None:
+        """Nothing of it is left."""
+        self.slots.pop(number, None)
+
+    # --- decisions -----------------------------------------------------------------------------
+
+    def decide(self, now: float) -> list[Action]:
+        """Everything that is to be done now; it is booked as done."""
+        actions: list[Action] = []
+        if self.stopping:
+            actions += [Refuse(waiter, "the pool is stopping") for waiter in self.waiters]
+            self.waiters.clear()
+            actions += self._retire_all("the pool is stopping")
+            return actions
+        actions += self._retire_worn(now)
+        actions += self._serve()
+        actions += self._make_room()
+        actions += self._start(now)
+        actions += self._refuse(now)
+        return actions
+
+    def next_look(self, now: float) -> float | None:
+        """When time alone will make something due; None if only an event can."""
+        due: list[float] = []
+        open_until = self.breaker.open_until
+        if open_until is not None and open_until > now:  # later the next start has an event for it
+            due.append(open_until)
+        if self.kept is not None and self.paused_until is not None and self.paused_until > now:
+            due.append(self.paused_until)
+        for slot in self._in(Stage.IDLE):
+            if self.settings.max_age_s is not None:
+                due.append(slot.born_at + self.settings.max_age_s)
+            if self._spare_idle() > 0 or slot.name is not None:
+                due.append(slot.idle_since + self.settings.idle_timeout_s)
+        return max(now, min(due)) if due else None
+
+    def _retire_worn(self, now: float) -> list[Action]:
+        return [
+            self._retire(slot, why)
+            for slot in self._in(Stage.IDLE)
+            if (why := self._worn(slot, now))
+        ]
+
+    def _worn(self, slot: Slot, now: float) -> str:
+        """Why the slot's session should not be used again; empty if it may be."""
+        settings = self.settings
+        grown = slot.rss - slot.first_rss
+        if slot.doomed:
+            return slot.doomed
+        if slot.silent and self.kept is None:  # a kept one costs the imports of a whole app
+            return "its heartbeat is missing"
+        if settings.max_uses is not None and slot.uses >= settings.max_uses:
+            return f"it was used {settings.max_uses} times or more"
+        if settings.max_age_s is not None and now - slot.born_at >= settings.max_age_s:
+            return f"it is older than {settings.max_age_s} s"
+        if settings.max_growth_bytes is not None and grown >= settings.max_growth_bytes:
+            return f"its memory has grown by {settings.max_growth_bytes} bytes or more"
+        if now - slot.idle_since >= settings.idle_timeout_s and (
+            slot.name is not None or self._spare_idle() > 0
+        ):
+            return f"it was idle for {settings.idle_timeout_s} s"
+        return ""
+
+    def _serve(self) -> list[Action]:
+        """First come, first served; a name that is busy holds up nobody but its own."""
+        actions: list[Action] = []
+        for waiter, name in list(self.waiters.items()):
+            slot = self._named(name) if name is not None else None
+            if slot is not None and slot.stage is not Stage.IDLE:
+                continue  # the name's session is busy, starting or ending: wait for it alone
+            slot = slot or self._free_idle()
+            if slot is None:
+                continue
+            slot.is_name_new = slot.name is None
+            slot.stage, slot.name = Stage.LEASED, name
+            self._able.pop(slot.number, None)
+            del self.waiters[waiter]
+            actions.append(Give(waiter, slot.number))
+        return actions
+
+    def _make_room(self) -> list[Action]:
+        """An idle session of another name gives way when the pool is full."""
+        room = self.settings.max_sessions - len(self.slots)
+        wanted = self._unserved() - len(self._in(Stage.STARTING)) - max(0, room)
+        wanted -= len(self._in(Stage.RETIRING))
+        named = sorted(
+            (slot for slot in self._in(Stage.IDLE) if slot.name is not None),
+            key=lambda slot: slot.idle_since,
+        )
+        return [self._retire(slot, "another borrower needs its place") for slot in named[:wanted]]
+
+    def _start(self, now: float) -> list[Action]:
+        if not self._may_start(now):
+            return []
+        starting = len(self._in(Stage.STARTING))
+        idle = len([slot for slot in self._in(Stage.IDLE) if slot.name is None])
+        wanted = self._unserved() + self.settings.min_idle - idle - starting
+        wanted = max(wanted, self._missing(now))
+        wanted = min(wanted, self.settings.max_sessions - len(self.slots))
+        if self.breaker.open_until is not None:  # half open: one attempt decides
+            wanted = min(wanted, 1)
+        actions: list[Action] = []
+        for _ in range(wanted):
+            slot = Slot(next(self._numbers))
+            self.slots[slot.number] = slot
+            actions.append(Start(slot.number))
+        return actions
+
+    def _missing(self, now: float) -> int:
+        """Sessions that are to be started to keep the size."""
+        if self.kept is None or (self.paused_until is not None and now < self.paused_until):
+            return 0
+        return self.kept - sum(map(self._fills_its_place, self.slots.values()))
+
+    def _may_start(self, now: float) -> bool:
+        open_until = self.breaker.open_until
+        if open_until is None:
+            return True
+        return now >= open_until and not self._in(Stage.STARTING)
+
+    def _refuse(self, now: float) -> list[Action]:
+        """While the breaker is open and nothing is coming, waiting has no end: say so."""
+        open_until = self.breaker.open_until
+        if open_until is None or now >= open_until or any(map(self._may_come, self.slots.values())):
+            return []
+        why = (
+            f"{self.breaker.failures} starts in a row failed, the last with: "
+            f"{self.breaker.last_error}; the next attempt is in {open_until - now:.1f} s"
+        )
+        refused = [Refuse(waiter, why) for waiter in self.waiters]
+        self.waiters.clear()
+        return list(refused)
+
+    def _retire_all(self, why: str) -> list[Action]:
+        return [
+            self._retire(slot, why)
+            for slot in list(self.slots.values())
+            if slot.stage is not Stage.RETIRING
+        ]
+
+    def _retire(self, slot: Slot, why: str) -> Action:
+        slot.stage = Stage.RETIRING
+        self._able.pop(slot.number, None)
+        return Retire(slot.number, why)
+
+    def _doom(self, slot: Slot, why: str) -> None:
+        slot.doomed = slot.doomed or why
+        self._able.pop(slot.number, None)
+
+    def _note_room(self, slot: Slot) -> None:
+        if not slot.doomed and slot.name is None:
+            self._able[slot.number] = slot
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def _in(self, stage: Stage) -> list[Slot]:
+        return [slot for slot in self.slots.values() if slot.stage is stage]
+
+    def _named(self, name: str) -> Slot | None:
+        return next((slot for slot in self.slots.values() if slot.name == name), None)
+
+    def _free_idle(self) -> Slot | None:
+        """The one used last: the others may grow old enough to be let go."""
+        free = [slot for slot in self._in(Stage.IDLE) if slot.name is None]
+        return max(free, key=lambda slot: slot.idle_since, default=None)
+
+    def _spare_idle(self) -> int:
+        """How many idle sessions may leave when they have been idle for long."""
+        if self.kept is not None:
+            return 0
+        free = [slot for slot in self._in(Stage.IDLE) if slot.name is None]
+        return len(free) - self.settings.min_idle
+
+    def _stays(self, slot: Slot) -> bool:
+        return not slot.doomed and slot.stage is not Stage.RETIRING
+
+    def _fills_its_place(self, slot: Slot) -> bool:
+        """Whether a kept session has no successor yet.
+
+        The successor of one that takes one piece of work at a time starts when that has finished:
+        who counts the work by its size has none for both. The many pieces of another may go on for
+        hours, and those that wait do not depend on them.
+        """
+        is_busy = slot.stage in (Stage.LEASED, Stage.WORKING)
+        return self._stays(slot) or (is_busy and self.capacity == 1)
+
+    def _may_come(self, slot: Slot) -> bool:
+        """Whether a waiter may still be given this one."""
+        if slot.stage in (Stage.LEASED, Stage.WORKING):
+            return not self.settings.fresh
+        return slot.stage is not Stage.RETIRING
+
+    def _unserved(self) -> int:
+        """Waiters for whom a session has to be made, not merely returned."""
+        return sum(name is None or self._named(name) is None for name in self.waiters.values())
+
+
+def _load(slot: Slot) -> int:
+    return slot.load

@@ -1,0 +1,375 @@
+"""The pool of one profile. What to do is decided in `plan`; here it is done, and reported back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from capsule_tasks.errors import PoolUnavailable, SessionBusy, reason_of
+from capsule_tasks.protocol.messages import Heartbeat
+from capsule_tasks.sessions.arguments import check_loop
+from capsule_tasks.sessions.health import Health
+from capsule_tasks.sessions.info import PoolInfo
+from capsule_tasks.sessions.pool.plan import PoolPlan
+from capsule_tasks.sessions.pool.slot import Action, Give, Refuse, Retire, Slot, Stage, Start
+from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.states import OVER, SessionState
+from capsule_tasks.settings import Profile, SessionConfig
+from capsule_tasks.system.usage import resident_bytes
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+_MOST_REASONS = 100
+_OTHER_REASONS = "other reasons"
+
+
+class PoolListener(Protocol):
+    """Whoever assigns work to the sessions of a kept pool; called on the loop."""
+
+    def joined(self, slot: Slot, session: Session) -> None:
+        """A session is ready, and may be assigned work."""
+
+    def left(self, slot: Slot) -> None:
+        """A session has no work any more and gets none; its process is being ended."""
+
+
+def _config(profile: Profile) -> SessionConfig:
+    """The pool replaces sessions itself, so none of them comes back on its own."""
+    return msgspec.structs.replace(profile.session, replace_killed=False)
+
+
+class SubPool:
+    """Feeds the plan with events and carries out its actions; owns every session it starts."""
+
+    def __init__(
+        self,
+        name: str,
+        profile: Profile,
+        spawner: WarmSpawner | None,
+        on_new: Callable[[Session], object] | None,
+    ) -> None:
+        self._name = name
+        self._on_new = on_new
+        self._asks = profile.farewell == "ask"
+        self._config = _config(profile)
+        self.plan = PoolPlan(profile.pool)
+        """Whoever assigns work to sessions asks the plan; and `decide`s, if the slot is doomed."""
+        self._is_spawner_own = spawner is None
+        self.spawner = spawner or WarmSpawner(profile)
+        self._sessions: dict[int, Session] = {}
+        self._numbers: dict[Session, int] = {}
+        self._waiters: dict[int, asyncio.Future[int]] = {}
+        self._tickets = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._look: asyncio.TimerHandle | None = None
+        self._running = False
+        self._deciding = False
+        self._totals: Counter[str] = Counter()
+        self._retired: Counter[str] = Counter()
+        self._last_error = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: PoolListener | None = None
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._check_loop("start()")
+        if self.plan.stopping:
+            raise PoolUnavailable(self._name, "it was stopped; make a new pool")
+        if self._running:
+            return
+        self._running = True
+        self._loop = asyncio.get_running_loop()
+        if self._is_spawner_own:
+            await self.spawner.start()
+        self.decide()
+
+    async def stop(self) -> None:
+        self._check_loop("stop()")
+        self.plan.stopping = True
+        self.decide()
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        if self._is_spawner_own:
+            await self.spawner.stop()
+        if self._look is not None:
+            self._look.cancel()
+
+    # --- lending -------------------------------------------------------------------------------
+
+    async def acquire(self, name: str | None) -> Session:
+        if not self._running:
+            raise PoolUnavailable(self._name, "it has not been started")
+        self._check_loop("acquire()")
+        ticket = next(self._tickets)
+        self._waiters[ticket] = waiter = asyncio.get_running_loop().create_future()
+        self.plan.wait(ticket, name)
+        self.decide()
+        try:
+            number = await waiter
+        except asyncio.CancelledError:
+            self._take_back(ticket, waiter)
+            raise
+        finally:
+            del self._waiters[ticket]
+        self._totals["acquires"] += 1
+        return self._sessions[number]
+
+    def lends(self, session: Session) -> bool:
+        number = self._numbers.get(session)
+        return number is not None and self.plan.slots[number].stage is Stage.LEASED
+
+    def release(self, session: Session) -> None:
+        self._check_loop("release()")
+        running = session.info.running
+        if running:
+            raise SessionBusy(session.session_id, running)
+        number, executions = self._numbers[session], session.info.execution_count
+        self.plan.released(number, self._now(), executions=executions)
+        self.decide()
+
+    def retire(self, session: Session) -> None:
+        self._check_loop("retire()")
+        number = self._numbers[session]
+        self.plan.doom(number, "its borrower gave it up")
+        self.plan.released(number, self._now())
+        self.decide()
+
+    # --- assigning work ------------------------------------------------------------------------
+
+    def employ(self, listener: PoolListener, capacity: int) -> None:
+        """Have sessions that take up to `capacity` pieces of work each; as many as `keep` says."""
+        self._listener = listener
+        self.plan.capacity = capacity
+        self.plan.kept = 0
+
+    def keep(self, size: int, max_sessions: int) -> None:
+        """Have so many sessions, `max_sessions` with those that finish their last work."""
+        self.plan.keep(size, max_sessions)
+        self.decide()
+
+    def examine(self, slot: Slot) -> None:
+        """Doom a session whose child has died, or uses too much memory."""
+        session = self._sessions.get(slot.number)
+        if session is not None and not session.is_alive:
+            self._note_loss(slot.number, session)
+        elif session is not None:
+            self._note_memory(slot.number, session, resident_bytes(session.pid or 0))
+
+    def doom(self, slot: Slot, why: str) -> None:
+        """Assign nothing more to a session, and replace it."""
+        self.plan.doom(slot.number, why)
+        self.decide()
+
+    def replace_all(self, why: str) -> None:
+        """Replace every session, once what it has is finished."""
+        for number in list(self.plan.slots):
+            self.plan.doom(number, why)
+        self.decide()
+
+    # --- renewing and looking ------------------------------------------------------------------
+
+    def renew(self, spawner: WarmSpawner, profile: Profile) -> None:
+        """Whoever lent it its spawner lends it another."""
+        if self._is_spawner_own:
+            raise ValueError(f"pool {self._name!r} has its own spawner, which cannot be renewed")
+        self._check_loop("renew()")
+        self.spawner, self._config = spawner, _config(profile)
+        self.replace_all("the pool was renewed")
+
+    def info(self) -> PoolInfo:
+        """The pool at this moment; on any thread."""
+        stages = Counter(slot.stage for slot in list(self.plan.slots.values()))
+        return PoolInfo(
+            profile=self._name,
+            starting=stages[Stage.STARTING],
+            idle=stages[Stage.IDLE],
+            leased=stages[Stage.LEASED],
+            working=stages[Stage.WORKING],
+            retiring=stages[Stage.RETIRING],
+            waiting=len(self.plan.waiters),
+            breaker_open=self.plan.breaker.open_until is not None,
+            template_pid=self.spawner.template_pid,
+            starts_total=self._totals["starts"],
+            start_failures_total=self._totals["start_failures"],
+            forks_total=self.spawner.forks,
+            cold_starts_total=self.spawner.cold_starts,
+            templates_lost_total=self.spawner.templates_lost,
+            acquires_total=self._totals["acquires"],
+            lost_total=self._totals["lost"],
+            early_exits=self.plan.early_exits,
+            retired=dict(self._retired),
+            last_error=self._last_error or self.spawner.last_error,
+            sessions=tuple(session.info for session in list(self._sessions.values())),
+        )
+
+    def _check_loop(self, call: str) -> None:
+        check_loop(call, f"pool {self._name!r}", self._loop)
+
+    def _take_back(self, ticket: int, waiter: asyncio.Future[int]) -> None:
+        """A waiter was cancelled, perhaps just after it had been served."""
+        self.plan.give_up(ticket)
+        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            self.plan.released(waiter.result(), self._now(), used=False)
+        self.decide()
+
+    # --- doing what was decided ----------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Ask the plan and act; an event that arrives meanwhile is decided upon afterwards."""
+        if self._deciding or not (self._running or self.plan.stopping):
+            return
+        self._deciding = True
+        try:
+            while actions := self.plan.decide(self._now()):
+                for action in actions:
+                    self._carry_out(action)
+        finally:
+            self._deciding = False
+        self._look_later()
+
+    def _carry_out(self, action: Action) -> None:
+        """The plan has booked every action of its list: one that fails must not cost the others."""
+        try:
+            self._act(action)
+        except Exception:
+            log.exception("pool %r could not carry out %r", self._name, action)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Give(ticket, slot):
+                waiter = self._waiters[ticket]
+                if waiter.done():
+                    # Cancelled in this turn of the loop: `acquire` has not run since, and so has
+                    # not told the plan that this waiter gives up.
+                    self.plan.released(slot, self._now(), used=False)
+                else:
+                    waiter.set_result(slot)
+            case Start(slot):
+                self._spawn(self._start(slot))
+            case Retire(slot, why):
+                self._retired[self._reason(why)] += 1
+                if self._listener is not None:
+                    self._listener.left(self.plan.slots[slot])
+                self._spawn(self._end(slot))
+            case Refuse(ticket, why):
+                waiter = self._waiters[ticket]
+                if not waiter.done():
+                    waiter.set_exception(PoolUnavailable(self._name, why))
+
+    def _reason(self, why: str) -> str:
+        """What it is counted under: sessions may die for any number of different reasons."""
+        is_new = why not in self._retired
+        return _OTHER_REASONS if is_new and len(self._retired) >= _MOST_REASONS else why
+
+    async def _start(self, number: int) -> None:
+        session = Session(self._config, spawner=self.spawner)
+        self._sessions[number] = session
+        self._numbers[session] = number
+        self._totals["starts"] += 1
+        session.add_heartbeat_listener(partial(self._on_heartbeat, number))
+        session.add_health_listener(partial(self._on_health, number))
+        session.add_state_listener(partial(self._on_state, number), OVER)
+        try:
+            if self._on_new is not None:
+                self._on_new(session)
+            await session.start()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the breaker counts it
+            self._forget(number)
+            notes = getattr(error, "__notes__", ())
+            self._on_start_failed(number, "\n".join((reason_of(error), *notes)))
+        else:
+            slot = self.plan.slots[number]
+            self.plan.started(number, resident_bytes(session.pid or 0), self._now())
+            if not session.is_alive:  # its end was heard before the pool counted on it
+                self._note_loss(number, session)
+            elif self._listener is not None and slot.stage is Stage.IDLE:
+                self._listener.joined(slot, session)
+        self.decide()
+
+    def _on_start_failed(self, number: int, error: str) -> None:
+        slot = self.plan.slots.get(number)
+        if slot is None or slot.stage is Stage.RETIRING:  # stopped on purpose, which is no failure
+            self.plan.gone(number)
+            return
+        self._totals["start_failures"] += 1
+        self._last_error = error
+        log.warning("a session of pool %r did not start: %s", self._name, error)
+        self.plan.start_failed(number, error, self._now())
+        breaker = self.plan.breaker
+        if self._listener is not None and breaker.open_until is not None:  # no borrower is told
+            pause_s = breaker.open_until - self._now()
+            log.error(
+                "pool %r has no session to give: %d starts in a row failed; the next is in %.1f s",
+                *(self._name, breaker.failures, pause_s),
+            )
+
+    async def _end(self, number: int) -> None:
+        session = self._sessions.get(number)
+        if session is None:
+            return  # its start is failing, and says so itself
+        if self._asks and not session.info.running:
+            await session.shutdown("retired")
+        else:
+            await session.terminate()
+        self._forget(number)
+        self.plan.gone(number)
+        self.decide()
+
+    def _forget(self, number: int) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._numbers.pop(session, None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _look_later(self) -> None:
+        """Wake when time alone makes something due; never otherwise."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        due = None if self.plan.stopping else self.plan.next_look(self._now())
+        if due is not None:
+            self._look = asyncio.get_running_loop().call_at(due, self.decide)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # --- what sessions report ------------------------------------------------------------------
+
+    def _on_heartbeat(self, number: int, heartbeat: Heartbeat) -> None:
+        session = self._sessions.get(number)
+        if session is not None:
+            self._note_memory(number, session, heartbeat.rss_bytes)
+            self.decide()
+
+    def _on_health(self, number: int, health: Health) -> None:
+        if health.unresponsive:
+            self.plan.fell_silent(number)
+            self.decide()
+
+    def _on_state(self, number: int, _old: SessionState, _new: SessionState) -> None:
+        session = self._sessions.get(number)
+        if session is not None:
+            self._note_loss(number, session)
+            asyncio.get_running_loop().call_soon(self.decide)
+
+    def _note_loss(self, number: int, session: Session) -> None:
+        why = session.info.last_error or "its child ended"
+        self._totals["lost"] += self.plan.lost(number, why, self._now())
+
+    def _note_memory(self, number: int, session: Session, rss_bytes: int) -> None:
+        if self.plan.reported(number, rss_bytes):
+            why = self.plan.slots[number].doomed
+            log.warning("session %s is replaced: %s", session.session_id, why)

@@ -1,0 +1,165 @@
+"""The child as an operating system process: its birth, its descriptors, its exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from capsule_tasks.sessions.process.spawn import Spawned, Wires
+from capsule_tasks.system.family import Orphans, kill_family, kill_late_orphans, kill_orphans, reap
+from capsule_tasks.system.portable import IS_LINUX, PROC
+from capsule_tasks.system.sandbox.directories import Workplace
+
+STACK_SIGNAL = signal.SIGWINCH
+
+
+_REAP_PAUSE_S = 0.01
+_REAP_ATTEMPTS = 200
+_LATE_LOOKS_S = (0.02, 0.1, 0.5, 2.0, 5.0)
+"""On a busy machine a process may be in the middle of `exec`, and unknowable, for a while."""
+
+
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+"""A process that ends so has not ended by another signal, which its code may have refused."""
+_ENDING = {signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT}
+"""SystemExit is raised for these, and the code may then exit as it likes."""
+
+
+class ExitStatus(int):
+    """A return code that reads as a cause."""
+
+    def was_asked_for(self, sent: set[int]) -> bool:
+        """Whether a process ended so because of one of the signals that it was sent.
+
+        A signal that ended it was one of those: the system also kills, for want of memory say.
+        """
+        return -self in sent or (self >= 0 and not _ENDING.isdisjoint(sent))
+
+    def __str__(self) -> str:
+        if self >= 0:
+            return f"exited with status {int(self)}"
+        try:
+            return f"was killed by {signal.Signals(-self).name}"
+        except ValueError:
+            return f"was killed by signal {-self}"
+
+
+class ChildProcess:
+    """Owns one child: everything acquired here is released by `close`, in whatever state it is.
+
+    `exited` is set within a millisecond of the exit, from a pidfd where the system has one; end of
+    file is no sign of death, since a grandchild may hold the pipes.
+    """
+
+    def __init__(
+        self,
+        spawned: Spawned,
+        wires: Wires,
+        marker: str,
+        loop: asyncio.AbstractEventLoop,
+        workplace: Workplace | None = None,
+    ) -> None:
+        self.pid = spawned.pid
+        self.wires = wires
+        self.directory = workplace.home if workplace is not None else None
+        """The child's private working directory, removed with it."""
+        self._workplace = workplace
+        self.exited: asyncio.Future[ExitStatus] = loop.create_future()
+        self.dumping: asyncio.Task[str] | None = None
+        """Takes its stacks, while somebody asks for them."""
+        self._collect = spawned.collect
+        self._marker = marker
+        self._loop = loop
+        self._pidfd = -1
+        self._adopted: set[int] = set()
+        self.signals_sent: set[int] = set()
+        wires.close_theirs()
+        self._watch_exit()
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the child alone; nothing happens if it is gone."""
+        if not self.exited.done():
+            self.signals_sent.add(signum)
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signum)
+
+    def kill_family(self) -> None:
+        """Kill the child and all its descendants; `exited` follows."""
+        if not self.exited.done():
+            self._adopted |= kill_family(self.pid)
+
+    def threads_blocking(self, signum: int) -> set[str]:
+        """Threads that have a signal blocked; the one that handles it has, until it is done."""
+        blocking: set[str] = set()
+        for thread in Path(f"{PROC}/{self.pid}/task").glob("*"):
+            with contextlib.suppress(OSError, LookupError, ValueError):  # the thread has ended
+                status = (thread / "status").read_text()
+                mask = int(status.partition("SigBlk:")[2].split(None, 1)[0], 16)
+                if mask >> (signum - 1) & 1:
+                    blocking.add(thread.name)
+        return blocking
+
+    def vitals(self) -> tuple[str, float]:
+        """The process state letter and the CPU seconds used, as the kernel sees them."""
+        try:
+            fields = Path(f"{PROC}/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks = int(fields[11]) + int(fields[12])
+            return fields[0], ticks / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError, ValueError):
+            return "", 0.0
+
+    def close(self) -> None:
+        """Release the descriptors. The child must have exited, or be about to."""
+        if self.wires.stacks >= 0:  # a dump may be in progress: its reader must not outlive it
+            self._loop.remove_reader(self.wires.stacks)
+        self.wires.close()
+        workplace, self._workplace = self._workplace, None
+        if workplace is not None:  # on a thread: it may hold many files
+            threading.Thread(target=workplace.remove).start()
+
+    def _watch_exit(self) -> None:
+        try:
+            self._pidfd = os.pidfd_open(self.pid) if IS_LINUX else -1
+        except OSError:  # no descriptor is left
+            self._pidfd = -1
+        if self._pidfd < 0:
+            threading.Thread(target=self._wait_for_exit, daemon=True).start()
+        else:
+            self._loop.add_reader(self._pidfd, self._on_exit)
+
+    def _on_exit(self) -> None:
+        # First the orphans: as long as a zombie is not collected, nobody else can have its pid.
+        orphans = kill_orphans(self.pid, self._marker)
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self.exited.set_result(ExitStatus(self._collect()))
+        self._see_to(orphans, iter(_LATE_LOOKS_S))
+
+    def _see_to(self, orphans: Orphans, looks: Iterator[float]) -> None:
+        """Reap what was killed; look again as long as one may have hidden behind its `exec`."""
+        self._adopted |= orphans.killed
+        self._reap_adopted(_REAP_ATTEMPTS)
+        delay_s = next(looks, None) if orphans.is_unsure else None
+        if delay_s is not None:
+            self._loop.call_later(delay_s, self._look_again, orphans.born_at, looks)
+
+    def _look_again(self, born_at: int, looks: Iterator[float]) -> None:
+        self._see_to(kill_late_orphans(self._marker, born_at), looks)
+
+    def _reap_adopted(self, attempts: int) -> None:
+        """What was killed comes to this process if it is a subreaper; no zombie may stay."""
+        self._adopted = reap(self._adopted)
+        if self._adopted and attempts:
+            self._loop.call_later(_REAP_PAUSE_S, self._reap_adopted, attempts - 1)
+
+    def _wait_for_exit(self) -> None:
+        status = ExitStatus(self._collect())
+        kill_orphans(self.pid, self._marker)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self.exited.set_result, status)

@@ -1,0 +1,82 @@
+"""From spawn to usable: the handshake, then the warmup, each on a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+
+from capsule_tasks.errors import SessionStartFailed
+from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Ready, Terminal, new_id
+from capsule_tasks.sessions.process import stack_dump
+from capsule_tasks.sessions.process.child_process import ChildProcess
+from capsule_tasks.sessions.process.live_child import Incarnation
+from capsule_tasks.sessions.process.spawn import Spawner, Wires
+from capsule_tasks.sessions.stream import ExecutionStream
+from capsule_tasks.settings import SessionConfig, TimeoutSettings
+from capsule_tasks.system.sandbox import directories
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+
+async def start_process(spawner: Spawner, config: SessionConfig) -> ChildProcess:
+    """A running child and our ends of its wires; nothing is left of one that did not start."""
+    marker = new_id()  # of this child alone, not of a session that may have had another before
+    with contextlib.ExitStack() as undo:
+        workplace = None
+        if config.child.sandbox is not None:
+            directories.sweep_once()
+            workplace = directories.Workplace()
+            undo.callback(workplace.remove)
+            config = msgspec.structs.replace(config, cwd=workplace.home)
+        wires = undo.enter_context(Wires())
+        spawned = await spawner.spawn(wires, config, marker)
+        undo.pop_all()
+    return ChildProcess(spawned, wires, marker, asyncio.get_running_loop(), workplace)
+
+
+async def await_ready(child: Incarnation, timeouts: TimeoutSettings) -> Ready:
+    """What the child answered to Hello; SessionStartFailed carries its stack if it did not."""
+    try:
+        async with asyncio.timeout(timeouts.ready_s):
+            return await asyncio.shield(child.ready)
+    except TimeoutError:
+        why = f"the child was not ready within {timeouts.ready_s} s"
+        raise await _failure(child, timeouts, why) from None
+
+
+async def warm_up(child: Incarnation, source: str, timeouts: TimeoutSettings) -> None:
+    """Run code like any execution, with nobody watching; its output goes to the log."""
+    stream = child.open_stream("warmup")
+    execute = Execute(
+        execution_id=stream.execution_id,
+        seq=stream.seq,
+        payload=Code(source=source, filename="<warmup>"),
+    )
+    try:
+        async with asyncio.timeout(timeouts.warmup_s):
+            await child.send_bulk(execute)
+            terminal = await _end_of(stream)
+    except TimeoutError:
+        why = f"the warmup ran longer than {timeouts.warmup_s} s"
+        raise await _failure(child, timeouts, why) from None
+    if isinstance(terminal, Error):
+        failure = SessionStartFailed(f"the warmup failed: {terminal.type}: {terminal.message}")
+        failure.add_note(terminal.traceback)
+        raise failure
+
+
+async def _end_of(stream: ExecutionStream) -> Terminal:
+    while not isinstance(message := await stream.next(), Terminal):
+        if isinstance(message, Output):
+            log.debug("warmup: %s", message.data.rstrip())
+    return message
+
+
+async def _failure(child: Incarnation, timeouts: TimeoutSettings, why: str) -> SessionStartFailed:
+    stack = await stack_dump.dump(child.process, timeouts.stack_s)
+    failure = SessionStartFailed(why)
+    failure.add_note(f"its last stack:\n{stack or '(it gave none)'}")
+    return failure

@@ -1,0 +1,257 @@
+"""The parent's side of a template: asks it for children, notices its end.
+
+A template serves one event loop. It is a spawner: while it lives, a child costs two forks; once it
+is gone, or if what it imported cannot be forked, `spawn` raises TemplateGone and the caller starts
+its children cold. The children do not depend on it: they belong to this process, a subreaper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from capsule_tasks.errors import TemplateGone
+from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
+from capsule_tasks.sessions.process.spawn import SOURCE_ROOT, Spawned, Wires
+from capsule_tasks.settings import SessionConfig
+from capsule_tasks.system.family import MARKER, kill_members
+from capsule_tasks.system.prctl import become_subreaper
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+_BOOT = (
+    "import sys; root, fd, parent, *imports = sys.argv[1:]; sys.path.append(root); "
+    "from capsule_tasks.child.boot.template import main; main(int(fd), int(parent), *imports)"
+)
+_ANSWER_BYTES = 64 * 1024
+
+
+class Template:
+    """One warm process. Make it with `fresh` or `fork_of_caller`, then `load` it on a loop."""
+
+    def __init__(self, connection: socket.socket, pid: int, name: str) -> None:
+        connection.setblocking(False)
+        self.pid = pid
+        self.name = name
+        self.gone: asyncio.Future[str] | None = None
+        self._connection = connection
+        self._ids = itertools.count(1)
+        self._loaded: asyncio.Future[None] | None = None
+        self._answers: dict[int, asyncio.Future[int]] = {}
+        self._children: set[int] = set()
+        """Those that somebody has heard of and will collect."""
+
+    @classmethod
+    def fresh(
+        cls,
+        imports: Sequence[str] = (),
+        *,
+        python: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> Template:
+        """A new interpreter that knows nothing but `env` and what it imports."""
+        become_subreaper()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            environment = dict(os.environ if env is None else env)
+            environment[MARKER] = "-" * MARKER_ROOM
+            arguments = [str(theirs.fileno()), str(os.getpid()), *imports]
+            try:
+                popen = subprocess.Popen(
+                    [python, "-c", _BOOT, SOURCE_ROOT, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env=environment,
+                    cwd=cwd,
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        popen.returncode = 0  # this class collects the status itself
+        return cls(ours, popen.pid, f"fresh({', '.join(imports)})")
+
+    @classmethod
+    def fork_of_caller(
+        cls, imports: Sequence[str] = (), *, despite_threads: bool = False
+    ) -> Template:
+        """A copy of this process as it is now. It should have no other thread.
+
+        `despite_threads` copies it all the same, as `multiprocessing` would: a lock that one of
+        the others holds at this moment stays locked in every child.
+        """
+        if threading.active_count() > 1 and not despite_threads:
+            names = [thread.name for thread in threading.enumerate()]
+            raise RuntimeError(f"only a process with one thread can be copied; here run {names}")
+        become_subreaper()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent_pid = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # a stream of the caller's own making
+                stream.flush()  # or every child would write what is buffered here
+        with warnings.catch_warnings():
+            if despite_threads:  # the caller knows
+                warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            _be_template(theirs, parent_pid, imports)
+        theirs.close()
+        return cls(ours, pid, "fork of the worker")
+
+    async def load(self, timeout_s: float) -> None:
+        """Wait until it has imported everything; TemplateGone says why it cannot be forked."""
+        loop = asyncio.get_running_loop()
+        self.gone, self._loaded = loop.create_future(), loop.create_future()
+        loop.add_reader(self._connection, self._on_readable)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._loaded
+        except TimeoutError:
+            self._end(f"it had not imported everything after {timeout_s} s")
+            raise TemplateGone(self.name, f"not loaded within {timeout_s} s") from None
+        except BaseException:
+            self._end("its start was given up")
+            raise
+
+    @property
+    def is_usable(self) -> bool:
+        return self.gone is not None and not self.gone.done()
+
+    async def ended(self) -> str:
+        """Wait for the template's end; why it came."""
+        assert self.gone is not None
+        return await asyncio.shield(self.gone)
+
+    async def spawn(self, wires: Wires, config: SessionConfig, marker: str) -> Spawned:
+        if not self.is_usable:
+            raise TemplateGone(self.name, "it is not running")
+        request = Fork(
+            id=next(self._ids),
+            marker=marker,
+            parent_pid=os.getpid(),
+            cwd=config.cwd,
+            env=config.env,
+        )
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._answers[request.id] = answer
+        control, bulk, stacks = wires.spoken
+        descriptors = [control, bulk, stacks, wires.child_stdout, wires.child_stderr]
+        try:
+            socket.send_fds(self._connection, [msgspec.msgpack.encode(request)], descriptors)
+        except OSError as fault:
+            self._answers.pop(request.id, None)
+            raise TemplateGone(self.name, f"it could not be asked: {fault}") from fault
+        try:
+            pid = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            answer.add_done_callback(self._kill_unwanted)
+            raise
+        return Spawned(pid, lambda: self._collect(pid))
+
+    def stop(self) -> None:
+        """End the template; its children live on. Safe at any time, any number of times."""
+        self._end("it was stopped")
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._connection.recv(_ANSWER_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end("its process ended")
+        elif self._loaded is not None and not self._loaded.done():
+            self._on_loaded(msgspec.msgpack.decode(data, type=Loaded), self._loaded)
+        else:
+            self._on_answer(msgspec.msgpack.decode(data, type=Forked))
+
+    def _on_loaded(self, news: Loaded, loaded: asyncio.Future[None]) -> None:
+        if news.error:
+            loaded.set_exception(TemplateGone(self.name, news.error))
+        else:
+            loaded.set_result(None)
+
+    def _on_answer(self, news: Forked) -> None:
+        answer = self._answers.pop(news.id, None)
+        if answer is None:
+            return
+        if news.pid:
+            self._children.add(news.pid)
+        if news.error:
+            answer.set_exception(TemplateGone(self.name, news.error))
+        else:
+            answer.set_result(news.pid)
+
+    def _end(self, why: str) -> None:
+        if self._connection.fileno() < 0:
+            return
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop().remove_reader(self._connection)
+        self._connection.close()
+        self._kill()
+        for waiting in (self._loaded, *self._answers.values()):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(TemplateGone(self.name, why))
+        self._answers.clear()
+        if self.gone is not None and not self.gone.done():
+            self.gone.set_result(why)
+
+    def _kill(self) -> None:
+        """The template, and the copies of it that never became anybody's child.
+
+        Nobody will hear of one it was making, which holds wires of a session that starts anew.
+        Until it hears Hello a copy is of the template's POSIX session.
+        """
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            kill_members(self.pid, self._children)
+            os.waitpid(self.pid, 0)
+
+    def _collect(self, pid: int) -> int:
+        """The return code of an adopted child, as `subprocess` counts them."""
+        self._children.discard(pid)
+        try:
+            _, status = os.waitpid(pid, 0)
+        except ChildProcessError:  # somebody else's wait took it
+            return -signal.SIGKILL
+        return os.waitstatus_to_exitcode(status)
+
+    def _kill_unwanted(self, answer: asyncio.Future[int]) -> None:
+        """The caller left while the child was being made."""
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        with contextlib.suppress(OSError):
+            os.kill(answer.result(), signal.SIGKILL)
+        self._collect(answer.result())
+
+
+def _be_template(theirs: socket.socket, parent_pid: int, imports: Sequence[str]) -> NoReturn:
+    """In the copy: let go of everything that was the caller's."""
+    try:
+        os.setsid()
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+            signal.signal(signum, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        template = importlib.import_module("capsule_tasks.child.boot.template")
+        template.leave_caller(theirs.fileno())
+        template.main(theirs.fileno(), parent_pid, *imports)
+    finally:
+        os._exit(70)

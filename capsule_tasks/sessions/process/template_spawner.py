@@ -1,0 +1,106 @@
+"""Starting children from a template while there is one, and cold while there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from capsule_tasks.errors import TemplateGone, reason_of
+from capsule_tasks.sessions.process.spawn import ColdSpawner, Spawned, Wires
+from capsule_tasks.sessions.process.template import Template
+from capsule_tasks.settings import Profile, SessionConfig
+from capsule_tasks.system.portable import IS_LINUX
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+_FIRST_RETRY_S = 0.5
+_LAST_RETRY_S = 30.0
+
+
+class WarmSpawner:
+    """Keeps one template loaded. Its loss costs warmth, never a session."""
+
+    def __init__(self, profile: Profile, template: Template | None = None) -> None:
+        """A `template` that exists already is the first; those after it are fresh."""
+        self._profile = profile
+        self._first = template
+        self._cold = ColdSpawner()
+        self._template: Template | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()
+        """The first template is loaded, or could not be, or there will be none."""
+        self._is_stopped = False
+        self.forks = 0
+        self.cold_starts = 0
+        self.templates_lost = 0
+        self.last_error = ""
+
+    @property
+    def template_pid(self) -> int | None:
+        template = self._template
+        return template.pid if template is not None and template.is_usable else None
+
+    async def start(self) -> None:
+        """Load the first template; if that fails, children start cold and it is tried again."""
+        if self._profile.start == "cold" or not IS_LINUX or self._is_stopped:
+            return  # without a subreaper nobody but the template would hear of its children's ends
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+            self._keeper.add_done_callback(lambda _: self._tried.set())
+        await self._tried.wait()
+
+    async def spawn(self, wires: Wires, config: SessionConfig, marker: str) -> Spawned:
+        template = self._template
+        if template is not None and template.is_usable:
+            try:
+                spawned = await template.spawn(wires, config, marker)
+            except TemplateGone as news:
+                log.warning("%s; starting cold", news)
+            else:
+                self.forks += 1
+                return spawned
+        self.cold_starts += 1
+        return await self._cold.spawn(wires, config, marker)
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper})
+        for template in (self._template, self._first):
+            if template is not None:
+                template.stop()
+
+    async def _keep(self) -> None:
+        """Load a template, wait for its end, load the next; slower after each failure."""
+        delay_s = _FIRST_RETRY_S
+        while True:
+            try:
+                template = await self._load()
+            except (TemplateGone, OSError) as news:
+                self.last_error = reason_of(news)
+                log.warning(
+                    "no template: %s; the next attempt is in %.1f s", self.last_error, delay_s
+                )
+            else:
+                delay_s = _FIRST_RETRY_S
+                self._tried.set()
+                self.last_error = await template.ended()
+                self.templates_lost += 1
+                log.warning("the template of %s is gone: %s", template.name, self.last_error)
+            self._tried.set()
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, _LAST_RETRY_S)
+
+    async def _load(self) -> Template:
+        session = self._profile.session
+        template, self._first = self._first, None
+        if template is None:
+            template = Template.fresh(self._profile.imports, python=session.python, env=session.env)
+        try:
+            await template.load(self._profile.template_timeout_s)
+        except BaseException:
+            template.stop()
+            raise
+        self._template = template
+        return template

@@ -1,0 +1,1 @@
+"""Event streams of executions, their indexes, steps and holds."""

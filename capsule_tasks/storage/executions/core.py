@@ -1,0 +1,462 @@
+"""Executions in one Redis, as generators without I/O.
+
+Every write can be repeated: claims carry an id, events their place in an attempt, commands an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.errors import (
+    AttemptClosed,
+    AttemptStale,
+    ExecutionEnded,
+    ExecutionUnknown,
+    InternalError,
+)
+from capsule_tasks.protocol.events import (
+    AttemptEnded,
+    Begun,
+    Command,
+    EventMessage,
+    decode_event,
+    encode_command,
+    encode_event,
+)
+from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.storage.executions.scripts import (
+    execution_append,
+    execution_claim,
+    execution_control,
+    execution_look,
+    execution_read,
+    execution_reap,
+    execution_told,
+    group_note,
+    group_read,
+    recent_find,
+    recent_list,
+    recent_note,
+)
+from capsule_tasks.storage.executions.types import (
+    Claimed,
+    Event,
+    GroupProgress,
+    Page,
+    RecentEntry,
+    Record,
+    State,
+    Told,
+)
+from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys, worker_bells
+from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.scripts import Argument, Call, Code
+
+_LOST = encode_event(AttemptEnded(how="lost", detail="another worker took the execution"))
+_RETAKEN = encode_event(AttemptEnded(how="replaced", detail="its worker lost its lease"))
+_MARKS = 4
+"""Marks in what is kept of an ended execution: so exact is its trimming."""
+_MOST_MARKS = 4096
+"""Marks in what is kept while it runs: so many may be dropped at its end, in one call."""
+PAGE = 128
+NOBODY = "-"
+"""Who must have an execution that is claimed while it is not known."""
+
+
+class ExecutionCore:
+    """What executions say and are told. What it promises is said here for every face."""
+
+    def __init__(self, settings: ExecutionSettings | None = None) -> None:
+        self.settings = settings or ExecutionSettings()
+        prefix = self.settings.prefix
+        self._retry = self.settings.retry
+        self._bells = worker_bells(prefix)
+        self._recent = RecentKeys(prefix)
+
+    def keys_of(self, execution_id: str) -> ExecutionKeys:
+        return ExecutionKeys(execution_id, self.settings.prefix)
+
+    def group_keys_of(self, group_id: str) -> GroupKeys:
+        return GroupKeys(group_id, self.settings.prefix)
+
+    @property
+    def recent_channel(self) -> str:
+        return self._recent.channel
+
+    def bell_of(self, incarnation: str) -> str:
+        return self._bells + incarnation
+
+    # --- workers -------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        execution_id: str,
+        *,
+        owner: str,
+        claim: str,
+        held_by: str = "",
+        ack: str = "late",
+        task: str = "",
+        worker: str = "",
+        group: str = "",
+        index: int = -1,
+    ) -> Operation[Claimed]:
+        """Begin its next attempt; with the same `claim` it is the same one.
+
+        ExecutionEnded if it is over. Who had it before can no longer write. With `held_by` it is
+        taken from that worker alone, or with NOBODY if it runs nowhere; AttemptStale if another
+        has it.
+        """
+        about = about_attempt(ack, task, worker, group, index, self.settings)
+        begun = encode_event(Begun(worker=worker, task=task))
+        keys = self.keys_of(execution_id)
+        call = self.claim_call(keys, claim, about, owner, [begun], held_by=held_by)
+        reply = yield from perform(call, self._retry)
+        return self.claimed(execution_id, reply)
+
+    @staticmethod
+    def claim_call(
+        keys: ExecutionKeys,
+        claim: str,
+        about: bytes,
+        owner: str,
+        events: Sequence[bytes],
+        *,
+        held_by: str = "",
+        state: str = "",
+        outcome: str = "",
+        is_loud: bool = False,
+    ) -> Call:
+        """A claim and what the attempt has said already: to its end, if it is over."""
+        lost = _LOST if held_by == "" else b"" if held_by == NOBODY else _RETAKEN
+        return execution_claim.call(
+            keys,
+            claim=claim,
+            owner=owner,
+            held_by=held_by,
+            about=about,
+            state=state,
+            outcome=outcome,
+            is_loud="1" if is_loud else "",
+            channel=keys.channel,
+            lost=lost,
+            events=events,
+        )
+
+    @staticmethod
+    def claimed(execution_id: str, reply: Reply) -> Claimed:
+        """What the reply to a claim says."""
+        match reply[0]:
+            case Code.DONE:
+                return Claimed(int(reply[1]), int(reply[2]), _told(reply[3:]))
+            case Code.ENDED:
+                raise ExecutionEnded(execution_id, reply[1].decode())
+            case Code.STALE:
+                raise AttemptStale(execution_id, 0, int(reply[1]), reply[2].decode())
+        raise refused(reply, "a claim")
+
+    def append(
+        self,
+        execution_id: str,
+        attempt: int,
+        first_seq: int,
+        events: Sequence[bytes],
+        *,
+        state: str = "",
+        outcome: str = "",
+        is_loud: bool = False,
+        kept: ExecutionSettings | None = None,
+    ) -> Operation[int]:
+        """Store what an attempt said next; the last number that is stored.
+
+        What is stored already is left out. `state` ends the attempt (`waiting`) or the execution
+        (`ended`). AttemptStale if another attempt followed, AttemptClosed if it is over,
+        ExecutionUnknown if nothing of it is left.
+        """
+        call = self.append_call(
+            self.keys_of(execution_id),
+            attempt,
+            first_seq,
+            events,
+            state=state,
+            outcome=outcome,
+            is_loud=is_loud,
+            kept=kept,
+        )
+        reply = yield from perform(call, self._retry)
+        return self.appended(execution_id, call, reply)
+
+    def append_call(
+        self,
+        keys: ExecutionKeys,
+        attempt: int,
+        first_seq: int,
+        events: Sequence[bytes],
+        *,
+        state: str = "",
+        outcome: str = "",
+        is_loud: bool = False,
+        kept: ExecutionSettings | None = None,
+    ) -> Call:
+        return execution_append.call(
+            keys,
+            attempt=attempt,
+            first_seq=first_seq,
+            state=state,
+            outcome=outcome,
+            is_loud=int(is_loud),
+            limits=_limits(kept or self.settings),
+            channel=keys.channel,
+            events=events,
+        )
+
+    @staticmethod
+    def appended(execution_id: str, call: Call, reply: Reply) -> int:
+        """What the reply to an append says."""
+        attempt, first_seq = int(call.args[0]), call.args[1]
+        match reply[0]:
+            case Code.DONE:
+                return int(reply[1])
+            case Code.MISSING:
+                raise ExecutionUnknown(execution_id)
+            case Code.STALE:
+                raise AttemptStale(execution_id, attempt, int(reply[1]), reply[2].decode())
+            case Code.ENDED:
+                raise AttemptClosed(execution_id, attempt, reply[1].decode())
+            case Code.CONFLICT:
+                raise InternalError(
+                    f"execution {execution_id!r} has {reply[1]!r} events, the next is {first_seq!r}"
+                )
+        raise refused(reply, "an append")
+
+    def make(self, call: Call) -> Operation[Reply]:
+        """Have a call made, again where its reply was lost."""
+        return (yield from perform(call, self._retry))
+
+    def reap(
+        self,
+        execution_id: str,
+        owner: str,
+        attempt: int,
+        event: EventMessage,
+        outcome: str = "",
+        *,
+        kept: ExecutionSettings | None = None,
+    ) -> Operation[bool]:
+        """Write the end of an attempt whose worker is gone; False if somebody else was first."""
+        keys = self.keys_of(execution_id)
+        call = execution_reap.call(
+            keys,
+            owner=owner,
+            attempt=attempt,
+            outcome=outcome,
+            limits=_limits(kept or self.settings),
+            channel=keys.channel,
+            event=encode_event(event),
+        )
+        reply = yield from perform(call, self._retry)
+        return bool(reply[0] == Code.DONE)
+
+    def told(self, execution_id: str, after: str = "") -> Operation[tuple[Told, ...]]:
+        """What it was told after that entry."""
+        call = execution_told.call(self.keys_of(execution_id), after=after)
+        reply = yield from perform(call, self._retry)
+        return _told(reply[1:])
+
+    # --- watchers ------------------------------------------------------------------------------
+
+    def tell(
+        self, execution_id: str, command: Command, *, command_id: str | None = None
+    ) -> Operation[State]:
+        """Tell it something, also before it begins; how it stands. ExecutionEnded if it is over."""
+        call = execution_control.call(
+            self.keys_of(execution_id),
+            command=command_id or new_operation(),
+            keep_ms=_ms(self.settings.control_s),
+            bells=self._bells,
+            execution=execution_id,
+            data=encode_command(command),
+        )
+        reply = yield from perform(call, self._retry)
+        if reply[0] == Code.ENDED:
+            raise ExecutionEnded(execution_id, reply[1].decode())
+        return _state(reply[1])
+
+    def read(self, execution_id: str, after: str = "", count: int = PAGE) -> Operation[Page | None]:
+        """Some events after that one; None for an execution of which nothing is there."""
+        call = execution_read.call(self.keys_of(execution_id), after=after, count=count)
+        reply = yield from perform(call, self._retry)
+        if reply[0] == Code.MISSING:
+            return None
+        _, state, outcome, attempt, seq, gone, *flat = reply
+        events = tuple(
+            Event(flat[n].decode(), int(flat[n + 1]) / 1000, *decode_event(flat[n + 2]))
+            for n in range(0, len(flat), 3)
+        )
+        return Page(_state(state), outcome.decode(), int(attempt), int(seq), gone.decode(), events)
+
+    def look(self, execution_id: str) -> Operation[Record]:
+        """How it stands."""
+        reply = yield from perform(execution_look.call(self.keys_of(execution_id)), self._retry)
+        if reply[0] == Code.MISSING:
+            return Record("unknown")
+        words = [value.decode(errors="replace") for value in reply[1:]]
+        return Record(
+            state=_state(reply[1]),
+            attempt=int(words[1] or 0),
+            owner=words[2],
+            worker=words[3],
+            task=words[4],
+            ack=words[5],
+            outcome=words[6],
+            begun_at=_seconds(words[7]),
+            ended_at=_seconds(words[8]),
+            group=words[9],
+            index=int(words[10] or -1),
+            is_loud=words[11] == "1",
+        )
+
+    # --- indexes -------------------------------------------------------------------------------
+
+    def note_recent(self, notes: Sequence[tuple[int, RecentEntry]]) -> Operation[None]:
+        """Put executions into the index, each with its attempt; the newest stay in it."""
+        settings = self.settings
+        parts: list[Argument] = []
+        for attempt, entry in notes:
+            record = {"s": entry.state, "t": entry.task, "w": entry.worker, "b": entry.began_at}
+            parts += [entry.execution_id, attempt, msgspec.json.encode(record)]
+        call = recent_note.call(
+            self._recent,
+            most=settings.recent,
+            keep_ms=_ms(settings.recent_s),
+            channel=self._recent.channel,
+            notes=parts,
+        )
+        yield from perform(call, self._retry)
+
+    def list_recent(
+        self,
+        *,
+        state: str | None = None,
+        task: str | None = None,
+        since: float | None = None,
+        limit: int = 50,
+    ) -> Operation[list[RecentEntry]]:
+        """The latest executions first, of a state, a task, a time."""
+        found: list[RecentEntry] = []
+        before = ""
+        while len(found) < limit:
+            call = recent_list.call(self._recent, before=before, count=500)
+            reply = yield from perform(call, self._retry)
+            page = [_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3)]
+            for entry in page:
+                if since is not None and entry.noted_at < since:
+                    return found[:limit]
+                if state in (None, entry.state) and task in (None, entry.task):
+                    found.append(entry)
+            if not page:
+                break
+            before = reply[-2].decode()
+        return found[:limit]
+
+    def find_recent(self, execution_ids: Sequence[str]) -> Operation[dict[str, RecentEntry]]:
+        """What the index knows of some, also when nothing else is left of them."""
+        call = recent_find.call(self._recent, ids=execution_ids)
+        reply = yield from perform(call, self._retry)
+        entries = (_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3))
+        return {entry.execution_id: entry for entry in entries}
+
+    def note_group(
+        self, group_id: str, members: Sequence[tuple[int, str, str, str]]
+    ) -> Operation[None]:
+        """Count ends of members: (place, outcome, execution id, what went wrong), each once."""
+        keys, settings = self.group_keys_of(group_id), self.settings
+        parts: list[Argument] = []
+        for index, outcome, execution_id, failure in members:
+            is_failure = outcome in ("failed", "lost")
+            said = msgspec.json.encode([execution_id, failure[:1000]]) if is_failure else b""
+            parts += [index, outcome, said]
+        call = group_note.call(
+            keys,
+            keep_ms=_ms(settings.group_s),
+            most=settings.group_failures,
+            channel=keys.channel,
+            members=parts,
+        )
+        yield from perform(call, self._retry)
+
+    def read_group(
+        self, group_id: str, after: str = "", count: int = 100, *, which: bool = False
+    ) -> Operation[GroupProgress]:
+        """How far a group is, failures after that one, and if asked `which` members are counted."""
+        keys = self.group_keys_of(group_id)
+        call = group_read.call(keys, after=after, count=count, which=int(which))
+        reply = yield from perform(call, self._retry)
+        end = 3 + 2 * int(reply[2])
+        counts = {reply[n].decode(): int(reply[n + 1]) for n in range(3, end, 2)}
+        failures = tuple(
+            (reply[n].decode(), *msgspec.json.decode(reply[n + 1], type=tuple[str, str]))
+            for n in range(end, len(reply), 2)
+        )
+        return GroupProgress(counts, failures, reply[1] if which else None)
+
+    def kept_as(self, **changes: Any) -> ExecutionSettings:
+        """These settings for one task, with changes of its own."""
+        return msgspec.structs.replace(self.settings, **changes)
+
+
+@lru_cache(maxsize=1000)
+def about_attempt(
+    ack: str, task: str, worker: str, group: str, index: int, kept: ExecutionSettings
+) -> bytes:
+    """What a claim says of an attempt, whoever holds it."""
+    place = str(index) if group else ""
+    return msgspec.msgpack.encode([ack, task, worker, group, place, _limits(kept).decode()])
+
+
+@lru_cache(maxsize=1000)
+def _limits(kept: ExecutionSettings) -> bytes:
+    """As the scripts take them."""
+    mark_bytes = max(1, kept.kept_bytes // _MARKS, kept.live_bytes // _MOST_MARKS)
+    numbers = (mark_bytes, kept.live_bytes, kept.kept_bytes)
+    times = (_ms(kept.age_s), _ms(kept.kept_s), _ms(kept.quiet_s))
+    return " ".join(map(str, (*numbers, *times))).encode()
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _seconds(ms: str) -> float | None:
+    return int(ms) / 1000 if ms else None
+
+
+def _state(value: bytes) -> State:
+    state: State = value.decode() or "unknown"  # type: ignore[assignment]
+    return state
+
+
+def _told(flat: Reply) -> tuple[Told, ...]:
+    return tuple(Told(flat[n].decode(), flat[n + 1]) for n in range(0, len(flat), 2))
+
+
+class _RecentRecord(msgspec.Struct):
+    s: str = ""
+    t: str = ""
+    w: str = ""
+    b: float | None = None
+
+
+_recent_record = msgspec.json.Decoder(_RecentRecord).decode
+
+
+def _recent(execution_id: bytes, noted: bytes, record: bytes) -> RecentEntry:
+    known = _recent_record(record)
+    return RecentEntry(execution_id.decode(), int(noted) / 1e6, known.s, known.t, known.w, known.b)
+
+
+__all__ = ["NOBODY", "PAGE", "ExecutionCore", "about_attempt"]

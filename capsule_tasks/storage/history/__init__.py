@@ -1,0 +1,1 @@
+"""Histories: the ordered records of named sessions."""

@@ -1,0 +1,439 @@
+"""Every operation on a history, once for both of its faces, as generators without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from capsule_tasks.errors import (
+    HistoryConflict,
+    HistoryFull,
+    InvalidSetting,
+    ItemNotStorable,
+    ItemTooLarge,
+)
+from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage.codec import (
+    Codec,
+    Item,
+    JsonCodec,
+    Unreadable,
+    all_decoded,
+    all_encoded,
+    canonical,
+    unpacked,
+)
+from capsule_tasks.storage.history.scripts import (
+    history_append,
+    history_clear,
+    history_forget,
+    history_info,
+    history_pop,
+    history_pop_suffix,
+    history_read,
+    history_replace,
+    history_stage,
+)
+from capsule_tasks.storage.history.types import (
+    HistoryInfo,
+    PoppedSuffix,
+    Snapshot,
+    Version,
+    limit_of,
+)
+from capsule_tasks.storage.keys import SessionKeys
+from capsule_tasks.storage.operations import (
+    Operation,
+    Reply,
+    named,
+    new_operation,
+    perform,
+    performed,
+    refused,
+)
+from capsule_tasks.storage.scripts import Code
+
+PIECE_ITEMS = 5000
+PIECE_BYTES = 4 * 1024 * 1024
+"""The most that one call reads, or puts beside a history, so that Redis is never held up long."""
+FORGET_KEYS = 1000
+"""Popped records that one call removes."""
+STAGE_TTL_MS = 600_000
+RESTARTS = 5
+"""How often reading or staging begins anew when another writer interferes."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    generation: str
+    start: int
+    stop: int
+    packed: list[bytes]
+
+
+class HistoryCore:
+    """One history's operations. What they promise is said here for both faces.
+
+    Items are dicts; they are typed as Any where users meet them, so that a type checker takes a
+    History for the `Session` of openai-agents, whose items are typed dicts.
+
+    Every write takes an `operation`: an id under which it is done at most once. Without one it
+    makes its own, which covers lost replies; give one to repeat a whole call safely, from another
+    process too, for ten minutes and 10,000 writes.
+    """
+
+    def __init__(
+        self, session_id: str, settings: HistorySettings, session_settings: Any, codec: Codec
+    ) -> None:
+        keys = SessionKeys(session_id, settings.prefix)
+        self.session_id = session_id
+        self.settings = settings
+        limit_of(session_settings)  # refuses what has none
+        self.session_settings = session_settings
+        self.codec = codec
+        self._retry = settings.retry
+        self._ttl_ms = max(1, int(settings.ttl_s * 1000))
+        self._renew_ms = self._ttl_ms if settings.renew_on_read else 0
+        self._keys = keys
+
+    def get_items(self, limit: int | None = None) -> Operation[list[Any]]:
+        """The latest `limit` readable items in the order in which they were added.
+
+        Without a limit `session_settings.limit` holds, and without that there is none.
+        """
+        return (yield from self.read(self._limit(limit))).items
+
+    def read(self, limit: int | None = None) -> Operation[Snapshot]:
+        """The history, or its latest `limit` readable items, with the version to replace it by.
+
+        It is the history of one moment, also when it takes many calls. Corrupt records do not
+        count towards the limit.
+        """
+        _check_limit(limit)
+        for _ in range(RESTARTS):
+            snapshot = yield from self._read_once(limit, PIECE_ITEMS, PIECE_BYTES)
+            if snapshot is not None:
+                return snapshot
+        # Others remove items all the time. One call for everything is one moment, too.
+        snapshot = yield from self._read_once(limit, self.settings.max_items, 2**52)
+        if snapshot is None:
+            raise HistoryConflict(self.session_id, "items were removed again and again")
+        return snapshot
+
+    def add_items(self, items: Iterable[Any], *, operation: str | None = None) -> Operation[None]:
+        """Append one batch, whole and in its order, or nothing of it."""
+        records = self.encoded(items)
+        if not records:
+            return
+        call = history_append.call(
+            self._keys,
+            operation=named("add", operation),
+            ttl_ms=self._ttl_ms,
+            max_items=self.settings.max_items,
+            max_bytes=self.settings.max_bytes,
+            records=records,
+        )
+        reply = yield from perform(call, self._retry)
+        if reply[0] != Code.DONE:
+            raise self._refusal(reply, "append")
+
+    def pop_item(self, *, operation: str | None = None) -> Operation[Any]:
+        """Remove and return the last readable item; None if there is none.
+
+        Corrupt records behind it go to quarantine on the way.
+        """
+        operation = operation if operation is not None else new_operation()
+        corrupt, corrupt_key = "", self._keys.popped
+        guard = self.codec.guard
+        step = 0
+        while True:
+            # A repeat of the whole call walks the same steps under the same names.
+            name = named(f"pop.{step}" if step else "pop", operation)
+            taken_key = self._keys.popped_by(name)
+            call = history_pop.call(
+                self._keys,
+                taken_key,
+                corrupt_key,
+                operation=name,
+                ttl_ms=self._ttl_ms,
+                corrupt_by=corrupt,
+                keep_bad=self.settings.max_quarantined,
+                guards=guard,
+            )
+            done_as, reply = yield from performed(call, self._retry)
+            if len(reply) == 1:
+                return None
+            try:
+                item = self.codec.decode(reply[1], self.session_id)
+            except Unreadable:
+                if reply[0] == Code.DONE:
+                    corrupt, corrupt_key = done_as or name, taken_key
+                    step += 1
+                else:
+                    # It only begins like a sealed record: this very one may be taken.
+                    guard = (*guard, reply[1])
+                continue
+            if reply[0] != Code.DONE:
+                raise refused(reply, "pop")
+            return item
+
+    def pop_suffix(
+        self, expected: Iterable[Any], *, operation: str | None = None
+    ) -> Operation[PoppedSuffix]:
+        """Remove exactly these items from the end, or change nothing and say what is there.
+
+        One script compares and removes. Items are compared as JSON: the order of keys, and how a
+        codec spells an item, make no difference.
+        """
+        items = list(expected)
+        records = self.encoded(items)
+        if not records:
+            return PoppedSuffix(True, [])
+        for _ in range(RESTARTS):
+            call = history_pop_suffix.call(
+                self._keys,
+                operation=named("pop_suffix", operation),
+                ttl_ms=self._ttl_ms,
+                records=records,
+            )
+            reply = yield from perform(call, self._retry)
+            if reply[0] == Code.DONE:
+                return PoppedSuffix(True, items)
+            found, unreadable = self._decoded(reply[1:])
+            if unreadable or not _are_same(found, self._decoded(records)[0]):
+                return PoppedSuffix(False, found)
+            records = reply[1:]
+        return PoppedSuffix(False, found)
+
+    def replace(
+        self, version: Version, items: Iterable[Any], *, operation: str | None = None
+    ) -> Operation[None]:
+        """Put these items in the place of what was read at `version`, in one step.
+
+        What lies before it and what was appended since stays. Raises HistoryConflict, with nothing
+        changed, if items were removed meanwhile. Corrupt records within go to quarantine.
+        """
+        records = self.encoded(items)
+        name = named("replace", operation)
+        stage = self._keys.stage(new_operation())
+        pieces = list(_pieces(records))
+        last = pieces.pop() if pieces else []
+        staged = [record for piece in pieces for record in piece]
+        for _ in range(RESTARTS):
+            if not (yield from self._stage(stage, pieces)):
+                continue
+            reply = yield from self._commit(name, stage, version, staged, last)
+            if reply[0] == Code.LOST:
+                continue
+            if reply[0] != Code.DONE:
+                raise self._refusal(reply, "replace")
+            return
+        raise HistoryConflict(self.session_id, "what was staged for it was lost again and again")
+
+    def prunable(self, version: Version, is_old: Callable[[Any], bool]) -> Operation[int]:
+        """How many records from the oldest on, all before `version`, are items that are old.
+
+        Raises HistoryConflict if items were removed since `version` was read.
+        """
+        found, count = 0, PIECE_ITEMS
+        while found < version.start:
+            before = min(found + count, version.start)
+            piece = yield from self._read_piece(
+                version.generation, before, before - found, PIECE_BYTES
+            )
+            if piece is None:
+                raise HistoryConflict(self.session_id, "items were removed since it was read")
+            if piece.start > found:  # so many are too large for one call
+                count = piece.stop - piece.start
+                continue
+            for record in unpacked(piece.packed):
+                try:
+                    item = self.codec.decode(record, self.session_id)
+                except Unreadable:
+                    return found
+                if not is_old(item):
+                    return found
+                found += 1
+        return found
+
+    def clear_session(self, *, operation: str | None = None) -> Operation[None]:
+        """Remove the history, its quarantine, and what was popped lately."""
+        call = history_clear.call(self._keys, operation=named("clear", operation))
+        _, *taken = yield from perform(call, self._retry)
+        for first in range(0, len(taken), FORGET_KEYS):
+            some = [key.decode() for key in taken[first : first + FORGET_KEYS]]
+            yield from perform(history_forget.call(self._keys, some), self._retry)
+
+    def info(self) -> Operation[HistoryInfo]:
+        """Size, times and quarantine of the history."""
+        reply = yield from perform(history_info.call(self._keys), self._retry)
+        _, length, size, created, updated, ttl_ms, bad = (int(part) for part in reply)
+        return HistoryInfo(
+            session_id=self.session_id,
+            items=length,
+            bytes=size,
+            created_at=_time(created),
+            updated_at=_time(updated),
+            expires_in_s=ttl_ms / 1000 if ttl_ms >= 0 else None,
+            quarantined=bad,
+        )
+
+    def _read_once(
+        self, limit: int | None, piece_items: int, piece_bytes: int
+    ) -> Operation[Snapshot | None]:
+        """None if items were removed between two pieces."""
+        generation, before, stop = "", -1, 0
+        pieces: list[tuple[list[Item], list[int]]] = []
+        missing = self.settings.max_items if limit is None else limit
+        while True:
+            count = min(missing, piece_items) if limit is not None else piece_items
+            piece = yield from self._read_piece(generation, before, count, piece_bytes)
+            if piece is None:
+                return None
+            if not generation:
+                generation, stop = piece.generation, piece.stop
+            before = piece.start
+            items, corrupt = self._decoded_piece(piece)
+            pieces.append((items, corrupt))
+            missing -= len(items)
+            if before == 0 or (limit is not None and missing <= 0):
+                break
+        pieces.reverse()
+        return Snapshot(
+            [item for items, _ in pieces for item in items] if len(pieces) > 1 else pieces[0][0],
+            Version(generation, before, stop, tuple(at for _, places in pieces for at in places)),
+        )
+
+    def _read_piece(
+        self, generation: str, before: int, count: int, piece_bytes: int
+    ) -> Operation[_Piece | None]:
+        call = history_read.call(
+            self._keys,
+            generation=generation,
+            before=before,
+            count=count,
+            max_bytes=piece_bytes,
+            renew_ms=self._renew_ms,
+        )
+        reply = yield from perform(call, self._retry)
+        if reply[0] == Code.CONFLICT:
+            return None
+        _, current, stop, start, *packed = reply
+        return _Piece(current.decode(), start, stop, packed)
+
+    def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[bool]:
+        """Whether the pieces wait beside the history now; not if there was another one."""
+        offset = 0
+        for piece in pieces:
+            call = history_stage.call(stage, offset=offset, ttl_ms=STAGE_TTL_MS, records=piece)
+            reply = yield from perform(call, self._retry)
+            if reply[0] != Code.DONE:
+                return False
+            offset += len(piece)
+        return True
+
+    def _commit(
+        self, name: str, stage: str, version: Version, staged: list[bytes], last: list[bytes]
+    ) -> Operation[Reply]:
+        call = history_replace.call(
+            self._keys,
+            stage,
+            operation=name,
+            ttl_ms=self._ttl_ms,
+            generation=version.generation,
+            start=version.start,
+            stop=version.stop,
+            pruned=version.pruned,
+            staged=len(staged),
+            staged_bytes=sum(map(len, staged)),
+            max_items=self.settings.max_items,
+            max_bytes=self.settings.max_bytes,
+            keep_bad=self.settings.max_quarantined,
+            corrupt=",".join(map(str, version.corrupt)),
+            records=last,
+        )
+        return perform(call, self._retry)
+
+    def _refusal(self, reply: Reply, call: str) -> Exception:
+        settings = self.settings
+        match reply[0]:
+            case Code.CONFLICT:
+                return HistoryConflict(self.session_id, "items were removed since it was read")
+            case Code.FULL:
+                return HistoryFull(
+                    self.session_id,
+                    int(reply[1]),
+                    int(reply[2]),
+                    settings.max_items,
+                    settings.max_bytes,
+                )
+        return refused(reply, call)
+
+    def _limit(self, limit: int | None) -> int | None:
+        default: int | None = limit_of(self.session_settings) if limit is None else limit
+        return default
+
+    def encoded(self, items: Iterable[Item]) -> list[bytes]:
+        """The records of a batch; refuses all of it for one item that has none."""
+        most = self.settings.max_item_bytes
+        if type(self.codec) is JsonCodec:
+            items = list(items)
+            quickly = all_encoded(items)
+            if quickly is not None and max(map(len, quickly), default=0) <= most:
+                return quickly
+        records = []
+        for index, item in enumerate(items):
+            try:
+                record = self.codec.encode(item, self.session_id)
+            except (TypeError, ValueError) as error:
+                raise ItemNotStorable(index, str(error)) from error
+            if len(record) > most:
+                raise ItemTooLarge(index, len(record), most)
+            records.append(record)
+        return records
+
+    def _decoded_piece(self, piece: _Piece) -> tuple[list[Item], list[int]]:
+        """The readable items, and the places of the others."""
+        if type(self.codec) is JsonCodec and (items := all_decoded(piece.packed)) is not None:
+            return items, []
+        return self._decoded(unpacked(piece.packed), piece.start)
+
+    def _decoded(self, records: Iterable[bytes], start: int = 0) -> tuple[list[Item], list[int]]:
+        decode, session_id = self.codec.decode, self.session_id
+        items: list[Item] = []
+        corrupt: list[int] = []
+        for index, record in enumerate(records, start):
+            try:
+                items.append(decode(record, session_id))
+            except Unreadable:
+                corrupt.append(index)
+        return items, corrupt
+
+
+def _check_limit(limit: int | None) -> None:
+    is_number = isinstance(limit, int) and not isinstance(limit, bool)
+    if limit is not None and not (is_number and limit >= 0):
+        raise InvalidSetting("limit", limit, "None or a whole number from 0")
+
+
+def _are_same(some: Sequence[Item], others: Sequence[Item]) -> bool:
+    return list(map(canonical, some)) == list(map(canonical, others))
+
+
+def _pieces(records: list[bytes]) -> Iterable[list[bytes]]:
+    piece: list[bytes] = []
+    size = 0
+    for record in records:
+        if piece and (len(piece) >= PIECE_ITEMS or size + len(record) > PIECE_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(record)
+        size += len(record)
+    if piece:
+        yield piece
+
+
+def _time(microseconds: int) -> datetime | None:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC) if microseconds else None

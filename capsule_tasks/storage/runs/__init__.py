@@ -1,0 +1,1 @@
+"""Stored runs, their approvals, and the index of calls that wait for a decision."""

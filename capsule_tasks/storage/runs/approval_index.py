@@ -1,0 +1,188 @@
+"""The index of calls that wait for a decision: by age, agent and tool.
+
+It is derived: a call is put in before it waits, and taken out after it was decided about. So it may
+hold too much for a while, and whoever reads it asks the run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.protocol.values import sendable
+from capsule_tasks.settings import RunSettings
+from capsule_tasks.storage.keys import ApprovalKeys, CallKeys
+from capsule_tasks.storage.operations import Operation, perform
+from capsule_tasks.storage.runs.types import Ask, Waiting
+from capsule_tasks.storage.scripts import Argument, script
+
+IDLE_MS = 120_000
+"""An entry whose run knows nothing of it is dropped after so long. A script refuses to let a call
+wait whose entry is older than 30 s, so none that is about to wait is lost."""
+
+
+@script
+def approvals_add(keys: CallKeys, *, ttl_ms: int, parts: Sequence[Argument]) -> None: ...
+
+
+@script
+def approvals_drop(keys: CallKeys, *, member: bytes, idle_ms: int) -> None: ...
+
+
+@script
+def approvals_list(keys: ApprovalKeys, order: str, *, after: str, count: int) -> None: ...
+
+
+@script
+def approvals_due(keys: ApprovalKeys, *, count: int) -> None: ...
+
+
+@script
+def approvals_postpone(keys: ApprovalKeys, *, member: bytes, at_ms: int, least_ms: int) -> None: ...
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What the index says of a call; the run knows better."""
+
+    run: str
+    call: str
+    agent: str
+    tool: str
+    session: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """An entry with its place in the order."""
+
+    entry: Entry
+    score: str
+
+
+_decode = msgspec.json.Decoder(Entry).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Index:
+    """Operations on the index of one Redis."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self._keys = ApprovalKeys(settings.prefix)
+
+    @property
+    def channel(self) -> str:
+        return self._keys.channel
+
+    def add(self, run_id: str, session_id: str, asks: Sequence[Ask]) -> Operation[int]:
+        """Put calls in, before they wait; the time of the index's clock, in ms (0 for none)."""
+        groups: defaultdict[tuple[str, str], list[Ask]] = defaultdict(list)
+        for ask in asks:
+            groups[ask.agent, ask.tool].append(ask)
+        added_ms: list[int] = []
+        for (agent, tool), members in groups.items():
+            parts: list[Argument] = []
+            for ask in members:
+                entry = Entry(run_id, ask.call_id, agent, tool, session_id)
+                parts += [_member(entry), _encode(entry), expires_in_ms(ask) or 0]
+            ttl_ms = int(self._settings.ttl_s * 1000)
+            call = approvals_add.call(self._of_call(agent, tool), ttl_ms=ttl_ms, parts=parts)
+            reply = yield from perform(call, self._settings.retry)
+            added_ms.append(int(reply[1]))
+        return min(added_ms, default=0)
+
+    def restore(self, waiting: Waiting, now_ms: int) -> Operation[None]:
+        """Put a call in that waits; for an index that has lost it."""
+        left: float | None = None
+        if waiting.expires_at is not None:
+            left = max(0.001, waiting.expires_at.timestamp() - now_ms / 1000)
+        ask = Ask(
+            call_id=waiting.call_id,
+            tool=waiting.tool,
+            agent=waiting.agent,
+            fingerprint=waiting.fingerprint,
+            expires_in_s=left,
+        )
+        yield from self.add(waiting.run_id, waiting.session_id, [ask])
+
+    def drop(self, entry: Entry, *, idle_ms: int) -> Operation[bool]:
+        """Take a call out, unless it was put in more lately than that."""
+        keys = self._of_call(entry.agent, entry.tool)
+        call = approvals_drop.call(keys, member=_member(entry), idle_ms=idle_ms)
+        reply = yield from perform(call, self._settings.retry)
+        return int(reply[1]) == 1
+
+    def _of_call(self, agent: str, tool: str) -> CallKeys:
+        return CallKeys(agent, tool, self._settings.prefix)
+
+    def page(
+        self, agent: str | None, tool: str | None, after: str, count: int
+    ) -> Operation[list[Found]]:
+        """Entries behind a place, oldest first."""
+        order = self._keys.order(agent, tool)
+        call = approvals_list.call(self._keys, order, after=after, count=count)
+        reply = yield from perform(call, self._settings.retry)
+        rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
+        return [
+            Found(_entry(member, details, agent, tool), score.decode())
+            for member, score, details in rows
+        ]
+
+    def due(self, count: int) -> Operation[tuple[list[Entry], float | None]]:
+        """Entries whose time has passed, and the seconds until the next one's will."""
+        reply = yield from perform(
+            approvals_due.call(self._keys, count=count), self._settings.retry
+        )
+        next_in_s = int(reply[1]) / 1000 if int(reply[1]) >= 0 else None
+        rows = zip(reply[2::2], reply[3::2], strict=True)
+        return [_entry(member, details) for member, details in rows], next_in_s
+
+    def postpone(self, entry: Entry, at_ms: int, least_ms: int) -> Operation[float]:
+        """Have an entry looked at when its time passes, and the seconds until then.
+
+        It would be the first to be looked at for ever, and many of its kind would hide all others.
+        """
+        call = approvals_postpone.call(
+            self._keys, member=_member(entry), at_ms=at_ms, least_ms=least_ms
+        )
+        reply = yield from perform(call, self._settings.retry)
+        return int(reply[1]) / 1000
+
+
+def packed(ask: Ask) -> dict[str, Any]:
+    """A call as scripts take it."""
+    parts: dict[str, Any] = {
+        "call": ask.call_id,
+        "tool": ask.tool,
+        "agent": ask.agent,
+        "print": ask.fingerprint,
+        "args": sendable(ask.arguments),
+        "on_expiry": ask.on_expiry,
+    }
+    if ask.may_decide is not None:
+        parts["may"] = list(ask.may_decide)
+    if (milliseconds := expires_in_ms(ask)) is not None:
+        parts["expires_in"] = milliseconds
+    return parts
+
+
+def expires_in_ms(ask: Ask) -> int | None:
+    return None if ask.expires_in_s is None else max(1, int(ask.expires_in_s * 1000))
+
+
+def _member(entry: Entry) -> bytes:
+    return _encode([entry.run, entry.call])
+
+
+def _entry(
+    member: bytes, details: bytes, agent: str | None = None, tool: str | None = None
+) -> Entry:
+    """An entry whose details are lost is made of its name: its run may still wait."""
+    if details:
+        return _decode(details)
+    run, call = msgspec.json.decode(member, type=tuple[str, str])
+    return Entry(run, call, agent or "", tool or "", "")

@@ -1,0 +1,296 @@
+"""Decisions about calls that wait, as generators without I/O."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from capsule_tasks.errors import (
+    AlreadyDecided,
+    DecisionExpired,
+    InvalidSetting,
+    MayNotDecide,
+    RunEnded,
+    RunNotFound,
+    StorageError,
+    UnknownCall,
+)
+from capsule_tasks.protocol.values import sendable
+from capsule_tasks.settings import RunSettings
+from capsule_tasks.storage.keys import RunKeys, escaped
+from capsule_tasks.storage.operations import Operation, Reply, named, perform, refused
+from capsule_tasks.storage.runs.approval_index import IDLE_MS, Entry
+from capsule_tasks.storage.runs.checks import (
+    check_count,
+    check_flag,
+    check_names,
+    check_string,
+    check_text,
+)
+from capsule_tasks.storage.runs.core import RunCore, pack, unpack
+from capsule_tasks.storage.runs.types import (
+    Expired,
+    Resolved,
+    RunRecord,
+    Status,
+    StoredDecision,
+    Sweep,
+    Waiting,
+    WaitingPage,
+)
+from capsule_tasks.storage.scripts import Code, script
+
+PAGE = 100
+LOOK_AGAIN_S = 1.0
+"""Until a call in the index whose time has passed, but which does not wait yet, is looked at."""
+LOOK_AGAIN_UNLIMITED_S = 3600.0
+"""The same for one that waits without a limit: another call of its id had one, and was refused."""
+
+_decision = msgspec.msgpack.Decoder(StoredDecision).decode
+
+
+@script
+def run_decide(
+    keys: RunKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    run_id: str,
+    call: str,
+    decision: bytes,
+    always: int,
+    roles: bytes,
+    channel: str,
+) -> None: ...
+
+
+@script
+def run_expire(
+    keys: RunKeys,
+    *,
+    operation: str,
+    ttl_ms: int,
+    run_id: str,
+    channel: str,
+) -> None: ...
+
+
+class ApprovalCore:
+    """Decisions in one Redis. What they promise is said here for every face."""
+
+    def __init__(self, settings: RunSettings, runs: RunCore) -> None:
+        self._settings = settings
+        self._runs = runs
+        self._index = runs.index
+        self._ttl_ms = int(settings.ttl_s * 1000)
+
+    def approve(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        always: bool = False,
+        by: str | None = None,
+        roles: Sequence[str] = (),
+        operation: str | None = None,
+    ) -> Operation[Resolved]:
+        """Approve a call that waits; `always` also every later one of its tool by its agent.
+
+        The first decision counts: AlreadyDecided tells everybody else what it was. Where the call
+        says who may decide, `by` or one of `roles` has to be among them. DecisionExpired comes
+        after its time, MayNotDecide to others, UnknownCall for a call that does not wait.
+        """
+        return self._decide(run_id, call_id, True, None, always, by, roles, operation)
+
+    def reject(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        message: str | None = None,
+        always: bool = False,
+        by: str | None = None,
+        roles: Sequence[str] = (),
+        operation: str | None = None,
+    ) -> Operation[Resolved]:
+        """Reject a call that waits, with a message for the model; otherwise as `approve`."""
+        return self._decide(run_id, call_id, False, message, always, by, roles, operation)
+
+    def waiting(
+        self,
+        *,
+        agent: str | None = None,
+        tool: str | None = None,
+        limit: int = PAGE,
+        cursor: str | None = None,
+    ) -> Operation[WaitingPage]:
+        """Calls that wait in any run, oldest first: of an agent, of a tool, of both, or all."""
+        check_count("limit", limit, 1, 10_000)
+        for name, value in (("agent", agent), ("tool", tool)):
+            if value is not None:
+                check_text(name, value)
+        check_string("cursor", cursor)
+        if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
+            raise InvalidSetting("cursor", cursor, "the cursor of the page before")
+        after, calls = cursor or "0", list[Waiting]()
+        known: dict[str, RunRecord | None] = {}
+        while len(calls) < limit:
+            count = min(PAGE, limit - len(calls))
+            page = yield from self._index.page(agent, tool, after, count)
+            for found in page:
+                after = found.score
+                call = yield from self._verified(found.entry, known)
+                if call is not None:
+                    calls.append(call)
+            if len(page) < count:
+                return WaitingPage(calls, None)
+        return WaitingPage(calls, after)
+
+    def expire_due(self, *, limit: int = PAGE) -> Operation[Sweep]:
+        """Decide what was asked for with a time that has passed, and tell when to come again.
+
+        Any process may call it, several at once too: each call is decided about once, and one of
+        them is told to resume its run.
+        """
+        check_count("limit", limit, 1, 10_000)
+        entries, next_in_s = yield from self._index.due(limit)
+        expired: list[Expired] = []
+        for run_id in dict.fromkeys(entry.run for entry in entries):
+            with contextlib.suppress(RunNotFound):
+                one = yield from self.expire(run_id)
+                if one.calls:
+                    expired.append(one)
+        known: dict[str, RunRecord | None] = {}
+        for entry in entries:
+            is_done = any(entry.run == one.run_id and entry.call in one.calls for one in expired)
+            if is_done:
+                yield from self._index.drop(entry, idle_ms=0)
+                continue
+            call = yield from self._verified(entry, known)
+            if call is None and (yield from self._index.drop(entry, idle_ms=IDLE_MS)):
+                continue
+            later_s = yield from self._look_again(entry, call)
+            next_in_s = min(next_in_s or later_s, later_s)
+        if len(entries) == limit:
+            next_in_s = 0.0
+        return Sweep(expired, next_in_s)
+
+    def _look_again(self, entry: Entry, call: Waiting | None) -> Operation[float]:
+        """Put off an entry that stays in the index though it was not decided about now."""
+        at_ms, least_s = 0, LOOK_AGAIN_S
+        if call is not None and call.expires_at is None:
+            least_s = LOOK_AGAIN_UNLIMITED_S
+        elif call is not None and call.expires_at is not None:
+            at_ms = int(call.expires_at.timestamp() * 1000)
+        return self._index.postpone(entry, at_ms, int(least_s * 1000))
+
+    def expire(self, run_id: str, *, operation: str | None = None) -> Operation[Expired]:
+        """Decide what is overdue in one run."""
+        _, keys = yield from self._runs.places.find(run_id)
+        call = run_expire.call(
+            keys,
+            operation=named("run_expire", operation),
+            ttl_ms=self._ttl_ms,
+            run_id=run_id,
+            channel=self._index.channel,
+        )
+        reply = yield from perform(call, self._settings.retry)
+        if reply[0] == Code.MISSING:
+            raise RunNotFound(run_id)
+        if reply[0] != Code.DONE:
+            raise refused(reply, "expire")
+        calls = tuple(call_id.decode() for call_id in reply[4:])
+        return Expired(run_id, calls, _status(reply[2]), reply[1] == 1, int(reply[3]))
+
+    def reindex(self, run_id: str) -> Operation[int]:
+        """Put all that a run waits for into the index again; how many calls that are."""
+        record = yield from self._runs.read(run_id, with_snapshot=False)
+        for call in record.waiting:
+            yield from self._index.restore(call, time.time_ns() // 1_000_000)
+        return len(record.waiting)
+
+    def _decide(
+        self,
+        run_id: str,
+        call_id: str,
+        approved: bool,
+        message: str | None,
+        always: bool,
+        by: str | None,
+        roles: Sequence[str],
+        operation: str | None,
+    ) -> Operation[Resolved]:
+        escaped("call id", call_id)
+        check_string("by", by)
+        check_string("message", message)
+        check_names("roles", roles)
+        check_flag("always", always)
+        session_id, keys = yield from self._runs.places.find(run_id)
+        who = tuple(sendable(each) for each in (by, *roles) if each)
+        decision: dict[str, bool | str] = {"approved": approved}
+        if message is not None:
+            decision["message"] = sendable(message)
+        if by is not None:
+            decision["by"] = sendable(by)
+        call = run_decide.call(
+            keys,
+            operation=named("run_decide", operation),
+            ttl_ms=self._ttl_ms,
+            run_id=run_id,
+            call=call_id,
+            decision=pack(decision),
+            always=int(always),
+            roles=pack(list(who)),
+            channel=self._index.channel,
+        )
+        reply = yield from perform(call, self._settings.retry)
+        if reply[0] != Code.DONE:
+            raise _refusal(run_id, call_id, who, reply)
+        entry = Entry(run_id, call_id, reply[4].decode(), reply[3].decode(), session_id)
+        # The decision stands; an entry that stays is found out by the next who lists.
+        with contextlib.suppress(StorageError):
+            yield from self._index.drop(entry, idle_ms=0)
+        return Resolved(run_id, call_id, _status(reply[2]), reply[1] == 1, int(reply[5]))
+
+    def _verified(
+        self, entry: Entry, known: dict[str, RunRecord | None]
+    ) -> Operation[Waiting | None]:
+        """The call of an entry, as its run has it; an entry that is none any more is dropped."""
+        if entry.run not in known:
+            try:
+                record = yield from self._runs.read(entry.run, with_snapshot=False)
+            except RunNotFound:
+                record = None
+            known[entry.run] = record
+        record = known[entry.run]
+        for call in record.waiting if record else ():
+            if call.call_id == entry.call:
+                return call
+        yield from self._index.drop(entry, idle_ms=IDLE_MS)
+        return None
+
+
+def _refusal(run_id: str, call_id: str, who: tuple[str, ...], reply: Reply) -> Exception:
+    match reply[0]:
+        case Code.MISSING:
+            return RunNotFound(run_id)
+        case Code.ENDED:
+            return RunEnded(run_id, reply[1].decode())
+        case Code.UNKNOWN:
+            return UnknownCall(call_id, f"run {run_id!r:.100} has not asked for it")
+        case Code.STARTED:
+            return UnknownCall(call_id, "a standing approval covered it, and it was made")
+        case Code.DECIDED:
+            return AlreadyDecided(call_id, _decision(reply[1]))
+        case Code.EXPIRED:
+            return DecisionExpired(call_id, _decision(reply[1]), reply[2] == 1, int(reply[3]))
+        case Code.DENIED:
+            return MayNotDecide(call_id, who, tuple(unpack(reply[1])))
+    return refused(reply, f"a decision about call {call_id!r:.100}")
+
+
+def _status(value: bytes) -> Status:
+    return value.decode()  # type: ignore[return-value]  # the scripts write no other

@@ -1,0 +1,146 @@
+"""What callers hand to the store of runs, refused before any of it is written.
+
+Redis makes text of numbers, and Lua takes any text for true: what is not of its type would become
+another id, or an effect that is made twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.storage.keys import escaped
+from capsule_tasks.storage.runs.types import Ask, Claim, PlannedCall
+
+LARGEST = 2**53
+"""Numbers up to here are exact in Lua."""
+MOST_CALLS = 1000
+"""Calls that may wait, start or end together: a script keeps everybody else waiting meanwhile."""
+
+
+def check_text(name: str, *values: Any) -> None:
+    for value in values:
+        if not isinstance(value, str) or not value or not _is_utf8(value):
+            raise InvalidSetting(name, value, "text, not empty, that UTF-8 can write")
+
+
+def check_string(name: str, value: Any) -> None:
+    """What may be empty, and is spelled out where UTF-8 cannot write it."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidSetting(name, value, f"text, and is of type {type(value).__name__}")
+
+
+def check_names(name: str, values: Any) -> None:
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Collection):
+        raise InvalidSetting(name, values, "several names, not one text")
+    check_text(name, *values)
+
+
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidSetting(name, value, "True or False")
+
+
+def check_count(name: str, value: Any, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidSetting(name, value, f"a whole number from {least} to {most}")
+
+
+def check_claim(claim: Any) -> None:
+    """A claim that went through somebody's own storage may have come back as something else."""
+    if not isinstance(claim, Claim):
+        raise InvalidSetting("claim", type(claim).__name__, "the Claim that claim or commit gave")
+    check_count("claim.token", claim.token, 1, LARGEST)
+    check_count("claim.revision", claim.revision, 1, LARGEST)
+
+
+def check_items(items: Any) -> None:
+    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+        raise InvalidSetting("items", type(items).__name__, "several items, as in a list")
+
+
+def check_outputs(outputs: Any) -> None:
+    if not isinstance(outputs, Mapping):
+        raise InvalidSetting("outputs", type(outputs).__name__, "a mapping of call ids to bytes")
+    check_number("outputs", len(outputs))
+    for call_id, output in outputs.items():
+        check_output(call_id, output)
+
+
+def check_asks(asks: Sequence[Ask]) -> None:
+    """Refuse what could not be stored, would wait for nobody, or is there twice."""
+    _check_sequence("asks", asks)
+    for ask in asks:
+        if not isinstance(ask, Ask):
+            raise InvalidSetting("asks", ask, "several of Ask")
+        _check_ask(ask)
+    _check_once("asks", [ask.call_id for ask in asks])
+
+
+def check_calls(calls: Sequence[PlannedCall]) -> None:
+    """Refuse a call that is there twice: each would be told to go ahead."""
+    _check_sequence("calls", calls)
+    for call in calls:
+        if not isinstance(call, PlannedCall):
+            raise InvalidSetting("calls", call, "several of PlannedCall")
+        escaped("call id", call.call_id)
+        check_text("fingerprint", call.fingerprint)
+        check_flag("retry", call.retry)
+    _check_once("calls", [call.call_id for call in calls])
+
+
+def check_output(call_id: Any, output: Any) -> None:
+    escaped("call id", call_id)
+    if not isinstance(output, bytes):
+        kind = type(output).__name__
+        raise InvalidSetting(f"the output of call {call_id!r:.100}", kind, "bytes")
+
+
+def check_number(name: str, count: int) -> None:
+    if count > MOST_CALLS:
+        raise InvalidSetting(name, f"{count} calls", f"at most {MOST_CALLS} at once")
+
+
+def _check_sequence(name: str, values: Any) -> None:
+    """They are looked at more than once; what a generator gives would be gone by then."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise InvalidSetting(name, type(values).__name__, "a list or a tuple")
+    check_number(name, len(values))
+
+
+def _check_ask(ask: Ask) -> None:
+    escaped("call id", ask.call_id)
+    for name in ("tool", "agent", "fingerprint"):
+        check_text(name, getattr(ask, name))
+    check_string("arguments", ask.arguments)
+    if ask.arguments is None:
+        raise InvalidSetting("arguments", None, "text")
+    if ask.on_expiry not in ("reject", "approve", "cancel"):
+        raise InvalidSetting("on_expiry", ask.on_expiry, "'reject', 'approve' or 'cancel'")
+    if ask.expires_in_s is not None and not _is_time(ask.expires_in_s):
+        raise InvalidSetting("expires_in", ask.expires_in_s, "a number of seconds over 0")
+    if ask.may_decide is not None:
+        check_names("may_decide", ask.may_decide)
+        if not ask.may_decide:
+            raise InvalidSetting("may_decide", ask.may_decide, "None, or at least one name")
+
+
+def _check_once(name: str, call_ids: list[str]) -> None:
+    seen: set[str] = set()
+    for call_id in call_ids:
+        if call_id in seen:
+            raise InvalidSetting(name, call_id, "calls of different ids; this one is there twice")
+        seen.add(call_id)
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < 10**9
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Keys that belong to kombu's own Redis transport."""

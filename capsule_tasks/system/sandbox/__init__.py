@@ -1,0 +1,1 @@
+"""Linux mechanisms that confine a sandbox: Landlock, seccomp, capabilities, private directories."""

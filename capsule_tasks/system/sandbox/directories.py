@@ -1,0 +1,115 @@
+"""The private directories of sandboxes: made with a lock, removed, swept once the owner is gone.
+
+    capsule-sandbox-XXXX/        locked (flock) by the process that made it, for as long as it lives
+        home/                    the sandbox's own: all that its code can reach
+
+The kernel releases the lock with the last process that holds it, however that process ends, so no
+process id is compared that another process may have by now. The sandbox cannot open the directory
+that is locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import stat
+import tempfile
+import threading
+
+from capsule_tasks.system.descriptors import close_own, own_open
+from capsule_tasks.system.sandbox.trees import MOVED, OPEN_DIRECTORY, empty_tree
+
+log = logging.getLogger("capsule_tasks.sessions")
+
+_PREFIX = "capsule-sandbox-"
+_HOME = "home"
+
+
+class Workplace:
+    """One private directory, which exists until `remove`."""
+
+    def __init__(self) -> None:
+        self._top, self._lock = _locked_directory()
+        self.home = os.path.join(self._top, _HOME)
+        try:
+            os.mkdir(self.home, stat.S_IRWXU)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove the directory and all that the sandbox left in it. Takes as long as it takes."""
+        _remove(self._top, self._lock)
+        close_own(self._lock)
+
+
+def _locked_directory() -> tuple[str, int]:
+    """A new directory, and the descriptor that holds its lock. A sweep may take an unlocked one."""
+    while True:
+        path = tempfile.mkdtemp(prefix=_PREFIX)
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
+            lock = own_open(path, OPEN_DIRECTORY)
+            undo.callback(close_own, lock)
+            if _is_locked(lock) and os.path.samestat(os.stat(path), os.fstat(lock)):
+                undo.pop_all()
+                return path, lock
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks, where a sweep gets none either
+        return True
+    return True
+
+
+@functools.cache
+def sweep_once() -> None:
+    """Sweep on a thread of its own, once in the life of this process."""
+    threading.Thread(target=sweep, name="capsule-sweep", daemon=True).start()
+
+
+def sweep() -> None:
+    """Remove the directories that killed processes of this user left behind."""
+    base = tempfile.gettempdir()
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(base) if name.startswith(_PREFIX)]
+        swept = sum(_sweep(os.path.join(base, name)) for name in names)
+        if swept:
+            log.info("removed %d directories of sandboxes whose owner is gone, in %s", swept, base)
+
+
+def _sweep(path: str) -> bool:
+    """Remove a directory if this module made it and nobody holds its lock. Follows no link."""
+    with contextlib.suppress(OSError):
+        top = os.open(path, OPEN_DIRECTORY)
+        try:
+            if not _looks_like_ours(top):
+                return False
+            fcntl.flock(top, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(path, top)
+            return not os.path.exists(path)
+        finally:
+            os.close(top)
+    return False
+
+
+def _looks_like_ours(top: int) -> bool:
+    """Whether it is private to this user, with nothing in it but what is made here."""
+    status = os.fstat(top)
+    is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU
+    return is_private and all(
+        name == _HOME or name.startswith(MOVED)  # a removal was interrupted
+        for name in os.listdir(top)
+    )
+
+
+def _remove(path: str, top: int) -> None:
+    with contextlib.suppress(OSError):
+        empty_tree(top)
+        os.rmdir(path)

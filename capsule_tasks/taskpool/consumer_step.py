@@ -1,0 +1,113 @@
+"""The pool's place in Celery's consumer: it learns which consumer there is, and what that holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import TaskRevokedError
+
+from capsule_tasks.storage.connections.doorbells import Ring
+from capsule_tasks.taskpool.prefetch import count_beside
+from capsule_tasks.taskpool.reporting.requests import mix_into_tasks
+from capsule_tasks.taskpool.stock_redis.failover import Failover
+from capsule_tasks.taskpool.stock_redis.kept_revokes import Revokes
+from capsule_tasks.taskpool.stock_redis.visibility import Holding
+
+
+class ConsumerStep(bootsteps.StartStopStep):
+    """Tells the pool of the consumer, whose prefetch counter grows with coroutines that run."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._holding = Holding(parent)
+        self._revokes = parent.capsule_revokes = Revokes(
+            parent.app, parent.hub, getattr(parent.pool, "listen", _never)
+        )
+        if getattr(parent.pool, "takes_without_slot", None) is not None:
+            # Now, since each task's strategy remembers both when the consumer starts.
+            mix_into_tasks(parent.app)
+            parent.on_task_request = _beside_the_slots(parent.pool, parent.on_task_request)
+            self._failover = Failover()
+            self._failover.watch(parent.blueprint)
+            parent.ensure_connected = self._prepared(parent.ensure_connected)
+            parent.cancel_active_requests = _leaving(parent.pool, parent.cancel_active_requests)
+
+    def start(self, parent: Any) -> None:
+        introduce = getattr(parent.pool, "introduce", None)
+        if introduce is not None:
+            count_beside(parent)
+            introduce(parent)
+            self._revokes.start()
+            self._holding.start()
+
+    def _prepared(self, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Each connection of the consumer is prepared before it is made."""
+
+        def ensure_connected(connection: Any) -> Any:
+            self._holding.prepare(connection)
+            close_wholly(connection)
+            self._failover.note_connection(connection)
+            return connect(connection)
+
+        return ensure_connected
+
+    def shutdown(self, _parent: Any) -> None:
+        """After the pool has ended: until then its last tasks hold their messages."""
+        self._revokes.stop()
+        self._holding.stop()
+
+
+def _never(_channel: str, _ring: Ring) -> None:
+    """Another pool hears no announcements."""
+
+
+def _leaving(pool: Any, cancel: Callable[[], object]) -> Callable[[], object]:
+    """A cold shutdown cancels requests first, and stores the end of each.
+
+    A silent result backend holds the main thread up there for minutes, before Celery tells anybody
+    that the worker leaves: the deadline for leaving has to begin before.
+    """
+
+    def cancel_active_requests() -> object:
+        pool.on_close()
+        return cancel()
+
+    return cancel_active_requests
+
+
+def close_wholly(connection: Any) -> None:
+    """The connection closes its channel at the first call, also when the broker has gone.
+
+    Kombu first reads the answer to a BRPOP that is on its way, and when that fails it leaves the
+    channel open, but without an address. Celery closes the connection once more, the channel asks
+    for the address, and its AttributeError ends the worker.
+    """
+    close = connection.maybe_close_channel
+
+    def maybe_close_channel(channel: Any) -> None:
+        close(channel)
+        if not getattr(channel, "closed", True):
+            close(channel)  # no answer is on its way any more
+
+    connection.maybe_close_channel = maybe_close_channel
+
+
+def _beside_the_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Requests go to the pool when a slot is free, as Celery has it; those of coroutines at once.
+
+    Else they would wait behind every blocking task that waits for a slot.
+    """
+
+    def on_task_request(request: Any) -> None:
+        if not pool.takes_without_slot(request.name):
+            take_slot(request)
+            return
+        with contextlib.suppress(TaskRevokedError):  # it has told so itself
+            request.execute_using_pool(pool)
+
+    return on_task_request

@@ -1,0 +1,97 @@
+"""From the runtime to the hub thread: calls in order, one wake-up for as many as there are."""
+
+from __future__ import annotations
+
+import logging
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from capsule_tasks.system.service import ThreadService
+from capsule_tasks.taskpool.hub.wakeup import Bell
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+Call = Callable[[], object]
+
+
+class Bridge(ThreadService):
+    """Calls that are waiting for the hub thread, and a descriptor that is readable when some are.
+
+    `put` may be called from any thread. The calls are made by `drain`, which the hub calls when
+    the descriptor is readable. Where there is no hub, `start` has a thread do that. `stop` releases
+    the descriptors and drops what was put and not drained.
+    """
+
+    thread_name = "capsule-callbacks"
+    stop_limit_s = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: deque[Call] = deque()
+        self._rung = False
+        self._bell = Bell()
+        self.is_quiet = False
+        """Set by the hub thread while it looks for calls afterwards and need not be woken."""
+
+    def put(self, call: Call) -> None:
+        self._calls.append(call)
+        self.flush()
+
+    def flush(self) -> None:
+        """Wake the hub thread if calls are waiting."""
+        if self._calls and not self._rung and not self.is_quiet:
+            self._rung = True
+            self._bell.ring()
+
+    def register(self, hub: Any) -> None:
+        """Have the hub drain; again after each reconnect, when it has forgotten."""
+        hub.add_reader(self._bell, self.drain)
+
+    def unregister(self, hub: Any) -> None:
+        hub.remove_reader(self._bell)
+
+    def drain(self) -> None:
+        """Make every call that is waiting, because the descriptor is readable."""
+        self._bell.silence()
+        self._rung = False  # before looking: what is put from now on rings again
+        self.make_calls()
+
+    def make_calls(self) -> None:
+        """Make every call that is waiting. MemoryError and exits of the worker pass through."""
+        calls = self._calls
+        while calls:
+            call = calls.popleft()
+            try:
+                call()
+            except Exception:
+                log.exception("a callback of the pool failed: %r", call)
+            except BaseException:
+                if calls:  # an exit of the worker: the rest is for whoever drains next
+                    self._bell.ring()
+                raise
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until there is something to drain, the time is up, or it is stopped.
+
+        A second signal may end the pool inside of this call.
+        """
+        try:
+            if not self.stopping.is_set():
+                select.select([self._bell], [], [], timeout_s)
+        except OSError:
+            if not self.stopping.is_set():
+                raise
+
+    def stop(self) -> None:
+        super().stop()
+        self._bell.close()
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            select.select([self._bell], [], [])
+            self.drain()

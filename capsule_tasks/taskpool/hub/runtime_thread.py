@@ -1,0 +1,175 @@
+"""The runtime: one asyncio loop inside a Celery worker, which owns every session.
+
+Celery's hub thread is woken by everything that happens to a task anyway. So it turns the loop
+itself while it is awake, and the runtime thread only stands in: where there is no hub, while the
+hub is away (connecting, shutting down, in a long callback), and for the loop's timers. With two
+threads at work on every task, each waiting for the interpreter, the hand-overs cost more than the
+work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import math
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from capsule_tasks.system.service import ThreadService
+from capsule_tasks.taskpool.hub.shared_loop import TurnedLoop
+from capsule_tasks.taskpool.hub.wakeup import Bell
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+T = TypeVar("T")
+
+_PATIENCE_S = 0.02
+"""So long may the hub leave something undone before the runtime thread does it."""
+_LONGEST_POLL_MS = 3_600_000.0
+"""`poll` refuses what does not fit into a C int, about 25 days."""
+
+
+class RuntimeThread(ThreadService):
+    """The loop and its thread; `stop` cancels what still runs. `post` is for other threads."""
+
+    thread_name = "capsule-runtime"
+    stop_limit_s = 30.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop: TurnedLoop | None = None
+        self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._rung = False
+        self._hub_is_there = False
+        self._hub_turns = 0
+        self._stood_in_at = -1
+        """The hub's turns when it was found to be away; it is, until it turns again."""
+        self._waits_until = math.inf
+
+    def set_up(self) -> None:
+        self._loop = self._turned = TurnedLoop()
+        self._bell = Bell()
+
+    def stop(self) -> None:
+        super().stop()
+        if self.is_hanging:
+            log.warning("the runtime thread did not end within %s s", self.stop_limit_s)
+
+    # --- from other threads --------------------------------------------------------------------
+
+    def post(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Have a call made on the loop, in order; one wake-up for as many as are waiting."""
+        self._inbox.append((call, arguments))
+        self.flush()
+
+    def post_lazily(self, call: Callable[..., object], *arguments: Any) -> None:
+        """The same, once somebody calls `make_posts` or `post`."""
+        self._inbox.append((call, arguments))
+
+    def make_posts(self) -> None:
+        """Make the calls that wait, on this thread; what they plan on the loop is done later."""
+        loop = self._loop
+        if self._inbox and (self._rung or loop is None or not loop.do(self._take)):
+            self.flush()
+
+    def flush(self) -> None:
+        """Wake whoever turns the loop if calls are waiting."""
+        loop = self._loop
+        if self._inbox and not self._rung and loop is not None:
+            self._rung = True
+            try:
+                loop.call_soon_threadsafe(self._take)
+            except RuntimeError:
+                log.debug("the runtime has stopped; %d calls are not made", len(self._inbox))
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop; its outcome is in the future."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop.asyncio_loop)
+
+    def wake(self) -> None:
+        self._loop = None  # nothing is posted any more
+        self._bell.ring()
+
+    @property
+    def is_running(self) -> bool:
+        return self._loop is not None
+
+    # --- from the hub thread -------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Readable when `turn` has something to do."""
+        assert self._loop is not None
+        return self._loop.fileno()
+
+    def welcome_hub(self) -> None:
+        """The hub turns the loop from now on."""
+        self._hub_is_there = True
+
+    def dismiss_hub(self) -> None:
+        """The runtime thread turns the loop from now on."""
+        if self._hub_is_there:
+            self._hub_is_there = False
+            self._bell.ring()
+
+    def turn(self) -> None:
+        """Do what the sessions wait for."""
+        loop = self._loop
+        if loop is None:
+            return
+        self._hub_turns += 1
+        loop.turn()
+        if loop.due_at < self._waits_until:
+            self._bell.ring()  # a timer that the runtime thread does not know of
+
+    # --- the runtime thread --------------------------------------------------------------------
+
+    def run(self) -> None:
+        loop, bell = self._turned, self._bell
+        asyncio.set_event_loop(loop.asyncio_loop)
+        poller = select.poll()
+        poller.register(loop, select.POLLIN)
+        poller.register(bell, select.POLLIN)
+        try:
+            while not self.stopping.is_set():
+                if self._wait(loop, bell, poller):
+                    loop.turn()
+            loop.close()
+        finally:
+            asyncio.set_event_loop(None)
+            bell.close()
+
+    def _wait(self, loop: TurnedLoop, bell: Bell, poller: select.poll) -> bool:
+        """Wait until there is something to do; whether this thread has to do it."""
+        self._waits_until = math.inf  # a turn that ends right now rings, whichever comes first
+        self._waits_until = loop.due_at
+        timeout_s = self._waits_until - loop.time()
+        ready = {fd for fd, _ in poller.poll(min(max(0.0, timeout_s * 1000), _LONGEST_POLL_MS))}
+        if bell.fileno() in ready:
+            bell.silence()
+        if not ready:
+            return True  # a timer is due
+        if loop.fileno() not in ready or self.stopping.is_set():
+            return False
+        if not self._hub_is_there or self._stood_in_at == self._hub_turns:
+            return True
+        turns = self._hub_turns
+        time.sleep(_PATIENCE_S)
+        if turns != self._hub_turns:
+            return False
+        self._stood_in_at = turns
+        return True
+
+    def _take(self) -> None:
+        self._rung = False  # before looking: what is posted from now on rings again
+        inbox = self._inbox
+        while inbox:
+            call, arguments = inbox.popleft()
+            try:
+                call(*arguments)
+            except Exception:
+                log.exception("the runtime could not do %r", call)

@@ -1,0 +1,52 @@
+"""A restart of the pool: how children are started from now on, tried before the old ones go.
+
+Celery reloads what the worker itself has imported, if it is asked to, and then asks the pool for
+new children. Those import the app anew. If they cannot, since somebody has saved half an edit, the
+pool goes on with the children that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.settings import Profile
+
+
+def renewed(profiles: Mapping[str, Profile], app: Any) -> dict[str, Profile]:
+    """How children are started whose app is imported anew, with all that the worker imported."""
+    modules = {type(task).__module__ for task in app.tasks.values()} | set(app.loader.task_modules)
+    include = sorted({*app.conf.include, *modules})
+    return {kind: _renewed(profile, include) for kind, profile in profiles.items()}
+
+
+def _renewed(profile: Profile, include: list[str]) -> Profile:
+    child = profile.session.child
+    assert child.app is not None
+    lane = msgspec.structs.replace(
+        child.app, conf={**child.app.conf, "include": include}, is_renewed=True
+    )
+    child = msgspec.structs.replace(child, app=lane)
+    session = msgspec.structs.replace(profile.session, child=child)
+    return msgspec.structs.replace(profile, session=session)
+
+
+async def tried(profile: Profile, on_new: Callable[[Session], object]) -> WarmSpawner:
+    """What starts such children, once one of them was ready; raises what that one failed with."""
+    spawner = WarmSpawner(profile)
+    try:
+        await spawner.start()
+        session = Session(profile.session, spawner=spawner)
+        on_new(session)
+        try:
+            await session.start()
+        finally:
+            await session.terminate()
+    except BaseException:
+        await spawner.stop()
+        raise
+    return spawner

@@ -1,0 +1,222 @@
+"""Everything that a pool keeps on the runtime's loop: sessions, the executions in them, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+from capsule_tasks.child.executors import celery_app
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.supervisor import Supervisor
+from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.sessions import SessionPool
+from capsule_tasks.sessions.process.template import Template
+from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.states import SessionState
+from capsule_tasks.settings import Profile
+from capsule_tasks.storage.connections.doorbells import Ring
+from capsule_tasks.system.portable import IS_LINUX
+from capsule_tasks.taskpool.app_settings import lane_settings
+from capsule_tasks.taskpool.descriptor_check import Inheritance
+from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
+from capsule_tasks.taskpool.options import losses_of, profile, setting
+from capsule_tasks.taskpool.pool_restart import renewed, tried
+from capsule_tasks.taskpool.publishing import make_publisher
+from capsule_tasks.taskpool.reporting.discarded import DiscardedTasks
+from capsule_tasks.taskpool.reporting.output_log import Echo, Latecomer
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+
+class Staff:
+    """Opened and closed as one; what is not said to be on the loop is for the hub thread."""
+
+    def __init__(
+        self,
+        app: Any,
+        options: dict[str, Any],
+        runtime: RuntimeThread,
+    ) -> None:
+        """Take the template, while this process is as it should be in every child."""
+        self._app = app
+        self._runtime = runtime
+        self._hostname = options["initargs"][1]
+        self._echo = Echo(app)
+        self._profiles: dict[str, Profile] = {
+            kind: profile(
+                app,
+                lane_settings(
+                    app,
+                    self._hostname,
+                    kind=kind,
+                    async_limit=setting(app, "capsule_async_limit"),
+                    log_file=os.environ.get("CELERY_LOG_FILE") or None,
+                    log_level=int(os.environ.get("CELERY_LOG_LEVEL") or 0),
+                    log_color=_is_log_coloured(),
+                ),
+                options,
+            )
+            for kind in ("blocking", "async")
+        }
+        self._inheritance = Inheritance(app)
+        self._spawner = WarmSpawner(self._profiles["blocking"], _template(app))
+        self.sessions = SessionPool(self._profiles, spawner=self._spawner, on_new=self._listen)
+        self._publisher = make_publisher(app, self._hostname)
+        self.supervisor = Supervisor(
+            self.sessions,
+            async_limit=setting(app, "capsule_async_limit"),
+            publisher=self._publisher,
+            losses=losses_of(app),
+            output_log=self._echo,
+        )
+        self.dispatcher = self.supervisor.dispatcher
+        self._discarded = DiscardedTasks(app, partial(runtime.post, self.supervisor.discard))
+        self._renewing = asyncio.Lock()
+        self._names = set(app.tasks)
+        """Tasks that the children know."""
+        self.last_error = ""
+        self._is_closed = False
+
+    async def start(self, size: int) -> None:
+        """On the loop, once."""
+        self._echo.start()
+        await self._spawner.start()
+        await self.sessions.start()
+        self.dispatcher.resize("blocking", size)
+        await self.supervisor.start()
+        if self._publisher is not None:
+            self._discarded.start()
+
+    async def stop(self) -> None:
+        """On the loop, once: nothing of it is left, whatever ran."""
+        self._is_closed = True
+        async with contextlib.AsyncExitStack() as stack:  # each, whatever becomes of the others
+            stack.push_async_callback(self._spawner.stop)
+            stack.push_async_callback(self.sessions.stop)
+            stack.push_async_callback(self.supervisor.stop)
+            self._discarded.stop()
+
+    def finish_output(self) -> None:
+        """After `stop`, and not on the loop: write the output that waits, if that is possible."""
+        self._echo.stop()
+
+    # --- new code ------------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Children of an app that is imported anew; nothing that runs is lost."""
+        profiles = renewed(self._profiles, self._app)
+        new = set(self._app.tasks) - self._names
+        self._runtime.post(self.supervisor.waits_for_tasks, new)
+        self._runtime.begin(self._renew(profiles, new))
+
+    async def _renew(self, profiles: dict[str, Profile], new: set[str]) -> None:
+        async with self._renewing:
+            try:
+                await self._replace(profiles, new)
+            except Exception:
+                log.exception("the pool is not restarted, or not as a whole")
+            finally:
+                self.supervisor.knows_tasks(new)
+
+    async def _replace(self, profiles: dict[str, Profile], new: set[str]) -> None:
+        lane = profiles["blocking"].session.child.app
+        if lane is not None and not lane.app:
+            log.warning("the app is in no importable module: new children have the same code")
+            self.dispatcher.replace_all("the pool was restarted")
+        elif await self._start_anew(profiles):
+            self._names |= new
+
+    async def _start_anew(self, profiles: dict[str, Profile]) -> bool:
+        """Have children started of the code as it now is, if they can be."""
+        try:
+            spawner = await tried(profiles["blocking"], self._listen)
+        except Exception as fault:  # noqa: BLE001 - whatever the new code raises
+            why = "\n".join((str(fault), *getattr(fault, "__notes__", ())))
+            self.last_error = f"the pool was not restarted, and goes on as it was: {why}"
+            log.error("%s", self.last_error)  # noqa: TRY400 - it says all there is
+            return False
+        if self._is_closed:
+            await spawner.stop()
+            return False
+        old, self._spawner = self._spawner, spawner
+        self.sessions.renew(spawner, profiles)
+        try:
+            await old.stop()
+        except Exception:
+            log.exception("what the children of before were copied from did not end in order")
+        self.last_error = ""
+        return True
+
+    @property
+    def can_start(self) -> bool:
+        """Whether children can be started at all."""
+        return not self.sessions.info("blocking").breaker_open
+
+    # --- executions ----------------------------------------------------------------------------
+
+    def listen(self, channel: str, ring: Ring) -> None:
+        """Have `ring` called on the loop; see `Publisher.listen`. Never without streams."""
+        if self._publisher is not None:
+            self._runtime.post(self._publisher.listen, channel, ring)
+
+    def give_back_waiting(self) -> None:
+        """Give up executions that no child has: their messages are delivered again."""
+        self._runtime.post(self.supervisor.give_back_waiting)
+
+    def stop_execution(
+        self, execution: Execution, signum: int, asker: str, *, is_let_go: bool
+    ) -> None:
+        stop = partial(self.supervisor.stop_execution, is_let_go=is_let_go)
+        self._runtime.post(stop, execution, signum, asker)
+
+    def stop_process(self, pid: int, signum: int) -> None:
+        """End the only execution of a process, for callers that know no better."""
+        self._runtime.post(self.supervisor.stop_process, pid, signum)
+
+    # --- what they write -----------------------------------------------------------------------
+
+    def _listen(self, session: Session) -> None:
+        """What a child says while it becomes ready is heard too."""
+        session.add_output_listener(partial(self._on_output, session))
+
+        def on_ready(*_: object) -> None:
+            session.remove_state_listener(on_ready)
+            if (pid := session.info.pid) is not None:
+                spawner = self._spawner
+                origin = (spawner, spawner.templates_lost, spawner.cold_starts > 0)
+                self._inheritance.check(pid, origin)
+
+        session.add_state_listener(on_ready, frozenset({SessionState.READY}))
+
+    def _on_output(self, session: Session, output: Output | Gap) -> None:
+        """On the loop: what no task says that runs."""
+        late = isinstance(output, Output) and output.late
+        known = Latecomer(output.execution_id or "", session.info.pid or 0) if late else None
+        self._echo.say(known, output)
+
+
+def _is_log_coloured() -> bool:
+    """As Celery decided when it set up logging: `--no-color`, a log file, no terminal."""
+    err = sys.__stderr__  # `sys.stderr` may be redirected into the log by now
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    is_asked_for = any(getattr(formatter, "use_color", None) for formatter in formatters)
+    has_terminal = err is not None and err.isatty()
+    return is_asked_for and has_terminal and not os.environ.get("CELERY_LOG_FILE")
+
+
+def _template(app: Any) -> Template | None:
+    if setting(app, "capsule_start") != "fork" or not IS_LINUX:
+        return None
+    others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
+    if others:
+        log.info("the worker is copied while other threads run: %s", ", ".join(others))
+    celery_app.bequeath(app)
+    # Prefork does the same; and these are imports of the app's own, which it knows.
+    return Template.fork_of_caller(despite_threads=True)

@@ -1,0 +1,1 @@
+"""Report to Celery what becomes of task messages: acceptance, end, output, failures."""

@@ -1,0 +1,1 @@
+"""What the Redis transport of kombu needs: renewals, batched acknowledgements, stored revokes."""

@@ -1,0 +1,179 @@
+"""Deliveries and acknowledgements of kombu's, noted in Redis without a round trip for each.
+
+Of what a short task costs a worker, the two calls that kombu waits for are more than half. Here a
+delivery is sent and its answer read later; an acknowledgement goes with the next delivery, or two
+milliseconds later. A worker that is killed in between has its message delivered again, as when it
+is killed before. One whose connection is lost sends what was not confirmed on the next.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import Any
+
+from kombu.transport import virtual
+from kombu.utils.json import dumps
+
+from capsule_tasks.errors import StorageError, StorageUnavailable
+from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.keys import unacked_marks
+from capsule_tasks.storage.stock_redis.unacked_writer import UnackedLine
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_PATIENCE_S = 0.002
+"""For company; and for the answer, which is asked for less and less often."""
+_MOST_PATIENCE_S = 1.0
+_COMPLAIN_S = 30.0
+_LATER = "when its visibility timeout is over"
+
+
+class Notes:
+    """Of one worker, on the hub thread; nothing fails when Redis does not answer.
+
+    They outlive its connections: tasks that a lost one brought are acknowledged on the next.
+    """
+
+    def __init__(self) -> None:
+        self._line: Any = None
+        self._hub: Any = None
+        self._is_planned = False
+        self._patience_s = _PATIENCE_S
+        self._complained_at = -_COMPLAIN_S
+
+    def follow(self, qos: Any, hub: Any, *, has_marks: bool) -> None:
+        """From now on over the channel of this one, which has had no message yet."""
+        before, self._line = self._line, UnackedLine(qos.channel, has_marks=has_marks)
+        self._hub, self._is_planned = hub, False
+        qos.__class__ = noting(marking(qos.__class__) if has_marks else qos.__class__)
+        qos.notes = self
+        if before is not None:
+            self._line.take_over(before)
+            self.write()
+
+    def hold(self, tag: str, message: str) -> None:
+        self._line.hold(tag, message)
+        self.write()
+
+    def let_go(self, tag: str) -> None:
+        self._line.let_go(tag)
+        if self._hub is None:
+            self.write()
+        else:
+            self._plan()
+
+    def write(self) -> None:
+        """Send what is new."""
+        self._make(self._line.write)
+        self._plan()
+
+    def settle(self) -> None:
+        """All that was noted is there when this returns, unless Redis does not answer."""
+        if self._line is not None and not self._line.is_settled:
+            self._make(self._line.settle)
+
+    def stop(self) -> None:
+        """Nothing more will be noted; safe twice."""
+        self.settle()
+        if self._line is not None:
+            self._line.close()
+
+    def _make(self, call: Any) -> None:
+        try:
+            call()
+        except StorageError as error:
+            self._patience_s = _MOST_PATIENCE_S
+            now = time.monotonic()
+            if now - self._complained_at >= _COMPLAIN_S:
+                self._complained_at = now
+                log.warning("what this worker holds is not noted yet: %s", error)
+
+    def _plan(self) -> None:
+        """Look again soon, if there is anything that was not confirmed."""
+        if self._hub is not None and not self._is_planned and not self._line.is_settled:
+            self._is_planned = True
+            self._hub.call_later(self._patience_s, self._on_time)
+
+    def _on_time(self) -> None:
+        self._is_planned = False
+        self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
+        if self._line.is_answered:
+            self.write()
+        else:
+            self._plan()
+        if self._line.is_settled:
+            self._patience_s = _PATIENCE_S
+
+
+class _NotesBehind:
+    """Mixed into kombu's QoS; those of one worker's channels share their notes."""
+
+    notes: Notes
+
+    def append(self: Any, message: Any, delivery_tag: str) -> None:
+        info = message.delivery_info
+        stored = [message._raw, info["exchange"], info["routing_key"]]  # noqa: SLF001
+        self.notes.hold(delivery_tag, dumps(stored))
+        virtual.QoS.append(self, message, delivery_tag)
+
+    def ack(self: Any, delivery_tag: str) -> None:
+        self.notes.let_go(delivery_tag)
+        virtual.QoS.ack(self, delivery_tag)
+
+    def reject(self: Any, delivery_tag: str, requeue: bool = False) -> None:
+        if not requeue:
+            self.ack(delivery_tag)
+            return
+        try:
+            super().reject(delivery_tag, requeue=True)  # type: ignore[misc]
+        except FAULTS as fault:
+            refusal = told(fault, was_sent=True)
+            if isinstance(refusal, StorageUnavailable):
+                raise
+            log.warning("a message is put back only %s: %s", _LATER, refusal)
+            self.leave(delivery_tag)
+
+    def leave(self: Any, delivery_tag: str) -> None:
+        """This worker does no more about it, and renews it no more; its note stays."""
+        virtual.QoS.ack(self, delivery_tag)
+
+    def restore_by_tag(self: Any, tag: str, client: Any = None, leftmost: bool = False) -> None:
+        """It looks for what was noted."""
+        self.notes.settle()
+        super().restore_by_tag(tag, client, leftmost)  # type: ignore[misc]
+
+
+class _MarksMessages:
+    """Mixed into kombu's QoS: the mark of a message goes with its entry."""
+
+    def _remove_from_indices(self: Any, delivery_tag: str, pipe: Any = None) -> Any:
+        pipe = super()._remove_from_indices(delivery_tag, pipe)  # type: ignore[misc]
+        return pipe.zrem(unacked_marks(self.unacked_index_key), delivery_tag)
+
+
+def leave(message: Any) -> bool:
+    """Have a message delivered again later; False if its broker does not do that."""
+    leave_it = getattr(getattr(message.channel, "qos", None), "leave", None)
+    if leave_it is not None:
+        leave_it(message.delivery_tag)
+    return leave_it is not None
+
+
+@functools.cache
+def noting(base: Any) -> Any:
+    """A QoS that is the class `base` and notes behind."""
+    return _mixed(_NotesBehind, base)
+
+
+@functools.cache
+def marking(base: Any) -> Any:
+    """A QoS that is the class `base` and forgets the marks of what it lets go."""
+    return _mixed(_MarksMessages, base)
+
+
+def _mixed(part: type, base: Any) -> Any:
+    if issubclass(base, part):
+        return base
+    return type(base.__name__, (part, base), {"__module__": base.__module__})

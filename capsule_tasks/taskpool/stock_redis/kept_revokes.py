@@ -1,0 +1,181 @@
+"""Revokes that a worker hears of are kept in Redis, and those it has missed are found there.
+
+Celery's own set of revoked tasks stays what decides: it is asked before each task starts. This
+fills it, as a command that is broadcast reaches those only who listen at that moment: when the
+worker starts or has connected again, when a kept revoke is announced, and now and then. Without a
+Redis all stays as Celery has it, `--statedb` included.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from celery.utils.functional import maybe_list
+from celery.worker import state
+
+from capsule_tasks.client.revokes import RevokeStore, revoke_store
+from capsule_tasks.errors import CapsuleError
+from capsule_tasks.storage.connections.doorbells import Ring
+from capsule_tasks.storage.revokes import Revoked
+from capsule_tasks.system.service import ThreadService
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+Stamp = tuple[str, Any]
+News = tuple[list[str], list[Stamp]]
+Listen = Callable[[str, Ring], object]
+
+_POLL_S = 5.0
+"""Between two reads where no announcement is heard; and before what failed is tried again."""
+_REREAD_S = 60.0
+"""Between two reads where announcements are heard."""
+_GATHER_S = 0.1
+"""Between two reads at least: revokes that are announced together are read together."""
+_SLACK_MS = 2000
+"""Read once more: a failover may have changed the clock."""
+_MOST_WAITING = 10_000
+
+
+class Revokes(ThreadService):
+    """Keeps and finds revokes for a consumer. `stop` writes what is waiting."""
+
+    thread_name = "capsule-revokes"
+
+    def __init__(
+        self,
+        app: Any,
+        hub: Any,
+        listen: Listen,
+        *,
+        poll_s: float = _POLL_S,
+        reread_s: float = _REREAD_S,
+    ) -> None:
+        """`listen` has `ring` called with announcements, if there is a bell for them."""
+        super().__init__()
+        self._store = revoke_store(app)
+        self._hub = hub
+        self._listen = listen
+        self._poll_s = poll_s
+        self._reread_s = reread_s
+        self._is_announced = False
+        self._changed = threading.Condition()
+        self._new: deque[News] = deque()
+        self._is_rung = False
+        self._reading = threading.Lock()
+        self._since_ms = 0
+        self._read_all_at = 0.0
+
+    def start(self) -> None:
+        """Know what was revoked before the consumer gets its first message; again on reconnect."""
+        store = self._store
+        if store is None:
+            log.info("revokes are kept in memory: no Redis is known, see capsule_redis_url")
+            return
+        super().start()
+        if not self.stopping.is_set():
+            try:
+                _learn(self._read(store))
+            except CapsuleError as fault:
+                log.warning("what was revoked cannot be read yet: %s", fault)
+                with self._changed:  # the connection may have been a lost one: read again soon
+                    self._is_rung = True
+                    self._changed.notify()
+
+    def set_up(self) -> None:
+        assert self._store is not None
+        self._listen(self._store.channel, self.ring)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def keep(self, ids: Iterable[str] = (), stamps: Iterable[Stamp] = ()) -> None:
+        """On the hub thread, which waits for nothing."""
+        if not self.is_started:
+            return
+        with self._changed:
+            if len(self._new) >= _MOST_WAITING:
+                log.warning("revokes come faster than Redis takes them: some are in memory only")
+                return
+            self._new.append((list(ids), list(stamps)))
+            self._changed.notify()
+
+    def ring(self, _said: bytes | None = None) -> None:
+        """Read what was announced, or may have been announced unheard; from any thread."""
+        with self._changed:
+            self._is_announced = self._is_rung = True
+            self._changed.notify()
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        store = self._store
+        assert store is not None
+        unwritten: deque[News] = deque(maxlen=_MOST_WAITING)
+        is_over, is_well = False, True
+        read_at = time.monotonic()
+        due = read_at + self._poll_s
+        while not is_over:
+            is_over, is_rung = self._take(unwritten, due)
+            if is_rung:
+                due = min(due, read_at + _GATHER_S)
+            try:
+                while unwritten:
+                    store.add(*unwritten[0])
+                    unwritten.popleft()
+                if time.monotonic() >= due:
+                    self._learn_soon(self._read(store))
+                    read_at = time.monotonic()
+                    due = read_at + (self._reread_s if self._is_announced else self._poll_s)
+            except CapsuleError as fault:
+                if is_well:
+                    log.warning("revokes are in memory only for now: %s", fault)
+                is_well = False
+                due = time.monotonic() + self._poll_s
+            else:
+                is_well = True
+        with self._reading:
+            store.close()
+
+    def _take(self, unwritten: deque[News], due: float) -> tuple[bool, bool]:
+        """Wait for something to do, until then; whether it is over, and whether the bell rang."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._new or self._is_rung or self.stopping.is_set(),
+                max(0.0, due - time.monotonic()),
+            )
+            unwritten += self._new
+            self._new.clear()
+            is_rung, self._is_rung = self._is_rung, False
+            return self.stopping.is_set(), is_rung
+
+    def _read(self, store: RevokeStore) -> Revoked:
+        """What is new; now and then all of it, as Celery's set forgets sooner than Redis."""
+        with self._reading:
+            now = time.monotonic()
+            is_all = not self._since_ms or now - self._read_all_at > state.REVOKE_EXPIRES / 2
+            found = store.read(0 if is_all else max(0, self._since_ms - _SLACK_MS))
+            self._since_ms = found.until_ms
+            if is_all:
+                self._read_all_at = now
+            return found
+
+    def _learn_soon(self, found: Revoked) -> None:
+        """On the hub thread, whose set it is."""
+        if self._hub is not None and (found.ids or found.stamps):
+            self._hub.call_soon(_learn, found)
+        else:
+            _learn(found)
+
+
+def _learn(found: Revoked) -> None:
+    state.merge_revoked([task_id for task_id in found.ids if task_id not in state.revoked])
+    for header, value in found.stamps:
+        known = list(maybe_list(state.revoked_stamps.get(header)) or [])
+        if value not in known:
+            state.revoked_stamps[header] = [*known, value]

@@ -1,0 +1,258 @@
+"""Keeps what this worker holds from being delivered again, and puts back what dead ones held.
+
+With a Redis broker, kombu notes when each message was delivered, and delivers it again once its
+visibility timeout has passed, whether its worker lives or not. Here a thread with a connection of
+its own writes that time anew for as long as the worker lives, so the timeout is how long a *dead*
+worker is waited for, and long tasks and long ETAs need no longer one. It works while the hub thread
+waits for the last tasks, too.
+
+A timeout shorter than SAFE_S would harm workers that do not renew: theirs are long tasks as well.
+So under a short one each message is marked as renewed when it is delivered, and what carries no
+mark is waited for SAFE_S all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from celery.worker import state
+
+from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable, reason_of
+from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.keys import unacked_marks
+from capsule_tasks.storage.scripts import Call
+from capsule_tasks.storage.stock_redis.unacked import MOST, Overdue, claim, claimed
+from capsule_tasks.system.service import ThreadService
+from capsule_tasks.taskpool.stock_redis.batched_acks import Notes, marking
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+SAFE_S = 3600.0
+"""Kombu's own default: what workers that do not renew are given, whatever is configured here."""
+_SHORTEST_S = 1.0
+_RENEW_AT_LEAST_EVERY_S = 2.5
+"""Also under a long timeout: another worker of these queues may have been given a shorter one."""
+_SWEEP_EVERY_S = 5.0
+_MOST_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class _Followed:
+    """A connection of the consumer, and how what it holds is looked after."""
+
+    qos: Any
+    source: Any
+    options: dict[str, Any]
+    overdue: Overdue
+    renew_every_s: float
+
+
+class Holding(ThreadService):
+    """Renews and puts back for a consumer, from when that has first connected."""
+
+    thread_name = "capsule-holding"
+
+    def __init__(self, consumer: Any) -> None:
+        super().__init__()
+        self._consumer = consumer
+        self._following = threading.Lock()
+        self._followed: _Followed | None = None
+        self._short_s: float | None = None
+        self._notes = Notes()
+        self._connection: Any = None
+        self._channel: Any = None
+        self._connected_for: _Followed | None = None
+        self._next_sweep = 0.0
+        self._next_renewal = 0.0
+        self._is_refused = False
+
+    def prepare(self, connection: Any) -> None:
+        """Have kombu's own sweep, the first of which is made on connecting, wait long enough.
+
+        InvalidSetting for a timeout that cannot be kept.
+        """
+        short_s = spare_others(connection)
+        if short_s is not None:  # of a connection that comes here again nothing is short any more
+            self._short_s = short_s
+
+    def start(self) -> None:
+        """Look after the consumer, which has just connected, before it gets its first message.
+
+        Again after each reconnect. Nothing is done for a broker without visibility timeouts.
+        """
+        qos: Any = getattr(getattr(self._consumer.task_consumer, "channel", None), "qos", None)
+        if hasattr(qos, "unacked_index_key"):
+            with self._following:
+                if not self.stopping.is_set():
+                    self._follow(qos)
+            super().start()
+
+    def _follow(self, qos: Any) -> None:
+        source, short_s = self._consumer.connection, self._short_s
+        timeout_s = short_s or float(qos.channel.visibility_timeout)
+        self._notes.follow(qos, self._consumer.hub, has_marks=short_s is not None)
+        self._followed = _Followed(
+            qos,
+            source,
+            {**_patience(timeout_s), **source.transport_options},
+            Overdue(timeout_s, max(timeout_s, SAFE_S)),
+            min(timeout_s / 4, _RENEW_AT_LEAST_EVERY_S),
+        )
+
+    def stop(self) -> None:
+        """Let go: what is still held is given back by kombu, or found by others."""
+        super().stop()
+        with self._following:
+            self._notes.stop()
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        is_well = True
+        assert self._followed is not None
+        while not self.stopping.wait(self._followed.renew_every_s):
+            try:
+                followed = self._connected()
+                self._renew(followed)
+                self._sweep(followed)
+            except Exception as fault:  # noqa: BLE001 - kombu's transports raise what they like
+                self._disconnect()
+                if is_well and not self.stopping.is_set():
+                    log.warning("what this worker holds cannot be renewed: %s", reason_of(fault))
+                is_well = False
+            else:
+                if not is_well:
+                    log.info("what this worker holds is renewed again")
+                is_well = True
+        self._disconnect()
+
+    def _renew(self, followed: _Followed) -> None:
+        self._next_renewal = time.monotonic() + followed.renew_every_s
+        channel = self._channel
+        tags = held(followed.qos)
+        for start in range(0, len(tags), _MOST_AT_ONCE):
+            now_s = time.time()  # kombu's clock, which others compare with theirs
+            scores = dict.fromkeys(tags[start : start + _MOST_AT_ONCE], now_s)
+            with channel.conn_or_acquire() as client:
+                pipe = client.pipeline(transaction=False)
+                pipe.zadd(channel.unacked_index_key, scores, xx=True)
+                if followed.overdue.renewed_s < SAFE_S:
+                    marks = unacked_marks(channel.unacked_index_key)
+                    pipe.zadd(marks, scores, xx=True)
+                    pipe.pexpire(marks, int(2000 * SAFE_S))
+                pipe.execute()
+
+    def _sweep(self, followed: _Followed) -> None:
+        """Put back what is overdue; told once if this Redis does not let it."""
+        now = time.monotonic()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_EVERY_S
+        try:
+            self._put_back(followed)
+        except FAULTS as fault:
+            refusal = told(fault, was_sent=True)
+            if not isinstance(refusal, (StorageDenied, StorageUnusable)):
+                raise
+            if not self._is_refused:
+                log.warning("what dead workers held is put back by kombu alone: %s", refusal)
+            self._is_refused = True
+        else:
+            self._is_refused = False
+
+    def _put_back(self, followed: _Followed) -> None:
+        """A dead worker may leave thousands: what lives is renewed meanwhile."""
+        channel = self._channel
+        index = f"{channel.global_keyprefix}{channel.unacked_index_key}"
+        with channel.conn_or_acquire() as client:
+            while not self.stopping.is_set() and followed is self._followed:
+                tags = claimed(_evaluate(client, claim(index, followed.overdue, time.time())))
+                for tag in tags:
+                    if time.monotonic() >= self._next_renewal:
+                        self._renew(followed)
+                    channel.qos.restore_by_tag(tag, client)
+                if tags:
+                    log.info("messages that nobody holds any more are put back: %d", len(tags))
+                if len(tags) < MOST:
+                    return
+
+    def _connected(self) -> _Followed:
+        """Have a channel to the server of the consumer's latest connection, and to no other."""
+        followed = self._followed
+        assert followed is not None
+        if followed is not self._connected_for:
+            self._disconnect()
+        if self._channel is None:
+            self._connection = followed.source.clone(transport_options=followed.options)
+            self._channel = self._connection.channel()
+            self._channel.qos.__class__ = marking(self._channel.qos.__class__)
+            self._connected_for = followed
+        return followed
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it may be what has just failed
+                connection.close()
+
+
+def spare_others(connection: Any) -> float | None:
+    """Have kombu wait long enough before it puts back what others hold; the shorter time if any.
+
+    It looks for that over every connection that waits for messages, those of answers too.
+    """
+    given = connection.transport_options.get("visibility_timeout")
+    if given is None or connection.transport.driver_type != "redis":
+        return None
+    timeout_s = _checked(given)
+    if timeout_s >= SAFE_S:
+        return None
+    connection.transport_options["visibility_timeout"] = SAFE_S
+    return timeout_s
+
+
+def held(qos: Any) -> list[str]:
+    """The tags of the messages that this worker has in hand.
+
+    Of this connection all that is not acknowledged; of those before only what still runs, as kombu
+    and Celery have forgotten the rest, and it must come again.
+    """
+    tags = {tag for tag in _copied(qos._delivered) if tag not in qos._dirty}  # noqa: SLF001
+    for request in _copied(state.active_requests):
+        if not request.acknowledged and (tag := request.message.delivery_tag):
+            tags.add(tag)
+    return list(tags)
+
+
+def _copied(things: Any) -> list[Any]:
+    """What another thread may be changing."""
+    while True:
+        try:
+            return list(things)
+        except RuntimeError:  # it has changed meanwhile
+            continue
+
+
+def _checked(timeout_s: Any) -> float:
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if not is_number or timeout_s < _SHORTEST_S:
+        must = f"a number of seconds from {_SHORTEST_S:g}: how long a dead worker is waited for"
+        raise InvalidSetting("broker_transport_options['visibility_timeout']", timeout_s, must)
+    return float(timeout_s)
+
+
+def _patience(timeout_s: float) -> dict[str, float]:
+    """How long the thread waits for Redis, unless the user has said so: it must not be for ever."""
+    socket_s = max(1.0, min(timeout_s / 4, 10.0))
+    return {"socket_timeout": socket_s, "socket_connect_timeout": socket_s}
+
+
+def _evaluate(client: Any, call: Call) -> Any:
+    """EVAL, since kombu's client with a key prefix changes the keys of EVALSHA."""
+    script = call.script.source
+    return client.execute_command("EVAL", script, len(call.keys), *call.keys, *call.args)

@@ -90,7 +90,7 @@ _install() {
     done
 }
 
-# Makes sure that $VENV is an environment of this checkout, made with interpreter $1 or a chosen one.
+# Makes sure that $VENV is an environment of this checkout; a new one is of interpreter $1, if given.
 make_venv() {
     _belongs_here && return
     local interpreter
@@ -111,6 +111,18 @@ pip_install() {
         cat "$log" >&2
         die "the install failed; its output is above and in $log"
     }
+}
+
+# latest_environment DIR: makes DIR anew with this checkout, and with the newest release of each
+# package that the tests need, past constraints.txt and the upper bounds in pyproject.toml. Sets VENV.
+latest_environment() {
+    VENV="$ROOT/$1"
+    echo "installing the newest releases into $1 …" >&2
+    rm -rf "$VENV"
+    make_venv
+    "$VENV/bin/python" -P "$ROOT/scripts/_latest.py" requirements >"$VENV/requirements.txt"
+    pip_install --upgrade -r "$VENV/requirements.txt"
+    pip_install --no-deps -e "$ROOT"
 }
 
 _belongs_here() {

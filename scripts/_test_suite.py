@@ -2,7 +2,8 @@
 
 The static checks run at the same time. Tests run after them, on two processes; those that need
 the machine to themselves run last, one by one. Tests that fail run once more, alone: one that then
-passes is named as unsteady, to be mended. The closing line counts the tests of all parts.
+passes is unsteady, a defect to mend, and is named in the result. The closing line counts the tests
+of all parts.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ALONE = "(chaos or serial or soak)"
@@ -52,6 +54,8 @@ class Outcome:
     code: int
     seconds: float
     output: str
+    unsteady: tuple[str, ...] = ()
+    """Tests that failed, and passed when they were run once more."""
 
     @property
     def is_failure(self) -> bool:
@@ -95,16 +99,24 @@ def run_live(part: Part, env: Mapping[str, str]) -> Outcome:
     outcome = run(part, env, on_output=write_to_screen)
     if outcome.code != TESTS_FAILED or not part.again:
         return outcome
-    failed = re.findall(r"^FAILED (.+?)(?: - .*)?$", outcome.output, re.MULTILINE)
+    failed = failed_tests(outcome)
     print(f"\n── {part.name}: {len(failed)} failed and run once more, alone ──", flush=True)
     again = run(Part(part.name, list(part.again)), env, on_output=write_to_screen)
-    if again.is_failure:
+    if again.code not in (0, TESTS_FAILED):
         return outcome
-    print("\nUNSTEADY, to be mended:", *failed, sep="\n  ", flush=True)
-    output = re.sub(
-        r"\d+ failed, (\d+) passed", rf"\1 passed, {len(failed)} unsteady", outcome.output
+    still_failed = failed_tests(again)
+    return replace(
+        outcome,
+        code=again.code,
+        seconds=outcome.seconds + again.seconds,
+        unsteady=tuple(name for name in failed if name not in still_failed),
     )
-    return Outcome(part, 0, outcome.seconds + again.seconds, output)
+
+
+def failed_tests(outcome: Outcome) -> list[str]:
+    """By pytest's summary. A test can fail, and then fail to be cleaned up."""
+    pattern = r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$"
+    return list(dict.fromkeys(re.findall(pattern, outcome.output, re.MULTILINE)))
 
 
 def run_together(parts: list[Part], env: Mapping[str, str]) -> list[Outcome]:
@@ -137,15 +149,26 @@ def write_to_screen(chunk: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
+def result(static: list[Outcome], tests: list[Outcome]) -> Iterator[str]:
+    yield from map(str, static + tests)
+    for outcome in tests:
+        for name in outcome.unsteady:
+            yield f"UNSTEADY, to be mended: {name}"
+    yield closing_line(tests)
+
+
 def closing_line(outcomes: list[Outcome]) -> str:
     """Every suite's counts in the one line from which CI reads how many tests were run."""
     counts = {"passed": 0, "failed": 0, "skipped": 0, "unsteady": 0}
     for outcome in outcomes:
         ends = [line for line in outcome.output.splitlines() if re.search(r" in [\d.]+s\b", line)]
-        for number, word in re.findall(
-            r"(\d+) (passed|failed|error|skipped|unsteady)", "".join(ends[-1:])
-        ):
-            counts["failed" if word == "error" else word] += int(number)
+        found = re.findall(r"(\d+) (passed|failed|error|skipped)", "".join(ends[-1:]))
+        numbers = Counter({word: int(number) for number, word in found})
+        counts["passed"] += numbers["passed"]
+        counts["skipped"] += numbers["skipped"]
+        counts["unsteady"] += len(outcome.unsteady)
+        if outcome.is_failure:
+            counts["failed"] += numbers["failed"] + numbers["error"] - len(outcome.unsteady)
     return ", ".join(f"{number} {word}" for word, number in counts.items())
 
 
@@ -163,7 +186,7 @@ def main() -> int:
         for python in [sys.executable, *arguments.pythons]
         for part in test_parts(python, scope)
     ]
-    print("\n── result ──", *static, *tests, closing_line(tests), sep="\n")
+    print("\n── result ──", *result(static, tests), sep="\n")
     return int(any(outcome.is_failure for outcome in static + tests))
 
 

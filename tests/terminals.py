@@ -8,9 +8,13 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
+
+import pyte
 
 from tests.sessions import HANG_S
 
@@ -26,21 +30,28 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+ROWS, COLUMNS = 300, 120
+"""Enough rows that nothing scrolls out of a test's sight."""
+
+
 class Terminal:
-    """A program on a pseudo-terminal of its own."""
+    """A program on a pseudo-terminal of its own, and the screen that it draws."""
 
     def __init__(self, command: list[str] = CONSOLE) -> None:
         self._ours, theirs = os.openpty()
+        termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
         self._process = subprocess.Popen(
             [sys.executable, "-c", _TAKE_TERMINAL, *command],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             cwd=ROOT,
-            env=os.environ | {"TERM": "dumb"},
+            env=os.environ | {"TERM": "xterm"},
             start_new_session=True,
         )
         os.close(theirs)
+        self._screen = _AnsweringScreen(self.type)
+        self._stream = pyte.ByteStream(self._screen)
         self._unread = ""
         self.transcript = ""
 
@@ -55,31 +66,39 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
-    def type_at_rest(self, text: str) -> None:
-        """Type when the program waits: readline misses a Ctrl-C while it handles another key."""
-        state = Path(f"/proc/{self._process.pid}/stat")
-        deadline = time.monotonic() + HANG_S
-        seen_asleep = 0
-        while seen_asleep < 5 and time.monotonic() < deadline:
-            time.sleep(0.002)
-            is_asleep = state.read_text().rpartition(")")[2].split()[0] == "S"
-            seen_asleep = seen_asleep + 1 if is_asleep else 0
-        self.type(text)
-
     def until(self, wanted: str) -> str:
-        """Read until `wanted` has been shown; what was shown before it since the last call."""
-        deadline = time.monotonic() + HANG_S
-        while wanted not in self._unread:
-            if not self._read(deadline):
-                raise AssertionError(f"{wanted!r} was not shown; this was:\n{self.transcript}")
+        """Read until `wanted` has been written; what was written before it since the last call."""
+        self._read_until(lambda: wanted in self._unread, wanted)
         before, _, self._unread = self._unread.partition(wanted)
         return before
 
-    def run(self, line: str) -> str:
-        """Type a line at the prompt; what is shown from its echo to the next prompt."""
-        self.type(f"{line}\n")
-        self.until(f"{line}\n")
-        return self.until(">>> ")
+    @property
+    def rows(self) -> list[str]:
+        """The screen, down to the cursor."""
+        return [row.rstrip() for row in self._screen.display[: self._screen.cursor.y + 1]]
+
+    def shows(self, pattern: str) -> None:
+        """Read until one row of the screen is `pattern`."""
+        row = re.compile(pattern)
+        self._read_until(lambda: any(map(row.fullmatch, self.rows)), pattern)
+
+    def at_prompt(self) -> int:
+        """Read until the console waits for code; the row of its prompt."""
+        cursor = self._screen.cursor
+        self._read_until(lambda: self.rows[-1] == ">>>" and cursor.x == 4, "an empty prompt")
+        return cursor.y
+
+    def run(self, line: str) -> list[str]:
+        """Type a line at the prompt; the rows between its echo and the next prompt."""
+        before = self.at_prompt()
+        self.type(f"{line}\r")
+        self._read_until(lambda: self._screen.cursor.y > before, line)
+        after = self.at_prompt()
+        return self.rows[before + 1 : after]
+
+    def colours(self, row: int) -> set[str]:
+        """The colours of the text in a row."""
+        return {cell.fg for cell in self._screen.buffer[row].values() if cell.data.strip()}
 
     def leave(self) -> int:
         """Read to the end; the exit status."""
@@ -88,17 +107,32 @@ class Terminal:
             pass
         return self._process.wait(HANG_S)
 
+    def _read_until(self, is_there: Callable[[], bool], wanted: str) -> None:
+        deadline = time.monotonic() + HANG_S
+        while not is_there():
+            if not self._read(deadline):
+                shown = "\n".join(self.rows)
+                raise AssertionError(f"{wanted!r} was not shown; this was:\n{shown}")
+
     def _read(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
         data = b""
         if ready:
             with contextlib.suppress(OSError):  # how Linux says that the other side is closed
                 data = os.read(self._ours, 65536)
-        text = data.decode().replace("\r\n", "\n")
+        self._stream.feed(data)
+        text = data.decode(errors="replace").replace("\r\n", "\n")
         self._unread += text
         self.transcript += text
         return bool(data)
 
 
-def without_colour(text: str) -> str:
-    return re.sub(r"\x1b\[\d*m", "", text)
+class _AnsweringScreen(pyte.Screen):
+    """Tells the program where the cursor is, as terminals do."""
+
+    def __init__(self, answer: Callable[[str], None]) -> None:
+        super().__init__(COLUMNS, ROWS)
+        self._answer = answer
+
+    def write_process_input(self, data: str) -> None:
+        self._answer(data)

@@ -176,6 +176,16 @@ def test_a_reader_that_leaves_ends_it_without_a_traceback() -> None:
         assert process.stderr.read() == ""
 
 
+def test_a_pipe_needs_no_prompt_toolkit() -> None:
+    hidden = "import sys; sys.modules['prompt_toolkit'] = None; "
+    start = "from capsule_tasks.sessions.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", hidden + start]
+    ended = subprocess.run(
+        command, input="6 * 7", capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("42\n", "", 0)
+
+
 # --- options --------------------------------------------------------------------------------------
 
 

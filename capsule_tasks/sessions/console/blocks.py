@@ -4,52 +4,62 @@ from __future__ import annotations
 
 import ast
 import codeop
+import functools
 import warnings
-from collections.abc import Callable
+from typing import Literal
 
-FIRST, NEXT = ">>> ", "... "
+State = Literal["incomplete", "complete", "overrun"]
 
 
-class BlockReader:
-    """Gathers lines until they are a whole statement.
+class Block:
+    """A statement or a `:command` that grows line by line.
 
-    A blank line ends a compound statement. So does a line that cannot go on with it, as in a
-    pasted script: that one begins the next block.
+    A blank line ends a compound statement. So does a line that cannot belong to it, as in a
+    pasted script: the state is then `overrun`, and the line is the first of the next block.
     """
 
-    def __init__(self, prompt: Callable[[str], str], give_back: Callable[[str], None]) -> None:
-        self._prompt = prompt
-        self._give_back = give_back
-        self._compile = codeop.CommandCompiler()
-        self._compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    def __init__(self) -> None:
+        self.lines: list[str] = []
 
-    def read(self) -> str:
-        """The next block, or the next line that begins with `:`; EOFError at the end."""
-        lines = [self._prompt(FIRST)]
-        if lines[0].startswith(":"):
-            return lines[0]
-        while self._verdict(lines) is None:
-            try:
-                lines.append(self._prompt(NEXT))
-            except EOFError:
-                break
-            if self._begins_anew(lines):
-                self._give_back(lines.pop())
-                break
-        return "\n".join(lines)
+    @property
+    def source(self) -> str:
+        return "\n".join(self.lines)
 
-    def _begins_anew(self, lines: list[str]) -> bool:
-        *block, last = lines
-        if not last or last[0].isspace():
+    def add(self, line: str) -> State:
+        if not self.lines and line.startswith(":"):
+            self.lines.append(line)
+            return "complete"
+        is_valid = _is_valid("\n".join([*self.lines, line]))
+        starts_statement = bool(line) and not line[0].isspace()
+        if self.lines and is_valid is False and starts_statement and _is_valid(f"{self.source}\n"):
+            return "overrun"
+        self.lines.append(line)
+        return "incomplete" if is_valid is None else "complete"
+
+
+def is_complete(text: str) -> bool:
+    """Whether the last of the blocks in `text` has its end."""
+    block = Block()
+    state: State = "incomplete"
+    for line in text.split("\n"):
+        if state == "complete":
+            block = Block()
+        state = block.add(line)
+        if state == "overrun":
+            block = Block()
+            state = block.add(line)
+    return state == "complete"
+
+
+@functools.lru_cache(maxsize=1024)  # `is_complete` compiles every first line of a block again
+def _is_valid(source: str) -> bool | None:
+    """True for whole statements, None for the beginning of one, False for neither."""
+    compiler = codeop.CommandCompiler()
+    compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the child compiles it again, and warns
+        try:
+            code = compiler(source, symbol="single")
+        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
             return False
-        return self._verdict(lines) is False and self._verdict([*block, ""]) is True
-
-    def _verdict(self, lines: list[str]) -> bool | None:
-        """True for a whole statement, None for the beginning of one, False for neither."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the child compiles it again, and warns
-            try:
-                code = self._compile("\n".join(lines), symbol="single")
-            except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
-                return False
-        return None if code is None else True
+    return None if code is None else True

@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from capsule_tasks.errors import CallerError
-from capsule_tasks.sessions.info import SessionInfo
 from capsule_tasks.sessions.session import Session
+
+_ALSO = """
+Anything else is Python; `await` works at the top level. A blank line ends a block. Ctrl-C stops
+what runs, Ctrl-D leaves. While code runs, these commands work too:
+"""
 
 
 class CommandError(CallerError):
@@ -28,105 +32,82 @@ class Leave(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """`call(session, *words)` does it and returns what there is to tell."""
+    """`call(session, *words)` does it and returns what there is to show."""
 
     usage: str
     summary: str
     call: Callable[..., Coroutine[Any, Any, str]]
     works_while_running: bool = False
 
-    def prepare(self, session: Session, words: list[str]) -> Coroutine[Any, Any, str]:
-        """The work, ready to be awaited; CommandError if the words do not fit."""
-        try:
-            inspect.signature(self.call).bind(session, *words)
-        except TypeError:
-            raise CommandError(f"usage: {self.usage}") from None
-        return self.call(session, *words)
 
-
-def parse(line: str) -> tuple[Command, list[str]]:
-    """The command that a line names, and the words behind it; CommandError if there is none."""
+def parse(session: Session, line: str) -> tuple[Command, Callable[[], Coroutine[Any, Any, str]]]:
+    """The command that a line names, and the call of it; CommandError if there is none."""
     try:
         name, *words = shlex.split(line)
     except ValueError as fault:
         raise CommandError(f"{line}: {fault}") from None
-    command = COMMANDS.get(name)
-    if command is None:
+    if name not in COMMANDS:
         raise CommandError(f"there is no command {name}; :help lists them")
-    return command, words
+    command = COMMANDS[name]
+    try:
+        inspect.signature(command.call).bind(session, *words)
+    except TypeError:
+        raise CommandError(f"usage: {command.usage}") from None
+    return command, lambda: command.call(session, *words)
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
 async def _help(_session: Session) -> str:
-    width = max(len(command.usage) for command in COMMANDS.values())
-    lines = [f"{command.usage:<{width}}  {command.summary}" for command in COMMANDS.values()]
-    lines.append("")
-    lines.append("Anything else is Python; `await` works at the top level. A blank line ends a")
-    lines.append("block. Ctrl-C stops what runs, Ctrl-D leaves. While code runs, these work too:")
-    lines.append(" ".join(n for n, command in COMMANDS.items() if command.works_while_running))
-    return "\n".join(lines)
+    usages = _table([(command.usage, command.summary) for command in COMMANDS.values()])
+    also = " ".join(name for name, command in COMMANDS.items() if command.works_while_running)
+    return f"{usages}\n{_ALSO}{also}"
 
 
 async def _info(session: Session) -> str:
     info = session.info
-    rows = [
-        ("session", f"{info.session_id}: {info.state}, restarted {info.restarts} times"),
-        ("child", _child(info)),
-        ("usage", _usage(info)),
-        ("executions", f"{info.execution_count}, {info.error_count} of them with an error"),
-        ("running", ", ".join(info.running) or "nothing"),
-        ("inputs", _inputs(info)),
-        ("messages", _messages(info)),
-        ("last error", info.last_error or "none"),
-    ]
-    return "\n".join(f"{name:<11}{value}" for name, value in rows)
-
-
-def _child(info: SessionInfo) -> str:
-    if info.pid is None:
-        return "none"
-    about = info.metadata
-    if not about:
-        return f"pid {info.pid}, starting"
-    text = f"pid {info.pid}, Python {about['python']}, protocol version {about['protocol_version']}"
-    return f"{text}, unresponsive" if info.health.unresponsive else text
-
-
-def _usage(info: SessionInfo) -> str:
-    beat, reported_at = info.last_heartbeat, info.last_heartbeat_at
-    if beat is None or reported_at is None:
-        return "not reported yet"
-    return (
-        f"{beat.rss_bytes / 2**20:.1f} MiB of memory, {beat.cpu_s:.2f} s of CPU, {beat.threads} "
-        f"threads, {beat.namespace_size} names, {time.monotonic() - reported_at:.1f} s ago"
-    )
-
-
-def _inputs(info: SessionInfo) -> str:
-    inputs = info.inputs
-    return (
-        f"{inputs.pending} open, {inputs.answered} answered, {inputs.timeouts} timed out, "
-        f"{inputs.cancels} cancelled"
-    )
-
-
-def _messages(info: SessionInfo) -> str:
-    queues = info.queues
-    return (
-        f"{queues.control_handled} control, {queues.bulk_handled} bulk, "
-        f"{queues.buffered_messages} waiting ({queues.buffered_bytes} bytes)"
+    beat, inputs, queues = info.last_heartbeat, info.inputs, info.queues
+    child = usage = "none yet"
+    if info.metadata:
+        child = (
+            f"pid {info.pid}, Python {info.metadata['python']}, "
+            f"protocol version {info.metadata['protocol_version']}"
+            f"{', unresponsive' if info.health.unresponsive else ''}"
+        )
+    if beat is not None:
+        usage = (
+            f"{beat.rss_bytes / 2**20:.1f} MiB of memory, {beat.cpu_s:.2f} s of CPU, "
+            f"{beat.threads} threads, {beat.namespace_size} names, "
+            f"{time.monotonic() - (info.last_heartbeat_at or 0):.1f} s ago"
+        )
+    answers = f"{inputs.answered} answered, {inputs.timeouts} timed out, {inputs.cancels} cancelled"
+    handled = f"{queues.control_handled} control, {queues.bulk_handled} bulk"
+    return _table(
+        [
+            ("session", f"{info.session_id}: {info.state}, restarted {info.restarts} times"),
+            ("child", child),
+            ("usage", usage),
+            ("executions", f"{info.execution_count}, {info.error_count} of them with an error"),
+            ("running", ", ".join(info.running) or "nothing"),
+            ("inputs", f"{inputs.pending} open, {answers}"),
+            ("messages", f"{handled}, {queues.buffered_messages} waiting"),
+            ("last error", info.last_error or "none"),
+        ]
     )
 
 
 async def _names(session: Session) -> str:
     summary = await session.namespace_summary()
-    width = max((len(entry.name) for entry in summary.entries), default=0)
-    lines = [
-        f"{e.name:<{width}}  {'(withheld)' if e.redacted else f'{e.type_name}, {e.size} bytes'}"
-        for e in summary.entries
+    rows = [
+        (entry.name, "(withheld)" if entry.redacted else f"{entry.type_name}, {entry.size} bytes")
+        for entry in summary.entries
     ]
-    if summary.total > len(lines):
-        lines.append(f"… and {summary.total - len(lines)} more")
-    return "\n".join(lines) or "no names yet"
+    if summary.total > len(rows):
+        rows.append(("…", f"and {summary.total - len(rows)} more"))
+    return _table(rows) or "no names yet"
 
 
 async def _stack(session: Session) -> str:
@@ -138,7 +119,7 @@ async def _checkpoint(session: Session, file: str) -> str:
     assert saved.data is not None
     await asyncio.to_thread(_write_private, file, saved.data)
     lines = [f"saved {len(saved.saved)} names in {file} ({len(saved.data)} bytes)"]
-    lines += [f"not saved: {name}: {why}" for name, why in saved.skipped.items()]
+    lines += [f"not saved: {name}: {reason}" for name, reason in saved.skipped.items()]
     return "\n".join(lines)
 
 
@@ -156,15 +137,18 @@ async def _interrupt(session: Session) -> str:
 
 
 async def _restart(session: Session) -> str:
-    begun = time.monotonic()
+    started_at = time.monotonic()
     await session.restart()
-    return (
-        f"a new child was ready after {(time.monotonic() - begun) * 1000:.0f} ms; it has no names"
-    )
+    elapsed_ms = (time.monotonic() - started_at) * 1000
+    return f"a new child was ready after {elapsed_ms:.0f} ms; it has no names"
 
 
 async def _quit(_session: Session) -> str:
     raise Leave
+
+
+def _read(file: str) -> bytes:
+    return Path(file).expanduser().read_bytes()
 
 
 def _write_private(file: str, data: bytes) -> None:
@@ -182,10 +166,6 @@ def _write_private(file: str, data: bytes) -> None:
         raise
 
 
-def _read(file: str) -> bytes:
-    return Path(file).expanduser().read_bytes()
-
-
 COMMANDS = {
     command.usage.split()[0]: command
     for command in (
@@ -198,7 +178,7 @@ COMMANDS = {
         Command(
             ":interrupt", "KeyboardInterrupt in what runs", _interrupt, works_while_running=True
         ),
-        Command(":restart", "begin anew with a new child", _restart),
+        Command(":restart", "start again with a new child", _restart),
         Command(":quit", "leave, as Ctrl-D does", _quit),
     )
 }

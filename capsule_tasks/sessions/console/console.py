@@ -1,4 +1,4 @@
-"""The main thread's side: prompt, run, show, until the person leaves."""
+"""Prompt, run, show, until the person leaves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import contextlib
 import logging
 import signal
 import time
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
 import capsule_tasks
 from capsule_tasks.errors import CapsuleError, SessionLost, SessionStateError
-from capsule_tasks.sessions.console.background import Background
-from capsule_tasks.sessions.console.blocks import BlockReader
+from capsule_tasks.sessions.console.blocks import Block
 from capsule_tasks.sessions.console.commands import Leave, parse
-from capsule_tasks.sessions.console.terminal import Keyboard, Screen
-from capsule_tasks.sessions.console.watch import Watch, show
+from capsule_tasks.sessions.console.foreground import Foreground, show
+from capsule_tasks.sessions.console.frontend import FIRST_PROMPT, NEXT_PROMPT, make_frontend
 from capsule_tasks.sessions.health import Health
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import SessionState
@@ -22,137 +23,173 @@ from capsule_tasks.settings import SessionConfig
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+T = TypeVar("T")
 
 
 class Console:
-    """A prompt on a terminal, a filter in a pipe.
-
-    The main thread belongs to the terminal, because only it hears Ctrl-C; the session lives on an
-    event loop beside it, so that its child is heard also while a line is being typed.
-    """
+    """A prompt on a terminal, a filter in a pipe; one event loop for input and session."""
 
     def __init__(self, config: SessionConfig) -> None:
-        self._screen = Screen()
-        self._keyboard = Keyboard(self._screen)
-        self._blocks = BlockReader(self._keyboard.prompt, self._keyboard.give_back)
+        self._frontend = make_frontend(self._on_command)
         self._session = Session(config)
         self._session.add_state_listener(self._on_state)
         self._session.add_health_listener(self._on_health)
-        self._background = Background()
-        self._listener: asyncio.Task[None] | None = None
+        self._interrupt: Callable[[], object] = lambda: None  # what Ctrl-C does now
+        self._is_idle = True
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def main(self) -> int:
         """Serve the person to the end; the exit status."""
-        # Python leaves SIGINT ignored if whoever started it did, as a script does with `&`.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self._background.bell.ring_on_signals()
         # What the package would log is said here, where it belongs.
         logging.getLogger("capsule_tasks").addHandler(logging.NullHandler())
+        return asyncio.run(self._main())
+
+    async def _main(self) -> int:
+        # Also where SIGINT was ignored at the start, as in a script's `console &`.
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
         try:
-            self._start()
-            return self._serve()
+            await self._interruptible(asyncio.create_task(self._start()))
+            return await self._serve()
         except CapsuleError as error:
-            self._screen.error(_in_full(error))
+            self._frontend.error(_in_full(error))
             return EXIT_FAILED
-        except KeyboardInterrupt:
+        except asyncio.CancelledError:
             return EXIT_INTERRUPTED
         finally:
-            self._stop()
+            await self._stop()
 
-    def _start(self) -> None:
-        begun = time.monotonic()
-        self._background.call(self._session.start())
-        if self._keyboard.is_terminal:
-            elapsed_ms = (time.monotonic() - begun) * 1000
+    def _on_interrupt(self) -> None:
+        self._interrupt()
+
+    async def _start(self) -> None:
+        started_at = time.monotonic()
+        await self._session.start()
+        if self._frontend.is_interactive:
+            elapsed_ms = (time.monotonic() - started_at) * 1000
             python = self._session.info.metadata["python"]
-            self._screen.answer(
+            self._frontend.answer(
                 f"capsule_tasks {capsule_tasks.__version__}: Python {python} in a session of its "
                 f"own, ready after {elapsed_ms:.0f} ms.\n"
                 "Ctrl-C stops what runs, Ctrl-D leaves, :help tells the rest."
             )
+        self._frontend.start()
 
-    def _serve(self) -> int:
-        went_well = True
-        while True:
-            try:
-                block = self._blocks.read()
-                if block.strip():
-                    went_well = self._do(block)
-            except (EOFError, Leave):
-                break
-            except KeyboardInterrupt:
-                if not self._keyboard.is_terminal:
-                    raise
-        return 0 if went_well or self._keyboard.is_terminal else EXIT_FAILED
+    async def _serve(self) -> int:
+        is_well = True
+        with contextlib.suppress(Leave):
+            while True:
+                try:
+                    block = await self._interruptible(asyncio.create_task(self._read_block()))
+                    if block.strip():
+                        self._is_idle = False
+                        is_well = await self._do(block)
+                except asyncio.CancelledError:
+                    if not self._frontend.is_interactive:
+                        raise
+                finally:
+                    self._is_idle = True
+        return 0 if is_well or self._frontend.is_interactive else EXIT_FAILED
 
-    def _stop(self) -> None:
+    async def _stop(self) -> None:
         try:
-            self._screen.fresh_line()
-            self._background.call(self._session.shutdown())
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self._background.call(self._session.terminate())
-        self._background.call(self._listen())  # what `atexit` and `finally` wrote
-        self._background.close()
+            await self._interruptible(asyncio.create_task(self._session.shutdown()))
+        except asyncio.CancelledError:
+            self._interrupt = lambda: None
+            await self._session.terminate()
+        await self._listen()  # what `atexit` and `finally` wrote
+        await self._frontend.close()
+
+    async def _interruptible(self, task: asyncio.Task[T]) -> T:
+        """What `task` returns; Ctrl-C cancels it."""
+        self._interrupt = task.cancel
+        return await task
+
+    async def _read_block(self) -> str:
+        """The next block or `:command`; Leave at the end of input."""
+        block = Block()
+        while True:
+            line = await self._frontend.next_line(NEXT_PROMPT if block.lines else FIRST_PROMPT)
+            if line is None:
+                if not block.lines:
+                    raise Leave
+                return block.source
+            state = block.add(line)
+            if state == "overrun":
+                self._frontend.give_back(line)
+            if state != "incomplete":
+                return block.source
 
     # --- code and commands ---------------------------------------------------------------------
 
-    def _do(self, block: str) -> bool:
+    async def _do(self, block: str) -> bool:
         """Run a block or obey a command; whether it went well."""
         try:
             if block.startswith(":"):
-                self._obey(block)
+                await self._interruptible(asyncio.create_task(self._obey(block)))
                 return True
-            return Watch(
-                self._session, self._background, self._keyboard, self._screen, self._obey_now
-            ).follow(block)
-        except BrokenPipeError:
-            raise  # nobody looks any more
-        except (CapsuleError, OSError, ValueError) as error:
-            self._screen.error(_in_full(error))
-            if isinstance(error, SessionStateError):
-                self._screen.note(":restart begins anew")
-            return False
-
-    def _obey(self, line: str) -> None:
-        command, words = parse(line)
-        self._screen.answer(self._background.call(command.prepare(self._session, words)))
-
-    def _obey_now(self, line: str) -> bool:
-        """Obey a command that was typed while code runs; False if it has to wait."""
-        if not line.startswith(":"):
-            return False
-        try:
-            if not parse(line)[0].works_while_running:
-                self._screen.note(f"{line} waits for the end of what runs; Ctrl-C stops that")
+            execution = Foreground(self._session, self._frontend)
+            running = execution.start(block)
+            self._interrupt = execution.cancel
+            try:
+                return await running
+            except asyncio.CancelledError:
+                self._frontend.error("cancelled before it began")
                 return False
-            self._obey(line)
-        except (CapsuleError, OSError) as error:
-            self._screen.error(_in_full(error))
-        return True
+        except BrokenPipeError:
+            raise  # no reader is left
+        except (CapsuleError, OSError, ValueError) as error:
+            self._frontend.error(_in_full(error))
+            if isinstance(error, SessionStateError):
+                self._frontend.note(":restart starts a new child")
+            return False
 
-    # --- what the session says unasked, on the event loop --------------------------------------
+    async def _obey(self, line: str) -> None:
+        _, call = parse(self._session, line)
+        self._frontend.answer(await call())
+
+    def _on_command(self, line: str) -> bool:
+        """Obey a command that was typed while code runs; False for a line that has to wait."""
+        if line.startswith(":"):
+            try:
+                works_now = parse(self._session, line)[0].works_while_running
+            except CapsuleError:
+                works_now = True  # `_obey_now` says why it does not
+            if works_now:
+                self._spawn(self._obey_now(line))
+                return True
+        self._frontend.note(f"waits for the running code, which Ctrl-C stops: {line}")
+        return False
+
+    async def _obey_now(self, line: str) -> None:
+        try:
+            await self._obey(line)
+        except (CapsuleError, OSError) as error:
+            self._frontend.error(_in_full(error))
+
+    # --- messages of no execution --------------------------------------------------------------
 
     def _on_state(self, old: SessionState, new: SessionState) -> None:
         if old is SessionState.WARMING and new is SessionState.READY:
-            self._listener = asyncio.create_task(self._listen())
-        if new is SessionState.ERROR and self._keyboard.is_asking:
-            self._screen.note(f"{self._session.info.last_error}; :restart begins anew")
-            self._keyboard.show_prompt_again()
+            self._spawn(self._listen())
+        if new is SessionState.ERROR and self._is_idle:
+            self._frontend.note(f"{self._session.info.last_error}; :restart starts a new child")
 
     def _on_health(self, health: Health) -> None:
         how = "does not respond; :restart replaces it" if health.unresponsive else "responds again"
-        self._screen.note(f"the child {how}")
-        self._keyboard.show_prompt_again()
+        self._frontend.note(f"the child {how}")
 
     async def _listen(self) -> None:
-        """Show what no execution is meant by: late output, and the child's own log."""
+        """Show late output and the child's own log."""
         with contextlib.suppress(SessionLost, SessionStateError, BrokenPipeError):
             while True:
-                show(self._screen, await self._session.receive_message())
-                self._keyboard.show_prompt_again()
+                show(self._frontend, await self._session.receive_message())
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _in_full(error: Exception) -> str:
-    lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-    return "\n".join(lines)
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])

@@ -1,215 +1,145 @@
-"""A person's end of a session: what they see and what they type, on a terminal or through pipes."""
+"""A person at a terminal, by prompt_toolkit: one prompt that stays below what is shown."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import re
-import select
+import asyncio
+import signal
 import sys
-import termios
-import threading
-from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import TextIO
 
-from capsule_tasks.protocol.messages import Stream
+from prompt_toolkit import PromptSession
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-_STDIN = 0
-_READ_BYTES = 64 * 1024
-_LOCAL_FLAGS = 3
-_RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
+from capsule_tasks.sessions.console.blocks import is_complete
+from capsule_tasks.sessions.console.frontend import FIRST_PROMPT, NEXT_PROMPT, Frontend
 
-
-class Screen:
-    """Standard output and standard error; coloured where they are a terminal, and only there."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
-        self._is_terminal = {name: file.isatty() for name, file in self._streams.items()}
-        self.has_open_line = False
-        for file in self._streams.values():
-            if isinstance(file, io.TextIOWrapper):
-                file.reconfigure(errors="backslashreplace")
-
-    def output(self, stream: Stream, text: str) -> None:
-        """Show what code wrote, as it is."""
-        self._write(stream, text, _RED if stream == "stderr" else "")
-
-    def result(self, text: str, mark: str = "") -> None:
-        """Show a value on a line of its own, perhaps with a mark behind it."""
-        self.fresh_line()
-        self._write("stdout", text)
-        self._write("stdout", f"  # {mark}" if mark else "", _DIM)
-        self._write("stdout", "\n")
-
-    def answer(self, text: str) -> None:
-        """Show what a command found out."""
-        self.fresh_line()
-        self._write("stdout", f"{text}\n" if text else "")
-
-    def error(self, text: str) -> None:
-        """Show what went wrong."""
-        self.fresh_line()
-        self._write("stderr", f"{text.rstrip()}\n", _RED)
-
-    def note(self, text: str) -> None:
-        """Show a remark of the console's own."""
-        self.fresh_line()
-        self._write("stderr", f"# {text}\n", _DIM)
-
-    def fresh_line(self) -> None:
-        """On a terminal, leave the line that something else began."""
-        if self.has_open_line:
-            self._write("stdout" if self._is_terminal["stdout"] else "stderr", "\n")
-
-    def line_was_ended(self) -> None:
-        """The terminal itself has shown a line break: Enter was pressed."""
-        self.has_open_line = False
-
-    def _write(self, stream: Stream, text: str, style: str = "") -> None:
-        """Write at once, from any thread."""
-        if not text:
-            return
-        with self._lock:
-            if self._is_terminal[stream]:
-                self.has_open_line = not text.endswith("\n")
-                text = f"{style}{text}{_PLAIN}" if style else text
-            self._streams[stream].write(text)
-            self._streams[stream].flush()
+_MAX_OPEN_LINE = 4096
+"""Longer output without a line break is shown in several lines."""
 
 
-class Keyboard:
-    """Lines from standard input.
+class Terminal(Frontend):
+    """The prompt stays on the screen while code runs, behind the line that code has not ended.
 
-    At a prompt they come through readline. While code runs the terminal is in its own line mode,
-    and `wait` looks at it beside whatever else is waited for: a line may be an answer, a command,
-    or typed ahead for the next prompt.
+    So what is typed meanwhile is edited in peace: it is a command, an answer, or waits for its
+    turn. A line gets its place in the transcript when it is taken.
     """
 
-    def __init__(self, screen: Screen) -> None:
-        self.is_terminal = os.isatty(_STDIN)
-        self._screen = screen
-        self._has_editor = self.is_terminal and sys.stdout.isatty()
-        self._readline = _load_readline() if self._has_editor else None
-        # Text pasted into a prompt reaches us with the line ends of a raw terminal.
-        self._separator = re.compile(rb"[\r\n]" if self.is_terminal else rb"\r?\n")
-        self._lines: deque[str | None] = deque()
-        self._begun = b""
-        self._asking_with: str | None = None
-        self._mode_before: Any = None
+    is_interactive = True
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether the main thread waits in `prompt`."""
-        return self._asking_with is not None
+    def __init__(self, on_command: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._on_command = on_command
+        self._open_line = ""
+        self._asking_with: str | None = None  # the prompt of `next_line` while it waits
+        self._is_password = False
+        self._prompt = PromptSession[str](
+            self._message,
+            multiline=True,
+            prompt_continuation=NEXT_PROMPT,
+            is_password=Condition(lambda: self._is_password),
+            key_bindings=self._key_bindings(),
+            enable_suspend=True,
+            erase_when_done=True,
+            reserve_space_for_menu=0,
+        )
+        self._editing: asyncio.Task[None] | None = None
 
-    @property
-    def has_line(self) -> bool:
-        return bool(self._lines)
+    def start(self) -> None:
+        self._editing = asyncio.create_task(self._edit())
 
-    @property
-    def first_line(self) -> str | None:
-        """The oldest line not taken yet; None stands for the end of input."""
-        return self._lines[0]
+    async def close(self) -> None:
+        if self._editing is not None:
+            if not self._editing.done():
+                self._prompt.app.exit(result="")
+            await self._editing
+        self._start_line()
 
-    def take(self) -> str | None:
-        return self._lines.popleft()
-
-    def give_back(self, line: str) -> None:
-        """Have the next prompt return this line."""
-        self._lines.appendleft(line)
-
-    def prompt(self, text: str) -> str:
-        """The next line; EOFError at the end of input, KeyboardInterrupt on Ctrl-C."""
-        self._screen.fresh_line()
-        self._asking_with = text
+    async def next_line(self, prompt: str, *, password: bool = False) -> str | None:
+        if self._lines.empty() and not self._given_back:
+            self._asking_with, self._is_password = prompt, password
+            self._prompt.app.invalidate()
         try:
-            if self._has_editor and not self._lines:
-                return self._edit(text)
-            return self._read_line(text)
-        except (EOFError, KeyboardInterrupt):
-            self._show("\n")
+            line = await super().next_line(prompt)
+        except asyncio.CancelledError:
+            if prompt:
+                self._echo(prompt, self._prompt.default_buffer.text)
+                self._prompt.default_buffer.reset()
             raise
         finally:
-            self._asking_with = None
-            self._screen.line_was_ended()
-
-    def show_prompt_again(self) -> None:
-        """After lines that were shown below it. From any thread; outside of `prompt`: nothing."""
-        if self._asking_with is not None and not self._screen.has_open_line:
-            self._show(self._asking_with)
-
-    def wait(self, bell: int, *, listen: bool) -> None:
-        """Sleep until `bell` can be read or, if listening, something has been typed."""
-        is_at_end = bool(self._lines) and self._lines[-1] is None
-        descriptors = [bell, _STDIN] if listen and not is_at_end else [bell]
-        if _STDIN in select.select(descriptors, [], [])[0]:
-            self._read()
-
-    def hide_typing(self) -> None:
-        """Keep the terminal from showing what is typed, until `show_typing`."""
-        if self.is_terminal and self._mode_before is None:
-            self._mode_before = termios.tcgetattr(_STDIN)
-            mode = termios.tcgetattr(_STDIN)
-            mode[_LOCAL_FLAGS] &= ~termios.ECHO
-            termios.tcsetattr(_STDIN, termios.TCSADRAIN, mode)
-
-    def show_typing(self) -> None:
-        mode, self._mode_before = self._mode_before, None
-        if mode is not None:
-            termios.tcsetattr(_STDIN, termios.TCSADRAIN, mode)
-
-    def _edit(self, text: str) -> str:
-        begun, self._begun = self._begun.decode(errors="replace"), b""
-        if self._readline is None:
-            return begun + input(text)
-        self._readline.set_startup_hook(lambda: self._readline.insert_text(begun))
-        try:
-            return input(text)
-        finally:
-            self._readline.set_startup_hook(None)
-
-    def _read_line(self, text: str) -> str:
-        self._show(text)
-        was_typed_ahead = self.has_line
-        while not self._lines:
-            self._read()
-        line = self._lines.popleft()
-        if line is None:
-            raise EOFError
-        if was_typed_ahead:
-            self._show(f"{line}\n")
+            self._asking_with, self._is_password = None, False
+        self._echo(prompt, "" if password else line or "")
         return line
 
-    def _read(self) -> None:
+    def _echo(self, prompt: str, line: str) -> None:
+        """Give a line its place in the transcript."""
+        if prompt:
+            self._start_line()
+        self._put(sys.stdout, f"{prompt}{line}\n")
+
+    def _start_line(self) -> None:
+        if self._open_line:
+            self._put(sys.stdout, "\n")
+
+    def _put(self, file: TextIO, text: str) -> None:
+        """Write whole lines above the prompt; the rest becomes the beginning of the prompt."""
+        if not file.isatty():
+            super()._put(file, text)
+            return
+        whole, end, rest = (self._open_line + text).rpartition("\n")
+        is_shown = self._editing is not None and not self._editing.done()
+        if not is_shown or len(rest) > _MAX_OPEN_LINE:
+            whole, end, rest = f"{whole}{end}{rest}", "\n" if is_shown else "", ""
+        # A progress bar writes over its line after each carriage return.
+        self._open_line = rest[rest.rfind("\r", 0, len(rest.rstrip("\r"))) + 1 :]
+        if self._prompt.app.is_running and whole + end:
+            self._prompt.app.renderer.erase()
+        super()._put(file, whole + end)
+        self._prompt.app.invalidate()
+
+    # --- the prompt ----------------------------------------------------------------------------
+
+    async def _edit(self) -> None:
         try:
-            data = os.read(_STDIN, _READ_BYTES)
-        except OSError:
-            data = b""  # closed, or the terminal has gone away
-        if data:
-            *lines, self._begun = self._separator.split(self._begun + data)
-            self._lines.extend(line.decode(errors="replace") for line in lines)
-            if lines and self.is_terminal and self._mode_before is None:
-                self._screen.line_was_ended()
-        elif self._begun:
-            self._lines.append(self._begun.decode(errors="replace"))
-            self._begun = b""
-        else:
-            self._lines.append(None)
+            await self._prompt.prompt_async(handle_sigint=False)
+        except EOFError:  # the terminal has gone away
+            pass
+        finally:
+            self._lines.put_nowait(None)
 
-    def _show(self, text: str) -> None:
-        if self.is_terminal:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+    def _message(self) -> ANSI:
+        line_break = "\n" if self._open_line and self._asking_with else ""
+        return ANSI(f"{self._open_line}{line_break}{self._asking_with or ''}")
 
+    def _key_bindings(self) -> KeyBindings:
+        bindings = KeyBindings()
 
-def _load_readline() -> Any:
-    """The line editor and its history, where Python was built with one."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: PLC0415 - it takes over the terminal
+        @bindings.add("enter")
+        def _(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            text = buffer.text
+            if self._asking_with == FIRST_PROMPT and not is_complete(text):
+                buffer.newline(copy_margin=False)
+                return
+            buffer.reset(append_to_history=bool(self._asking_with))  # code; answers are private
+            if self._asking_with is None and self._on_command(text):
+                return
+            self._asking_with = None
+            for line in text.split("\n"):
+                self._lines.put_nowait(line)
 
-        readline.parse_and_bind("tab: tab-insert")
-        return readline
-    return None
+        @bindings.add("tab")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("    ")
+
+        @bindings.add("c-c")
+        def _(_event: KeyPressEvent) -> None:
+            signal.raise_signal(signal.SIGINT)  # one way for a key and for a signal
+
+        @bindings.add("c-d", filter=Condition(lambda: not self._prompt.default_buffer.text))
+        def _(_event: KeyPressEvent) -> None:
+            self._lines.put_nowait(None)
+
+        return bindings

@@ -1,0 +1,147 @@
+"""One execution with a person in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+
+from capsule_tasks.errors import UnknownInputRequest
+from capsule_tasks.protocol.messages import (
+    Error,
+    ErrorKind,
+    Gap,
+    InputClosed,
+    InputRequest,
+    Message,
+    Output,
+    Progress,
+    Result,
+    new_id,
+)
+from capsule_tasks.sessions.console.frontend import ANSWER_PROMPT, Frontend
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.stopping import StopOutcome
+
+
+class Foreground:
+    """Shows the output of the execution; lines answer its questions, Ctrl-C cancels it.
+
+    One message is fetched at a time, so a screen that is slow to take output holds up the code
+    that writes it and fills no memory here.
+    """
+
+    def __init__(self, session: Session, frontend: Frontend) -> None:
+        self._session = session
+        self._frontend = frontend
+        self._id = new_id()
+        self._answers: dict[str, asyncio.Task[None]] = {}
+        self._asking = asyncio.Lock()  # one question after another
+        self._running: asyncio.Task[bool] | None = None
+        self._cancelling: asyncio.Task[tuple[StopOutcome, float]] | None = None
+        self._is_accepted = False
+
+    def start(self, source: str) -> asyncio.Task[bool]:
+        """Run `source` to its end; whether it ended well."""
+        self._running = asyncio.create_task(self._run(source))
+        return self._running
+
+    def cancel(self) -> None:
+        """Cancel the execution; once more only after the answer to the first."""
+        if self._cancelling is None or self._cancelling.done():
+            self._cancelling = asyncio.create_task(self._cancel())
+
+    async def _run(self, source: str) -> bool:
+        messages = self._session.execute(source, execution_id=self._id, on_busy="wait")
+        try:
+            async with aclosing(messages):
+                async for message in messages:
+                    self._is_accepted = True
+                    self._show(message)
+        finally:
+            for answering in self._answers.values():
+                answering.cancel()
+        if self._cancelling is not None:
+            outcome, elapsed_ms = await self._cancelling
+            self._frontend.note(f"{outcome.replace('_', ' ')} after {elapsed_ms:.1f} ms")
+        remark = _remark(message)
+        if remark:
+            self._frontend.note(remark)
+        return isinstance(message, Result)
+
+    def _show(self, message: Message) -> None:
+        if isinstance(message, InputRequest):
+            self._answers[message.id] = asyncio.create_task(self._answer(message))
+        elif isinstance(message, InputClosed):
+            answering = self._answers.pop(message.request_id, None)
+            if answering is not None and message.reason != "answered":
+                answering.cancel()
+            if message.reason == "timeout":
+                self._frontend.note("the question was not answered in time")
+        else:
+            show(self._frontend, message)
+
+    async def _answer(self, question: InputRequest) -> None:
+        async with self._asking:
+            self._frontend.output("stdout", question.prompt)
+            line = await self._frontend.next_line(ANSWER_PROMPT, password=question.password)
+        try:
+            await self._session.input_response(
+                line or "",
+                request_id=question.id,
+                execution_id=question.execution_id,
+                eof=line is None,
+            )
+        except UnknownInputRequest as late:
+            self._frontend.note(str(late))
+
+    async def _cancel(self) -> tuple[StopOutcome, float]:
+        started_at = time.monotonic()
+        outcome = await self._session.cancel(self._id)
+        if outcome == "not_running" and not self._is_accepted and self._running is not None:
+            self._running.cancel()  # it waits for a child that is not ready yet
+        return outcome, (time.monotonic() - started_at) * 1000
+
+
+def show(frontend: Frontend, message: Message) -> None:
+    """Show one message that is not about a question."""
+    match message:
+        case Output():
+            frontend.output(message.stream, message.data)
+        case Gap():
+            frontend.note(f"{message.lost_bytes} bytes of {message.stream} were dropped here")
+        case Progress():
+            of = f" of {message.total:g}" if message.total is not None else ""
+            frontend.note(f"{message.done:g}{of} {message.note}".rstrip())
+        case Error():
+            frontend.error(message.traceback or _in_short(message))
+        case Result(is_repr=True):
+            frontend.answer(str(message.value), f"repr only, of type {message.type_name}")
+        case Result() if message.value is not None:
+            frontend.answer(_repr(message.value))
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError as fault:  # an integer of more digits than Python prints
+        return f"<{type(value).__name__}: {fault}>"
+
+
+def _in_short(error: Error) -> str:
+    lines = [f"{error.type}: {error.message}", *error.notes]
+    if error.stack:
+        lines += ["last known stack:", error.stack]
+    return "\n".join(lines)
+
+
+def _remark(end: Message) -> str:
+    """What became of the session, where that is not what one expects."""
+    match end:
+        case Error(kind=ErrorKind.KILLED):
+            return "the names are gone with the child; a new one takes its place"
+        case Error(kind=ErrorKind.LOST):
+            return "the names are gone with the child; :restart starts a new one"
+        case Error(type="SystemExit"):
+            return "the session goes on; :quit leaves it"
+    return ""

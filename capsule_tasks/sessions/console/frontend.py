@@ -1,0 +1,118 @@
+"""Lines in, text out: through pipes here, at a terminal in `terminal`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import re
+import sys
+import threading
+from collections.abc import Callable
+from typing import TextIO
+
+from capsule_tasks.protocol.messages import Stream
+
+FIRST_PROMPT, NEXT_PROMPT, ANSWER_PROMPT = ">>> ", "... ", ""
+_MAX_LINES_READ_AHEAD = 100
+_RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
+
+
+class Frontend:
+    """Reads lines from standard input; writes without a prompt, coloured only on a terminal."""
+
+    is_interactive = False
+
+    def __init__(self) -> None:
+        self._lines = asyncio.Queue[str | None]()
+        self._read_ahead = threading.Semaphore(_MAX_LINES_READ_AHEAD)
+        self._given_back: list[str] = []
+        for file in (sys.stdout, sys.stderr):
+            if isinstance(file, io.TextIOWrapper):
+                file.reconfigure(errors="backslashreplace")
+
+    def start(self) -> None:
+        """Begin to read lines."""
+        # Not a thread of the event loop's executor: the loop would wait for it at the end.
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read_stdin, args=[loop], daemon=True).start()
+
+    async def close(self) -> None:
+        """Leave standard input and output as they were."""
+
+    async def next_line(self, prompt: str, *, password: bool = False) -> str | None:  # noqa: ARG002 - shown at a terminal
+        """The next line, None at the end of input."""
+        if self._given_back:
+            return self._given_back.pop()
+        line = await self._lines.get()
+        self._read_ahead.release()
+        if line is None and not self.is_interactive:
+            self._lines.put_nowait(None)  # nothing follows the end of a pipe
+        return line
+
+    def give_back(self, line: str) -> None:
+        """Have `next_line` return this line again."""
+        self._given_back.append(line)
+
+    def output(self, stream: Stream, text: str) -> None:
+        """Show what code wrote, as it is."""
+        self._write(_file(stream), text, _RED if stream == "stderr" else "")
+
+    def answer(self, text: str, mark: str = "") -> None:
+        """Show a value or what a command found out, with a mark behind it."""
+        self._start_line()
+        self._write(sys.stdout, text)
+        self._write(sys.stdout, f"  # {mark}" if mark else "", _DIM)
+        self._write(sys.stdout, "\n" if text else "")
+
+    def error(self, text: str) -> None:
+        """Show what went wrong."""
+        self._start_line()
+        self._write(sys.stderr, f"{text.rstrip()}\n", _RED)
+
+    def note(self, text: str) -> None:
+        """Show a remark of the console's own."""
+        self._start_line()
+        self._write(sys.stderr, f"# {text}\n", _DIM)
+
+    def _read_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A file object of its own: at exit the interpreter would wait for the lock of sys.stdin.
+        with (
+            contextlib.suppress(RuntimeError),  # the event loop is closed
+            open(0, encoding="utf-8", errors="replace", closefd=False) as stdin,
+        ):
+            for line in stdin:
+                self._read_ahead.acquire()
+                loop.call_soon_threadsafe(self._lines.put_nowait, line.removesuffix("\n"))
+            loop.call_soon_threadsafe(self._lines.put_nowait, None)
+
+    def _start_line(self) -> None:
+        """Leave the line that something else began."""
+
+    def _write(self, file: TextIO, text: str, style: str = "") -> None:
+        if style and file.isatty():
+            text = re.sub("(.+)", rf"{style}\1{_PLAIN}", text)
+        self._put(file, text)
+
+    def _put(self, file: TextIO, text: str) -> None:
+        file.write(text)
+        file.flush()
+
+
+def make_frontend(on_command: Callable[[str], bool]) -> Frontend:
+    """The terminal where a person sits at one, or else pipes.
+
+    `on_command` is given the lines that are typed while code runs, and returns whether the line
+    was a command that has been obeyed.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return Frontend()
+    try:
+        from capsule_tasks.sessions.console.terminal import Terminal  # noqa: PLC0415 - an extra
+    except ImportError:
+        sys.exit("the console needs prompt_toolkit: pip install 'capsule-tasks[console]'")
+    return Terminal(on_command)
+
+
+def _file(stream: Stream) -> TextIO:
+    return sys.stdout if stream == "stdout" else sys.stderr

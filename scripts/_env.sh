@@ -76,7 +76,7 @@ _install() {
     case $extra in
         base) target="$ROOT" ;;
         # A test that calls scripts/redis must not cause an install under the others' feet.
-        dev) covered+=(embedded encryption flower) ;;
+        dev) covered+=(console embedded encryption flower) ;;
     esac
     echo "installing capsule_tasks ($extra) into ${VENV#"$ROOT/"} …" >&2
     make_venv "$interpreter"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from tests.acceptance.workers import HANG_S, ROOT
@@ -62,6 +63,8 @@ def test_each_step_works_as_written(redis_url: str, tmp_path: Path) -> None:
         )
     try:
         printed = run(sys.executable, "-c", f"{watch}\n{cancel}", answers="yes\n", **options)
+        # Without a name, the command waits two seconds for workers, whether they are busy or not.
+        commands = commands.replace("health ", f"health -t {HANG_S} -d celery@{gethostname()} ")
         shown = run("bash", "-c", commands, **options)
     finally:
         worker.send_signal(signal.SIGINT)
@@ -73,5 +76,5 @@ def test_each_step_works_as_written(redis_url: str, tmp_path: Path) -> None:
     assert "quarter 4 of 2026 is done\npublish the report? report of 2026: published" in printed
     assert re.search(r"this loop never ends\n\n\w+\ncancelled\n$", printed), printed
     assert re.search(r"^celery@\S+: healthy", shown, re.MULTILINE), shown
-    assert "-- cancelled" in shown
+    assert "-- cancelled" in shown, shown
     assert re.search(r"cancelled +shop\.spin", shown), shown

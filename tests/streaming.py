@@ -13,7 +13,7 @@ from capsule_tasks.executions.publishing.loss_counter import Losses
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.states import Claim
 from capsule_tasks.executions.supervisor import Supervisor
-from capsule_tasks.protocol.messages import TaskCall, Traced
+from capsule_tasks.protocol.messages import TaskCall, TaskResult
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, Profile, PublishSettings
 from capsule_tasks.storage.executions.store import ExecutionStore
@@ -42,7 +42,7 @@ class Dispatcher:
     def end_input(self, _execution: Execution, request_id: str) -> None:
         self.done.append(f"end input {request_id}")
 
-    def read_on(self, _execution: Execution) -> None:
+    def resume_output(self, _execution: Execution) -> None:
         self.done.append("read on")
 
     async def interrupt(self, execution: Execution) -> None:
@@ -93,7 +93,7 @@ class Ground:
         self, url: str, *, drops: bool = True, lease_s: float = 15.0, **settings: Any
     ) -> None:
         self.kept = ExecutionSettings(prefix=fresh_prefix())
-        self.own_kept: Any = {}
+        self.task_retention: Any = {}
         """The settings that the task of every execution has of its own."""
         self.publisher = Publisher(
             url,
@@ -104,7 +104,7 @@ class Ground:
             drops=drops,
             ended_elsewhere=lambda _: None,
             fail_result=lambda *_: None,
-            own_kept=lambda _: self.own_kept,
+            task_retention=lambda _: self.task_retention,
         )
         self.supervisor = Supervisor(
             SessionPool({"blocking": Profile(), "async": Profile()}),
@@ -145,7 +145,7 @@ class Ground:
 
     def finish(self, execution: Execution) -> None:
         """The child has traced the task to its end."""
-        terminal = Traced(execution_id=execution.call.task_id, text="'done'", runtime_s=0.1)
+        terminal = TaskResult(execution_id=execution.call.task_id, text="'done'", runtime_s=0.1)
         self.supervisor.finished(execution, terminal, None)
 
     async def end(self, execution: Execution) -> None:

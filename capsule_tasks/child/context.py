@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from capsule_tasks.child.io.output import Sink
-from capsule_tasks.child.stopping.deferred_stop import landing, leavable
+from capsule_tasks.child.stopping.deferred_stop import interruptible, landing
 from capsule_tasks.protocol.messages import Progress
 from capsule_tasks.protocol.values import sendable
 
@@ -20,7 +20,7 @@ def connect(owner: Callable[[], Sink]) -> None:
     _owners[:] = [owner]
 
 
-@leavable
+@interruptible
 def progress(done: float, total: float | None = None, note: str = "") -> None:
     """Tell whoever watches this execution how far it is. Outside of one it does nothing."""
     for owner in _owners:
@@ -35,4 +35,4 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
                 )
             )
         if landing.pending:
-            landing.touch_down()
+            landing.raise_pending()

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from capsule_tasks.child import stacks
 from capsule_tasks.child.executors.code import Lane
-from capsule_tasks.child.executors.end_reporter import Endings
+from capsule_tasks.child.executors.end_reporter import EndReporter
 from capsule_tasks.child.executors.namespace import summarize, user_names
 from capsule_tasks.child.executors.outcomes import plain_error
-from capsule_tasks.child.io.input import InputDesk
+from capsule_tasks.child.io.input import InputRequests
 from capsule_tasks.child.io.output import Pump, Sink
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Execution, Registry, Stage
@@ -57,7 +57,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LONGEST_POLL_MS = 3_600_000.0
 """`poll` refuses what does not fit into a C int, about 25 days."""
 
-_EOF_HEAD_START_S = 1.0
+_STOP_AFTER_EOF_S = 1.0
 """At shutdown code that asks for input gets EOFError; so long later it is stopped all the same."""
 
 log = logging.getLogger("capsule_tasks.child")
@@ -95,8 +95,8 @@ class ControlThread:
         registry: Registry,
         lane: Lane,
         interrupter: Interrupter,
-        inputs: InputDesk,
-        endings: Endings,
+        inputs: InputRequests,
+        endings: EndReporter,
         session_sink: Sink,
         pump: Pump,
         namespace: dict[str, object],
@@ -198,7 +198,7 @@ class ControlThread:
     def _on_execute(self, message: Execute) -> None:
         registry = self._registry
         registry.note_seq(message.seq)
-        early = registry.take_early(message.seq)
+        early = registry.take_early_cancels(message.seq)
         refusal = self._refusal(message)
         if refusal is not None:
             self._outbox.bulk(refusal)
@@ -290,9 +290,9 @@ class ControlThread:
     # --- stopping ------------------------------------------------------------------------------
 
     def _on_cancel(self, message: Cancel) -> None:
-        execution = self._registry.meant_by(message)
+        execution = self._registry.target_of(message)
         if execution is None:
-            if not self._registry.remember_early(message):
+            if not self._registry.remember_early_cancel(message):
                 self._endings.reply(message, interrupted=False)
             return
         if not self._registry.note_cancel(execution, message):
@@ -389,7 +389,7 @@ class ControlThread:
     def _stop_after_eof(self, execution: Execution) -> None:
         """It was asking for input: the EOFError it is getting should end it, and soon."""
         execution.stop_kind, execution.interrupted = ErrorKind.SHUTDOWN, True
-        self._timers.after(_EOF_HEAD_START_S, lambda: self._hit(execution, ExecutionCancelled))
+        self._timers.after(_STOP_AFTER_EOF_S, lambda: self._hit(execution, ExecutionCancelled))
 
     def _on_input_response(self, message: InputResponse) -> None:
         self._inputs.respond(message)

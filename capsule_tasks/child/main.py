@@ -19,10 +19,10 @@ from capsule_tasks.child import context
 from capsule_tasks.child.boot import limits, patches
 from capsule_tasks.child.control import ControlThread
 from capsule_tasks.child.executors import cells
-from capsule_tasks.child.executors.code import Lane, MainLane
-from capsule_tasks.child.executors.end_reporter import Endings
+from capsule_tasks.child.executors.code import CodeExecutor, Lane
+from capsule_tasks.child.executors.end_reporter import EndReporter
 from capsule_tasks.child.io.capture import Capture
-from capsule_tasks.child.io.input import InputDesk
+from capsule_tasks.child.io.input import InputRequests
 from capsule_tasks.child.io.output import Pump, Sink
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Registry
@@ -115,9 +115,9 @@ def _live(
     session_sink = Sink(None, outbox, config.output, pump)
     registry = Registry()
     capture = Capture(session_sink, lambda: [e.sink for e in registry.running()])
-    inputs = InputDesk(outbox, capture.owner, config.input.timeout_s)
+    inputs = InputRequests(outbox, capture.owner, config.input.timeout_s)
     interrupter = Interrupter()
-    endings = Endings(registry, outbox, interrupter, inputs, effective_limits=config.limits)
+    endings = EndReporter(registry, outbox, interrupter, inputs, effective_limits=config.limits)
     capture.install()
     context.connect(capture.owner)
     pump.start()
@@ -129,7 +129,7 @@ def _live(
         patches.install(inputs)
         _log_to(session_sink, config)
         limit = config.executor.async_limit
-        lane = MainLane(registry, outbox, endings, capture, module, limit)
+        lane = CodeExecutor(registry, outbox, endings, capture, module, limit)
     else:
         from capsule_tasks.child.executors import celery_app
 

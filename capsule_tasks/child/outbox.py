@@ -11,7 +11,7 @@ import time
 from capsule_tasks.protocol.codec import encode_frame
 from capsule_tasks.protocol.messages import Message
 
-EXIT_UNHEARD = 74
+EXIT_CHANNEL_CLOSED = 74
 """EX_IOERR: the connection to the parent was closed from within."""
 
 
@@ -47,7 +47,7 @@ class Outbox:
             self._send(self._bulk, frame)
 
     def bulk_by(self, message: Message, deadline: float) -> None:
-        """Send together with the next message on bulk, or by `settle_pump` after the deadline."""
+        """Send with the next bulk message, or by `flush_from_pump` after the deadline."""
         frame = encode_frame(message, self.ceiling)
         with self._bulk_lock:
             if self._held is not None:
@@ -62,7 +62,7 @@ class Outbox:
         """Whether a message waits for the next one."""
         return self._held is not None
 
-    def settle_pump(self) -> bool:
+    def flush_from_pump(self) -> bool:
         """Send what is held: on the pump, which may wait for the parent to read."""
         with self._bulk_lock:
             frame, self._held = self._held, None
@@ -75,4 +75,4 @@ class Outbox:
             sock.sendall(frame)
         except OSError as fault:
             if fault.errno in (errno.EBADF, errno.ENOTSOCK) and os.getpid() == self._pid:
-                os._exit(EXIT_UNHEARD)
+                os._exit(EXIT_CHANNEL_CLOSED)

@@ -110,14 +110,14 @@ class Registry:
     def note_seq(self, seq: int) -> None:
         self._last_seq = max(self._last_seq, seq)
 
-    def meant_by(self, cancel: Cancel) -> Execution | None:
+    def target_of(self, cancel: Cancel) -> Execution | None:
         """The execution to be cancelled, not a later one that has its name."""
         execution = self._known.get(cancel.execution_id)
         if execution is None or not isinstance(execution.work, Execute):
             return execution
         return execution if execution.work.seq == cancel.seq else None
 
-    def remember_early(self, cancel: Cancel) -> bool:
+    def remember_early_cancel(self, cancel: Cancel) -> bool:
         """Keep a cancel that overtook its execute; False if that execution is over instead."""
         if cancel.seq <= self._last_seq:
             return False
@@ -126,7 +126,7 @@ class Registry:
         self._early.setdefault(cancel.seq, []).append(cancel)
         return True
 
-    def take_early(self, seq: int) -> list[Cancel]:
+    def take_early_cancels(self, seq: int) -> list[Cancel]:
         """The cancels that overtook this execute."""
         return self._early.pop(seq, [])
 

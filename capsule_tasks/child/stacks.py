@@ -12,7 +12,7 @@ from capsule_tasks.protocol.messages import Frame, Stack
 
 _MAX_FRAMES = 100
 _MAX_STACKS = 200
-_MACHINERY = "capsule_tasks.child."
+_INTERNAL = "capsule_tasks.child."
 
 
 def collect(
@@ -83,4 +83,4 @@ def _frames(frame: FrameType | None) -> list[Frame]:
 
 def _is_ours(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__")
-    return type(name) is str and name.startswith(_MACHINERY)
+    return type(name) is str and name.startswith(_INTERNAL)

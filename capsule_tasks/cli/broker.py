@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.exceptions import OperationalError
 
-from capsule_tasks.taskpool.stock_redis.visibility import spare_others
+from capsule_tasks.taskpool.stock_redis.visibility import protect_other_workers
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ class Queues:
 
 def _connection(app: Any) -> Any:
     connection = app.connection_for_write()
-    spare_others(connection)
+    protect_other_workers(connection)
     return connection
 
 

@@ -109,7 +109,7 @@ def tail(
         if no_wait:
             ctx.exit(_NOT_STARTED)
     answer_with = f"{command_line(ctx, 'respond', execution_id)} TEXT"
-    narrator = views.Narrator(answer_with=answer_with, raw=raw)
+    narrator = views.EventPrinter(answer_with=answer_with, raw=raw)
     last: Event | None = None
     for event in execution.events(after):
         last = event
@@ -141,7 +141,7 @@ def _tail_group(group: GroupExecution, *, as_json: bool, no_wait: bool) -> int:
         if as_json:
             record = {"done": state.done, "total": state.total, "counts": state.counts}
             failures = [[failure.execution_id, failure.why] for failure in state.failures]
-            click.echo(views.line_of({**record, "failures": failures}))
+            click.echo(views.format_line({**record, "failures": failures}))
             continue
         for failure in state.failures:
             click.echo(f"{_START if is_live else ''}{views.failure_line(failure)}")
@@ -172,7 +172,7 @@ def cancel(
     for one in dict.fromkeys(execution_ids):
         asked = answers[one]
         if as_json:
-            click.echo(views.line_of({"id": one, "cancel": asked}))
+            click.echo(views.format_line({"id": one, "cancel": asked}))
             continue
         if one in groups:
             asked = ", ".join(f"{count} {how}" for how, count in asked.items())
@@ -216,7 +216,7 @@ def respond(
         request_id = request_id or question.id
     execution.respond(text or "", request_id=request_id, eof=eof)
     if as_json:
-        click.echo(views.line_of({"id": execution_id, "respond": "asked"}))
+        click.echo(views.format_line({"id": execution_id, "respond": "asked"}))
 
 
 @capsule.command()
@@ -250,7 +250,7 @@ def stack(
             raise click.ClickException(_why_no_stack(execution, reasons))
     for name, text in found.items():
         if as_json:
-            click.echo(views.line_of({"id": execution_id, "worker": name, "stack": text}))
+            click.echo(views.format_line({"id": execution_id, "worker": name, "stack": text}))
         else:
             click.echo(f"{name}:\n{without_controls(text).rstrip()}")
 

@@ -34,7 +34,7 @@ def health(ctx: click.Context, destination: tuple[str, ...], timeout: float, as_
     replies = ask(ctx, destination, timeout, "capsule_health")
     for name, said in sorted(replies.items()):
         if as_json:
-            click.echo(views.line_of({"worker": name, **said}))
+            click.echo(views.format_line({"worker": name, **said}))
             continue
         reasons = said.get("reasons") or [said["error"]] if not said.get("healthy") else []
         children = len(said.get("sessions", ()))

@@ -44,10 +44,10 @@ def as_json(event: Event) -> str:
         fields.pop(name, None)
     if not isinstance(message, InputRequest):
         fields.pop("id", None)
-    return line_of({"event": event.id, "at": event.at, **fields})
+    return format_line({"event": event.id, "at": event.at, **fields})
 
 
-class Narrator:
+class EventPrinter:
     """Shows events one after another: what was written as it is, the rest in lines of its own."""
 
     def __init__(self, *, answer_with: str, raw: bool) -> None:
@@ -126,7 +126,7 @@ def group_status(state: GroupState | None) -> int:
     return 0 if state and state.counts.get(Outcome.SUCCEEDED, 0) >= state.total else 1
 
 
-def line_of(record: dict[str, Any]) -> str:
+def format_line(record: dict[str, Any]) -> str:
     """JSON that a terminal obeys nothing of: also C1 controls and DEL, which JSON lets pass."""
     text = msgspec.json.encode(record).decode()
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -137,7 +137,7 @@ def failure_line(failure: Failure) -> str:
 
 
 def entry_json(entry: RecentEntry) -> str:
-    return line_of(
+    return format_line(
         {
             "id": entry.execution_id,
             "state": entry.state,
@@ -151,7 +151,7 @@ def entry_json(entry: RecentEntry) -> str:
 
 def queued_json(queue: str, length: int | None) -> str:
     """A queue in the form of an entry, so that one script reads both."""
-    return line_of({"id": None, "state": "queued", "queue": queue, "length": length})
+    return format_line({"id": None, "state": "queued", "queue": queue, "length": length})
 
 
 def queued_line(lengths: dict[str, int | None]) -> str:

@@ -13,9 +13,9 @@ from capsule_tasks.client.revokes import keep_revoked
 from capsule_tasks.client.watching.results import stored_ends
 from capsule_tasks.client.watching.watch_thread import hub
 from capsule_tasks.client.watching.watcher import (
-    MOST_OUTAGE_S,
-    Watchtower,
-    ended_of_entry,
+    MAX_OUTAGE_S,
+    ExecutionWatcher,
+    end_from_index,
     in_parts,
 )
 from capsule_tasks.errors import reason_of
@@ -44,7 +44,7 @@ async def cancel_all(app: Any, ids: Iterable[str], grace_s: float | None) -> dic
     else:
         tower = await hub.tower(app)
         states = await tower.tell_all(wanted, CancelCommand(grace_s=grace_s, asker=asker()))
-        asked = await asked_of(app, tower, states)
+        asked = await cancel_answer(app, tower, states)
     for one, how in asked.items():
         if how == "over":
             log.info("execution %s is over: cancel is ignored", one)
@@ -54,12 +54,14 @@ async def cancel_all(app: Any, ids: Iterable[str], grace_s: float | None) -> dic
     return asked
 
 
-async def asked_of(app: Any, tower: Watchtower, states: dict[str, State]) -> dict[str, Asked]:
+async def cancel_answer(
+    app: Any, tower: ExecutionWatcher, states: dict[str, State]
+) -> dict[str, Asked]:
     """What telling executions has come to, from how they stand."""
     unknown = [one for one, state in states.items() if state == "unknown"]
     over = {one for one, state in states.items() if state == "ended"}
     try:
-        async with asyncio.timeout(MOST_OUTAGE_S):
+        async with asyncio.timeout(MAX_OUTAGE_S):
             over |= (await ended_without_stream(app, tower, unknown)).keys()
     except Exception as fault:  # noqa: BLE001  any backend, any error: the revoke must follow
         log.warning(
@@ -73,14 +75,16 @@ async def asked_of(app: Any, tower: Watchtower, states: dict[str, State]) -> dic
     }
 
 
-async def ended_without_stream(app: Any, tower: Watchtower, ids: Sequence[str]) -> dict[str, Ended]:
+async def ended_without_stream(
+    app: Any, tower: ExecutionWatcher, ids: Sequence[str]
+) -> dict[str, Ended]:
     """The ends that the result backend knows, or else the index of recent executions."""
     ends: dict[str, Ended] = {}
     for some in in_parts(ids):
         ends |= await asyncio.to_thread(stored_ends, app, some)
         rest = [one for one in some if one not in ends]
         for one, entry in (await tower.store.find_recent(rest)).items():
-            if (ended := ended_of_entry(entry)) is not None:
+            if (ended := end_from_index(entry)) is not None:
                 ends[one] = ended
     return ends
 

@@ -83,7 +83,7 @@ def _mix_into(task: Any) -> None:
         task.__class__ = mixed(type(task))
 
 
-class _Mixing:
+class _TaskMixin:
     """Mixed in before an app's registry of tasks, through which each of them comes."""
 
     def __setitem__(self, name: str, task: Any) -> None:
@@ -92,9 +92,9 @@ class _Mixing:
 
 
 def _mixing(base: type) -> type:
-    if issubclass(base, _Mixing):
+    if issubclass(base, _TaskMixin):
         return base
-    return type(base.__name__, (_Mixing, base), {"__module__": base.__module__})
+    return type(base.__name__, (_TaskMixin, base), {"__module__": base.__module__})
 
 
 def _is_our_pool(pool: Any) -> bool:

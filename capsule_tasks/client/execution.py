@@ -9,7 +9,7 @@ from celery.result import AsyncResult, EagerResult
 
 from capsule_tasks.client.cancelling import Asked, check_grace, check_type
 from capsule_tasks.client.revokes import keep_revoked
-from capsule_tasks.client.watching.results import ended_of_meta
+from capsule_tasks.client.watching.results import end_from_result_meta
 from capsule_tasks.client.watching.streaming import Snapshot, Streaming, check_limit
 from capsule_tasks.errors import InvalidId
 from capsule_tasks.protocol.events import Command, Ended
@@ -90,6 +90,6 @@ class EagerExecution(EagerResult, Execution):
         return "over"
 
     def _ended(self) -> Ended | None:
-        return ended_of_meta(
+        return end_from_result_meta(
             {"status": self.state, "result": self.result, "traceback": self.traceback}
         )

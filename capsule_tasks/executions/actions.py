@@ -75,20 +75,20 @@ class ClaimFirst(Action, frozen=True, gc=False):
     """Claim the execution before it begins."""
 
 
-class ClaimWithWords(Action, frozen=True, gc=False):
+class ClaimWithEvents(Action, frozen=True, gc=False):
     """Claim the execution together with everything that it has said, its end included."""
 
     takes_over: bool
     """Also from an attempt that runs elsewhere."""
 
 
-class ClaimAnew(Action, frozen=True, gc=False):
+class Reclaim(Action, frozen=True, gc=False):
     """Claim the execution under the present lease, if the owner before still has it."""
 
     owner_before: str
 
 
-class LookAtPrevious(Action, frozen=True, gc=False):
+class AwaitPrevious(Action, frozen=True, gc=False):
     """Wait until the attempt before has ended, for a while."""
 
 
@@ -130,11 +130,11 @@ class ReadCommands(Action, frozen=True, gc=False):
     """Read what the execution was told."""
 
 
-class NoteRunning(Action, frozen=True, gc=False):
+class RecordRunning(Action, frozen=True, gc=False):
     """Put the execution into the index of recent ones."""
 
 
-class NoteEnd(Action, frozen=True, gc=False):
+class RecordEnd(Action, frozen=True, gc=False):
     """Note the end in the index of recent executions, and count the execution in its group."""
 
     event: LastEvent
@@ -147,7 +147,7 @@ class Release(Action, frozen=True, gc=False):
 # --- for the reporter ------------------------------------------------------------------------
 
 
-class TellAccepted(Action, frozen=True, gc=False):
+class ReportAccepted(Action, frozen=True, gc=False):
     """The child runs the task. With `defers_ack` an Acknowledge follows."""
 
     at: float
@@ -162,7 +162,7 @@ class FreeSlot(Action, frozen=True, gc=False):
     """The next task may come, before anybody hears of this one's end."""
 
 
-class TellEnd(Action, frozen=True, gc=False):
+class ReportEnd(Action, frozen=True, gc=False):
     """Tell how the task ended, and forget it; free the slot before if that was not done.
 
     The timer for the end, if it still runs, has nothing to do any more.

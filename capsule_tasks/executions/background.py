@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 AGAIN_S = 1.0
 """Between two tries while Redis does not answer; each of them has tried for some seconds."""
-_COMPLAIN_S = 30.0
+_WARN_EVERY_S = 30.0
 """Between two warnings of the same."""
 
 
@@ -59,7 +59,7 @@ class Background:
     def warn_seldom(self, message: str, *arguments: object) -> None:
         """Log a warning, at most every 30 seconds for the same message."""
         now = time.monotonic()
-        if now - self._warned_at.get(message, -_COMPLAIN_S) >= _COMPLAIN_S:
+        if now - self._warned_at.get(message, -_WARN_EVERY_S) >= _WARN_EVERY_S:
             self._warned_at[message] = now
             log.warning(message, *arguments)
 

@@ -43,7 +43,7 @@ from capsule_tasks.executions.states import (
 from capsule_tasks.protocol.events import AttemptEnded
 from capsule_tasks.protocol.messages import InputRequest
 
-_CLAIM_WITH_WORDS = do.ClaimWithWords(takes_over=False)
+_CLAIM_WITH_WORDS = do.ClaimWithEvents(takes_over=False)
 _START_CLAIM_WAIT = do.StartTimer(Timer.CLAIM_WAIT)
 
 
@@ -52,8 +52,8 @@ class ClaimAxis:
 
     __slots__ = (
         "_awaits_takeover",
-        "_bell_rang",
         "_do",
+        "_doorbell_rang",
         "_end",
         "_has_waited",
         "_held_by",
@@ -85,7 +85,7 @@ class ClaimAxis:
         """Redis had its time for the claim before the execution began, and did not use it."""
         self._awaits_takeover = False
         """A claim with words was refused, since the execution runs elsewhere."""
-        self._bell_rang = False
+        self._doorbell_rang = False
         self._questions: dict[str, InputRequest] = {}
         """The input requests that are open, in order."""
 
@@ -107,7 +107,7 @@ class ClaimAxis:
         """The message of a retry may be here before its attempt has said the last words."""
         if self.origin.is_retry:
             self.claim = moved(CLAIM_MOVES, self.claim, AWAITING_PREVIOUS)
-            self._do(do.LookAtPrevious())
+            self._do(do.AwaitPrevious())
         else:
             self.claim = moved(CLAIM_MOVES, self.claim, CLAIMING)
             self._do(do.ClaimFirst())
@@ -134,9 +134,9 @@ class ClaimAxis:
         self.owner = event.owner
         self._has_waited = False
         if self._end is None:
-            self._do(do.NoteRunning())
-        if self._bell_rang:
-            self._bell_rang = False
+            self._do(do.RecordRunning())
+        if self._doorbell_rang:
+            self._doorbell_rang = False
             self._do(do.ReadCommands())
         if self.run is AWAITING_CLAIM:
             self._begin()
@@ -153,7 +153,7 @@ class ClaimAxis:
         if event.why is Refusal.RUNS_ELSEWHERE and not self._awaits_takeover:
             self._awaits_takeover = True
             self.claim = moved(CLAIM_MOVES, self.claim, AWAITING_PREVIOUS)
-            self._do(do.LookAtPrevious())
+            self._do(do.AwaitPrevious())
             return
         self._close()
         if self.run is not AWAITING_CLAIM:
@@ -171,7 +171,7 @@ class ClaimAxis:
             return
         self.claim = moved(CLAIM_MOVES, self.claim, CLAIMING)
         if self._awaits_takeover:
-            self._do(do.ClaimWithWords(takes_over=True))
+            self._do(do.ClaimWithEvents(takes_over=True))
         else:
             self._do(do.ClaimFirst())
 
@@ -197,7 +197,7 @@ class ClaimAxis:
 
     # --- the lease -----------------------------------------------------------------------------
 
-    def _on_hold_noted(self, event: on.HoldNoted) -> None:
+    def _on_hold_noted(self, event: on.HoldRecorded) -> None:
         self._held_by = event.owner
         self._confirm_lease()
 
@@ -239,16 +239,16 @@ class ClaimAxis:
             self.claim = moved(CLAIM_MOVES, self.claim, CLAIMING)
             for request in self._questions.values():  # the end of an attempt closes its questions
                 self._do(do.Publish(request))
-            self._do(do.ClaimAnew(self.owner))
+            self._do(do.Reclaim(self.owner))
 
     # --- the bell ------------------------------------------------------------------------------
 
-    def _on_bell_rang(self, _event: on.BellRang) -> None:
+    def _on_bell_rang(self, _event: on.DoorbellRang) -> None:
         """The reply to a claim brings the commands; until then the bell is remembered."""
         if self.claim is HELD:
             self._do(do.ReadCommands())
         elif self.claim is not CLOSED:
-            self._bell_rang = True
+            self._doorbell_rang = True
             if self.run is RUNNING:
                 self._claim_with_words()
 
@@ -261,10 +261,10 @@ class ClaimAxis:
         on.ClaimRefused: _on_claim_refused,
         on.PreviousEnded: _on_previous_ended,
         on.SuccessorAdmitted: _on_successor_admitted,
-        on.HoldNoted: _on_hold_noted,
+        on.HoldRecorded: _on_hold_noted,
         on.LeaseConfirmed: _on_lease_confirmed,
         on.LeaseBegun: _on_lease_begun,
         on.Settled: _on_settled,
         on.AppendRefused: _on_append_refused,
-        on.BellRang: _on_bell_rang,
+        on.DoorbellRang: _on_bell_rang,
     }

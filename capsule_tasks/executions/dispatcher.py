@@ -26,7 +26,7 @@ import msgspec
 from capsule_tasks.errors import CapsuleError, UnknownInputRequest
 from capsule_tasks.executions.delay import Delay
 from capsule_tasks.executions.work import DispatchListener, Kind, W
-from capsule_tasks.protocol.messages import Ack, Message, Result, Terminal, Traced
+from capsule_tasks.protocol.messages import Ack, Message, Result, TaskResult, Terminal
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.info import PoolInfo
 from capsule_tasks.sessions.pool.profile_pool import SubPool
@@ -36,7 +36,7 @@ from capsule_tasks.sessions.stopping import StopOutcome
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-_LEAVING: dict[Kind, int] = {"blocking": 1, "async": 9}
+MAX_EXTRA_CHILDREN: dict[Kind, int] = {"blocking": 1, "async": 9}
 """Children that may be there beside the size, while they finish what they have.
 
 The place of a blocking child is taken until its one task has ended, so that only the process that
@@ -125,7 +125,7 @@ class Lane(Generic[W]):
 
     @property
     def _most(self) -> int:
-        return self.size + _LEAVING[self.kind]
+        return self.size + MAX_EXTRA_CHILDREN[self.kind]
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class Lane(Generic[W]):
         child = sent.child
         del child.sent[sent.execution_id], self._sent[sent.work]
         exit_status = None
-        if isinstance(end, Traced):
+        if isinstance(end, TaskResult):
             if end.escaped:
                 self.doom(child, "a task tried to end the process")
         elif not isinstance(end, Result):
@@ -255,7 +255,7 @@ class Dispatcher(Generic[W]):
         """All work that children have; on any thread."""
         return list(self._sent)
 
-    def work_of(self, pid: int) -> W | None:
+    def execution_of(self, pid: int) -> W | None:
         """The work of the blocking child with this process."""
         for child in self.lanes["blocking"].children.values():
             if child.pid == pid:
@@ -300,11 +300,11 @@ class Dispatcher(Generic[W]):
         sent = self._sent.get(work)
         return sent is not None and sent.child.session.soft_limit(sent.execution_id)
 
-    def read_on(self, work: W) -> None:
+    def resume_output(self, work: W) -> None:
         """There is room for output of the work again."""
         sent = self._sent.get(work)
         if sent is not None:
-            sent.child.session.read_on(sent.execution_id)
+            sent.child.session.resume_output(sent.execution_id)
 
     def end_input(self, work: W, request_id: str) -> None:
         """Have `input()` raise EOFError: nobody can hear what it asks."""
@@ -338,7 +338,7 @@ class Dispatcher(Generic[W]):
         """Have so many children from now on; busy ones that are too many finish first."""
         self.lanes[kind].resize(size)
 
-    def free_count(self) -> int:
+    def free_slots(self) -> int:
         """Blocking children that have no work and get none, those on their way included.
 
         On any thread.

@@ -10,7 +10,7 @@ import msgspec
 from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.events import AttemptEnded, Ended, How, Outcome
-from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, Traced
+from capsule_tasks.protocol.messages import Error, ErrorKind, TaskResult, Terminal
 from capsule_tasks.sessions.process.child_process import CRASHES
 
 _MOST_TEXT = 4096
@@ -19,7 +19,7 @@ _SUCCEEDED = Outcome.SUCCEEDED
 _REPLACED = "Replaced by new task"
 """The message of the Ignore that `Task.replace` raises; what replaces the task has the same id."""
 _NOT_CARRIED = (ErrorKind.TOO_LARGE, ErrorKind.RAISED)
-"""A task that raises is reported as `Traced`: these kinds concern the frame that carries it."""
+"""A task that raises is reported as `TaskResult`: these kinds concern the frame that carries it."""
 
 LastEvent = AttemptEnded | Ended
 
@@ -36,7 +36,7 @@ class EndKind(StrEnum):
     LOST_TOO_OFTEN = "LostTooOften"
     NOT_CARRIED = "TaskNotCarried"
     """The task, or its result, does not fit between the worker and the child."""
-    GIVEN_BACK = "given back"
+    REQUEUED = "given back"
     """The task had not begun when the connection to the broker was lost; nobody is told."""
     DISCARDED = "TaskRevokedError"
     """Celery let go of the task before it came to the pool, and has told everybody but watchers."""
@@ -50,7 +50,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
     kind: EndKind
     message: str = ""
-    traced: Traced | None = None
+    traced: TaskResult | None = None
     signum: int = 0
     losses: int = 0
     """Processes that the message has cost, if those are too many."""
@@ -93,7 +93,7 @@ def end_of_lost(stop_signum: int | None, terminal: Terminal, status: int | None)
     return end.with_bytes_of(terminal)
 
 
-def end_of_traced(traced: Traced) -> End:
+def end_of_traced(traced: TaskResult) -> End:
     """The end of an execution that the tracer saw to its end."""
     return End(_TRACED, "", traced, 0, traced.stdout_bytes, traced.stderr_bytes)
 
@@ -117,16 +117,16 @@ def _said(terminal: Terminal) -> str:
 # --- the last event ---------------------------------------------------------------------------
 
 
-def last_event(end: End, origin: Origin, *, is_let_go: bool = False) -> LastEvent:
-    """The event that tells watchers of the end; `is_let_go` if the worker itself asked for it."""
+def last_event(end: End, origin: Origin, *, is_worker_stopping: bool = False) -> LastEvent:
+    """The last event of an execution. `is_worker_stopping`: the worker itself asked for the end."""
     if end.traced is not None:
         return _of_traced(end.traced)
     match end.kind:
-        case EndKind.GIVEN_BACK:
+        case EndKind.REQUEUED:
             return another_follows("requeued", end.message)
         case EndKind.DISCARDED:
             return Ended(outcome=Outcome.CANCELLED, type=end.kind.value, message=end.message)
-    if _comes_again(end.kind, origin, is_let_go=is_let_go):
+    if _comes_again(end.kind, origin, is_worker_stopping=is_worker_stopping):
         return another_follows("requeued", _message(end, origin))
     is_cancelled = end.kind is EndKind.TERMINATED
     return Ended(
@@ -157,11 +157,11 @@ def _message(end: End, origin: Origin) -> str:
     return end.message
 
 
-def _comes_again(kind: EndKind, origin: Origin, *, is_let_go: bool) -> bool:
+def _comes_again(kind: EndKind, origin: Origin, *, is_worker_stopping: bool) -> bool:
     """Whether Celery puts the message back, or sends another, after this end."""
     match kind:
         case EndKind.TERMINATED:
-            return origin.acks_late and is_let_go
+            return origin.acks_late and is_worker_stopping
         case EndKind.LOST:
             return origin.continues_after_loss
         case EndKind.OVER_LIMIT:
@@ -169,7 +169,7 @@ def _comes_again(kind: EndKind, origin: Origin, *, is_let_go: bool) -> bool:
     return False
 
 
-def _of_traced(traced: Traced) -> LastEvent:
+def _of_traced(traced: TaskResult) -> LastEvent:
     failure = traced.failure
     if failure is None:
         return Ended(

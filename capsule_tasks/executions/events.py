@@ -136,7 +136,7 @@ class SuccessorAdmitted(Event, frozen=True, gc=False):
     """Another message with the same id came to this worker."""
 
 
-class HoldNoted(Event, frozen=True, gc=False):
+class HoldRecorded(Event, frozen=True, gc=False):
     """A reaper that looks at what this owner holds finds the execution."""
 
     owner: str
@@ -166,7 +166,7 @@ class EndStored(Event, frozen=True, gc=False):
     """The last event is stored."""
 
 
-class BellRang(Event, frozen=True, gc=False):
+class DoorbellRang(Event, frozen=True, gc=False):
     """The execution may have been told something."""
 
 
@@ -182,7 +182,7 @@ class StopRequested(Event, frozen=True, gc=False):
 
     signum: int
     asker: str
-    is_let_go: bool = False
+    is_worker_stopping: bool = False
     """The worker itself asks, and its message goes back."""
 
 

@@ -61,7 +61,7 @@ from capsule_tasks.executions.states import (
     moved,
 )
 from capsule_tasks.protocol.events import AttemptEnded, CancelCommand
-from capsule_tasks.protocol.messages import Traced
+from capsule_tasks.protocol.messages import TaskResult
 
 _ASYNC_GRACE_S = 5.0
 """From the cancel of a coroutine to the kill of its child, and so of its neighbours."""
@@ -78,7 +78,7 @@ _START_HARD_LIMIT = do.StartTimer(Timer.HARD_LIMIT)
 _START_TIDY = do.StartTimer(Timer.TIDY)
 _NO_STREAM, _, _CLAIM_FIRST = Streaming
 _UNSENT = frozenset({AWAITING_CLAIM, AWAITING_JUDGEMENT, QUEUED})
-_BROKER_LOST = End(EndKind.GIVEN_BACK, "the connection to the broker was lost")
+_BROKER_LOST = End(EndKind.REQUEUED, "the connection to the broker was lost")
 _WORKER_STOPPED = "its worker was stopped"
 
 
@@ -191,10 +191,10 @@ class Lifecycle(ClaimAxis):
         defers_ack = is_streamed and self.origin.ack_waits_for_claim
         if defers_ack:
             self.ack = moved(ACK_MOVES, self.ack, DEFERRED)
-        self._do(do.TellAccepted(event.at, defers_ack))
+        self._do(do.ReportAccepted(event.at, defers_ack))
         if is_streamed:
             self._do(_PUBLISH_START)
-            if self._bell_rang:
+            if self._doorbell_rang:
                 self._claim_with_words()
             self._do(_START_CLAIM_DUE)
             if self.claim is HELD:
@@ -233,7 +233,9 @@ class Lifecycle(ClaimAxis):
             # The task may have begun without a word: a message that is acknowledged early must
             # not be delivered again.
             self._on_child_started(on.ChildStarted(event.at))
-        if isinstance(terminal, Traced) and not (terminal.escaped and self.stop_signum is not None):
+        if isinstance(terminal, TaskResult) and not (
+            terminal.escaped and self.stop_signum is not None
+        ):
             self._finish(end_of_traced(terminal))
             return
         if is_killed_at_limit(
@@ -264,7 +266,7 @@ class Lifecycle(ClaimAxis):
         if self.run is OVER:
             return
         self.stop_signum = event.signum  # a second request, stronger, may follow
-        self._is_let_go = self._is_let_go or event.is_let_go
+        self._is_let_go = self._is_let_go or event.is_worker_stopping
         if not self.is_with_child:
             self._finish(End(EndKind.TERMINATED, signum=event.signum))
         elif self.origin.is_async:
@@ -327,7 +329,7 @@ class Lifecycle(ClaimAxis):
             self._do(do.Unqueue())  # a child that is free before the pool has ended must not run it
         self._do(_CANCEL_TIMERS)
         event = lost(_WORKER_STOPPED) if is_gone else another_follows("requeued", _WORKER_STOPPED)
-        self._end = End(EndKind.GIVEN_BACK, _WORKER_STOPPED)
+        self._end = End(EndKind.REQUEUED, _WORKER_STOPPED)
         if was_unseen:
             self._close()
         elif self.claim is not CLOSED:
@@ -348,7 +350,7 @@ class Lifecycle(ClaimAxis):
         if self.claim is CLOSED:
             self._tell_end(frees_slot=True)
             return
-        event = last_event(end, self.origin, is_let_go=self._is_let_go)
+        event = last_event(end, self.origin, is_worker_stopping=self._is_let_go)
         if was_unseen and isinstance(event, AttemptEnded):
             self._close(frees_slot=True)
             return
@@ -370,15 +372,15 @@ class Lifecycle(ClaimAxis):
     def _on_end_stored(self, _event: on.EndStored) -> None:
         if self.claim is not CLOSED and self._last is not None:
             self.claim = moved(CLAIM_MOVES, self.claim, CLOSED)
-            self._do(do.NoteEnd(self._last))
+            self._do(do.RecordEnd(self._last))
             self._do(do.Release())
-            self._tell_all()
+            self._report_all()
 
     def _on_end_waited(self) -> None:
         """Rule 5: Redis is away; the end is stored when it is back."""
-        self._tell_all()
+        self._report_all()
 
-    def _tell_all(self) -> None:
+    def _report_all(self) -> None:
         self._acknowledge()
         if self._end is not None:
             self._tell_end(frees_slot=False)
@@ -387,7 +389,7 @@ class Lifecycle(ClaimAxis):
         if self.report is not ENDED:
             self.report = moved(REPORT_MOVES, self.report, ENDED)
             assert self._end is not None
-            self._do(do.TellEnd(self._end, frees_slot))
+            self._do(do.ReportEnd(self._end, frees_slot))
 
     # --- commands ------------------------------------------------------------------------------
 

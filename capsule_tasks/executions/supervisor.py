@@ -154,17 +154,17 @@ class Supervisor:
             self._is_acting = False
 
     def stop_execution(
-        self, execution: Execution, signum: int, asker: str, *, is_let_go: bool = False
+        self, execution: Execution, signum: int, asker: str, *, is_worker_stopping: bool = False
     ) -> None:
-        self.feed(execution, on.StopRequested(signum, asker, is_let_go))
+        self.feed(execution, on.StopRequested(signum, asker, is_worker_stopping))
 
     def stop_process(self, pid: int, signum: int) -> None:
         """End the only execution of a process, for callers that know no better."""
-        execution = self.dispatcher.work_of(pid)
+        execution = self.dispatcher.execution_of(pid)
         if execution is not None:
             self.stop_execution(execution, signum, f"whoever terminates process {pid}")
 
-    def give_back_waiting(self) -> None:
+    def requeue_waiting(self) -> None:
         """Give up executions that no child has: their messages are delivered again."""
         for execution in list(self._live):
             self.feed(execution, _BROKER_LOST)
@@ -174,13 +174,13 @@ class Supervisor:
         for execution in self.dispatcher.in_hand():
             self.feed(execution, on.KillRequested("the worker's cold shutdown"))
 
-    def waits_for_tasks(self, names: set[str]) -> None:
+    def expect_tasks(self, names: set[str]) -> None:
         """Executions of these tasks wait for children that know them."""
         self._unknown_tasks |= names
         if self._publisher is not None:
             self._publisher.forget_tasks()
 
-    def knows_tasks(self, names: set[str]) -> None:
+    def tasks_known(self, names: set[str]) -> None:
         """The next child knows these tasks, or will never: either way their executions go on."""
         self._unknown_tasks -= names
         early, self._early = self._early, {}
@@ -192,8 +192,8 @@ class Supervisor:
         in_hand = self.dispatcher.in_hand()
         return next((one for one in in_hand if one.call.task_id == task_id), None)
 
-    def read_on(self, execution: Execution) -> None:
-        self.dispatcher.read_on(execution)
+    def resume_output(self, execution: Execution) -> None:
+        self.dispatcher.resume_output(execution)
 
     # --- what children say ---------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class Supervisor:
             log.warning("a command to task %s failed: %s", execution.call.task_id, error)
 
     def _judge_loss(self, execution: Execution, action: do.JudgeLoss) -> None:
-        if action.end is None and not self._losses.counts_everywhere:
+        if action.end is None and not self._losses.counts_in_redis:
             self.feed(execution, on.LossJudged(None))
         else:
             self._background.spawn(self._judge(execution, action.end))
@@ -321,7 +321,7 @@ class Supervisor:
 
     # --- actions: the reporter -----------------------------------------------------------------
 
-    def _tell_accepted(self, execution: Execution, action: do.TellAccepted) -> None:
+    def _tell_accepted(self, execution: Execution, action: do.ReportAccepted) -> None:
         execution.reporter.accepted(execution.pid, action.at, defers_ack=action.defers_ack)
 
     def _acknowledge(self, execution: Execution, _action: do.Acknowledge) -> None:
@@ -330,8 +330,8 @@ class Supervisor:
     def _free_slot(self, execution: Execution, _action: do.FreeSlot) -> None:
         execution.reporter.free_slot()
 
-    def _tell_end(self, execution: Execution, action: do.TellEnd) -> None:
-        if self._losses.lost_here and action.end.kind is EndKind.TRACED:
+    def _tell_end(self, execution: Execution, action: do.ReportEnd) -> None:
+        if self._losses.counted_locally and action.end.kind is EndKind.TRACED:
             self._losses.forget_here(execution.call)
         execution.reporter.ended(action.end, frees_slot=action.frees_slot)
 
@@ -408,10 +408,10 @@ class Supervisor:
         do.CommandChild: _command_child,
         do.EndInput: _end_input,
         do.JudgeLoss: _judge_loss,
-        do.TellAccepted: _tell_accepted,
+        do.ReportAccepted: _tell_accepted,
         do.Acknowledge: _acknowledge,
         do.FreeSlot: _free_slot,
-        do.TellEnd: _tell_end,
+        do.ReportEnd: _tell_end,
         do.StartTimer: _start_timer,
         do.CancelTimers: _cancel_timers,
     }
@@ -419,9 +419,9 @@ class Supervisor:
 
 _FOR_STREAM: Final[dict[type[Action], Callable[[StreamWriter, Any], None]]] = {
     do.ClaimFirst: lambda stream, _: stream.publisher.claim_first(stream),
-    do.ClaimWithWords: lambda stream, action: stream.claim_with_words(action.takes_over),
-    do.ClaimAnew: lambda stream, action: stream.claim_anew(action.owner_before),
-    do.LookAtPrevious: lambda stream, _: stream.publisher.look_at_previous(stream.execution),
+    do.ClaimWithEvents: lambda stream, action: stream.claim_with_events(action.takes_over),
+    do.Reclaim: lambda stream, action: stream.reclaim(action.owner_before),
+    do.AwaitPrevious: lambda stream, _: stream.publisher.await_previous_end(stream.execution),
     do.ConfirmLease: lambda stream, action: stream.publisher.confirm_lease(
         stream.execution, action.owner
     ),
@@ -432,8 +432,8 @@ _FOR_STREAM: Final[dict[type[Action], Callable[[StreamWriter, Any], None]]] = {
     do.PublishEnd: lambda stream, action: stream.publish_end(action.event),
     do.CloseStream: lambda stream, _: stream.close(),
     do.ReadCommands: lambda stream, _: stream.read_commands(),
-    do.NoteRunning: lambda stream, _: stream.publisher.index.note_state(stream, "running"),
-    do.NoteEnd: lambda stream, action: stream.publisher.index.note_end(stream, action.event),
+    do.RecordRunning: lambda stream, _: stream.publisher.index.note_state(stream, "running"),
+    do.RecordEnd: lambda stream, action: stream.publisher.index.note_end(stream, action.event),
     do.Release: lambda stream, _: stream.publisher.release(stream.execution),
 }
 """Actions that are carried out by the stream of the execution, if there is one."""

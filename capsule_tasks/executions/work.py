@@ -47,7 +47,7 @@ class DispatchListener(Protocol[W_contra]):
     def said(self, work: W_contra, message: Message) -> bool | None:
         """Output, Gap, Progress, InputRequest or InputClosed.
 
-        False if there is no room for more output; `read_on` says when there is.
+        False if there is no room for more output; `resume_output` says when there is.
         """
 
     def finished(self, work: W_contra, end: Terminal, exit_status: int | None) -> None:

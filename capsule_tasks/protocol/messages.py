@@ -379,7 +379,7 @@ class Result(Terminal, kw_only=True, tag="result"):
     type_name: str = "NoneType"
 
 
-class Traced(Terminal, kw_only=True, tag="traced"):
+class TaskResult(Terminal, kw_only=True, tag="traced"):
     """A Celery task was traced to its end; what the tracer stored is in the result backend."""
 
     text: str | None = None
@@ -456,7 +456,7 @@ ToParent = (
     | InputClosed
     | Gap
     | Result
-    | Traced
+    | TaskResult
     | Error
     | Checkpointed
     | Restored

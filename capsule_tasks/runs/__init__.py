@@ -6,21 +6,25 @@ no item that the history already has, only how many of them there are. It is pla
 claiming it and committing it is the part of `capsule_tasks.storage`.
 """
 
-from capsule_tasks.runs.approvals import ApprovalBook, Decision, PendingCall
+from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
 from capsule_tasks.runs.contexts import SavedContext, restored_context, saved_context
 from capsule_tasks.runs.identity import AgentGraph, AgentId, ToolKey
-from capsule_tasks.runs.schema import CURRENT_VERSION, READABLE_VERSIONS, SUMMARIES
+from capsule_tasks.runs.schema import (
+    CURRENT_SCHEMA_VERSION,
+    SCHEMA_VERSION_SUMMARIES,
+    SUPPORTED_SCHEMA_VERSIONS,
+)
 from capsule_tasks.runs.state import RunState, ServerConversation, TraceState, Usage
 
 __all__ = [
-    "CURRENT_VERSION",
-    "READABLE_VERSIONS",
-    "SUMMARIES",
+    "CURRENT_SCHEMA_VERSION",
+    "SCHEMA_VERSION_SUMMARIES",
+    "SUPPORTED_SCHEMA_VERSIONS",
     "AgentGraph",
     "AgentId",
-    "ApprovalBook",
     "Decision",
     "PendingCall",
+    "RunApprovals",
     "RunState",
     "SavedContext",
     "ServerConversation",

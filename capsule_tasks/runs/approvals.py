@@ -67,7 +67,7 @@ class Decision(
         return self.message or DEFAULT_REJECTION
 
 
-class ApprovalBook(
+class RunApprovals(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     """All decisions of a run; recording one gives a new book."""
@@ -99,7 +99,7 @@ class ApprovalBook(
         message: str | None = None,
         by: str | None = None,
         at_ms: int = 0,
-    ) -> ApprovalBook:
+    ) -> RunApprovals:
         """The book with a decision on this call in the place of an earlier one."""
         common: dict[str, Any] = {
             "approved": approved,
@@ -116,12 +116,12 @@ class ApprovalBook(
             whom = (call.tool, call.agent)
             standing = [each for each in standing if (each.tool, each.agent) != whom]
             standing.append(Decision(**common))
-        return ApprovalBook(exact=(*kept, exact), standing=tuple(standing))
+        return RunApprovals(exact=(*kept, exact), standing=tuple(standing))
 
-    def without_calls(self, call_ids: frozenset[str]) -> ApprovalBook:
+    def without_calls(self, call_ids: frozenset[str]) -> RunApprovals:
         """The book without exact decisions on calls that are over; standing ones stay."""
         kept = tuple(each for each in self.exact if each.call_id not in call_ids)
-        return ApprovalBook(exact=kept, standing=self.standing)
+        return RunApprovals(exact=kept, standing=self.standing)
 
 
 def is_call_id(value: object) -> bool:

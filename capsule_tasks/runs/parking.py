@@ -15,10 +15,10 @@ from urllib.parse import unquote
 import msgspec
 
 from capsule_tasks.errors import CallChanged, InvalidRunState, InvalidSetting
-from capsule_tasks.runs.approvals import ApprovalBook, Decision, PendingCall
+from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
 from capsule_tasks.runs.identity import AgentId, ToolKey, ToolKind
 from capsule_tasks.runs.openai_snapshots import INTERRUPTIONS, call_id_of, read_snapshot
-from capsule_tasks.runs.schema import CURRENT_VERSION, READABLE_VERSIONS
+from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, SUPPORTED_SCHEMA_VERSIONS
 from capsule_tasks.runs.state import RunState
 from capsule_tasks.storage.runs.types import Ask, Claim, OnExpiry, StoredDecision
 
@@ -63,7 +63,7 @@ def parked(
     _check_ids_differ(waiting, "$.calls")
     asks = tuple(_ask(call, (of_tool or {}).get(call.tool.text) or limits) for call in waiting)
     snapshot = state.to_string().encode()
-    return Parked(snapshot, CURRENT_VERSION, state.agent.text, asks)
+    return Parked(snapshot, CURRENT_SCHEMA_VERSION, state.agent.text, asks)
 
 
 def _ask(call: PendingCall, limits: Limits | None) -> Ask:
@@ -109,7 +109,7 @@ def _check_tool(text: object) -> None:
 
 def readable_versions() -> tuple[str, ...]:
     """What a worker of this release says to a claim."""
-    return READABLE_VERSIONS
+    return SUPPORTED_SCHEMA_VERSIONS
 
 
 def resumed(claim: Claim) -> RunState:
@@ -145,7 +145,7 @@ def _with_standing(state: RunState, standing: Sequence[StoredDecision]) -> RunSt
     )
     known = {(each.tool, each.agent) for each in decisions}
     kept = [each for each in state.approvals.standing if (each.tool, each.agent) not in known]
-    book = ApprovalBook(exact=state.approvals.exact, standing=(*kept, *decisions))
+    book = RunApprovals(exact=state.approvals.exact, standing=(*kept, *decisions))
     nested = {call_id: _with_standing(inner, standing) for call_id, inner in state.nested.items()}
     return msgspec.structs.replace(state, approvals=book, nested=nested)
 

@@ -2,8 +2,8 @@
 
 Writing always gives the current version, reading takes every version listed here. A version that
 was released is never taken out: a parked run may be months old. A change that an older reader
-would get wrong needs a new version: a line in SUMMARIES, its fields in FIELDS, a step in MIGRATIONS
-and a fixture in `tests/fixtures/runstate/`.
+would get wrong needs a new version: a line in SCHEMA_VERSION_SUMMARIES, its fields in FIELDS, a
+step in MIGRATIONS and a fixture in `tests/fixtures/runstate/`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from capsule_tasks.errors import InvalidRunState, UnreadableSchema
 
 VERSION_FIELD = "$schemaVersion"
 
-SUMMARIES: dict[str, str] = {
+SCHEMA_VERSION_SUMMARIES: dict[str, str] = {
     "1.0": "Turn, calls that wait for a decision, decisions, tool use, usage, context and trace.",
     "1.1": "Agents are named by identity, so that equal names in one graph stay apart.",
     "1.2": "Runs inside of a tool call, and conversations that a server keeps.",
 }
 """In the order in which they were introduced; the last is the one that is written."""
 
-READABLE_VERSIONS = tuple(SUMMARIES)
-CURRENT_VERSION = READABLE_VERSIONS[-1]
+SUPPORTED_SCHEMA_VERSIONS = tuple(SCHEMA_VERSION_SUMMARIES)
+CURRENT_SCHEMA_VERSION = SUPPORTED_SCHEMA_VERSIONS[-1]
 
 _FIRST_FIELDS = frozenset(
     {
@@ -61,14 +61,14 @@ def migrated(data: Any) -> Snapshot:
     is not what its label says.
     """
     version = version_of(data)
-    if version not in SUMMARIES:
-        raise UnreadableSchema(version, READABLE_VERSIONS)
+    if version not in SCHEMA_VERSION_SUMMARIES:
+        raise UnreadableSchema(version, SUPPORTED_SCHEMA_VERSIONS)
     fields = {name: value for name, value in data.items() if name != VERSION_FIELD}
     if strange := sorted(map(str, fields.keys() - FIELDS[version])):
         raise InvalidRunState(f"$.{strange[0]:.60}", f"version {version} has no such field")
     if missing := sorted(REQUIRED - fields.keys()):
         raise InvalidRunState(f"$.{missing[0]}", "it is missing")
-    for before in READABLE_VERSIONS[READABLE_VERSIONS.index(version) : -1]:
+    for before in SUPPORTED_SCHEMA_VERSIONS[SUPPORTED_SCHEMA_VERSIONS.index(version) : -1]:
         try:
             fields = MIGRATIONS[before](fields)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -125,4 +125,4 @@ MIGRATIONS: dict[str, Callable[[Snapshot], Snapshot]] = {
     "1.0": _named_agents_to_identities,
     "1.1": _without_nested_runs,
 }
-"""By the version that each starts from; each leads to the next in SUMMARIES."""
+"""By the version that each starts from; each leads to the next in SCHEMA_VERSION_SUMMARIES."""

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
-from capsule_tasks.runs.approvals import ApprovalBook, Decision, PendingCall
+from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
 from capsule_tasks.runs.contexts import SavedContext
 from capsule_tasks.runs.identity import AgentGraph, AgentId, AgentNode, ToolKey
 from capsule_tasks.runs.jsonable import flaw
 from capsule_tasks.runs.redaction import without_secrets
-from capsule_tasks.runs.schema import CURRENT_VERSION, VERSION_FIELD, migrated
+from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, VERSION_FIELD, migrated
 
 Item = dict[str, Any]
 
@@ -92,7 +92,7 @@ class RunState(_Part, frozen=True):
     held_items: list[Item] = []
     """Items that wait for a guardrail before the history may have them."""
     calls: tuple[PendingCall, ...] = ()
-    approvals: ApprovalBook = ApprovalBook()
+    approvals: RunApprovals = RunApprovals()
     tool_use: tuple[ToolUse, ...] = ()
     usage: tuple[Usage, ...] = ()
     context: SavedContext = SavedContext()
@@ -108,7 +108,7 @@ class RunState(_Part, frozen=True):
         """
         fields: dict[str, Any] = {}
         try:
-            found = _flaw_in(self)
+            found = _problem_in(self)
             if found is None:
                 fields = _with_lists(msgspec.to_builtins(self))
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
@@ -117,7 +117,7 @@ class RunState(_Part, frozen=True):
         if found is not None:
             raise InvalidRunState("$", f"{found}, which is not JSON")
         _converted(fields)
-        return {VERSION_FIELD: CURRENT_VERSION, **fields}
+        return {VERSION_FIELD: CURRENT_SCHEMA_VERSION, **fields}
 
     @classmethod
     def from_json(cls, data: Any) -> RunState:
@@ -137,7 +137,7 @@ class RunState(_Part, frozen=True):
             raise InvalidRunState("$", "it is not JSON") from None
         return cls.from_json(data)
 
-    def bound_to(self, graph: AgentGraph) -> AgentNode:
+    def with_graph(self, graph: AgentGraph) -> AgentNode:
         """The agent that speaks next; raises if the graph lacks any agent of this state.
 
         An agent used as a tool has a graph of its own, so nested runs are left to their parents.
@@ -276,7 +276,7 @@ def _with_changed(
     return msgspec.structs.replace(state, nested=nested)
 
 
-def _flaw_in(state: RunState) -> str | None:
+def _problem_in(state: RunState) -> str | None:
     """The first value of the caller's that is not JSON; all else here is, by its type."""
     parts = {
         "input": state.input,
@@ -285,7 +285,7 @@ def _flaw_in(state: RunState) -> str | None:
         "metadata": state.trace and state.trace.metadata,
     }
     found = flaw(parts)
-    inner = (_flaw_in(nested) for nested in state.nested.values())
+    inner = (_problem_in(nested) for nested in state.nested.values())
     return found or next(filter(None, inner), None)
 
 

@@ -39,7 +39,7 @@ class Interceptors:
         self._counters = counters
         self._inline: list[_Registered] = []
         self._quarantined: list[Interceptor] = []
-        self._lane: _QuarantineLane | None = None
+        self._lane: QuarantineThread | None = None
 
     def add(self, call: Interceptor) -> None:
         if inspect.iscoroutinefunction(call):
@@ -63,7 +63,7 @@ class Interceptors:
     def see(self, message: Any) -> None:
         if self._quarantined:  # first: one that joins them below has seen this message
             if self._lane is None:
-                self._lane = _QuarantineLane(self._call_quarantined, self._settings)
+                self._lane = QuarantineThread(self._call_quarantined, self._settings)
             if not self._lane.put(message):
                 self._count_skipped(1)
         if not self._inline:
@@ -118,7 +118,7 @@ class Interceptors:
             self._call(call, message)
 
 
-class _QuarantineLane:
+class QuarantineThread:
     """A daemon thread with a bounded queue; when that is full, the oldest message is skipped."""
 
     def __init__(self, call: Interceptor, settings: RoutingSettings) -> None:

@@ -35,7 +35,7 @@ from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
 from capsule_tasks.sessions.process.confinement import Confinement
-from capsule_tasks.sessions.process.live_child import NAMED_AFTER, Doom, Incarnation
+from capsule_tasks.sessions.process.live_child import NAMED_AFTER, Incarnation, KillReason
 from capsule_tasks.sessions.process.spawn import ColdSpawner, Spawner
 from capsule_tasks.sessions.process.startup import await_ready, start_process, warm_up
 from capsule_tasks.sessions.states import ALIVE, EVERY, OVER, SessionState, may_move
@@ -55,7 +55,7 @@ _EXIT_S = 5.0
 """How long a killed process may take to leave the process table."""
 
 
-class SessionLife:
+class SessionLifecycle:
     """Starts, stops, replaces and observes the child of a session.
 
     `Session` adds what is done with one that lives. Every change of state is made here, by
@@ -275,7 +275,7 @@ class SessionLife:
             raise SessionStateError("start()", self._state, "use restart() to begin anew")
         self._loop = asyncio.get_running_loop()
         self._move(SessionState.WARMING)
-        self._arrival = arrival = self._loop.create_task(self._bring_up())
+        self._arrival = arrival = self._loop.create_task(self._start_child())
         try:
             await asyncio.wait({arrival})
         except asyncio.CancelledError:
@@ -289,7 +289,7 @@ class SessionLife:
             raise SessionStartFailed(f"the session was {self._state} before it was ready")
         arrival.result()
 
-    async def _bring_up(self) -> None:
+    async def _start_child(self) -> None:
         """From WARMING to READY; or to ERROR, and nothing of the attempt stays."""
         try:
             await self._prepare()
@@ -297,7 +297,9 @@ class SessionLife:
         except BaseException as error:
             self._last_error = reason_of(error)
             try:
-                await self._discard(Doom(f"the start failed: {self._last_error}", ErrorKind.LOST))
+                await self._discard(
+                    KillReason(f"the start failed: {self._last_error}", ErrorKind.LOST)
+                )
             finally:
                 self._fail_start()
             if isinstance(
@@ -372,7 +374,7 @@ class SessionLife:
             return
         if not is_leaving:
             why = f"the session was shut down{f': {reason}' if reason else ''}"
-            child.expect_exit(Doom(why, ErrorKind.SHUTDOWN))
+            child.expect_exit(KillReason(why, ErrorKind.SHUTDOWN))
             self._count_triggers(child, why)
             child.send_shutdown(reason)
         try:
@@ -399,7 +401,7 @@ class SessionLife:
         why = "the session was terminated"
         if child is not None and not child.is_over:
             self._count_triggers(child, why)
-        await self._discard(Doom(why, ErrorKind.SHUTDOWN))
+        await self._discard(KillReason(why, ErrorKind.SHUTDOWN))
         if arrival is not None and not arrival.done():
             await asyncio.wait({arrival})
         if self._restarts == life:
@@ -407,7 +409,7 @@ class SessionLife:
             self._interceptors.close()
             await self._see_tasks_end()
 
-    async def _discard(self, doom: Doom) -> None:
+    async def _discard(self, doom: KillReason) -> None:
         """Kill the child, if there is one, and see it gone."""
         child = self._child
         if child is not None and not child.is_over:
@@ -444,7 +446,7 @@ class SessionLife:
         self._restarts += 1
         self._move(SessionState.CREATING)
         self._move(SessionState.WARMING)
-        await self._bring_up()
+        await self._start_child()
 
     @property
     def _is_restarting(self) -> bool:
@@ -469,7 +471,7 @@ class SessionLife:
         if not task.cancelled() and not isinstance(task.exception(), SessionLost | None):
             log.error("session %s: %r failed", self.session_id, task, exc_info=task.exception())
 
-    async def _outlive(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _until_child_ends(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`, which is done to its end also if the caller does not wait for that."""
         task = self._spawn(work)
         await asyncio.wait({task})
@@ -513,7 +515,7 @@ class SessionLife:
         if child is not None and not child.router.streams and not child.is_over:
             self._move(SessionState.READY)
 
-    def _on_child_end(self, doom: Doom) -> None:
+    def _on_child_end(self, doom: KillReason) -> None:
         if self._watch is not None:
             self._watch.stop()
         if self._child is not None:
@@ -544,7 +546,7 @@ class SessionLife:
         if self._loop is not None and self._loop.is_closed():
             self._check_loop(call)
 
-    async def _at_home(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _on_own_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work` on the loop that owns the session, wherever the caller runs."""
         if self._loop is None or self._loop is asyncio.get_running_loop():
             return await work

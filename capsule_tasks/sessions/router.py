@@ -41,12 +41,12 @@ from capsule_tasks.protocol.messages import (
     StackRequest,
     Started,
     Stream,
+    TaskResult,
     Terminal,
-    Traced,
     Unsupported,
 )
 from capsule_tasks.sessions.info import Counters
-from capsule_tasks.sessions.session_queue import GeneralQueue
+from capsule_tasks.sessions.session_queue import SessionQueue
 from capsule_tasks.sessions.stream import ExecutionStream
 
 log = logging.getLogger("capsule_tasks.sessions")
@@ -85,7 +85,7 @@ class Router:
         self.streams: dict[str, ExecutionStream] = {}
         self.inputs: dict[str, str] = {}
         self._answered: set[str] = set()
-        self.general = GeneralQueue(general_queue, general_bytes)
+        self.general = SessionQueue(general_queue, general_bytes)
         self._unknown = 0
         self._output_level = logging.INFO if log_output else logging.NOTSET
         self._general_waiters: deque[asyncio.Future[None]] = deque()
@@ -94,7 +94,7 @@ class Router:
         self._send_control = send_control
         self._see = see
         self._on_terminal = on_terminal
-        self._session_debt = 0
+        self._session_unread_bytes = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             Ready: on_ready,
             Rejected: on_ready,
@@ -107,7 +107,7 @@ class Router:
             InputRequest: self._on_input_request,
             InputClosed: self._on_input_closed,
             Result: self._on_end,
-            Traced: self._on_end,
+            TaskResult: self._on_end,
             Error: self._on_end,
             CancelReply: self._on_reply,
             InterruptReply: self._on_reply,
@@ -209,9 +209,9 @@ class Router:
 
     def _to_session(self, message: Output | Gap | Progress) -> None:
         """Output of the session itself, or of an execution that has already ended."""
-        self._session_debt += message_cost(message)
-        self._send_control(Credit(execution_id=None, bytes=self._session_debt))
-        self._session_debt = 0
+        self._session_unread_bytes += message_cost(message)
+        self._send_control(Credit(execution_id=None, bytes=self._session_unread_bytes))
+        self._session_unread_bytes = 0
         if isinstance(message, Output):
             self.on_session_output(message)
             if message.execution_id is not None:

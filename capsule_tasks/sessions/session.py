@@ -45,7 +45,7 @@ from capsule_tasks.sessions.arguments import (
     check_type,
 )
 from capsule_tasks.sessions.collected_output import Collected
-from capsule_tasks.sessions.lifecycle import SessionLife
+from capsule_tasks.sessions.lifecycle import SessionLifecycle
 from capsule_tasks.sessions.process.live_child import Incarnation
 from capsule_tasks.sessions.states import ACCEPTING, SessionState
 from capsule_tasks.sessions.stopping import StopOutcome, Stopper
@@ -77,7 +77,7 @@ class Completed:
     """One for each stream of which something was dropped, here or in the child."""
 
 
-class Session(SessionLife):
+class Session(SessionLifecycle):
     """A Python subprocess that runs code, streams its output and can be stopped at any time.
 
     Use it as an async context manager, or call `start` and `shutdown`. It belongs to the event
@@ -158,9 +158,9 @@ class Session(SessionLife):
         """Begin an execution whose messages `consumer` is called with, its terminal one last.
 
         It is called on the event loop, and may submit the next one. If it returns False, the code
-        has no more credit for output until `read_on` is called. Nothing is awaited: if the session
-        does not take executions right now, SessionStateError is raised. Limits and `timeout_s` are
-        as in `execute`; the terminal message alone tells that the time was up.
+        has no more credit for output until `resume_output` is called. Nothing is awaited: if the
+        session does not take executions right now, SessionStateError is raised. Limits and
+        `timeout_s` are as in `execute`; only the terminal message says that the time was up.
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
@@ -173,11 +173,11 @@ class Session(SessionLife):
         self._send(child, stream, payload, on_busy)
         self._limit_time(stopper, stream, timeout_s)
 
-    def read_on(self, execution_id: str) -> None:
+    def resume_output(self, execution_id: str) -> None:
         """The consumer of an execution has room again; nothing happens if it is over."""
         stream = self._child.router.streams.get(execution_id) if self._child is not None else None
         if stream is not None:
-            stream.read_on()
+            stream.resume_output()
 
     async def _accepting(self, call: str) -> tuple[Incarnation, Stopper]:
         """The child, if it takes executions; one that is being replaced is waited for."""
@@ -273,7 +273,9 @@ class Session(SessionLife):
         stopper = self._stopper
         if stopper is None:
             return "not_running"
-        return await self._at_home(self._outlive(stopper.cancel(execution_id, grace_s)))
+        return await self._on_own_loop(
+            self._until_child_ends(stopper.cancel(execution_id, grace_s))
+        )
 
     async def interrupt(
         self, execution_id: str | None = None, *, force_restart: bool = False
@@ -288,7 +290,7 @@ class Session(SessionLife):
         if self._stopper is None:
             return "not_running"
         interrupt = self._stopper.interrupt(execution_id, force=force_restart)
-        return await self._at_home(self._outlive(interrupt))
+        return await self._on_own_loop(self._until_child_ends(interrupt))
 
     def soft_limit(self, execution_id: str) -> bool:
         """Raise in one execution that its soft time limit has passed; False if there is none."""
@@ -317,7 +319,7 @@ class Session(SessionLife):
         ):
             check_type(name, value, str)
         self._check_reachable("input_response()")
-        await self._at_home(self._input_response(text, request_id, execution_id, eof))
+        await self._on_own_loop(self._input_response(text, request_id, execution_id, eof))
 
     async def _input_response(
         self, text: str, request_id: str, execution_id: str, eof: bool

@@ -13,7 +13,7 @@ from capsule_tasks.protocol.messages import Gap, Output, Progress
 _NO_CEILING = 2**32 - 1
 
 
-class GeneralQueue:
+class SessionQueue:
     """Bounded in number and in bytes: beyond either the oldest goes. The newest always stays."""
 
     def __init__(self, most: int, most_bytes: int) -> None:

@@ -21,7 +21,7 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.sessions.info import Counters
 from capsule_tasks.sessions.process import stack_dump
-from capsule_tasks.sessions.process.live_child import Doom, Incarnation
+from capsule_tasks.sessions.process.live_child import Incarnation, KillReason
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
 from capsule_tasks.settings import TimeoutSettings
 
@@ -217,7 +217,7 @@ class Stopper:
 
     def _kill(self, stream: ExecutionStream, why: str, stack: str) -> None:
         self._child.kill(
-            Doom(
+            KillReason(
                 f"its child was killed because {why}",
                 ErrorKind.LOST_WITH_NEIGHBOUR,
                 replace=True,

@@ -20,7 +20,7 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.settings import OutputSettings
 
-_ALLOWANCE = 1024 * 1024
+_UNCREDITED_MAX = 1024 * 1024
 """For what a child may send without credit: questions of many threads, and the last messages."""
 CANCEL_CREDIT = 256 * 1024
 """Granted with a cancel, so that a paused consumer does not hold up `finally` blocks."""
@@ -41,7 +41,7 @@ class ExecutionStream:
     Output is charged when it arrives and credited to the child when it is read, so the queue
     holds a window of it at most. A child that sends more than it has credit for is at fault.
     With a `consumer` there is no queue: it is handed each message as it comes. One that returns
-    False has no room for more: what it was given stays charged until `read_on` is called.
+    False has no room for more: what it was given stays charged until `resume_output` is called.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ExecutionStream:
         self.begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Terminal] = loop.create_future()
         self._window = settings.window_bytes
-        self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _ALLOWANCE
+        self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _UNCREDITED_MAX
         self._limit: int | None = None
         self._on_excess: Callable[[ExecutionStream, str], None] | None = None
         self._grant = grant
@@ -177,7 +177,7 @@ class ExecutionStream:
         while self._queue:
             self._account(*self._queue.popleft()[1:])
 
-    def read_on(self) -> None:
+    def resume_output(self) -> None:
         """The consumer has room again: what it had not read it has read now."""
         unread, self._unread = self._unread, []
         for cost, raw in unread:

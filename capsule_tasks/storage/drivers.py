@@ -99,7 +99,7 @@ def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
             failure = error
 
 
-async def through_outages(
+async def retry_while_unavailable(
     ask: Callable[[], Awaitable[T]],
     outage_s: float = math.inf,
     *,

@@ -22,7 +22,7 @@ AsyncTarget = str | AsyncStore | Redis | RedisCluster
 SyncTarget = str | SyncStore | SyncRedis | SyncRedisCluster
 
 
-class AsyncFace:
+class AsyncFacade:
     """For callers that await."""
 
     store: AsyncStore
@@ -43,7 +43,7 @@ class AsyncFace:
         await self.close()
 
 
-class SyncFace:
+class SyncFacade:
     """For callers that block."""
 
     store: SyncStore

@@ -154,7 +154,7 @@ class ExecutionKeys:
         self.channel = f"{root}:said"
 
 
-class HeldKeys:
+class HoldKeys:
     """What one incarnation of a worker holds, in the slot of its lease."""
 
     __slots__ = ("held", "worker")
@@ -215,6 +215,6 @@ def losses_key(execution_id: str, attempt: str, prefix: str = "capsule") -> str:
     return f"{root}:losses:{escaped('attempt', attempt)}"
 
 
-def unacked_marks(index: str) -> str:
+def renewal_marks(index: str) -> str:
     """Beside kombu's index of messages that are held: those whose worker renews them."""
     return f"{index}.renewed"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from typing import ClassVar, Protocol
 
-from capsule_tasks.system.threads import QuietThread
+from capsule_tasks.system.threads import SignalFreeThread
 
 
 class Service(Protocol):
@@ -59,7 +59,7 @@ class ThreadService:
         with self._starting:
             if self._thread is None and not self.stopping.is_set():
                 self.set_up()
-                self._thread = QuietThread(target=self.run, name=self.thread_name, daemon=True)
+                self._thread = SignalFreeThread(target=self.run, name=self.thread_name, daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-PUT_OFF = (
+DEFERRED_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -21,14 +21,14 @@ set_mask: Callable[[int, Any], Any] = getattr(signal, "_signal", signal).pthread
 """The function itself: its wrapper makes enumerations of the old mask, which takes far longer."""
 
 
-class QuietThread(threading.Thread):
+class SignalFreeThread(threading.Thread):
     """Takes no signal that a turn puts off: else its handler would run in the middle of the turn.
 
     The system gives a signal to any thread that does not block it.
     """
 
     def start(self) -> None:
-        old_mask = set_mask(signal.SIG_BLOCK, PUT_OFF)
+        old_mask = set_mask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         try:
             super().start()
         finally:

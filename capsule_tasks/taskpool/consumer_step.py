@@ -11,10 +11,10 @@ from celery.exceptions import TaskRevokedError
 
 from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.taskpool.prefetch import count_beside
-from capsule_tasks.taskpool.reporting.requests import mix_into_tasks
+from capsule_tasks.taskpool.reporting.requests import add_to_tasks
 from capsule_tasks.taskpool.stock_redis.failover import Failover
 from capsule_tasks.taskpool.stock_redis.kept_revokes import Revokes
-from capsule_tasks.taskpool.stock_redis.visibility import Holding
+from capsule_tasks.taskpool.stock_redis.visibility import VisibilityRenewal
 
 
 class ConsumerStep(bootsteps.StartStopStep):
@@ -24,13 +24,13 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
-        self._holding = Holding(parent)
+        self._holding = VisibilityRenewal(parent)
         self._revokes = parent.capsule_revokes = Revokes(
             parent.app, parent.hub, getattr(parent.pool, "listen", _never)
         )
         if getattr(parent.pool, "takes_without_slot", None) is not None:
             # Now, since each task's strategy remembers both when the consumer starts.
-            mix_into_tasks(parent.app)
+            add_to_tasks(parent.app)
             parent.on_task_request = _beside_the_slots(parent.pool, parent.on_task_request)
             self._failover = Failover()
             self._failover.watch(parent.blueprint)

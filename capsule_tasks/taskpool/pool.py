@@ -24,7 +24,7 @@ from capsule_tasks.taskpool import remote_commands  # noqa: F401 - what it defin
 from capsule_tasks.taskpool.calls import is_coroutine_task, origin_of, task_call
 from capsule_tasks.taskpool.consumer_step import ConsumerStep
 from capsule_tasks.taskpool.hub.bridge import Bridge
-from capsule_tasks.taskpool.hub.deferred_replies import Later, PatientNode
+from capsule_tasks.taskpool.hub.deferred_replies import DeferredReplyNode, Later
 from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
 from capsule_tasks.taskpool.hub.slots import Slots
 from capsule_tasks.taskpool.inspection import describe, health, settings, stack, totals
@@ -32,7 +32,7 @@ from capsule_tasks.taskpool.options import check, setting
 from capsule_tasks.taskpool.pool_runtime import Staff
 from capsule_tasks.taskpool.reporting.exception_info import info_of
 from capsule_tasks.taskpool.reporting.reporter import ExecutionPid, TaskReporter
-from capsule_tasks.taskpool.reporting.requests import TruthfulRequest
+from capsule_tasks.taskpool.reporting.requests import PoolRequest
 from capsule_tasks.taskpool.server_checks import servers_answer
 from capsule_tasks.taskpool.shutdown_watchdog import Leaving
 
@@ -59,7 +59,7 @@ class TaskPool(prefork.TaskPool):
         self.app: Any = self.app or self.options["initargs"][0]
         self._size = int(self.limit)  # 0 for `--autoscale=3`
         self._tasks: set[TaskReporter] = set()
-        self._task_told = threading.Condition()
+        self._task_reported = threading.Condition()
         self._kinds: dict[str, bool] = {}
         """Whether a task of this name is a coroutine, where that is known."""
         self._beside: set[TaskReporter] = set()
@@ -78,7 +78,7 @@ class TaskPool(prefork.TaskPool):
         signals.worker_shutting_down.connect(self._on_shutting_down)
         signals.worker_shutdown.connect(self._leaving.note_end)
         self.app.steps["consumer"].add(ConsumerStep)
-        self.app.control.mailbox.node_cls = PatientNode
+        self.app.control.mailbox.node_cls = DeferredReplyNode
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -102,9 +102,9 @@ class TaskPool(prefork.TaskPool):
         hub.add_reader(self._runtime, self._on_news)
         # A task that is alone goes at once. With others about, those that one turn of the hub
         # applied go just before it sleeps: the children do not compete with it for the machine.
-        hub.on_tick.add(self._runtime.make_posts)
+        hub.on_tick.add(self._runtime.run_posts)
         self._hub = hub
-        self._runtime.welcome_hub()
+        self._runtime.attach_hub()
 
     def _on_news(self) -> None:
         """The hub was woken by what children say: no other thread need be."""
@@ -147,21 +147,21 @@ class TaskPool(prefork.TaskPool):
     def on_stop(self) -> None:
         """Wait for every task and tell Celery of each, then end the children."""
         self.on_close()
-        self._runtime.dismiss_hub()
+        self._runtime.detach_hub()
         hub = get_event_loop()
         kill_at = math.inf
         while self._tasks and self._staff is not None:
             self._await_news(hub)
             kill_at = self._hurry(kill_at)
-            self._runtime.make_posts()
+            self._runtime.run_posts()
             if hub is not None:  # late acknowledgements are among these
                 prefork._run_ready_callbacks(hub)  # noqa: SLF001
         self._end()
 
     def _await_news(self, hub: Any) -> None:
         if self._bridge.is_started:
-            with self._task_told:
-                self._task_told.wait_for(lambda: not self._tasks, _LONGEST_WAIT_S)
+            with self._task_reported:
+                self._task_reported.wait_for(lambda: not self._tasks, _LONGEST_WAIT_S)
         else:
             timeout_s = hub.fire_timers() if hub is not None else _LONGEST_WAIT_S
             self._bridge.wait(min(timeout_s, _LONGEST_WAIT_S))
@@ -174,7 +174,7 @@ class TaskPool(prefork.TaskPool):
             return math.inf
         if self._consumer is not None:  # Celery has cancelled what it knew to run then
             self._consumer.cancel_active_requests()
-        staff.give_back_waiting()
+        staff.requeue_waiting()
         now = time.monotonic()
         if now >= kill_at:
             self._runtime.post(staff.supervisor.kill_busy)
@@ -188,12 +188,12 @@ class TaskPool(prefork.TaskPool):
         """Safe at any time, any number of times."""
         if self._staff is None:
             return
-        self._runtime.dismiss_hub()
+        self._runtime.detach_hub()
         hub = get_event_loop()
         if hub is not None:
             self._bridge.unregister(hub)
             hub.remove_reader(self._runtime)
-            hub.on_tick.discard(self._runtime.make_posts)
+            hub.on_tick.discard(self._runtime.run_posts)
         self._last_info = self._get_info()
         staff, self._staff = self._staff, None
         ending = self._runtime.begin(staff.stop())
@@ -215,7 +215,7 @@ class TaskPool(prefork.TaskPool):
     def flush(self) -> None:
         """The connection to the broker is lost: what no child has begun comes again."""
         if self._staff is not None:
-            self._staff.give_back_waiting()
+            self._staff.requeue_waiting()
 
     # --- work ----------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class TaskPool(prefork.TaskPool):
             args[2],
             request,
             is_async=self._is_async(call.name),
-            can_defer_ack=isinstance(request, TruthfulRequest),
+            can_defer_ack=isinstance(request, PoolRequest),
             limits=self._limits(request, soft_timeout, timeout),
         )
         task = TaskReporter(
@@ -264,13 +264,13 @@ class TaskPool(prefork.TaskPool):
             timeout_callback=timeout_callback,
         )
         if origin.is_async:
-            self._make_room(task)
+            self._retire_for_others(task)
         elif waitforslot and self._slots is not None:
             self._slots.acquire()
         self._tasks.add(task)
-        self._runtime.post_lazily(self._staff.supervisor.admit, task.execution)
+        self._runtime.post_with_batch(self._staff.supervisor.admit, task.execution)
         if self._hub is None or len(self._tasks) == 1:
-            self._runtime.make_posts()
+            self._runtime.run_posts()
         return task
 
     def _refuse(self, error_callback: Any, args: Any, fault: Exception) -> None:
@@ -312,9 +312,9 @@ class TaskPool(prefork.TaskPool):
             known = self._kinds[name] = task is not None and is_coroutine_task(task)
         return known
 
-    def _make_room(self, task: TaskReporter) -> None:
+    def _retire_for_others(self, task: TaskReporter) -> None:
         """A coroutine takes no slot; and one more message may be fetched while it runs."""
-        task.holds_slot = False
+        task.has_slot = False
         staff = self._staff
         if staff is not None and not staff.dispatcher.lanes["async"].size:
             children = setting(self.app, "capsule_async_children")
@@ -335,14 +335,14 @@ class TaskPool(prefork.TaskPool):
         return min(len(self._beside), self._most_coroutines())
 
     def on_told(self, task: TaskReporter) -> None:
-        with self._task_told:
+        with self._task_reported:
             self._tasks.discard(task)
-            self._task_told.notify_all()
+            self._task_reported.notify_all()
         task.give_room_back()
 
     def on_over(self, task: TaskReporter) -> None:
         self._beside.discard(task)
-        if task.holds_slot:
+        if task.has_slot:
             self._release_slot()
 
     def _release_slot(self) -> None:
@@ -364,9 +364,13 @@ class TaskPool(prefork.TaskPool):
         elif self._staff is not None and not isinstance(pid, ExecutionPid):
             self._staff.stop_process(pid, signum)
 
-    def stop_task(self, task: TaskReporter, signum: int, asker: str, *, is_let_go: bool) -> None:
+    def stop_task(
+        self, task: TaskReporter, signum: int, asker: str, *, is_worker_stopping: bool
+    ) -> None:
         if self._staff is not None:
-            self._staff.stop_execution(task.execution, signum, asker, is_let_go=is_let_go)
+            self._staff.stop_execution(
+                task.execution, signum, asker, is_worker_stopping=is_worker_stopping
+            )
 
     # --- size ----------------------------------------------------------------------------------
 
@@ -381,7 +385,7 @@ class TaskPool(prefork.TaskPool):
         """ValueError if fewer than `n` children are idle."""
         if n > self._size:
             raise ValueError(f"can't shrink pool by {n}: it has {self._size} children")
-        if self._staff is not None and self._staff.dispatcher.free_count() < n:
+        if self._staff is not None and self._staff.dispatcher.free_slots() < n:
             raise ValueError("Can't shrink pool. All processes busy!")
         self._resize(self._size - n)
         if self._semaphore is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.settings import Profile
 
@@ -35,9 +35,9 @@ def _renewed(profile: Profile, include: list[str]) -> Profile:
     return msgspec.structs.replace(profile, session=session)
 
 
-async def tried(profile: Profile, on_new: Callable[[Session], object]) -> WarmSpawner:
+async def tried(profile: Profile, on_new: Callable[[Session], object]) -> TemplateSpawner:
     """What starts such children, once one of them was ready; raises what that one failed with."""
-    spawner = WarmSpawner(profile)
+    spawner = TemplateSpawner(profile)
     try:
         await spawner.start()
         session = Session(profile.session, spawner=spawner)

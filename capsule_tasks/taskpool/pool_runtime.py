@@ -17,7 +17,7 @@ from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.process.template import Template
-from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import Profile
@@ -30,7 +30,7 @@ from capsule_tasks.taskpool.options import losses_of, profile, setting
 from capsule_tasks.taskpool.pool_restart import renewed, tried
 from capsule_tasks.taskpool.publishing import make_publisher
 from capsule_tasks.taskpool.reporting.discarded import DiscardedTasks
-from capsule_tasks.taskpool.reporting.output_log import Echo, Latecomer
+from capsule_tasks.taskpool.reporting.output_log import Echo, FinishedTask
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -66,7 +66,7 @@ class Staff:
             for kind in ("blocking", "async")
         }
         self._inheritance = Inheritance(app)
-        self._spawner = WarmSpawner(self._profiles["blocking"], _template(app))
+        self._spawner = TemplateSpawner(self._profiles["blocking"], _template(app))
         self.sessions = SessionPool(self._profiles, spawner=self._spawner, on_new=self._listen)
         self._publisher = make_publisher(app, self._hostname)
         self.supervisor = Supervisor(
@@ -113,7 +113,7 @@ class Staff:
         """Children of an app that is imported anew; nothing that runs is lost."""
         profiles = renewed(self._profiles, self._app)
         new = set(self._app.tasks) - self._names
-        self._runtime.post(self.supervisor.waits_for_tasks, new)
+        self._runtime.post(self.supervisor.expect_tasks, new)
         self._runtime.begin(self._renew(profiles, new))
 
     async def _renew(self, profiles: dict[str, Profile], new: set[str]) -> None:
@@ -123,7 +123,7 @@ class Staff:
             except Exception:
                 log.exception("the pool is not restarted, or not as a whole")
             finally:
-                self.supervisor.knows_tasks(new)
+                self.supervisor.tasks_known(new)
 
     async def _replace(self, profiles: dict[str, Profile], new: set[str]) -> None:
         lane = profiles["blocking"].session.child.app
@@ -166,14 +166,14 @@ class Staff:
         if self._publisher is not None:
             self._runtime.post(self._publisher.listen, channel, ring)
 
-    def give_back_waiting(self) -> None:
+    def requeue_waiting(self) -> None:
         """Give up executions that no child has: their messages are delivered again."""
-        self._runtime.post(self.supervisor.give_back_waiting)
+        self._runtime.post(self.supervisor.requeue_waiting)
 
     def stop_execution(
-        self, execution: Execution, signum: int, asker: str, *, is_let_go: bool
+        self, execution: Execution, signum: int, asker: str, *, is_worker_stopping: bool
     ) -> None:
-        stop = partial(self.supervisor.stop_execution, is_let_go=is_let_go)
+        stop = partial(self.supervisor.stop_execution, is_worker_stopping=is_worker_stopping)
         self._runtime.post(stop, execution, signum, asker)
 
     def stop_process(self, pid: int, signum: int) -> None:
@@ -198,7 +198,7 @@ class Staff:
     def _on_output(self, session: Session, output: Output | Gap) -> None:
         """On the loop: what no task says that runs."""
         late = isinstance(output, Output) and output.late
-        known = Latecomer(output.execution_id or "", session.info.pid or 0) if late else None
+        known = FinishedTask(output.execution_id or "", session.info.pid or 0) if late else None
         self._echo.say(known, output)
 
 
@@ -217,6 +217,6 @@ def _template(app: Any) -> Template | None:
     others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
     if others:
         log.info("the worker is copied while other threads run: %s", ", ".join(others))
-    celery_app.bequeath(app)
+    celery_app.keep_app_for_forks(app)
     # Prefork does the same; and these are imports of the app's own, which it knows.
     return Template.fork_of_caller(despite_threads=True)

@@ -23,20 +23,20 @@ class Prefetch(QoS):
         """What `counter` counts, this one counts from now on."""
         super().__init__(counter.callback, counter.value, counter.max_prefetch)
         self.prev = counter.prev
-        self._uncounted = 0
+        self._not_counted = 0
 
     def increment_eventually(self, n: int = 1) -> int:
         with self._mutex:
             before = self.value
             super().increment_eventually(n)
             if before:
-                self._uncounted += max(n, 0) - (self.value - before)
+                self._not_counted += max(n, 0) - (self.value - before)
             return int(self.value)
 
     def decrement_eventually(self, n: int = 1) -> int:
         with self._mutex:
-            forgiven = min(n, self._uncounted)
-            self._uncounted -= forgiven
+            forgiven = min(n, self._not_counted)
+            self._not_counted -= forgiven
             return int(super().decrement_eventually(n - forgiven))
 
     def widen(self) -> None:

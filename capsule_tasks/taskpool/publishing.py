@@ -9,7 +9,7 @@ from billiard.exceptions import WorkerLostError
 
 from capsule_tasks.client.configuration import kept_settings, settings_of
 from capsule_tasks.client.redis_location import redis_url
-from capsule_tasks.client.watching.results import ended_of
+from capsule_tasks.client.watching.results import end_from_result
 from capsule_tasks.executions.ends import LastEvent
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.settings import LeaseSettings, PublishSettings
@@ -28,7 +28,7 @@ def make_publisher(app: Any, worker: str) -> Publisher | None:
         return None
 
     def ended_elsewhere(execution_id: str) -> LastEvent | None:
-        return ended_of(app, execution_id)
+        return end_from_result(app, execution_id)
 
     def fail_result(execution_id: str, why: str) -> None:
         try:
@@ -36,7 +36,7 @@ def make_publisher(app: Any, worker: str) -> Publisher | None:
         except Exception:
             log.exception("the result of lost task %s cannot be stored", execution_id)
 
-    def own_kept(name: str) -> Any:
+    def task_retention(name: str) -> Any:
         return getattr(app.tasks.get(name), "capsule_kept", None)
 
     return Publisher(
@@ -48,5 +48,5 @@ def make_publisher(app: Any, worker: str) -> Publisher | None:
         drops=setting(app, "capsule_output") == "drop_oldest",
         ended_elsewhere=ended_elsewhere,
         fail_result=fail_result,
-        own_kept=own_kept,
+        task_retention=task_retention,
     )

@@ -7,10 +7,10 @@ from typing import Any
 from capsule_tasks.client.redis_location import redis_of_backend, redis_of_broker
 from capsule_tasks.storage.connections.blocking import answers
 
-_PATIENCE_S = 1.0
+_TIMEOUT_S = 1.0
 
 
 def servers_answer(app: Any) -> bool:
     """Asks each for so long at most; one that is no plain Redis counts as if it answered."""
     urls = {redis_of_broker(app), redis_of_backend(app)}
-    return all(answers(url, _PATIENCE_S) for url in urls if url is not None)
+    return all(answers(url, _TIMEOUT_S) for url in urls if url is not None)

@@ -27,7 +27,7 @@ from kombu.messaging import Consumer
 
 from capsule_tasks.protocol import codec
 from capsule_tasks.protocol.codec import MessageDecoder
-from capsule_tasks.protocol.messages import Error, Execute, Result, Traced
+from capsule_tasks.protocol.messages import Error, Execute, Result, TaskResult
 
 URL = os.environ.get("REDIS_URL", "redis://localhost")
 
@@ -40,7 +40,7 @@ app.conf.update(
 )
 
 _OURS = "capsule_tasks."
-_TERMINAL = (Result, Traced, Error)
+_TERMINAL = (Result, TaskResult, Error)
 _OUTERMOST = {Hub.create_loop.__code__, threading.Thread.run.__code__}
 """Frames below these stay for a thread's whole life: no message passes them."""
 

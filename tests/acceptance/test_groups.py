@@ -156,7 +156,7 @@ async def test_50_000_members_cost_no_read_for_each(tmp_path: Path) -> None:
         store = ExecutionStore(connection)
         for first in range(uncounted, total, 200):
             ends = [(n, "succeeded", members[n], "") for n in range(first, first + 200)]
-            await store.note_group(group_id, ends)
+            await store.record_group_ends(group_id, ends)
         await connection.close()
         for name in members[:uncounted]:
             app.backend.store_result(name, 1, "SUCCESS")

@@ -113,7 +113,7 @@ def test_a_fault_of_the_result_backend_is_one_line(
 def test_a_result_backend_that_says_nothing_holds_up_no_revoke(
     worker: Worker, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancelling, "MOST_OUTAGE_S", 0.1)
+    monkeypatch.setattr(cancelling, "MAX_OUTAGE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         away = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         with producer(redis_url, away, task_default_queue=worker.queue) as app:

@@ -8,14 +8,14 @@ import resource
 import sys
 import time
 
-from capsule_tasks.client.watching.watcher import Watchtower
+from capsule_tasks.client.watching.watcher import ExecutionWatcher
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import ExecutionSettings
 from tests.benchmarks._measure import p50_ms, p99_ms
 
 
 async def watch(url: str, count: int, expected: int) -> dict[str, float]:
-    tower = Watchtower(url, ExecutionSettings(), None)
+    tower = ExecutionWatcher(url, ExecutionSettings(), None)
     late: list[float] = []
     seen = asyncio.Event()
     attached = 0

@@ -18,7 +18,7 @@ from capsule_tasks.executions.actions import Action
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.states import Report, Run
-from capsule_tasks.protocol.messages import Traced
+from capsule_tasks.protocol.messages import TaskResult
 from tests.benchmarks._measure import Bar, report
 
 TASKS_A_ROUND = 100
@@ -29,7 +29,7 @@ BARS = (
     Bar("lifecycle_us_per_task_unstreamed", "<=", 5.0),
 )
 
-_TRACED = Traced(execution_id="id", text="4", runtime_s=0.001, raw_waits=False)
+_TRACED = TaskResult(execution_id="id", text="4", runtime_s=0.001, raw_waits=False)
 _LATE = Origin(execution_id="id", task="app.add", acks_late=True)
 _EARLY = Origin(execution_id="id", task="app.add", ack_waits_for_claim=True)
 _NEW = on.Admitted(on.Streaming.CLAIM_LATER)

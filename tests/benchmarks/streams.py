@@ -32,7 +32,7 @@ from capsule_tasks.client import Execution
 from capsule_tasks.protocol.events import Accepted, encode_event
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.executions.types import RecentEntry
 from capsule_tasks.storage.runs.store import Lease
 from capsule_tasks.testing.servers import PrivateServer
@@ -119,7 +119,7 @@ async def store_rate(url: str, name: str) -> float:
         seq = claimed.seq
         for _ in range(_BATCHES):
             seq = await store.append(
-                execution_id, claimed.attempt, seq + 1, [event] * _BATCH, is_loud=True
+                execution_id, claimed.attempt, seq + 1, [event] * _BATCH, has_stream_content=True
             )
 
     begun = time.perf_counter()
@@ -157,7 +157,7 @@ def throughput(url: str) -> tuple[float, float]:
 
 async def quiet_bytes(url: str) -> float:
     store = ExecutionStore(PipelinedConnection(url))
-    holdings = Holdings(store.store, store.core.settings)
+    holdings = HoldStore(store.store, store.core.settings)
     owner, worker = "0123456789abcdef", "celery@worker-17.example.org"
     task = "shop.tasks.send_confirmation"
     lease = Lease(owner, store.store)
@@ -179,7 +179,7 @@ async def quiet_bytes(url: str) -> float:
         ids = [f"3f2504e0-4f89-11d3-9a0c-0305e8{n:06d}" for n in range(first, first + 500)]
         notes = await asyncio.gather(*map(one, ids))
         await holdings.hold(owner, lease.core.token, ids, ())
-        await store.note_recent(notes)
+        await store.record_recent(notes)
     after = client.info("memory")["used_memory"]
     await store.store.close()  # type: ignore[attr-defined]
     client.flushdb()
@@ -205,7 +205,7 @@ async def speak(url: str, watcher: subprocess.Popen[str]) -> None:
         place = number * 7919 % _WATCHED
         event = encode_event(Output(stream="stdout", data=f"{time.time():.6f}"))
         claim = claimed[place]
-        await store.append(f"watched-{place}", claim.attempt, 2, [event], is_loud=True)
+        await store.append(f"watched-{place}", claim.attempt, 2, [event], has_stream_content=True)
     await store.store.close()  # type: ignore[attr-defined]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from capsule_tasks.errors import PoolUnavailable, StorageClosed
 from capsule_tasks.sessions import SessionPool
-from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.settings import PoolSettings, Profile
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
@@ -59,7 +59,7 @@ def profile() -> Profile:
 KINDS: dict[str, Callable[[str], AsyncService]] = {
     "doorbells": Listening,
     "connection": Connected,
-    "spawner": lambda _: WarmSpawner(profile()),
+    "spawner": lambda _: TemplateSpawner(profile()),
     "pool": lambda _: SessionPool({"app": profile()}),
     "supervisor": Ground,
 }

@@ -18,7 +18,7 @@ from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
 from capsule_tasks.taskpool.reporting.output_log import Echo
 from capsule_tasks.taskpool.shutdown_watchdog import Leaving
 from capsule_tasks.taskpool.stock_redis.kept_revokes import Revokes
-from capsule_tasks.taskpool.stock_redis.visibility import Holding
+from capsule_tasks.taskpool.stock_redis.visibility import VisibilityRenewal
 from tests.servers import fresh_prefix
 from tests.services import nothing_left
 
@@ -40,14 +40,14 @@ class Ground:
         self._stack.callback(app.close)
         return Revokes(app, None, lambda _channel, _ring: None, poll_s=0.001)
 
-    def holding(self) -> Holding:
+    def holding(self) -> VisibilityRenewal:
         options = {"visibility_timeout": 1}
         connection = self._stack.enter_context(Connection(self._url, transport_options=options))
         channel = connection.default_channel
         consumer = SimpleNamespace(
             connection=connection, hub=None, task_consumer=SimpleNamespace(channel=channel)
         )
-        service = Holding(consumer)
+        service = VisibilityRenewal(consumer)
         service.prepare(connection)
         return service
 

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from capsule_tasks.errors import CapsuleError
-from capsule_tasks.runs import CURRENT_VERSION, AgentId, RunState
+from capsule_tasks.runs import CURRENT_SCHEMA_VERSION, AgentId, RunState
 from capsule_tasks.runs.parking import parked, readable_versions, resumed
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
@@ -47,7 +47,7 @@ class Worker:
         return {"status": done.status, "read": claim.schema, "notes": getattr(state, "notes", None)}
 
     def version(self) -> str:
-        return CURRENT_VERSION
+        return CURRENT_SCHEMA_VERSION
 
 
 def main(url: str, prefix: str, incarnation: str) -> None:

@@ -18,8 +18,8 @@ from capsule_tasks.protocol.messages import (
     Message,
     Output,
     TaskCall,
+    TaskResult,
     Terminal,
-    Traced,
 )
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.settings import (
@@ -113,7 +113,7 @@ async def ground(
 async def test_children_are_replaced_after_so_many_tasks_and_lose_none() -> None:
     async with ground(2, max_uses=2) as here:
         ends = [await work.end() for work in [here.begin("pid") for _ in range(6)]]
-        pids = Counter(end.text for end in ends if isinstance(end, Traced))
+        pids = Counter(end.text for end in ends if isinstance(end, TaskResult))
         assert sum(pids.values()) == 6
         assert max(pids.values()) <= 2
 
@@ -126,7 +126,7 @@ async def test_a_crash_ends_one_task_and_its_successor_takes_the_next() -> None:
         assert isinstance(end, Error)
         assert exit_status == -signal.SIGSEGV
         assert crash.started.done()
-        assert isinstance(await after.end(), Traced)
+        assert isinstance(await after.end(), TaskResult)
         assert here.dispatcher.lanes["blocking"].info().lost_total == 1
 
 
@@ -154,7 +154,7 @@ async def test_a_question_is_answered_or_its_input_ended() -> None:
             else:
                 here.dispatcher.end_input(work, question.id)
             end = await work.end()
-            assert isinstance(end, Traced)
+            assert isinstance(end, TaskResult)
             assert (end.text == "'anna'") if answers else end.failure.name == "EOFError"
 
 
@@ -169,7 +169,7 @@ async def test_work_is_stopped_from_within(how: str, name: str) -> None:
         else:
             assert here.dispatcher.soft_limit(work)
         end = await work.end()
-        assert isinstance(end, Traced)
+        assert isinstance(end, TaskResult)
         assert end.failure is not None
         assert end.failure.name == name
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from capsule_tasks.client.watching import watcher
-from capsule_tasks.client.watching.watcher import Watchtower
+from capsule_tasks.client.watching.watcher import ExecutionWatcher
 from capsule_tasks.errors import (
     AttemptClosed,
     AttemptStale,
@@ -38,7 +38,7 @@ from capsule_tasks.settings import (
     RetrySettings,
 )
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.executions.types import Event, Page, RecentEntry
 from capsule_tasks.storage.runs.store import Lease
 from capsule_tasks.testing.servers import PrivateServer, free_port
@@ -65,7 +65,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[ExecutionStore]
     await connection.close()
 
 
-async def events_of(tower: Watchtower, name: str, after: str | None = None) -> list[Event]:
+async def events_of(tower: ExecutionWatcher, name: str, after: str | None = None) -> list[Event]:
     async with asyncio.timeout(HANG_S):
         return [event async for event in tower.events(name, after, None, None)]
 
@@ -75,7 +75,9 @@ async def spoken(store: ExecutionStore, name: str, texts: list[str]) -> int:
     claimed = await store.claim(name, owner="w", claim="c")
     seq = claimed.seq
     for text in texts:
-        seq = await store.append(name, claimed.attempt, seq + 1, [output(text)], is_loud=True)
+        seq = await store.append(
+            name, claimed.attempt, seq + 1, [output(text)], has_stream_content=True
+        )
     await store.append(name, claimed.attempt, seq + 1, [END], state="ended", outcome="succeeded")
     return claimed.attempt
 
@@ -117,7 +119,7 @@ async def test_recent_executions_are_found_by_state_task_and_time(store: Executi
         for n in range(1200)
     ]
     for first in range(0, len(notes), 200):
-        await store.note_recent(notes[first : first + 200])
+        await store.record_recent(notes[first : first + 200])
     found = await store.list_recent(state="failed", task="t1", limit=1000)
     assert {entry.execution_id for entry in found} == {
         f"e{n}" for n in range(1200) if n % 3 == 0 and n % 2 == 1
@@ -129,7 +131,7 @@ async def test_recent_executions_are_found_by_state_task_and_time(store: Executi
 async def test_what_a_lapsed_worker_held_is_listed_until_it_is_seen_to(
     store: ExecutionStore,
 ) -> None:
-    holdings = Holdings(store.store, store.core.settings)
+    holdings = HoldStore(store.store, store.core.settings)
     prefix = store.core.settings.prefix
     lease = Lease("w", store.store, settings=LeaseSettings(lease_s=30), prefix=prefix)
     await lease.acquire()
@@ -154,7 +156,7 @@ async def test_watchers_early_late_and_resuming_see_each_event_once(
 ) -> None:
     url = request.getfixturevalue(url_name)
     kept = settings()
-    tower = Watchtower(url, kept, None)
+    tower = ExecutionWatcher(url, kept, None)
     names = [f"e{n}" for n in range(100)]
     texts = [f"{n}\n" for n in range(5)]
     try:
@@ -173,13 +175,13 @@ async def test_watchers_early_late_and_resuming_see_each_event_once(
 
 
 async def test_what_was_trimmed_is_a_gap_with_its_size(valkey_url: str) -> None:
-    tower = Watchtower(valkey_url, settings(live_bytes=4096, kept_bytes=2048), None)
+    tower = ExecutionWatcher(valkey_url, settings(live_bytes=4096, kept_bytes=2048), None)
     try:
         store = tower.store
         claimed = await store.claim("e", owner="w", claim="c")
         for n in range(100):
             piece = output("x" * 100, offset=100 * n)
-            await store.append("e", claimed.attempt, n + 2, [piece], is_loud=True)
+            await store.append("e", claimed.attempt, n + 2, [piece], has_stream_content=True)
         await store.append("e", claimed.attempt, 102, [END], state="ended", outcome="succeeded")
         first, *rest = await events_of(tower, "e")
         assert isinstance(first.message, Gap)
@@ -195,7 +197,7 @@ async def test_what_was_trimmed_is_a_gap_with_its_size(valkey_url: str) -> None:
 async def test_events_that_were_evicted_are_a_gap_and_the_end_that_is_known(
     valkey_url: str,
 ) -> None:
-    tower = Watchtower(valkey_url, settings(), None)
+    tower = ExecutionWatcher(valkey_url, settings(), None)
     try:
         attempt = await spoken(tower.store, "e", ["a", "b"])
         with redis.Redis.from_url(valkey_url) as client:
@@ -215,7 +217,7 @@ async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
 ) -> None:
     monkeypatch.setattr(watcher, "_CHECK_S", 0.05)
     monkeypatch.setattr(watcher, "_VANISHED_S", 0.05)
-    tower = Watchtower(valkey_url, settings(), None)
+    tower = ExecutionWatcher(valkey_url, settings(), None)
     idle, read = asyncio.Event(), tower.store.read
 
     async def noted_read(*args: str) -> Page | None:
@@ -239,7 +241,7 @@ async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
 
 
 async def test_an_event_of_a_newer_version_is_passed_on_as_unknown(valkey_url: str) -> None:
-    tower = Watchtower(valkey_url, settings(), None)
+    tower = ExecutionWatcher(valkey_url, settings(), None)
     try:
         claimed = await tower.store.claim("e", owner="w", claim="c")
         for seq, strange in enumerate((b"\x92\x81\xa1t\xa3new\x00", b"\xc1 nonsense"), start=2):
@@ -268,7 +270,7 @@ async def test_connections_cut_at_every_command_leave_neither_duplicate_nor_hole
             await asyncio.gather(*(spoken(store, name, texts) for name in names))
         await connection.close()
         assert proxy.cuts > 20
-    tower = Watchtower(valkey_url, kept, None)
+    tower = ExecutionWatcher(valkey_url, kept, None)
     try:
         for name in names:
             events = await events_of(tower, name)
@@ -285,7 +287,7 @@ async def test_a_watcher_through_a_proxy_that_cuts_sees_each_event_once(valkey_u
     store = ExecutionStore(direct, settings=kept)
     with CuttingProxy(urlsplit(valkey_url).port or 0) as proxy:
         proxy.plan(chance.choices(["pass", "before", "after"], [3, 1, 1], k=300))
-        tower = Watchtower(proxy.url, kept, None)
+        tower = ExecutionWatcher(proxy.url, kept, None)
         try:
             watching = [asyncio.create_task(events_of(tower, f"e{n}")) for n in range(5)]
             texts = [f"{n}\n" for n in range(30)]

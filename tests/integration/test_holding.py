@@ -16,7 +16,7 @@ from kombu import Connection
 from kombu.transport.redis import QoS
 
 from capsule_tasks.taskpool.stock_redis import visibility
-from capsule_tasks.taskpool.stock_redis.visibility import Holding
+from capsule_tasks.taskpool.stock_redis.visibility import VisibilityRenewal
 from capsule_tasks.testing.servers import PrivateServer
 
 HANG_S = 30.0
@@ -47,7 +47,7 @@ def consumer() -> Any:
 
 
 @contextlib.contextmanager
-def connected(held: Holding, consumer: Any, url: str) -> Iterator[Any]:
+def connected(held: VisibilityRenewal, consumer: Any, url: str) -> Iterator[Any]:
     """The messages of a connection that a consumer has just made, and that is looked after."""
     with Connection(url, transport_options={"visibility_timeout": 1}) as connection:
         held.prepare(connection)
@@ -62,7 +62,7 @@ def connected(held: Holding, consumer: Any, url: str) -> Iterator[Any]:
 def test_a_task_of_the_connection_before_the_last_is_acknowledged(
     server: PrivateServer, client: Any, consumer: Any
 ) -> None:
-    held = Holding(consumer)
+    held = VisibilityRenewal(consumer)
     with contextlib.ExitStack() as stack:
         first, *_ = [stack.enter_context(connected(held, consumer, server.url)) for _ in range(3)]
         first.notes.hold("a", "{}")
@@ -88,7 +88,7 @@ def test_a_redis_that_allows_no_scripts_is_told_of_once(
     client.zadd("unacked_index", {"living": 0})
     scores: set[float] = set()
     connections: set[str] = set()
-    held = Holding(consumer)
+    held = VisibilityRenewal(consumer)
     with connected(held, consumer, f"redis://kombu:x@127.0.0.1:{server.port}") as qos:
         qos._delivered["living"] = None
         while len(scores) < 4:
@@ -116,10 +116,10 @@ def test_what_lives_is_renewed_while_much_is_put_back(
     monkeypatch.setattr(QoS, "restore_by_tag", restore_by_tag)
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=time.time)
     monkeypatch.setattr(visibility, "time", fake)
-    long_ago = time.time() - 2 * visibility.SAFE_S
+    long_ago = time.time() - 2 * visibility.DEFAULT_VISIBILITY_S
     client.zadd("unacked_index", {f"dead-{number}": long_ago for number in range(many)})
     client.zadd("unacked_index", {"living": time.time()})
-    held = Holding(consumer)
+    held = VisibilityRenewal(consumer)
     with connected(held, consumer, server.url) as qos:
         qos._delivered["living"] = None
         scores = [times.get(timeout=HANG_S) for _ in range(many)]

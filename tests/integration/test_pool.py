@@ -16,7 +16,7 @@ import pytest
 from capsule_tasks.errors import NotBorrowed, PoolUnavailable, SessionBusy
 from capsule_tasks.protocol.messages import Heartbeat
 from capsule_tasks.sessions import Session, SessionPool
-from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.settings import (
     ChildSettings,
     DiagnosticSettings,
@@ -498,7 +498,7 @@ async def test_a_renewed_pool_starts_others_and_ends_those_that_are_given_back()
     async def word(session: Session) -> object:
         return (await session.run("import os\nos.environ['WORD']")).value
 
-    old, new = (WarmSpawner(profile(name)) for name in ("old", "new"))
+    old, new = (TemplateSpawner(profile(name)) for name in ("old", "new"))
     async with asyncio.timeout(HANG_S), SessionPool({"app": profile("old")}, spawner=old) as pool:
         lent, idle = await pool.acquire(), await pool.acquire()
         pool.release(idle)

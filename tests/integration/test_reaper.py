@@ -12,7 +12,7 @@ from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.runs.store import Lease
 from tests.servers import fresh_prefix
 
@@ -33,7 +33,7 @@ class Ground:
         self.settings = ExecutionSettings(prefix=fresh_prefix())
         self.connection = connection
         self.store = ExecutionStore(connection, settings=self.settings)
-        self.holdings = Holdings(connection, self.settings)
+        self.holdings = HoldStore(connection, self.settings)
         self.failed: set[str] = set()
 
     async def leave(self) -> None:

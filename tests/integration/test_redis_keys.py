@@ -27,7 +27,7 @@ from capsule_tasks.settings import (
 )
 from capsule_tasks.storage import Ask, AsyncConnections, History, Lease, PlannedCall, RunStore
 from capsule_tasks.storage.drivers import drive
-from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.executions.types import RecentEntry
 from capsule_tasks.storage.history.core import PIECE_ITEMS
 from capsule_tasks.storage.losses import LossCore
@@ -138,7 +138,7 @@ async def write_executions(store: Watched, prefix: str) -> None:
     await executions.tell("early", CancelCommand())
     claimed = await executions.claim("early", owner="w", claim="c", group="g", index=0)
     loud = [encode_event(Accepted(pid=1)), encode_event(Output(stream="stdout", data="said"))]
-    await executions.append("early", claimed.attempt, 2, loud, is_loud=True)
+    await executions.append("early", claimed.attempt, 2, loud, has_stream_content=True)
     end = [encode_event(Ended(outcome=Outcome.FAILED, message="broken"))]
     ended: Any = {"state": "ended", "outcome": "failed"}
     await executions.append("early", claimed.attempt, 4, end, **ended)
@@ -146,15 +146,15 @@ async def write_executions(store: Watched, prefix: str) -> None:
     await executions.append("quiet", quiet.attempt, 2, end, **ended)
     lost = await executions.claim("lost", owner="w", claim="c")
     assert await executions.reap("lost", "w", lost.attempt, Ended(outcome=Outcome.LOST), "lost")
-    await executions.note_recent([(1, RecentEntry("early", 0.0, "failed"))])
-    await executions.note_group("g", [(0, "failed", "early", "broken")])
+    await executions.record_recent([(1, RecentEntry("early", 0.0, "failed"))])
+    await executions.record_group_ends("g", [(0, "failed", "early", "broken")])
 
 
 async def write_workers(store: Watched, prefix: str) -> None:
     lease: Any = Lease("w", store, settings=LEASE, prefix=prefix)
     await lease.acquire()
     await lease.renew()
-    holdings: Any = Holdings(store, ExecutionSettings(prefix=prefix))
+    holdings: Any = HoldStore(store, ExecutionSettings(prefix=prefix))
     await holdings.hold("w", lease.core.token, ["early", "lost"], [])
     await holdings.note_worker("w", 15)
     await lease.release()

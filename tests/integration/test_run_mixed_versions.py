@@ -16,7 +16,7 @@ import pytest
 
 import capsule_tasks
 from capsule_tasks import SyncHistory
-from capsule_tasks.runs import CURRENT_VERSION, READABLE_VERSIONS
+from capsule_tasks.runs import CURRENT_SCHEMA_VERSION, SUPPORTED_SCHEMA_VERSIONS
 from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage.runs.store import SyncRunStore
 
@@ -27,7 +27,7 @@ CHANGES = {
         ("}\n\"\"\"In the order", f'    "{NEXT}": "Notes.",\n}}\n"""In the order'),
         ("}\n\"\"\"What a snapshot of each", (f'    "{NEXT}": _FIRST_FIELDS | {{"nested", '
          '"conversation", "notes"},\n}\n"""What a snapshot of each')),
-        ("}\n\"\"\"By the version that each", (f'    "{CURRENT_VERSION}": lambda fields: '
+        ("}\n\"\"\"By the version that each", (f'    "{CURRENT_SCHEMA_VERSION}": lambda fields: '
          '{**fields, "notes": "migrated"},\n}\n"""By the version that each')),
     ],
     "runs/state.py": [
@@ -97,13 +97,13 @@ def test_neither_harms_the_records_of_the_other(
     workers: tuple[Worker, Worker], store: SyncRunStore
 ) -> None:
     old, new = workers
-    assert (old.do("version"), new.do("version")) == (CURRENT_VERSION, NEXT)
+    assert (old.do("version"), new.do("version")) == (CURRENT_SCHEMA_VERSION, NEXT)
     new.do("start", "newer", {"notes": "for the new"})
     before = store.read("newer")
     told = old.ask("turn", "newer", False)
     assert told["error"] == "UnreadableSchema"
     assert f"'{NEXT}'" in told["text"]
-    assert ", ".join(READABLE_VERSIONS) in told["text"]
+    assert ", ".join(SUPPORTED_SCHEMA_VERSIONS) in told["text"]
     assert store.read("newer") == before, "a worker that cannot read it has touched it"
     assert new.do("turn", "newer", True) == {
         "status": "completed",
@@ -114,7 +114,7 @@ def test_neither_harms_the_records_of_the_other(
     old.do("start", "older", {})
     assert old.do("turn", "older", False)["status"] == "queued"
     taken = new.do("turn", "older", False)
-    assert (taken["read"], taken["notes"]) == (CURRENT_VERSION, "migrated")
+    assert (taken["read"], taken["notes"]) == (CURRENT_SCHEMA_VERSION, "migrated")
     before = store.read("older")
     assert before.schema == NEXT
     assert old.ask("turn", "older", False)["error"] == "UnreadableSchema"

@@ -13,10 +13,10 @@ import pytest
 
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.protocol.codec import MessageDecoder
-from capsule_tasks.protocol.messages import Ack, ToParent, Traced
+from capsule_tasks.protocol.messages import Ack, TaskResult, ToParent
 from capsule_tasks.taskpool.hub.bridge import Bridge
 from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
-from capsule_tasks.taskpool.hub.shared_loop import TurnedLoop
+from capsule_tasks.taskpool.hub.shared_loop import SharedLoop
 from tests.sessions import HANG_S
 
 
@@ -29,8 +29,8 @@ def runtime() -> Iterator[RuntimeThread]:
 
 
 @pytest.fixture
-def loop() -> Iterator[TurnedLoop]:
-    loop = TurnedLoop()
+def loop() -> Iterator[SharedLoop]:
+    loop = SharedLoop()
     yield loop
     loop.close()
 
@@ -50,15 +50,15 @@ def test_without_a_hub_the_runtime_thread_makes_every_call(runtime: RuntimeThrea
 
 def test_a_hub_that_is_awake_makes_the_calls_itself(runtime: RuntimeThread) -> None:
     names: list[str] = []
-    runtime.welcome_hub()
+    runtime.attach_hub()
     for _ in range(100):
-        runtime.post_lazily(lambda: names.append(threading.current_thread().name))
-        runtime.make_posts()
+        runtime.post_with_batch(lambda: names.append(threading.current_thread().name))
+        runtime.run_posts()
     assert names == [threading.current_thread().name] * 100
 
 
 def test_for_a_hub_that_is_away_the_runtime_thread_stands_in(runtime: RuntimeThread) -> None:
-    runtime.welcome_hub()
+    runtime.attach_hub()
     for _ in range(3):
         made, names = threading.Event(), list[str]()
         runtime.post(of_runtime, made, names)
@@ -70,19 +70,19 @@ def test_for_a_hub_that_is_away_the_runtime_thread_stands_in(runtime: RuntimeThr
 def test_timers_need_no_hub_also_those_that_it_sets(runtime: RuntimeThread) -> None:
     """The runtime thread sleeps until the next timer that it knows of: a sooner one wakes it."""
     rung, names = threading.Event(), list[str]()
-    runtime.welcome_hub()
-    runtime.post_lazily(
+    runtime.attach_hub()
+    runtime.post_with_batch(
         lambda: asyncio.get_running_loop().call_later(0.01, of_runtime, rung, names)
     )
-    runtime.make_posts()
+    runtime.run_posts()
     assert rung.wait(HANG_S)
 
 
 def test_a_call_that_plans_another_has_it_made(runtime: RuntimeThread) -> None:
     made, names = threading.Event(), list[str]()
-    runtime.welcome_hub()
-    runtime.post_lazily(lambda: asyncio.get_running_loop().call_soon(of_runtime, made, names))
-    runtime.make_posts()
+    runtime.attach_hub()
+    runtime.post_with_batch(lambda: asyncio.get_running_loop().call_soon(of_runtime, made, names))
+    runtime.run_posts()
     assert select.select([runtime], [], [], HANG_S)[0]
     runtime.turn()
     assert made.wait(HANG_S)
@@ -106,7 +106,7 @@ def test_what_still_runs_at_the_end_is_cancelled(runtime: RuntimeThread) -> None
     runtime.stop()
 
 
-def test_a_signal_waits_for_the_end_of_the_turn(loop: TurnedLoop) -> None:
+def test_a_signal_waits_for_the_end_of_the_turn(loop: SharedLoop) -> None:
     """Its handler may sleep, or turn the loop: neither may happen inside of a turn."""
     heard: list[str] = []
 
@@ -129,7 +129,7 @@ def test_a_signal_waits_for_the_end_of_the_turn(loop: TurnedLoop) -> None:
     assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_a_turn_ends_though_there_is_always_more_to_do(loop: TurnedLoop) -> None:
+def test_a_turn_ends_though_there_is_always_more_to_do(loop: SharedLoop) -> None:
     turns = 0
 
     def again() -> None:
@@ -176,11 +176,11 @@ def test_an_acknowledgement_waits_for_the_next_message_or_its_deadline() -> None
         outbox.bulk_by(ack(), float("inf"))
         assert outbox.is_holding
         assert not select.select([ours], [], [], 0)[0]
-        outbox.bulk(Traced(execution_id="1"))
-        assert read() == ["Ack", "Traced"]
+        outbox.bulk(TaskResult(execution_id="1"))
+        assert read() == ["Ack", "TaskResult"]
         assert not outbox.is_holding
         outbox.bulk_by(ack(), float("inf"))
-        assert outbox.settle_pump() is False
+        assert outbox.flush_from_pump() is False
         assert read() == ["Ack"]
         outbox.bulk_by(ack(), 0.0)  # its deadline has passed already
         assert read() == ["Ack"]

@@ -16,7 +16,7 @@ import pytest
 from capsule_tasks.errors import TemplateGone
 from capsule_tasks.sessions import Session, SessionPool
 from capsule_tasks.sessions.process.template import Template
-from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.settings import PoolSettings, Profile, SessionConfig
 from tests.sessions import HANG_S, eventually, until_exited
 
@@ -161,7 +161,7 @@ async def test_a_template_that_dies_in_the_middle_of_a_fork_leaves_nobody() -> N
     async with asyncio.timeout(HANG_S):
         for _ in range(10):
             profile = Profile(session=SessionConfig(), imports=())
-            spawner = WarmSpawner(profile)
+            spawner = TemplateSpawner(profile)
             await spawner.start()
             template = spawner.template_pid
             assert template is not None
@@ -214,11 +214,11 @@ def test_a_fork_of_the_caller_keeps_its_files_and_pipes_alone() -> None:
     """As under `multiprocessing`. Sockets and the like are not for two processes to use."""
     before = """
     import select, tempfile
-    from capsule_tasks.sessions.process.spawn import Wires
+    from capsule_tasks.sessions.process.spawn import ChildDescriptors
     json.file = tempfile.NamedTemporaryFile("a+")
     reading, json.pipe = os.pipe()
     json.device = open("/dev/zero", "rb")
-    ours = Wires()
+    ours = ChildDescriptors()
     others = [socket.socket(), select.epoll()]
     dropped = [one.fileno() for one in others] + [os.eventfd(0), os.pidfd_open(os.getpid())]
     dropped += [ours.control.fileno(), *ours.spoken, ours.stdout, ours.child_stderr, ours.stacks]

@@ -12,7 +12,7 @@ import redis
 from kombu import Connection
 
 from capsule_tasks.errors import StorageDenied, StorageFull, StorageUnavailable
-from capsule_tasks.storage.stock_redis.unacked_writer import UnackedLine
+from capsule_tasks.storage.stock_redis.unacked_writer import UnackedWriter
 from capsule_tasks.testing.servers import PrivateServer
 
 
@@ -23,9 +23,9 @@ def server(tmp_path: Path) -> Iterator[PrivateServer]:
 
 
 @contextlib.contextmanager
-def line_to(url: str, *, has_marks: bool = False, **options: Any) -> Iterator[UnackedLine]:
+def line_to(url: str, *, has_marks: bool = False, **options: Any) -> Iterator[UnackedWriter]:
     with Connection(url, transport_options=options) as connection:
-        line = UnackedLine(connection.default_channel, has_marks=has_marks)
+        line = UnackedWriter(connection.default_channel, has_marks=has_marks)
         try:
             yield line
         finally:

@@ -73,7 +73,7 @@ class Away:
 async def test_a_task_that_cannot_have_a_stream_runs_without(
     ground: Ground, task_id: str, kept: Any
 ) -> None:
-    ground.own_kept = kept
+    ground.task_retention = kept
     execution = ground.admitted(new_execution(task_id))
     assert ground.dispatcher.queued == [task_id]
     assert execution.stream is None
@@ -266,7 +266,7 @@ async def test_with_output_that_waits_in_plenty_the_rest_runs_unseen_while_redis
 async def test_a_renewal_that_settles_the_doubt_has_the_message_acknowledged(
     ground: Ground,
 ) -> None:
-    ground.publisher.lease._sure_until = 0.0
+    ground.publisher.lease._certain_until = 0.0
     reporter = reporter_of(await ground.running("early", ack_waits_for_claim=True))
     async with asyncio.timeout(3):  # sooner than after `claim_wait_s`
         await reporter.is_acknowledged.wait()
@@ -281,7 +281,7 @@ async def test_a_worker_that_is_stopped_ends_what_it_had_acknowledged(
         await reporter_of(early).is_acknowledged.wait()
         await ground.running("kept", acks_late=True)
         monkeypatch.setattr(ground.publisher.lease, "_renew", AsyncMock(return_value=None))
-        ground.publisher.lease._sure_until = 0.0  # so that it is not acknowledged yet
+        ground.publisher.lease._certain_until = 0.0  # so that it is not acknowledged yet
         put_off = await ground.running("put off", ack_waits_for_claim=True)
     async with ExecutionStore(valkey_url, settings=ground.kept) as store:
         assert (await store.look("early")).outcome == "lost"

@@ -21,7 +21,7 @@ from capsule_tasks.storage.keys import (
     CallKeys,
     ExecutionKeys,
     GroupKeys,
-    HeldKeys,
+    HoldKeys,
     RecentKeys,
     RevokeKeys,
     RunKeys,
@@ -29,8 +29,8 @@ from capsule_tasks.storage.keys import (
     StepKeys,
     WorkerKeys,
     losses_key,
+    renewal_marks,
     run_place,
-    unacked_marks,
     worker_index,
 )
 from capsule_tasks.storage.scripts import Code, Script, parsed_header, script, text_of
@@ -139,10 +139,10 @@ def spelled(script_name: str, key_name: str) -> str:
     if key_name in alone:
         return alone[key_name]
     if script_name.startswith("unacked_"):
-        return "unacked_index" if key_name == "index" else unacked_marks("unacked_index")
+        return "unacked_index" if key_name == "index" else renewal_marks("unacked_index")
     owners = {
         "execution_": ExecutionKeys("<execution>"),
-        "worker_": HeldKeys("<incarnation>"),
+        "worker_": HoldKeys("<incarnation>"),
         "recent_": RecentKeys(),
         "group_": GroupKeys("<group>"),
         "lease_": WorkerKeys("<incarnation>"),

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from capsule_tasks.runs import (
     AgentId,
-    ApprovalBook,
     Decision,
     PendingCall,
+    RunApprovals,
     RunState,
     SavedContext,
     ServerConversation,
@@ -109,7 +109,7 @@ def states(draw: st.DrawFn, depth: int = 2) -> RunState:
         stored_items=draw(counts),
         held_items=draw(items),
         calls=own,
-        approvals=ApprovalBook(exact=draw(tuples_of(exact)), standing=draw(tuples_of(standing))),
+        approvals=RunApprovals(exact=draw(tuples_of(exact)), standing=draw(tuples_of(standing))),
         tool_use=draw(tuples_of(st.builds(ToolUse, agent=agents, tools=tuples_of(names)))),
         usage=draw(tuples_of(st.builds(Usage, agent=agents, requests=counts))),
         context=draw(contexts),

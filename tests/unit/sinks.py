@@ -96,7 +96,7 @@ class Bench:
 
     def settle(self) -> None:
         """All turns the pump wants."""
-        while self.sink.settle_pump():
+        while self.sink.flush_from_pump():
             pass
 
     def spend_credit(self) -> None:

@@ -26,8 +26,8 @@ from capsule_tasks.protocol.messages import (
     Message,
     Output,
     TaskCall,
+    TaskResult,
     Terminal,
-    Traced,
 )
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.pool import profile_pool
@@ -89,7 +89,7 @@ class FakeSession:
         self.consumers[execution_id](Ack(ack_of="x", execution_id=execution_id, accepted_at=7.0))
 
     def end(self, execution_id: str, end: Terminal | None = None) -> None:
-        self.consumers.pop(execution_id)(end or Traced(execution_id=execution_id))
+        self.consumers.pop(execution_id)(end or TaskResult(execution_id=execution_id))
 
     def die(self, status: int) -> None:
         """As in a real one: executions end first, then the state changes."""
@@ -106,7 +106,7 @@ class FakeSession:
     def soft_limit(self, execution_id: str) -> bool:
         return execution_id in self.consumers
 
-    def read_on(self, execution_id: str) -> None:
+    def resume_output(self, execution_id: str) -> None:
         self.done.append(("read on", execution_id))
 
 
@@ -202,20 +202,20 @@ async def test_work_is_sent_in_order_of_arrival_and_the_next_at_the_very_end_of_
         here.enqueue(one, two, three)
         child = here.child_of(one)
         child.ack("0")
-        assert here.dispatcher.free_count() == -2
+        assert here.dispatcher.free_slots() == -2
         child.end("0")
         child.end("1")
         child.end("2")
         assert here.heard == [
             ("sent", one, "0"),
             ("started", one, 7.0),
-            ("finished", one, Traced, None),
+            ("finished", one, TaskResult, None),
             ("sent", two, "1"),
-            ("finished", two, Traced, None),
+            ("finished", two, TaskResult, None),
             ("sent", three, "2"),
-            ("finished", three, Traced, None),
+            ("finished", three, TaskResult, None),
         ]
-        assert here.dispatcher.free_count() == 1
+        assert here.dispatcher.free_slots() == 1
         assert here.dispatcher.in_hand() == []
 
 
@@ -226,7 +226,7 @@ async def test_what_a_child_says_goes_to_the_listener_whose_answer_goes_back() -
         output = Output(execution_id="a", stream="stdout", data="x")
         assert here.child_of(work).consumers["a"](output) is False
         assert here.heard[-1] == ("said", work, output)
-        here.dispatcher.read_on(work)
+        here.dispatcher.resume_output(work)
         assert here.child_of(work).done == [("read on", "a")]
 
 
@@ -325,7 +325,7 @@ async def test_a_task_that_tried_to_end_its_process_is_the_last_of_its_child() -
         one, two = Work("1"), Work("2")
         here.enqueue(one, two)
         child = here.child_of(one)
-        child.end("1", Traced(execution_id="1", escaped=True))
+        child.end("1", TaskResult(execution_id="1", escaped=True))
         assert here.listener.of(two) == []
         await here.settled()
         assert here.child_of(two) is not child
@@ -349,7 +349,7 @@ async def test_nothing_can_be_done_to_work_that_no_child_has() -> None:
         dispatcher.signal(work, signal.SIGTERM, "a test")
         dispatcher.kill(work)
         dispatcher.cancel(work, 1.0)
-        dispatcher.read_on(work)
+        dispatcher.resume_output(work)
         dispatcher.end_input(work, "question")
         assert not dispatcher.soft_limit(work)
         assert await dispatcher.interrupt(work) == "not_running"
@@ -396,7 +396,7 @@ async def test_a_lane_that_shrinks_lets_busy_children_finish() -> None:
         here.enqueue(one, two)
         here.dispatcher.resize("blocking", 1)
         here.enqueue(three)
-        assert here.dispatcher.free_count() == -2
+        assert here.dispatcher.free_slots() == -2
         children = {work: here.child_of(work) for work in (one, two)}
         for work, child in children.items():
             child.end(work.call.task_id)
@@ -448,10 +448,10 @@ async def test_a_listener_that_fails_costs_no_child_its_place() -> None:
 async def test_work_of_a_process_is_found_by_its_number() -> None:
     async with ground() as here:
         work = Work("1")
-        assert here.dispatcher.work_of(os.getpid()) is None
+        assert here.dispatcher.execution_of(os.getpid()) is None
         here.enqueue(work)
-        assert here.dispatcher.work_of(os.getpid()) is work
-        assert here.dispatcher.work_of(1) is None
+        assert here.dispatcher.execution_of(os.getpid()) is work
+        assert here.dispatcher.execution_of(1) is None
 
 
 def test_a_child_is_believed_to_start_within_a_twentieth_of_a_second() -> None:

@@ -16,7 +16,7 @@ from celery import Celery
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall
-from capsule_tasks.taskpool.reporting.output_log import Echo, Latecomer, Lines
+from capsule_tasks.taskpool.reporting.output_log import Echo, FinishedTask, Lines
 
 HANG_S = 30.0
 SIZE = 60_000
@@ -100,8 +100,8 @@ def test_a_line_names_its_task_its_id_and_its_process_also_after_the_end(
     one = execution("one", 17)
     echo.say(one, text("50 % done\n"))
     echo.forget(one)
-    echo.say(Latecomer("one", 17), text("late\n", late=True))
-    echo.say(Latecomer("never heard of", 18), text("unknown\n", late=True))
+    echo.say(FinishedTask("one", 17), text("late\n", late=True))
+    echo.say(FinishedTask("never heard of", 18), text("unknown\n", late=True))
     echo.say(one, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
     heard.take(4)
     told = [(record.processName, record.process, record.getMessage()) for record in heard.records]
@@ -156,8 +156,8 @@ def test_a_line_that_does_not_end_is_cut(echo: Echo, heard: Heard) -> None:
 
 
 def test_what_a_task_leaves_behind_is_heard_and_forgotten(echo: Echo, heard: Heard) -> None:
-    echo.say(Latecomer("one", 17), text("late", late=True))
-    echo.say(Latecomer("one", 17), text("r", late=True))
+    echo.say(FinishedTask("one", 17), text("late", late=True))
+    echo.say(FinishedTask("one", 17), text("r", late=True))
     assert heard.take(1) == ["later"]
     assert not len(echo._late)
     echo.say(None, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
@@ -204,7 +204,7 @@ def test_a_pipe_that_nobody_reads_stops_the_thread_only(
 def test_pieces_cost_no_more_the_longer_the_line_is() -> None:
     lines: list[str] = []
     made = Lines(lambda _source, line: lines.append(line))
-    key = (Latecomer("one", 17), "stdout")
+    key = (FinishedTask("one", 17), "stdout")
     for _ in range(10_000):
         made.add(key, "x" * 10)
     made.end(key)

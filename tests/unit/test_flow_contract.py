@@ -93,7 +93,7 @@ class Wire:
     def answer(self) -> None:
         if self._open:
             closed = InputClosed(execution_id="e", request_id=self._open.pop(), reason="answered")
-            self.bench.outbox.bulk(closed)  # as `InputDesk` does: without credit
+            self.bench.outbox.bulk(closed)  # as `InputRequests` does: without credit
 
     def progress(self) -> None:
         self.bench.sink.say(Progress(execution_id="e", done=0.5, note="n" * 50))
@@ -140,7 +140,7 @@ async def play(wire: Wire, story: list[tuple[str, str]]) -> dict[str, str]:
     written = {"stdout": "", "stderr": ""}
     bench = wire.bench
     moves: dict[str, Callable[[], object]] = {
-        "pump": bench.sink.settle_pump,
+        "pump": bench.sink.flush_from_pump,
         "flush": bench.stdout.flush,
         "read": wire.read_one,
         "grant": wire.grant_one,

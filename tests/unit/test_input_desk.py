@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.io.input import InputDesk
+from capsule_tasks.child.io.input import InputRequests
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse, Message
 from tests.sessions import HANG_S
 from tests.unit.sinks import Bench
@@ -20,7 +20,7 @@ class Desk:
     def __init__(self, timeout_s: float | None = None) -> None:
         self.bench = Bench()
         outbox: Any = self.bench.outbox
-        self.desk = InputDesk(outbox, lambda: self.bench.sink, timeout_s)
+        self.desk = InputRequests(outbox, lambda: self.bench.sink, timeout_s)
 
     def sent(self, kind: type[Message]) -> list[Any]:
         return [m for m in self.bench.outbox.messages if isinstance(m, kind)]
@@ -124,7 +124,9 @@ def test_an_answer_for_another_execution_or_question_is_nobodys() -> None:
     [lambda desk: desk.close(), lambda desk: desk.close_execution("e")],
     ids=["the session", "the execution"],
 )
-def test_who_still_asks_when_it_is_over_gets_an_eof(close: Callable[[InputDesk], object]) -> None:
+def test_who_still_asks_when_it_is_over_gets_an_eof(
+    close: Callable[[InputRequests], object],
+) -> None:
     desk, ends = Desk(), list[str]()
 
     def ask() -> None:

@@ -113,8 +113,8 @@ def test_a_module_of_the_user_is_not_taken_for_ours(interrupter: Interrupter) ->
 def test_a_function_that_must_not_be_broken_is_left_when_what_it_calls_is_interrupted(
     interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupts, "_unbroken", set())
-    interrupts.keep_unbroken(checkpoints.enter_restore)
+    monkeypatch.setattr(interrupts, "_uninterruptible", set())
+    interrupts.uninterruptible(checkpoints.enter_restore)
     assert not interrupter.is_inside(stack(LOOP, checkpoints.enter_restore))
     assert interrupter.is_inside(stack(LOOP, checkpoints.enter_restore, USER))
 

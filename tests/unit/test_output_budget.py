@@ -14,8 +14,8 @@ from capsule_tasks.settings import MIB, PublishSettings
 HANG_S = 10.0
 
 
-def new_budget(read_on: Any, *, drops: bool = True) -> OutputBudget:
-    return OutputBudget(PublishSettings(), drops=drops, read_on=read_on)
+def new_budget(resume_output: Any, *, drops: bool = True) -> OutputBudget:
+    return OutputBudget(PublishSettings(), drops=drops, resume_output=resume_output)
 
 
 class Writer:
@@ -45,27 +45,27 @@ def progress(done: float) -> Progress:
 
 
 async def test_after_a_flood_of_one_task_another_has_room_within_a_second_or_so() -> None:
-    read_on: asyncio.Queue[Any] = asyncio.Queue()
-    budget = new_budget(read_on.put_nowait)
+    resume_output: asyncio.Queue[Any] = asyncio.Queue()
+    budget = new_budget(resume_output.put_nowait)
     flooding, other = a_writer(budget), a_writer(budget)
     for _ in range(3000):
         budget.has_room(flooding, output(MIB, raw=True))
     assert not budget.has_room(other, output(2, raw=False))
     async with asyncio.timeout(HANG_S):
-        assert {await read_on.get(), await read_on.get()} == {flooding, other}
+        assert {await resume_output.get(), await resume_output.get()} == {flooding, other}
     assert budget.has_room(other, output(2, raw=False))
 
 
 async def test_a_descriptor_is_read_at_the_rate_though_nothing_leaves_the_worker() -> None:
     """Redis is away and its window full: it waits for the rate, and for nothing else."""
-    read_on: asyncio.Queue[Any] = asyncio.Queue()
-    budget = new_budget(read_on.put_nowait)
+    resume_output: asyncio.Queue[Any] = asyncio.Queue()
+    budget = new_budget(resume_output.put_nowait)
     writer = a_writer(budget)
     writer.backlog.add_output(output(2 * MIB, raw=True))
     assert budget.has_room(writer, output(1, raw=True))
     assert not budget.has_room(writer, output(4 * MIB, raw=True))
     async with asyncio.timeout(HANG_S):
-        assert await read_on.get() is writer
+        assert await resume_output.get() is writer
     assert budget.has_room(writer, output(1, raw=True))
 
 

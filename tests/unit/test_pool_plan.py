@@ -49,7 +49,7 @@ def test_a_waiter_that_gave_up_is_passed_over() -> None:
     plan.wait(1)
     plan.wait(2)
     starts = plan.decide(0.0)
-    plan.give_up(1)
+    plan.cancel_wait(1)
     assert started(plan, starts) == [Give(2, 1)]
 
 
@@ -98,7 +98,7 @@ def test_a_worn_session_is_retired_and_replaced(
     elif wear == "growth":
         plan.reported(1, 160)
     elif wear == "silence":
-        plan.fell_silent(1)
+        plan.heartbeat_missed(1)
     else:
         plan.lost(1, "killed", now)
     assert plan.decide(now)[0] == Retire(1, why)
@@ -301,7 +301,7 @@ def test_a_fresh_pool_has_one_session_for_each_piece_of_work() -> None:
 
 def test_a_kept_session_stays_however_long_it_is_idle_or_silent() -> None:
     plan = kept(2, 3, idle_timeout_s=1.0)
-    plan.fell_silent(1)
+    plan.heartbeat_missed(1)
     assert plan.decide(100.0) == []
     assert plan.next_look(100.0) is None
 
@@ -419,11 +419,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
-    def give_up(self, data: st.DataObject) -> None:
+    def cancel_wait(self, data: st.DataObject) -> None:
         waiter = data.draw(st.sampled_from(self.waiting))
         self.waiting.remove(waiter)
         self.cancelled.discard(waiter)
-        self.plan.give_up(waiter)
+        self.plan.cancel_wait(waiter)
         self.act()
 
     @precondition(lambda self: self.waiting)

@@ -120,45 +120,45 @@ def test_the_main_thread_stays_taken_when_another_execution_ends() -> None:
 
 def test_cancels_that_overtook_their_execute_wait_for_it() -> None:
     registry, first, second = Registry(), cancel(seq=1), cancel(seq=1)
-    assert registry.remember_early(first)
-    assert registry.remember_early(second)
-    assert registry.take_early(2) == []
+    assert registry.remember_early_cancel(first)
+    assert registry.remember_early_cancel(second)
+    assert registry.take_early_cancels(2) == []
     registry.note_seq(1)
-    assert registry.take_early(1) == [first, second]
-    assert registry.take_early(1) == []
+    assert registry.take_early_cancels(1) == [first, second]
+    assert registry.take_early_cancels(1) == []
 
 
 def test_a_cancel_of_something_that_is_over_is_not_kept_for_a_namesake() -> None:
     registry = Registry()
     registry.note_seq(3)
     for seq in (3, 1):
-        assert not registry.remember_early(cancel(seq=seq))
-        assert registry.take_early(seq) == []
-    assert registry.remember_early(cancel(seq=4))
+        assert not registry.remember_early_cancel(cancel(seq=seq))
+        assert registry.take_early_cancels(seq) == []
+    assert registry.remember_early_cancel(cancel(seq=4))
 
 
 def test_a_later_number_is_not_taken_back() -> None:
     registry = Registry()
     registry.note_seq(5)
     registry.note_seq(2)
-    assert not registry.remember_early(cancel(seq=5))
+    assert not registry.remember_early_cancel(cancel(seq=5))
 
 
 def test_early_cancels_are_bounded_and_the_oldest_goes() -> None:
     registry = Registry()
     for number in range(1, _REMEMBERED_CANCELS + 11):
-        assert registry.remember_early(cancel(seq=number))
-    assert registry.take_early(10) == []
-    assert len(registry.take_early(11)) == 1
-    assert len(registry.take_early(_REMEMBERED_CANCELS + 10)) == 1
+        assert registry.remember_early_cancel(cancel(seq=number))
+    assert registry.take_early_cancels(10) == []
+    assert len(registry.take_early_cancels(11)) == 1
+    assert len(registry.take_early_cancels(_REMEMBERED_CANCELS + 10)) == 1
 
 
 def test_a_cancel_is_for_the_execution_of_its_number_and_not_for_a_namesake() -> None:
     registry, one = Registry(), execution()
     registry.add(one)
-    assert registry.meant_by(cancel(seq=1)) is one
-    assert registry.meant_by(cancel(seq=2)) is None
-    assert registry.meant_by(cancel("other", seq=1)) is None
+    assert registry.target_of(cancel(seq=1)) is one
+    assert registry.target_of(cancel(seq=2)) is None
+    assert registry.target_of(cancel("other", seq=1)) is None
 
 
 def test_a_cancel_is_answered_with_the_end_or_at_once_if_that_has_been() -> None:

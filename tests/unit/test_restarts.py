@@ -28,7 +28,7 @@ def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
     staff._renewing, staff._is_closed, staff._spawner = asyncio.Lock(), False, Spawner()
     staff._names = set()
     staff.sessions = SimpleNamespace(renew=lambda *_: told.append("renewed"))
-    staff.supervisor = SimpleNamespace(knows_tasks=told.append)
+    staff.supervisor = SimpleNamespace(tasks_known=told.append)
     staff.dispatcher = SimpleNamespace(replace_all=told.append)
 
     async def tried(*_: object) -> Spawner:

@@ -60,7 +60,7 @@ def test_agents_of_one_name_stay_apart_after_a_round_trip_and_a_reordering() -> 
     graph = AgentGraph(again["start"])
     for role, identity in saved.items():
         state = RunState(run_id="r", start_agent=saved["start"], agent=identity)
-        assert RunState.from_string(state.to_string()).bound_to(graph) is again[role]
+        assert RunState.from_string(state.to_string()).with_graph(graph) is again[role]
 
 
 @given(st.randoms(use_true_random=False))
@@ -118,9 +118,9 @@ def test_every_agent_of_a_state_has_to_be_in_the_graph() -> None:
     state = RunState(run_id="r", start_agent=AgentId("triage"), agent=AgentId("triage"))
     used = state.with_tool_use(AgentId("retired"), ["lookup"])
     graph = AgentGraph(team()["start"])
-    assert state.bound_to(graph) is graph.start
+    assert state.with_graph(graph) is graph.start
     with pytest.raises(UnknownAgent, match="retired"):
-        used.bound_to(graph)
+        used.with_graph(graph)
 
 
 def test_instructions_from_code_count_by_their_name() -> None:

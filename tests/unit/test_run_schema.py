@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 
 from capsule_tasks.errors import InvalidRunState, UnreadableSchema
 from capsule_tasks.runs import (
-    CURRENT_VERSION,
-    READABLE_VERSIONS,
-    SUMMARIES,
+    CURRENT_SCHEMA_VERSION,
+    SCHEMA_VERSION_SUMMARIES,
+    SUPPORTED_SCHEMA_VERSIONS,
     AgentId,
     RunState,
     schema,
 )
 from tests.unit.run_states import FIXTURES, fixture_of, states
 
-every_version = pytest.mark.parametrize("version", READABLE_VERSIONS)
+every_version = pytest.mark.parametrize("version", SUPPORTED_SCHEMA_VERSIONS)
 SECRET = "sk-live-0123456789"
 
 
 def test_every_version_has_a_summary_its_fields_a_fixture_and_a_way_to_the_next() -> None:
-    assert {path.stem for path in FIXTURES.glob("*.json")} == set(READABLE_VERSIONS)
-    assert set(schema.FIELDS) == set(READABLE_VERSIONS)
-    assert set(schema.MIGRATIONS) == set(READABLE_VERSIONS[:-1])
-    assert READABLE_VERSIONS[-1] == CURRENT_VERSION
-    for summary in SUMMARIES.values():
+    assert {path.stem for path in FIXTURES.glob("*.json")} == set(SUPPORTED_SCHEMA_VERSIONS)
+    assert set(schema.FIELDS) == set(SUPPORTED_SCHEMA_VERSIONS)
+    assert set(schema.MIGRATIONS) == set(SUPPORTED_SCHEMA_VERSIONS[:-1])
+    assert SUPPORTED_SCHEMA_VERSIONS[-1] == CURRENT_SCHEMA_VERSION
+    for summary in SCHEMA_VERSION_SUMMARIES.values():
         assert summary.strip()
         assert "\n" not in summary
 
 
 def test_the_current_version_has_exactly_the_fields_of_the_state() -> None:
-    assert schema.FIELDS[CURRENT_VERSION] == set(RunState.__struct_fields__)
+    assert schema.FIELDS[CURRENT_SCHEMA_VERSION] == set(RunState.__struct_fields__)
 
 
 @every_version
@@ -52,7 +52,7 @@ def test_every_version_is_read_and_written_as_the_current_one(version: str) -> N
     state = RunState.from_json(data)
     assert data == before, "reading changed the snapshot"
     written = state.to_json()
-    assert written[schema.VERSION_FIELD] == CURRENT_VERSION
+    assert written[schema.VERSION_FIELD] == CURRENT_SCHEMA_VERSION
     assert RunState.from_json(written) == state
     assert RunState.from_string(state.to_string()) == state
 
@@ -76,7 +76,7 @@ def test_what_every_version_says_means_the_same(version: str) -> None:
 
 
 def test_the_newest_fixture_is_written_back_as_it_is() -> None:
-    data = fixture_of(CURRENT_VERSION)
+    data = fixture_of(CURRENT_SCHEMA_VERSION)
     assert without_defaults(RunState.from_json(data).to_json()) == without_defaults(data)
 
 
@@ -97,7 +97,7 @@ def test_any_state_comes_back_as_it_was(state: RunState) -> None:
     assert RunState.from_string(state.to_string()) == state
 
 
-@given(states(), st.sampled_from(READABLE_VERSIONS[:-1]))
+@given(states(), st.sampled_from(SUPPORTED_SCHEMA_VERSIONS[:-1]))
 def test_a_snapshot_under_an_older_label_is_refused_or_means_the_same(
     state: RunState, label: str
 ) -> None:
@@ -126,16 +126,16 @@ def test_a_snapshot_of_1_1_means_the_same_under_the_label_1_2() -> None:
 @pytest.mark.parametrize("version", ["1.3", "2.0", "0.9", "", "1"])
 def test_other_versions_are_refused_with_the_list_of_what_is_readable(version: str) -> None:
     with pytest.raises(UnreadableSchema) as caught:
-        RunState.from_json({**fixture_of(CURRENT_VERSION), schema.VERSION_FIELD: version})
+        RunState.from_json({**fixture_of(CURRENT_SCHEMA_VERSION), schema.VERSION_FIELD: version})
     assert caught.value.version == version
-    assert caught.value.readable == READABLE_VERSIONS
-    assert ", ".join(READABLE_VERSIONS) in str(caught.value)
+    assert caught.value.readable == SUPPORTED_SCHEMA_VERSIONS
+    assert ", ".join(SUPPORTED_SCHEMA_VERSIONS) in str(caught.value)
 
 
 @pytest.mark.parametrize("label", [None, 1.2, ["1.2"]])
 def test_a_label_that_is_no_text_is_refused(label: object) -> None:
     with pytest.raises(InvalidRunState, match=r"\$schemaVersion"):
-        RunState.from_json({**fixture_of(CURRENT_VERSION), schema.VERSION_FIELD: label})
+        RunState.from_json({**fixture_of(CURRENT_SCHEMA_VERSION), schema.VERSION_FIELD: label})
 
 
 @pytest.mark.parametrize("data", [None, [], "{}", 7])
@@ -171,7 +171,7 @@ def test_a_broken_snapshot_is_refused_where_it_is_broken_without_its_values(
     change: dict[str, Any], where: str
 ) -> None:
     with pytest.raises(InvalidRunState) as caught:
-        RunState.from_json({**fixture_of(CURRENT_VERSION), **change})
+        RunState.from_json({**fixture_of(CURRENT_SCHEMA_VERSION), **change})
     assert where in caught.value.where
     seen: BaseException | None = caught.value
     while seen is not None:
@@ -201,7 +201,7 @@ def test_a_snapshot_with_anything_in_any_place_is_read_or_refused(
 
 @pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), {"a": object()}, b"x"])
 def test_a_state_with_what_is_no_json_is_not_written(value: Any) -> None:
-    state = RunState.from_json(fixture_of(CURRENT_VERSION))
+    state = RunState.from_json(fixture_of(CURRENT_SCHEMA_VERSION))
     held = RunState(
         run_id="r", start_agent=state.agent, agent=state.agent, held_items=[{"content": value}]
     )
@@ -232,6 +232,6 @@ def test_a_state_that_could_not_be_read_back_is_not_written(wrong: dict[str, Any
 
 
 def test_a_run_inside_of_no_call_is_not_written() -> None:
-    state = RunState.from_json(fixture_of(CURRENT_VERSION))
+    state = RunState.from_json(fixture_of(CURRENT_SCHEMA_VERSION))
     with pytest.raises(InvalidRunState, match="no waiting call"):
         msgspec.structs.replace(state, nested={"gone": state}).to_string()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.io.output import OutputLimitReached, Pump, Sink, StraySink
+from capsule_tasks.child.io.output import OutputLimitReached, Pump, Sink, UnattributedSink
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.messages import Gap, Output, Progress
 from tests.unit.sinks import Bench, FakeOutbox
@@ -35,11 +35,11 @@ def test_the_pump_comes_back_once_after_it_sent_something() -> None:
     """So that text which keeps coming gathers, instead of going out piece by piece."""
     bench = Bench()
     bench.stdout.write("a")
-    assert bench.sink.settle_pump()
+    assert bench.sink.flush_from_pump()
     bench.stdout.write("b")
     bench.stdout.write("c")
-    assert bench.sink.settle_pump()
-    assert not bench.sink.settle_pump()
+    assert bench.sink.flush_from_pump()
+    assert not bench.sink.flush_from_pump()
     assert bench.outbox.said == [("stdout", "a"), ("stdout", "bc")]
 
 
@@ -66,9 +66,9 @@ def test_text_written_while_the_pump_goes_to_sleep_is_not_forgotten() -> None:
     bench.sink.__class__ = RacingSink
     bench.sink.mark = 1
     bench.stdout.write("a")
-    assert bench.sink.settle_pump()
+    assert bench.sink.flush_from_pump()
     bench.sink.slip = "slipped in"
-    assert bench.sink.settle_pump(), "the pump would sleep over text that nobody else sends"
+    assert bench.sink.flush_from_pump(), "the pump would sleep over text that nobody else sends"
     bench.settle()
     assert bench.outbox.text() == "aslipped in"
 
@@ -227,7 +227,7 @@ def test_the_pump_finds_nothing_to_do_for_an_execution_that_is_over() -> None:
     bench.sink.finish()
     bench.sink.parts.append("late")
     bench.sink.size = 4
-    assert not bench.sink.settle_pump()
+    assert not bench.sink.flush_from_pump()
     assert bench.outbox.text() == "alate"
 
 
@@ -272,7 +272,7 @@ def test_one_text_far_over_the_limit_is_cut_at_the_limit() -> None:
 def test_a_stray_writer_asks_each_time_whose_output_it_is() -> None:
     first, second = Bench(), Bench()
     owner = first
-    stray = StraySink(lambda: owner.sink)
+    stray = UnattributedSink(lambda: owner.sink)
     stray.parts.append("one")
     stray.size = stray.size + 3
     owner = second

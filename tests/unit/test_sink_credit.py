@@ -76,7 +76,7 @@ def test_less_than_a_chunk_waits_for_the_pump_and_not_the_writer() -> None:
     bench = blocking()
     bench.stdout.write("small")
     bench.stdout.flush()
-    assert not bench.sink.settle_pump(), "without credit there is nothing to come back for"
+    assert not bench.sink.flush_from_pump(), "without credit there is nothing to come back for"
     assert bench.outbox.messages == []
     calls = len(bench.pump.calls)
     bench.sink.add_credit(10_000)

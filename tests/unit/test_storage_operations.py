@@ -17,7 +17,7 @@ from capsule_tasks.errors import (
     StorageUnavailable,
 )
 from capsule_tasks.settings import RetrySettings
-from capsule_tasks.storage.drivers import through_outages
+from capsule_tasks.storage.drivers import retry_while_unavailable
 from capsule_tasks.storage.operations import Pause, Settle, delay_s, perform
 from capsule_tasks.storage.scripts import Call, Code, Script
 
@@ -174,7 +174,7 @@ async def test_who_waits_through_outages_hears_of_each_and_is_told_at_last() -> 
             raise faults.pop(0)
         return "here"
 
-    assert await through_outages(ask, on_fault=heard.append) == "here"
+    assert await retry_while_unavailable(ask, on_fault=heard.append) == "here"
     assert [type(fault) for fault in heard] == [StorageUnavailable, StorageDenied]
 
 
@@ -183,4 +183,4 @@ async def test_an_outage_that_is_too_long_is_told() -> None:
         raise lost()
 
     with pytest.raises(StorageUnavailable):
-        await through_outages(ask, -1)
+        await retry_while_unavailable(ask, -1)

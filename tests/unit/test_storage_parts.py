@@ -25,7 +25,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.codec import Unreadable, canonical, decoded, encoded
 from capsule_tasks.storage.connections.faults import is_temporary, told
-from capsule_tasks.storage.executions.core import about_attempt
+from capsule_tasks.storage.executions.core import attempt_details
 from capsule_tasks.storage.keys import SessionKeys, escaped
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
@@ -209,6 +209,6 @@ def test_the_marks_that_a_stream_is_trimmed_by_are_never_too_many(
     live: int, kept: int, mark: int
 ) -> None:
     settings = ExecutionSettings(live_bytes=live, kept_bytes=kept)
-    limits = msgspec.msgpack.decode(about_attempt("late", "t", "w", "", -1, settings))[-1]
+    limits = msgspec.msgpack.decode(attempt_details("late", "t", "w", "", -1, settings))[-1]
     assert limits.split()[:3] == [str(mark), str(live), str(kept)]
     assert live // mark <= 4096

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.taskpool.reporting.requests import TruthfulRequest
+from capsule_tasks.taskpool.reporting.requests import PoolRequest
 
 BEGUN = 1_700_000_000.0
 EAST = timezone(timedelta(hours=9))
@@ -22,7 +22,7 @@ def test_a_date_without_a_zone_is_of_utc_wherever_the_worker_is(
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        request: Any = TruthfulRequest()
+        request: Any = PoolRequest()
         request.time_start = BEGUN
         done = datetime.fromtimestamp(BEGUN + (-60 if is_older else 60), UTC)
         for date in (done, done.astimezone(EAST), done.replace(tzinfo=None)):

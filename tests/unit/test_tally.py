@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule_tasks.client.groups.group_count import Tally
+from capsule_tasks.client.groups.group_count import GroupCount
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.storage.executions.types import GroupProgress
 
@@ -33,7 +33,7 @@ def ends(of: set[int]) -> dict[str, Ended]:
 def test_each_member_counts_once_whoever_tells_of_it_first(
     counted: set[int], stored: set[int], later: set[int]
 ) -> None:
-    tally = Tally(MEMBERS)
+    tally = GroupCount(MEMBERS)
     tally.take(counter(counted))
     assert set(tally.missing()) == set(range(len(MEMBERS))) - counted
     tally.add(tally.missing(), ends(stored))
@@ -46,7 +46,7 @@ def test_each_member_counts_once_whoever_tells_of_it_first(
 
 @given(places, places)
 def test_a_counter_that_lost_a_part_is_not_believed(counted: set[int], stored: set[int]) -> None:
-    tally = Tally(MEMBERS)
+    tally = GroupCount(MEMBERS)
     tally.take(GroupProgress({"succeeded": len(counted) + 1}, (), bits(counted)))
     assert tally.missing() == list(range(len(MEMBERS)))
     tally.add(tally.missing(), ends(stored))
@@ -54,7 +54,7 @@ def test_a_counter_that_lost_a_part_is_not_believed(counted: set[int], stored: s
 
 
 def test_a_failure_is_told_once() -> None:
-    tally = Tally(MEMBERS)
+    tally = GroupCount(MEMBERS)
     tally.take(counter(set()))
     failed = Ended(outcome=Outcome.FAILED, type="ValueError", message="why")
     (told,) = tally.add([3], {"m3": failed})
@@ -66,6 +66,6 @@ def test_a_failure_is_told_once() -> None:
 
 
 def test_without_members_the_counter_alone_tells() -> None:
-    tally = Tally()
+    tally = GroupCount()
     tally.take(counter({0, 9}))
     assert (tally.done, tally.missing(), tally.has_found) == (2, [], False)

@@ -18,7 +18,7 @@ HOSTILE = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)])) + '"\\ é'
     "line",
     [
         views.as_json(Event("1-1", 0.0, Output(stream="stdout", data=HOSTILE))),
-        views.line_of({"data": HOSTILE}),
+        views.format_line({"data": HOSTILE}),
         views.entry_json(RecentEntry("e", 0.0, "running", task=HOSTILE)),
     ],
 )

@@ -9,13 +9,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from capsule_tasks.child.io.input import InputDesk
-from capsule_tasks.child.stopping.interrupts import keep_unbroken
+from capsule_tasks.child.io.input import InputRequests
+from capsule_tasks.child.stopping.interrupts import uninterruptible
 
 Patch = Callable[[Any], None]
 
 
-def install(inputs: InputDesk | None) -> None:
+def install(inputs: InputRequests | None) -> None:
     """Have `getpass` ask the watcher, if there is one; and `subprocess` heed an interrupt."""
     patches: dict[str, Patch] = {"subprocess": _patch_subprocess}
     if inputs is not None:
@@ -44,7 +44,7 @@ def _patch_subprocess(module: Any) -> None:
 
     module.Popen.__init__ = begin_whole
     module.Popen._sigint_wait_secs = property(lambda _: 0, lambda *_: None)  # noqa: SLF001 - no public knob
-    keep_unbroken(module.run, module.call, module.Popen.__enter__)
+    uninterruptible(module.run, module.call, module.Popen.__enter__)
 
 
 class _PatchingFinder:

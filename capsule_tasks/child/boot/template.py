@@ -139,7 +139,7 @@ def _native_threads() -> int:
         return 1
 
 
-class _Spare:
+class _SpareChild:
     """A copy made ahead of time, which waits to be told whose child it is.
 
     Until then it is in the template's POSIX session, and ends when the template does.
@@ -183,7 +183,7 @@ class _Spare:
             if pid == 0:
                 for sock in (*not_its, writing):
                     sock.close()
-                _await_orders(orders, between)
+                _await_request(orders, between)
             writing.send(str(pid).encode())
         finally:
             os._exit(0)
@@ -191,17 +191,17 @@ class _Spare:
 
 def _serve(connection: socket.socket) -> None:
     decode = msgspec.msgpack.Decoder(Fork).decode
-    spare: _Spare | None = None
+    spare: _SpareChild | None = None
     while True:
         if spare is None:
             with contextlib.suppress(OSError):  # whoever needs one will hear why there is none
-                spare = _Spare(connection)
+                spare = _SpareChild(connection)
         data, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, _WIRES)
         if not data:
             return
         request = decode(data)
         try:
-            pid = _hand_over(spare, connection, data, descriptors)
+            pid = _send_descriptors(spare, connection, data, descriptors)
         except OSError as fault:
             answer = Forked(id=request.id, error=str(fault))
         else:
@@ -214,20 +214,20 @@ def _serve(connection: socket.socket) -> None:
             connection.send(msgspec.msgpack.encode(answer))
 
 
-def _hand_over(
-    spare: _Spare | None, connection: socket.socket, data: bytes, descriptors: list[int]
+def _send_descriptors(
+    spare: _SpareChild | None, connection: socket.socket, data: bytes, descriptors: list[int]
 ) -> int:
     """The pid of the copy that becomes the child."""
     if spare is not None:
         with contextlib.suppress(OSError):  # it was killed while it waited
             spare.send(data, descriptors)
             return spare.pid
-    spare = _Spare(connection)
+    spare = _SpareChild(connection)
     spare.send(data, descriptors)
     return spare.pid
 
 
-def _await_orders(orders: socket.socket, between: int) -> NoReturn:
+def _await_request(orders: socket.socket, between: int) -> NoReturn:
     try:
         while os.getppid() == between:
             os.sched_yield()

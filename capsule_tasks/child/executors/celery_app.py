@@ -1,8 +1,8 @@
-"""The app lane: a Celery app in a child, its tasks run by Celery's own tracer.
+"""A Celery app in a child. Its tasks are run by Celery's own tracer.
 
-The app is there already when the child was forked from the worker (`bequeath`). A fresh interpreter
-imports it, applies the settings that only the worker's code made, and refuses to start if a task
-is missing: a worker that learns this from a caller's message would be too late.
+A child that was forked from the worker has the app already (`keep_app_for_forks`). A fresh
+interpreter imports the app, applies the settings that only the worker's code made, and refuses to
+start if a task is missing: a worker that learns this from a task message would be too late.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.child.executors.end_reporter import Endings
+from capsule_tasks.child.executors.end_reporter import EndReporter
 from capsule_tasks.child.executors.outcomes import message_of
-from capsule_tasks.child.executors.tasks import AsyncTaskLane, BlockingTaskLane
+from capsule_tasks.child.executors.tasks import AsyncTaskExecutor, BlockingTaskExecutor
 from capsule_tasks.child.io.capture import Capture
-from capsule_tasks.child.io.log_handlers import log_aside, reopen_handlers
+from capsule_tasks.child.io.log_handlers import log_as_session, reopen_handlers
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Registry
 from capsule_tasks.child.stopping.interrupts import Interrupter
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.failures import Failure, Raised
-from capsule_tasks.protocol.messages import TaskCall, Traced
+from capsule_tasks.protocol.messages import TaskCall, TaskResult
 from capsule_tasks.protocol.values import NotCarried, sendable, to_wire
 from capsule_tasks.settings import AppLaneSettings
 
@@ -52,7 +52,7 @@ class AppNotUsable(Exception):
     """The app cannot be had in this child as the worker has it."""
 
 
-def bequeath(app: Any) -> None:
+def keep_app_for_forks(app: Any) -> None:
     """Have children forked from now on run the tasks of `app`, as it then is."""
     _inherited[:] = [app]
 
@@ -61,10 +61,10 @@ def make_lane(
     settings: AppLaneSettings,
     registry: Registry,
     outbox: Outbox,
-    endings: Endings,
+    endings: EndReporter,
     capture: Capture,
     interrupter: Interrupter,
-) -> BlockingTaskLane | AsyncTaskLane:
+) -> BlockingTaskExecutor | AsyncTaskExecutor:
     """A lane in which the app is ready to work; `worker_process_init` has been sent."""
     from celery.app import trace
 
@@ -75,16 +75,16 @@ def make_lane(
             app = _import_app(settings)
     _settle_in(app, settings, capture)
     _tell_missing(app, settings)
-    log_aside(trace.logger, capture)
-    tracer = AppTracer(app, settings.hostname)
+    log_as_session(trace.logger, capture)
+    tracer = CeleryTracer(app, settings.hostname)
     parts = (registry, outbox, endings, capture, interrupter, tracer)
-    lane: BlockingTaskLane | AsyncTaskLane
+    lane: BlockingTaskExecutor | AsyncTaskExecutor
     if settings.kind == "async":
         _share_backend(app)
-        lane = AsyncTaskLane(*parts, limit=settings.async_limit)
+        lane = AsyncTaskExecutor(*parts, limit=settings.async_limit)
         _let_coroutines_run(app, lane.bridge)
     else:
-        lane = BlockingTaskLane(*parts)
+        lane = BlockingTaskExecutor(*parts)
     tracer.prepare()
     return lane
 
@@ -123,7 +123,7 @@ def _settle_in(app: Any, settings: AppLaneSettings, capture: Capture) -> None:
 
     atexit._clear()  # noqa: SLF001 - what the worker registered is the worker's to do
     atexit.register(_run_finalizers)  # such as what sends the rest of a queue
-    _leave_processes_behind(current_process())
+    _forget_worker_processes(current_process())
     _run_after_forkers()
     _set_task_join_will_block(True)
     platforms.signals.reset("SIGTERM", "SIGHUP", "SIGTTIN", "SIGTTOU", "SIGUSR1")
@@ -159,7 +159,7 @@ def _share_backend(app: Any) -> None:
         app._backend = backend  # noqa: SLF001 - as Celery itself has it
 
 
-def _leave_processes_behind(process: Any) -> None:
+def _forget_worker_processes(process: Any) -> None:
     """Give this process a name of its own in logs, and none of the worker's children."""
     import multiprocessing.process as standard
 
@@ -208,7 +208,7 @@ def _let_coroutines_run(app: Any, bridge: Callable[[Any], Any]) -> None:
     from celery._state import _task_stack
 
     identity: contextvars.ContextVar[object] = contextvars.ContextVar("capsule_identity")
-    AppTracer.identity = identity
+    CeleryTracer.identity = identity
     thread = threading.get_ident
 
     def ident() -> object:
@@ -238,7 +238,7 @@ def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class AppTracer:
+class CeleryTracer:
     """Celery's tracer, for one message after another."""
 
     identity: Any = None
@@ -278,7 +278,7 @@ class AppTracer:
 
         signals.worker_process_shutdown.send(sender=self._hostname, pid=os.getpid(), exitcode=0)
 
-    def enter_call(self, execution_id: str, call: TaskCall) -> Traced:
+    def enter_call(self, execution_id: str, call: TaskCall) -> TaskResult:
         if self.identity is not None:
             self.identity.set(object())
         try:
@@ -289,12 +289,12 @@ class AppTracer:
             if self.identity is not None and isinstance(error, asyncio.CancelledError):
                 raise  # a coroutine is stopped; of a blocking task it is what the task raised
             failure = describe(error)
-            return Traced(execution_id=execution_id, failure=failure, escaped=True)
+            return TaskResult(execution_id=execution_id, failure=failure, escaped=True)
         if info:
             failure = describe_info(value)
-            return Traced(execution_id=execution_id, runtime_s=runtime_s, failure=failure)
+            return TaskResult(execution_id=execution_id, runtime_s=runtime_s, failure=failure)
         said = None if text is None else sendable(str(text))
-        return Traced(execution_id=execution_id, text=said, runtime_s=runtime_s)
+        return TaskResult(execution_id=execution_id, text=said, runtime_s=runtime_s)
 
     def enter_trace(self, call: TaskCall) -> tuple[Any, Any, float | None, Any]:
         task = self._tasks[call.name]

@@ -33,7 +33,7 @@ def enter_save(namespace: dict[str, Any]) -> tuple[bytes, list[str], dict[str, s
     try:
         data = _dump(values, namespace)
     except Exception:
-        values, skipped = _without_culprits(values, namespace)
+        values, skipped = _without_unpicklable(values, namespace)
         data = _dump(values, namespace)
     return data, _sendable_names(values), skipped
 
@@ -64,7 +64,7 @@ def _sendable_names(values: dict[str, Any]) -> list[str]:
     return sorted(map(sendable, values))
 
 
-def _without_culprits(
+def _without_unpicklable(
     values: dict[str, Any], namespace: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     kept: dict[str, Any] = {}
@@ -101,12 +101,12 @@ class _Saver(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file)
         # cloudpickle gives functions that share globals one new dict of them; this one stands
         # for the live namespace and is replaced by it when loading.
-        self._stand_in = {"__name__": "__main__"}
-        self.globals_ref[id(namespace)] = self._stand_in
+        self._placeholder = {"__name__": "__main__"}
+        self.globals_ref[id(namespace)] = self._placeholder
         self._namespace = namespace
 
     def persistent_id(self, obj: object) -> str | None:
-        if obj is self._stand_in or obj is self._namespace:
+        if obj is self._placeholder or obj is self._namespace:
             return _GLOBALS
         return None
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from capsule_tasks.child.executors.cells import Cell, Compiler, enter_blocking, enter_coroutine
-from capsule_tasks.child.executors.end_reporter import Endings
+from capsule_tasks.child.executors.end_reporter import EndReporter
 from capsule_tasks.child.executors.outcomes import enter_result
 from capsule_tasks.child.io.capture import Capture
 from capsule_tasks.child.outbox import Outbox
@@ -58,7 +58,7 @@ class Lane(Protocol):
         """Serve on the main thread until stopped."""
 
 
-class MainLane:
+class CodeExecutor:
     """Takes what is waiting, in order, and runs it.
 
     The event loop exists from the first execution that needs one; from then on the thread idles
@@ -72,7 +72,7 @@ class MainLane:
         self,
         registry: Registry,
         outbox: Outbox,
-        endings: Endings,
+        endings: EndReporter,
         capture: Capture,
         module: ModuleType,
         async_limit: int,
@@ -182,7 +182,7 @@ class MainLane:
                 awaits = self._awaits(execution)
             except BaseException as error:
                 if self._registry.start(execution):
-                    message = self._endings.put_into_words(execution, error)
+                    message = self._endings.describe_error(execution, error)
                     self._endings.finish(execution, message)
                 continue
             obstacle = self._obstacle(awaits=awaits)
@@ -292,7 +292,7 @@ class MainLane:
             value = await enter_coroutine(execution.cell, self._module.__dict__)
             message = self._keep(execution, value)
         except BaseException as error:
-            message = self._endings.put_into_words(execution, _as_meant(execution, error))
+            message = self._endings.describe_error(execution, _as_meant(execution, error))
         self._end_if_copied()
         await self._drain(execution)
         self._by_task.pop(execution.task, None)  # before the end is heard and more work arrives
@@ -329,7 +329,7 @@ class MainLane:
     def _recover(self, execution: Execution, error: BaseException | None) -> None:
         if execution.stage is Stage.RUNNING:
             error = error or KeyboardInterrupt()
-            self._endings.finish(execution, self._endings.put_into_words(execution, error))
+            self._endings.finish(execution, self._endings.describe_error(execution, error))
 
 
 def _as_meant(execution: Execution, error: BaseException) -> BaseException:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from capsule_tasks.child.boot import limits
 from capsule_tasks.child.executors.outcomes import enter_error, plain_error, type_name
-from capsule_tasks.child.io.input import InputDesk
+from capsule_tasks.child.io.input import InputRequests
 from capsule_tasks.child.io.output import OutputLimitReached
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Execution, Registry, Stage
@@ -30,7 +30,7 @@ from capsule_tasks.settings import LimitSettings
 _STOPPED = "ExecutionCancelled"
 
 
-class Endings:
+class EndReporter:
     """Puts ends into words and says each of them exactly once."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Endings:
         registry: Registry,
         outbox: Outbox,
         interrupter: Interrupter,
-        inputs: InputDesk,
+        inputs: InputRequests,
         *,
         effective_limits: LimitSettings,
     ) -> None:
@@ -53,9 +53,9 @@ class Endings:
         try:
             return run()
         except BaseException as error:
-            return self.put_into_words(execution, error)
+            return self.describe_error(execution, error)
 
-    def put_into_words(self, execution: Execution, error: BaseException) -> Message:
+    def describe_error(self, execution: Execution, error: BaseException) -> Message:
         """The message that says what was raised, also if it resists being described."""
         try:
             return self._describe(execution, error)

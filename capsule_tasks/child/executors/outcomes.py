@@ -12,7 +12,7 @@ from typing import Any
 from capsule_tasks.protocol.messages import Error, ErrorKind, Result
 from capsule_tasks.protocol.values import NotCarried, sendable, to_wire
 
-_MACHINERY = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_INTERNAL = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _MAX_MESSAGE = 64 * 1024
 _MAX_TRACEBACK = 512 * 1024
 _MAX_NOTES = 100
@@ -92,7 +92,7 @@ def _without_machinery(told: Any, seen: set[int]) -> None:
     if told is None or id(told) in seen:
         return
     seen.add(id(told))
-    ours = [frame for frame in told.stack if not frame.filename.startswith(_MACHINERY)]
+    ours = [frame for frame in told.stack if not frame.filename.startswith(_INTERNAL)]
     told.stack[:] = ours
     for linked in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
         _without_machinery(linked, seen)

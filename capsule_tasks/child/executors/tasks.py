@@ -25,14 +25,14 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from capsule_tasks.child.executors.end_reporter import Endings
+from capsule_tasks.child.executors.end_reporter import EndReporter
 from capsule_tasks.child.io.capture import Capture
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Execution, Hit, Registry
 from capsule_tasks.child.stopping.interrupts import Interrupter
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.cancelled import as_failure
-from capsule_tasks.protocol.messages import Ack, Execute, Message, TaskCall, Traced
+from capsule_tasks.protocol.messages import Ack, Execute, Message, TaskCall, TaskResult
 
 _ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """A task that one of these reaches sees SystemExit and may tidy up, as under prefork."""
@@ -48,7 +48,7 @@ _current: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
 class Tracer(Protocol):
     """Runs one task with Celery's own tracer."""
 
-    def enter_call(self, execution_id: str, call: TaskCall) -> Traced:
+    def enter_call(self, execution_id: str, call: TaskCall) -> TaskResult:
         """Everything that Celery does around a task, and the task itself."""
 
     def soft_limit(self) -> BaseException:
@@ -72,7 +72,7 @@ class _TaskLane:
         self,
         registry: Registry,
         outbox: Outbox,
-        endings: Endings,
+        endings: EndReporter,
         capture: Capture,
         interrupter: Interrupter,
         tracer: Tracer,
@@ -132,7 +132,7 @@ def _has_raw_output() -> bool:
         return True
 
 
-class BlockingTaskLane(_TaskLane):
+class BlockingTaskExecutor(_TaskLane):
     """One task at a time, on the main thread."""
 
     ack_delay_s = 0.002
@@ -212,7 +212,7 @@ def _die_by(signum: int) -> NoReturn:
     os._exit(128 + signum)
 
 
-class AsyncTaskLane(_TaskLane):
+class AsyncTaskExecutor(_TaskLane):
     """Many `async def` tasks beside each other on the loop of the main thread."""
 
     def __init__(self, *parts: Any, limit: int) -> None:

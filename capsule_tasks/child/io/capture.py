@@ -16,10 +16,10 @@ from capsule_tasks.child.io.output import (
     CapturedErrorStream,
     CapturedStream,
     Sink,
-    StraySink,
+    UnattributedSink,
     plain_streams,
 )
-from capsule_tasks.child.stopping.deferred_stop import leavable
+from capsule_tasks.child.stopping.deferred_stop import interruptible
 
 
 class Capture:
@@ -28,8 +28,8 @@ class Capture:
     def __init__(self, session_sink: Sink, running: Callable[[], list[Sink]]) -> None:
         self._session_sink = session_sink
         self._running = running
-        stray = StraySink(self.owner)
-        self._var: contextvars.ContextVar[Sink | StraySink] = contextvars.ContextVar(
+        stray = UnattributedSink(self.owner)
+        self._var: contextvars.ContextVar[Sink | UnattributedSink] = contextvars.ContextVar(
             "capsule_sink", default=stray
         )
         self.stdout = CapturedStream("stdout", 1, self._var.get)
@@ -57,7 +57,7 @@ class Capture:
 
         contextvars.copy_context().run(call_aside)
 
-    def heed_aside(self, stream: Any) -> None:
+    def attribute_by_context(self, stream: Any) -> None:
         """Have a text stream that writes to descriptor 1 or 2 heed `aside`, if it is one.
 
         Bytes in these descriptors are taken for output of the running execution.
@@ -68,14 +68,14 @@ class Capture:
         captured = self.stdout if number == 1 else self.stderr
         write, flush = stream.write, stream.flush
 
-        @leavable
+        @interruptible
         def write_or_aside(text: str) -> int:
             if self._var.get() is self._session_sink:
                 return captured.write(text)
             count: int = write(text)
             return count
 
-        @leavable
+        @interruptible
         def flush_or_aside() -> None:
             if self._var.get() is not self._session_sink:  # which the pump sends in time
                 flush()
@@ -130,7 +130,7 @@ def _inherit_context_in_threads() -> None:
     """Have threads start in a copy of the context that starts them."""
     start = threading.Thread.start
 
-    @leavable
+    @interruptible
     def start_in_context(thread: threading.Thread) -> None:
         context, run = contextvars.copy_context(), thread.run
         # A method, for whoever wraps it once more (Sentry does) and calls its function.

@@ -14,7 +14,7 @@ from capsule_tasks.child.io.output import Sink
 from capsule_tasks.child.io.streams import SessionStream
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.stopping.condition import Gate
-from capsule_tasks.child.stopping.deferred_stop import landing, leavable
+from capsule_tasks.child.stopping.deferred_stop import interruptible, landing
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse
 from capsule_tasks.protocol.values import sendable
 
@@ -38,7 +38,7 @@ class _Question:
         self.gate.open()
 
 
-class InputDesk:
+class InputRequests:
     """Every question that is open; answers are routed by execution and request."""
 
     def __init__(self, outbox: Outbox, owner: Callable[[], Sink], timeout_s: float | None) -> None:
@@ -60,24 +60,24 @@ class InputDesk:
 
         os.register_at_fork(after_in_child=leave)
 
-    @leavable
+    @interruptible
     def input(self, prompt: object = "", /) -> str:
         """Read a line from whoever watches this execution."""
         return self.ask(str(prompt), password=False)
 
-    @leavable
+    @interruptible
     def getpass(self, prompt: str = "Password: ", _stream: Any = None) -> str:
         """Read a line that should not be shown."""
         return self.ask(prompt, password=True)
 
-    @leavable
+    @interruptible
     def ask(self, prompt: str, *, password: bool) -> str:
         """The answer; EOFError or TimeoutError if there is none."""
         try:
             return self._exchange(prompt, password=password)
         finally:
             if landing.pending:
-                landing.touch_down()
+                landing.raise_pending()
 
     def _exchange(self, prompt: str, *, password: bool) -> str:
         sink = self._owner()
@@ -192,11 +192,11 @@ class _Stdin(SessionStream):
     name = "<stdin>"
     mode = "r"
 
-    def __init__(self, desk: InputDesk) -> None:
+    def __init__(self, desk: InputRequests) -> None:
         self._desk = desk
         self.buffer = io.BufferedReader(_StdinBytes(self))
 
-    @leavable
+    @interruptible
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
         try:
             line = self._desk.ask("", password=False) + "\n"
@@ -204,7 +204,7 @@ class _Stdin(SessionStream):
             return ""
         return line if size is None or size < 0 else line[:size]
 
-    @leavable
+    @interruptible
     def read(self, size: int | None = -1, /) -> str:
         if size is not None and size >= 0:
             return self.readline(size)

@@ -22,7 +22,7 @@ def reopen_handlers() -> None:
             _let_go(handler, "socket")
 
 
-def log_aside(logger: logging.Logger, capture: Capture) -> None:
+def log_as_session(logger: logging.Logger, capture: Capture) -> None:
     """Keep what is logged by `logger` out of the running task's output: it is the session's.
 
     Records take the usual way through filters, formatters and handlers. Only the streams that end
@@ -35,7 +35,7 @@ def log_aside(logger: logging.Logger, capture: Capture) -> None:
                 handler.reopenIfNeeded()  # `--logfile=/dev/stderr` is another file in each process
         streams.append(getattr(handler, "stream", None))
     for stream in {id(stream): stream for stream in streams}.values():
-        capture.heed_aside(stream)
+        capture.attribute_by_context(stream)
     # The class's at the time of the call: libraries that report errors replace it.
     kind = type(logger)
     logger.callHandlers = lambda record: capture.aside(kind.callHandlers, logger, record)  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ from typing import Protocol
 from capsule_tasks.child.io.streams import SessionStream
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.stopping.condition import Gate
-from capsule_tasks.child.stopping.deferred_stop import landing, leavable
+from capsule_tasks.child.stopping.deferred_stop import interruptible, landing
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost, utf8_size
 from capsule_tasks.protocol.messages import Gap, Message, Output, Stream
@@ -89,7 +89,7 @@ class Sink:
         self._position = 0
         self._lost: dict[Stream, list[int]] = {}
         self._before_loss = 0
-        self._paid_until = 0.0
+        self._throttled_until = 0.0
         self._lock = threading.RLock()
         self._gate = Gate()
         self._held = False
@@ -140,7 +140,7 @@ class Sink:
         """Send everything; waits for credit, or drops, as configured."""
         if not self._blocks:
             if not self._send_ready():
-                self._give_way(self._drop_excess())
+                self._throttle(self._drop_excess())
             return
         try:
             while not self._send_ready() and not self._sealed:
@@ -217,7 +217,7 @@ class Sink:
         while not self.try_finish():
             self._gate.wait(self._has_credit)
 
-    def settle_pump(self) -> bool:
+    def flush_from_pump(self) -> bool:
         """The pump's turn: whether this sink wants another one."""
         if self._sealed:
             self._relay()
@@ -294,12 +294,12 @@ class Sink:
         self._used += message_cost(message)
         self._outbox.bulk(message)
 
-    def _give_way(self, lost: int) -> None:
+    def _throttle(self, lost: int) -> None:
         """A writer that writes for nobody leaves the machine to those who do not."""
         now = time.monotonic()
-        self._paid_until = max(self._paid_until, now) + lost / _MOST_LOST_PER_S
-        if self._paid_until - now > _GIVE_WAY_S:
-            time.sleep(self._paid_until - now)
+        self._throttled_until = max(self._throttled_until, now) + lost / _MOST_LOST_PER_S
+        if self._throttled_until - now > _GIVE_WAY_S:
+            time.sleep(self._throttled_until - now)
 
     def _drop_excess(self) -> int:
         """Keep the newest of what waits for credit, as much as can be sent for one window.
@@ -402,7 +402,7 @@ class Sink:
         self._written += sum(utf8_size(sendable(text)) for text in fresh)
 
 
-class StraySink:
+class UnattributedSink:
     """Stands in where no context names an execution: each access asks anew whose output it is."""
 
     def __init__(self, owner: Callable[[], Sink]) -> None:
@@ -442,7 +442,7 @@ class StraySink:
 class Settling(Protocol):
     """What the pump serves."""
 
-    def settle_pump(self) -> bool:
+    def flush_from_pump(self) -> bool:
         """Send what has waited; whether it wants another turn."""
 
 
@@ -467,7 +467,7 @@ class Pump:
                 busy.add(self._bell.get())
             while not self._bell.empty():
                 busy.add(self._bell.get())
-            busy = {source for source in busy if source.settle_pump()}
+            busy = {source for source in busy if source.flush_from_pump()}
             if busy:
                 time.sleep(self._interval_s)
 
@@ -479,7 +479,9 @@ class CapturedStream(SessionStream):
     errors = "backslashreplace"
     line_buffering = write_through = False
 
-    def __init__(self, name: Stream, descriptor: int, sink: Callable[[], Sink | StraySink]) -> None:
+    def __init__(
+        self, name: Stream, descriptor: int, sink: Callable[[], Sink | UnattributedSink]
+    ) -> None:
         self._sink = sink
         self._descriptor = descriptor
         self.mode = "w"
@@ -487,10 +489,10 @@ class CapturedStream(SessionStream):
         self.buffer = _Buffer(self)
         self.write = self._writer(sink)  # type: ignore[method-assign]
 
-    def _writer(self, current: Callable[[], Sink | StraySink]) -> Callable[[str], int]:
+    def _writer(self, current: Callable[[], Sink | UnattributedSink]) -> Callable[[str], int]:
         """`write` as the stream's own function: found and called faster, a `print` takes 3/4."""
 
-        @leavable
+        @interruptible
         def write(text: str) -> int:
             if type(text) is not str:
                 text = _plain(text)
@@ -501,16 +503,16 @@ class CapturedStream(SessionStream):
             if size >= sink.mark:
                 sink.settle()
                 if landing.pending:
-                    landing.touch_down()
+                    landing.raise_pending()
             return count
 
         return write
 
-    @leavable
+    @interruptible
     def flush(self) -> None:
         self._sink().flush_ready()
         if landing.pending:
-            landing.touch_down()
+            landing.raise_pending()
 
     def writable(self) -> bool:
         return True
@@ -523,8 +525,8 @@ class CapturedStream(SessionStream):
 class CapturedErrorStream(CapturedStream):
     """`sys.stderr`: its text is marked, so that it keeps its place between stdout's."""
 
-    def _writer(self, current: Callable[[], Sink | StraySink]) -> Callable[[str], int]:
-        @leavable
+    def _writer(self, current: Callable[[], Sink | UnattributedSink]) -> Callable[[str], int]:
+        @interruptible
         def write(text: str) -> int:
             sink = current()
             sink.uses_stderr = True  # before the text, so that no flush takes it for stdout's
@@ -533,7 +535,7 @@ class CapturedErrorStream(CapturedStream):
             if size >= sink.mark:
                 sink.settle()
                 if landing.pending:
-                    landing.touch_down()
+                    landing.raise_pending()
             return len(text)
 
         return write
@@ -546,13 +548,13 @@ class _Buffer(io.RawIOBase):
         self._text = text
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
-    @leavable
+    @interruptible
     def write(self, data: object) -> int:
         raw = memoryview(data)  # type: ignore[arg-type]
         self._text.write(self._decoder.decode(bytes(raw)))
         return raw.nbytes
 
-    @leavable
+    @interruptible
     def flush(self) -> None:
         self._text.write(self._decoder.decode(b"", final=True))
         self._text.flush()

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-LEAVABLE: set[CodeType] = set()
+INTERRUPTIBLE: set[CodeType] = set()
 
 
-def leavable(function: Function) -> Function:
+def interruptible(function: Function) -> Function:
     """Mark a function of this package that holds nothing: a stop may leave it at any point."""
-    LEAVABLE.add(function.__code__)
+    INTERRUPTIBLE.add(function.__code__)
     return function
 
 
@@ -38,7 +38,7 @@ class Landing:
         self._main = threading.get_ident()
         self._raise_in = raise_in
 
-    def touch_down(self) -> None:
+    def raise_pending(self) -> None:
         """Raise in the caller what was put off, if this is the thread it was meant for."""
         if threading.get_ident() == self._main:
             self.pending = False

@@ -21,7 +21,7 @@ from typing import Any
 from capsule_tasks.child.registry import Execution, Hit, Stage
 from capsule_tasks.child.stopping import backjumps
 from capsule_tasks.child.stopping.condition import Gate
-from capsule_tasks.child.stopping.deferred_stop import LEAVABLE, landing
+from capsule_tasks.child.stopping.deferred_stop import INTERRUPTIBLE, landing
 from capsule_tasks.errors import ExecutionCancelled
 
 SIGNAL = signal.SIGURG
@@ -29,7 +29,7 @@ SIGNAL = signal.SIGURG
 
 _FIRST_RETRY_S = 0.001
 _LAST_RETRY_S = 0.05
-_MACHINERY = "capsule_tasks.child."
+_INTERNAL = "capsule_tasks.child."
 _ENTRY = "enter_"
 """How functions of this package are named in which user code runs and may be stopped."""
 _SAFE_INNERMOST = Gate.wait.__code__
@@ -37,12 +37,12 @@ _PURE_MODULES = frozenset(
     {"capsule_tasks.child.executors.outcomes", "capsule_tasks.child.executors.checkpoints"}
 )
 """Modules of entry frames that call user code further down and keep no state of their own."""
-_unbroken: set[CodeType] = set()
+_uninterruptible: set[CodeType] = set()
 
 
-def keep_unbroken(*functions: Any) -> None:
+def uninterruptible(*functions: Any) -> None:
     """Never stop between two statements of these functions; what they call is stopped as usual."""
-    _unbroken.update(function.__code__ for function in functions)
+    _uninterruptible.update(function.__code__ for function in functions)
 
 
 class Request:
@@ -134,14 +134,14 @@ class Interrupter:
     def is_inside(self, frame: FrameType | None) -> bool:
         """Whether the interrupted stack is the execution's own code, not this package's."""
         waiting = frame is not None and frame.f_code is _SAFE_INNERMOST
-        if frame is not None and frame.f_code in _unbroken:
+        if frame is not None and frame.f_code in _uninterruptible:
             return False
         while frame is not None:
             name = frame.f_globals.get("__name__")
-            if type(name) is str and name.startswith(_MACHINERY):
+            if type(name) is str and name.startswith(_INTERNAL):
                 if frame.f_code.co_name.startswith(_ENTRY):
                     return True
-                if not (waiting or frame.f_code in LEAVABLE or name in _PURE_MODULES):
+                if not (waiting or frame.f_code in INTERRUPTIBLE or name in _PURE_MODULES):
                     return False
             frame = frame.f_back
         return False

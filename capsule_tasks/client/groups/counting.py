@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from capsule_tasks.client.groups.group_count import Failure, Tally
-from capsule_tasks.client.watching.watcher import MOST_OUTAGE_S, Watchtower, rung_or_late
+from capsule_tasks.client.groups.group_count import Failure, GroupCount
+from capsule_tasks.client.watching.watcher import MAX_OUTAGE_S, ExecutionWatcher, rung_or_late
 from capsule_tasks.protocol.events import Ended
-from capsule_tasks.storage.drivers import through_outages
+from capsule_tasks.storage.drivers import retry_while_unavailable
 
 _FIRST_LOOK_S = 1.0
 _LAST_LOOK_S = 15.0
@@ -37,7 +37,12 @@ class GroupWatch:
     """One watcher of one group."""
 
     def __init__(
-        self, tower: Watchtower, group_id: str, total: int, tally: Tally, ask: AskMany | None
+        self,
+        tower: ExecutionWatcher,
+        group_id: str,
+        total: int,
+        tally: GroupCount,
+        ask: AskMany | None,
     ) -> None:
         """With `ask` and the members in the tally, those that are not counted are asked for."""
         self._tower = tower
@@ -91,11 +96,11 @@ class GroupWatch:
     async def _read(self, *, which: bool) -> None:
         progress = None
         while progress is None or len(progress.failures) == _FAILURES:
-            progress = await through_outages(
+            progress = await retry_while_unavailable(
                 lambda: self._tower.store.read_group(
                     self._group_id, self._tally.after, _FAILURES, which=which
                 ),
-                MOST_OUTAGE_S,
+                MAX_OUTAGE_S,
             )
             self._failures += self._tally.take(progress)
 
@@ -110,7 +115,7 @@ class GroupWatch:
         except Exception:
             # Any backend, any error: it may be away as Redis may.
             self._silent_since = self._silent_since or began
-            if began - self._silent_since > MOST_OUTAGE_S:
+            if began - self._silent_since > MAX_OUTAGE_S:
                 raise
         took_s = self._loop.time() - began
         has_moved = self._tally.done > known
@@ -118,7 +123,7 @@ class GroupWatch:
         self._look_at = self._loop.time() + max(self._wait_s, _SHARE * took_s)
 
 
-async def ask_missing(tally: Tally, ask: AskMany) -> list[Failure]:
+async def ask_missing(tally: GroupCount, ask: AskMany) -> list[Failure]:
     """Ask the result backend for those that are not counted; the failures among them."""
     failures: list[Failure] = []
     missing = tally.missing()

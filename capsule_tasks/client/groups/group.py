@@ -13,7 +13,7 @@ from celery.result import GroupResult
 from capsule_tasks.client.cancelling import Asked, cancel_all, check_type
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.groups.counting import AskMany, GroupWatch, ask_missing
-from capsule_tasks.client.groups.group_count import Failure, Tally
+from capsule_tasks.client.groups.group_count import Failure, GroupCount
 from capsule_tasks.client.watching.results import keeps_results, stored_ends
 from capsule_tasks.client.watching.streaming import current_app
 from capsule_tasks.client.watching.watch_thread import hub
@@ -117,10 +117,10 @@ class GroupExecution:
     def snapshot(self) -> GroupState:
         return hub.call(self.asnapshot())
 
-    async def _tally(self) -> Tally:
+    async def _tally(self) -> GroupCount:
         if not self._members:
             self._members = await asyncio.to_thread(self._saved_members)
-        return Tally(self._members)
+        return GroupCount(self._members)
 
     def _saved_members(self) -> tuple[str, ...]:
         """Its members, if its result was saved (a chord's is) and has as many."""

@@ -24,7 +24,7 @@ class Failure:
     why: str
 
 
-class Tally:
+class GroupCount:
     """What is known of a group. `members` may be empty: then only its counter can tell."""
 
     def __init__(self, members: Sequence[str] = ()) -> None:

@@ -23,15 +23,15 @@ _MOST_TEXT = 4096
 _RECENT_S = 5.0
 
 
-def ended_of(app: Any, task_id: str) -> Ended | None:
+def end_from_result(app: Any, task_id: str) -> Ended | None:
     """The end that the backend has stored, or None if it has none or cannot say."""
-    return ended_of_meta(_meta_of(app, task_id))
+    return end_from_result_meta(_meta_of(app, task_id))
 
 
 def stored_end(app: Any, task_id: str) -> tuple[Ended | None, bool]:
     """The same, and whether it may have been stored just now, as far as clocks agree."""
     meta = _meta_of(app, task_id)
-    return ended_of_meta(meta), _is_recent(meta.get("date_done"))
+    return end_from_result_meta(meta), _is_recent(meta.get("date_done"))
 
 
 def stored_ends(app: Any, task_ids: Sequence[str]) -> dict[str, Ended]:
@@ -41,9 +41,9 @@ def stored_ends(app: Any, task_ids: Sequence[str]) -> dict[str, Ended]:
         with _faults_told():
             # One look, without waiting: an interval of nothing, once.
             found = list(backend.get_many(task_ids, interval=0, max_iterations=1))
-        ends = {task_id: ended_of_meta(meta) for task_id, meta in found}
+        ends = {task_id: end_from_result_meta(meta) for task_id, meta in found}
     else:
-        ends = {task_id: ended_of(app, task_id) for task_id in task_ids}
+        ends = {task_id: end_from_result(app, task_id) for task_id in task_ids}
     return {task_id: ended for task_id, ended in ends.items() if ended is not None}
 
 
@@ -87,7 +87,7 @@ def _is_recent(done: Any) -> bool:
     return abs(age_s) < _RECENT_S
 
 
-def ended_of_meta(meta: dict[str, Any]) -> Ended | None:
+def end_from_result_meta(meta: dict[str, Any]) -> Ended | None:
     outcome = _OUTCOMES.get(str(meta.get("status")))
     if outcome is None:
         return None

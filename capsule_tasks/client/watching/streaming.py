@@ -13,8 +13,8 @@ from celery.result import AsyncResult
 
 from capsule_tasks.client.cancelling import (
     Asked,
-    asked_of,
     cancel_all,
+    cancel_answer,
     check_type,
     ended_without_stream,
 )
@@ -236,7 +236,7 @@ class Streaming:
     async def _tell(self, command: Command) -> Asked:
         tower = await hub.tower(self.app)
         states = await tower.tell_all([self.id], command)
-        asked = (await asked_of(self.app, tower, states))[self.id]
+        asked = (await cancel_answer(self.app, tower, states))[self.id]
         if asked == "over":
             told = type(command).__struct_config__.tag
             log.info("execution %s is over: %s is ignored", self.id, told)

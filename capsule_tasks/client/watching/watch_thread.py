@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from capsule_tasks.client.configuration import kept_settings
 from capsule_tasks.client.redis_location import redis_of_backend, redis_url
-from capsule_tasks.client.watching.watcher import Watchtower
+from capsule_tasks.client.watching.watcher import ExecutionWatcher
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.system.service import ThreadService
@@ -55,7 +55,7 @@ class _Hub:
         self._lock = threading.Lock()
         self._thread: _Thread | None = None
         self._towers: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, dict[_Place, Watchtower]
+            asyncio.AbstractEventLoop, dict[_Place, ExecutionWatcher]
         ] = weakref.WeakKeyDictionary()
         self._keepers: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, AsyncGenerator[None, None]
@@ -76,7 +76,7 @@ class _Hub:
         if thread is not None:
             thread.stop()
 
-    async def tower(self, app: Any) -> Watchtower:
+    async def tower(self, app: Any) -> ExecutionWatcher:
         """The tower of the running loop for an app's Redis; closed when the loop shuts down."""
         url = redis_url(app)
         if url is None:
@@ -89,7 +89,7 @@ class _Hub:
             towers = self._towers.setdefault(loop, {})
             tower = towers.get(place)
             if tower is None:
-                tower = towers[place] = Watchtower(*place)
+                tower = towers[place] = ExecutionWatcher(*place)
             keeper = self._keepers.get(loop)
             is_new = keeper is None
             if keeper is None:

@@ -19,7 +19,7 @@ from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.drivers import through_outages
+from capsule_tasks.storage.drivers import retry_while_unavailable
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import Event, Page, RecentEntry, State
 from capsule_tasks.storage.operations import new_operation
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _FIRST_LOOK_S = 0.5
 _LAST_LOOK_S = 15.0
 _AGAIN_S = 0.5
-MOST_OUTAGE_S = 60.0
+MAX_OUTAGE_S = 60.0
 _MOST_TELLING_S = 15.0
 """A failover takes seconds; whoever cancels waits for it, but not for as long as a watcher does."""
 _GRACE_S = 0.25
@@ -57,13 +57,13 @@ AskBackend = Callable[[str], tuple[Ended | None, bool]]
 """The end that the result backend knows, and whether it has known it for a moment only."""
 
 
-class Watchtower:
+class ExecutionWatcher:
     """What one event loop watches in one Redis. Made on that loop; `close` ends it."""
 
     def __init__(self, url: str, settings: ExecutionSettings, backend_url: str | None) -> None:
         self.connection = PipelinedConnection(url)
         self.store = ExecutionStore(self.connection, settings=settings)
-        self.bells = Doorbells(url, patience_s=MOST_OUTAGE_S)
+        self.bells = Doorbells(url, patience_s=MAX_OUTAGE_S)
         self._watchers = 0
         self._result_bells = self.bells
         if backend_url is not None and backend_url != url:
@@ -81,7 +81,7 @@ class Watchtower:
         after: str | None,
         ask_backend: AskBackend | None,
         result_channel: str | None,
-        outage_s: float = MOST_OUTAGE_S,
+        outage_s: float = MAX_OUTAGE_S,
     ) -> AsyncGenerator[Event, None]:
         """Every event after that one, once, the terminal one last."""
         channel = self.store.core.keys_of(execution_id).channel
@@ -92,7 +92,7 @@ class Watchtower:
 
         loop = asyncio.get_running_loop()
         watch = _Watch(execution_id, after)
-        result_ring = _ResultRing(self, result_channel, ask_backend, rung, outage_s)
+        result_ring = ResultPoller(self, result_channel, ask_backend, rung, outage_s)
         self._watchers += 1
         try:
             await self.bells.listen(channel, ring)
@@ -126,7 +126,7 @@ class Watchtower:
             result_ring.leave()
 
     def _wait_s(
-        self, watch: _Watch, page: Page | None, result_ring: _ResultRing, now: float
+        self, watch: _Watch, page: Page | None, result_ring: ResultPoller, now: float
     ) -> float:
         """How long a bell is waited for before the stream, or the result backend, is read again."""
         if watch.vanished_at is not None:
@@ -158,7 +158,7 @@ class Watchtower:
         of the command and claims it at once. All of them are waited for together, a little.
         """
         channels = {one: self.store.core.keys_of(one).channel for one in ids}  # or InvalidId
-        states = await _of_each(ids, lambda one: self._tell(one, command))
+        states = await _for_each(ids, lambda one: self._tell(one, command))
         unclaimed = [one for one, state in states.items() if state in ("unknown", "waiting")]
         if not unclaimed:
             return states
@@ -172,7 +172,7 @@ class Watchtower:
 
         rings = {one: partial(ring, one) for one in unclaimed}
         try:
-            await _of_each(unclaimed, lambda one: self.bells.listen(channels[one], rings[one]))
+            await _for_each(unclaimed, lambda one: self.bells.listen(channels[one], rings[one]))
             heard = await self.states(unclaimed)
             silent -= {one for one, state in heard.items() if state != states[one]}
             if silent:
@@ -186,7 +186,7 @@ class Watchtower:
     async def _tell(self, execution_id: str, command: Command) -> State:
         told = new_operation()
         try:
-            return await through_outages(
+            return await retry_while_unavailable(
                 lambda: self.store.tell(execution_id, command, command_id=told), _MOST_TELLING_S
             )
         except ExecutionEnded:
@@ -194,7 +194,7 @@ class Watchtower:
 
     async def states(self, ids: Sequence[str]) -> dict[str, State]:
         """How each of them stands, in its stream."""
-        records = await _of_each(ids, self.store.look)
+        records = await _for_each(ids, self.store.look)
         return {one: record.state for one, record in records.items()}
 
     async def _end_without_result(self, watch: _Watch, now: float) -> Ended | None:
@@ -207,18 +207,18 @@ class Watchtower:
             found = await self.store.find_recent([watch.execution_id])
         except StorageError:
             return None  # it is looked for again
-        if (ended := ended_of_entry(found.get(watch.execution_id))) is not None:
+        if (ended := end_from_index(found.get(watch.execution_id))) is not None:
             return ended
         vanished_at = watch.vanished_at
         return _EXPIRED if vanished_at is not None and now >= vanished_at + _VANISHED_S else None
 
     async def _read(self, watch: _Watch, outage_s: float) -> Page | None:
-        return await through_outages(
+        return await retry_while_unavailable(
             lambda: self.store.read(watch.execution_id, watch.after), outage_s
         )
 
 
-async def _of_each(ids: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+async def _for_each(ids: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
     """What each of them is answered; a few hundred are asked at a time."""
     answers: dict[str, T] = {}
     for some in in_parts(ids):
@@ -231,12 +231,12 @@ def in_parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     return (ids[first : first + _AT_ONCE] for first in range(0, len(ids), _AT_ONCE))
 
 
-class _ResultRing:
+class ResultPoller:
     """When the result backend should be asked, and its answer."""
 
     def __init__(
         self,
-        tower: Watchtower,
+        tower: ExecutionWatcher,
         channel: str | None,
         ask: AskBackend | None,
         rung: asyncio.Event,
@@ -356,7 +356,7 @@ class _Watch:
         return [Event(id=at, at=event.at, message=gap, offset=event.offset)]
 
 
-def ended_of_entry(entry: RecentEntry | None) -> Ended | None:
+def end_from_index(entry: RecentEntry | None) -> Ended | None:
     """The end that the index of recent executions knows."""
     if entry is None or entry.state not in _OUTCOMES:
         return None

@@ -40,7 +40,7 @@ class Taken(NamedTuple):
     events: list[bytes]
     size: int
     """Bytes of output in them."""
-    is_loud: bool
+    has_stream_content: bool
     """Whether anybody may want to read them once the execution is over."""
 
 
@@ -81,20 +81,20 @@ class Backlog:
     def take(self) -> Taken:
         """The next events, encoded as they are stored."""
         events: list[bytes] = []
-        size, is_loud = 0, False
+        size, has_stream_content = 0, False
         for stream, (lost_bytes, lost) in self._lost.items():
             self._encode(Gap(stream=stream, lost_bytes=lost_bytes, lost_messages=lost), events)
         self._lost.clear()
         while self._items and len(events) < self._settings.batch:
             item = self._items.popleft()
-            is_loud = is_loud or not isinstance(item, Accepted)
+            has_stream_content = has_stream_content or not isinstance(item, Accepted)
             self._steps -= isinstance(item, Progress)
             if isinstance(item, _Text):
                 size += item.size
                 self._encode_text(item, events)
             else:
                 self._encode(item, events)
-        return Taken(events, size, is_loud)
+        return Taken(events, size, has_stream_content)
 
     def stored(self, size: int) -> None:
         """So many bytes of what was taken have arrived."""

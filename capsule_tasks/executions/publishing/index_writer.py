@@ -80,13 +80,13 @@ class IndexWriter:
         while self._groups:
             group, members = next(iter(self._groups.items()))
             part = members[:_MOST]
-            await _noted(self._store.note_group(group, part))
+            await _noted(self._store.record_group_ends(group, part))
             del members[: len(part)]
             if not members:
                 del self._groups[group]
         while self._recent:
             notes = {one: self._recent[one] for one in list(self._recent)[:_MOST]}
-            await _noted(self._store.note_recent(list(notes.values())))
+            await _noted(self._store.record_recent(list(notes.values())))
             for execution_id, note in notes.items():
                 if self._recent[execution_id] is note:  # else there is news since
                     del self._recent[execution_id]

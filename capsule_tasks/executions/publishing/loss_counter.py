@@ -26,7 +26,7 @@ log = logging.getLogger("capsule_tasks.taskpool")
 Key = tuple[str, str]
 
 _MOST_KNOWN = 10_000
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 class Losses:
@@ -36,13 +36,13 @@ class Losses:
         self._most = most
         self._prefix = prefix
         self._connections = SyncConnections(url) if url else None
-        self.lost_here: dict[Key, int] = {}
+        self.counted_locally: dict[Key, int] = {}
         """The oldest are forgotten first."""
         self.noted: dict[Key, str] = {}
         """Those that run now and were counted when they began."""
 
     @property
-    def counts_everywhere(self) -> bool:
+    def counts_in_redis(self) -> bool:
         """Whether losses are counted over all workers."""
         return self._connections is not None
 
@@ -63,13 +63,13 @@ class Losses:
     async def judge(self, call: TaskCall) -> int:
         """Count one more lost process; how many there were if the message may not come again."""
         key = _key(call)
-        here = self.lost_here.pop(key, 0) + 1
+        here = self.counted_locally.pop(key, 0) + 1
         count = max(here, await self._add(key, self.noted.pop(key, "") or _new_id()))
         if count >= self._most:
             return count
-        self.lost_here[key] = here
-        if len(self.lost_here) > _MOST_KNOWN:
-            del self.lost_here[next(iter(self.lost_here))]
+        self.counted_locally[key] = here
+        if len(self.counted_locally) > _MOST_KNOWN:
+            del self.counted_locally[next(iter(self.counted_locally))]
         return 0
 
     def is_noted(self, call: TaskCall) -> bool:
@@ -85,7 +85,7 @@ class Losses:
 
     def forget_here(self, call: TaskCall) -> None:
         """It came to its own end."""
-        self.lost_here.pop(_key(call), None)
+        self.counted_locally.pop(_key(call), None)
 
     async def close(self) -> None:
         """Its worker leaves in good order: what it stops now is no loss."""
@@ -107,7 +107,7 @@ class Losses:
             return None
         try:
             asking = asyncio.to_thread(ask, LossCore(*key, self._prefix), self._connections)
-            return await asyncio.wait_for(asking, _PATIENCE_S)
+            return await asyncio.wait_for(asking, _TIMEOUT_S)
         except (CapsuleError, TimeoutError) as fault:
             log.warning("what task %s has cost is counted here only: %s", key[0], reason_of(fault))
             return None

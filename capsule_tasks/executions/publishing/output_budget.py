@@ -18,7 +18,11 @@ class OutputBudget:
     """Says whether an execution may write more, and has its output read again when it may."""
 
     def __init__(
-        self, settings: PublishSettings, *, drops: bool, read_on: Callable[[StreamWriter], object]
+        self,
+        settings: PublishSettings,
+        *,
+        drops: bool,
+        resume_output: Callable[[StreamWriter], object],
     ) -> None:
         self.waiting_bytes = 0
         """Bytes of all executions that wait for Redis."""
@@ -27,7 +31,7 @@ class OutputBudget:
         self._window_bytes = settings.window_bytes
         self._total_bytes = settings.total_bytes
         self._rate = settings.rate_bytes_per_second
-        self._read_on = read_on
+        self._read_on = resume_output
         self._paused: set[StreamWriter] = set()
         self._slowed: set[StreamWriter] = set()
         """Their descriptors are read again at the rate, whether Redis is there or not."""
@@ -51,7 +55,7 @@ class OutputBudget:
         (self._slowed if is_lossy else self._paused).add(writer)
         return False
 
-    def may_read_on(self, writer: StreamWriter) -> None:
+    def resume_output(self, writer: StreamWriter) -> None:
         """The writer has sent some output; others may have been waiting for that."""
         if not self._paused or self._refill is not None:
             return
@@ -84,7 +88,7 @@ class OutputBudget:
         for writer in slowed:
             self._read_on(writer)
         for writer in list(self._paused):
-            self.may_read_on(writer)
+            self.resume_output(writer)
 
 
 def _waiting(writer: StreamWriter) -> int:

@@ -33,7 +33,7 @@ from capsule_tasks.protocol.events import Begun, encode_event
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
 from capsule_tasks.storage.connections.doorbells import Doorbells, Ring
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
 
@@ -54,7 +54,7 @@ _PREVIOUS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _MOST_UNKNOWN_S = 0.05
 """How long the attempt before may be without its first words."""
 
-_BELL_RANG = on.BellRang()
+_BELL_RANG = on.DoorbellRang()
 _SUCCESSOR_ADMITTED = on.SuccessorAdmitted()
 _PREVIOUS_ENDED = on.PreviousEnded()
 _CLAIM_DUE = on.TimerFired(Timer.CLAIM_DUE)
@@ -66,7 +66,7 @@ class PublisherListener(Protocol):
 
     def feed(self, execution: Execution, event: Event) -> None: ...
 
-    def read_on(self, execution: Execution) -> None:
+    def resume_output(self, execution: Execution) -> None:
         """There is room for the execution's output again."""
 
 
@@ -84,9 +84,9 @@ class Publisher:
         drops: bool,
         ended_elsewhere: Callable[[str], LastEvent | None],
         fail_result: Callable[[str, str], object],
-        own_kept: Callable[[str], dict[str, Any] | None],
+        task_retention: Callable[[str], dict[str, Any] | None],
     ) -> None:
-        """`own_kept` has the settings that the task of a name has of its own."""
+        """`task_retention` has the settings that the task of a name has of its own."""
         self.worker = worker
         self.prefix = kept.prefix
         self.settings = settings
@@ -94,22 +94,22 @@ class Publisher:
             url, replicas=settings.replicas, replica_wait_s=settings.replica_wait_s
         )
         self._is_started = False
-        self._keeps_order = self.connection.keeps_order
+        self._keeps_order = self.connection.preserves_order
         self.store = ExecutionStore(self.connection, settings=kept)
         self.background = Background()
-        self.budget = OutputBudget(settings, drops=drops, read_on=self._read_on)
+        self.budget = OutputBudget(settings, drops=drops, resume_output=self._read_on)
         self.claims_due = Delay[Execution](_CLAIM_DUE_S, self._on_claims_due)
         self.ends = Delay[Execution](settings.end_wait_s, self._on_ends_waited)
         """Executions whose last event is on its way: Celery hears of the end, stored or not."""
         self.listener: PublisherListener | None = None
         self._kept = kept
-        self._own_kept = own_kept
+        self._own_kept = task_retention
         self._bells = Doorbells(url, patience_s=min(_BELLS_S, lease.lease_s / 3))
         self._writers: dict[str, StreamWriter] = {}
         self._late: set[Execution] = set()
         """Over for Celery, and not in Redis."""
         self._unstreamed = 0
-        holdings = Holdings(self.connection, kept)
+        holdings = HoldStore(self.connection, kept)
         self.lease = WorkerLease(
             self.connection, holdings, lease, self.background, self._writers, prefix=kept.prefix
         )
@@ -251,7 +251,7 @@ class Publisher:
 
     def _read_on(self, writer: StreamWriter) -> None:
         if self.listener is not None:
-            self.listener.read_on(writer.execution)
+            self.listener.resume_output(writer.execution)
 
     # --- timers of many executions -------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class Publisher:
         for writer in writers:
             self.background.spawn(writer.claim_first())
 
-    def look_at_previous(self, execution: Execution) -> None:
+    def await_previous_end(self, execution: Execution) -> None:
         self.background.spawn(self._await_previous(execution))
 
     async def _await_previous(self, execution: Execution) -> None:
@@ -318,12 +318,12 @@ class Publisher:
     # --- calls ---------------------------------------------------------------------------------
 
     def send(
-        self, call: Call, on_reply: Callable[[Call, Reply], object], *, is_patient: bool
+        self, call: Call, on_reply: Callable[[Call, Reply], object], *, may_batch: bool
     ) -> None:
         """Make a call until Redis answers it; `on_reply` has the answer."""
         if self._keeps_order:
             answer = partial(self._on_reply, call, on_reply)
-            self.connection.cast(call, answer, is_patient=is_patient)
+            self.connection.cast(call, answer, may_batch=may_batch)
         else:
             self.background.spawn(self._insist(call, on_reply))
 

@@ -14,7 +14,7 @@ from capsule_tasks.errors import InvalidId
 from capsule_tasks.executions.ends import LastEvent, another_follows, failure_of, lost, outcome_of
 from capsule_tasks.protocol.events import Outcome
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.executions.store import ExecutionStore, Holdings
+from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.executions.types import RecentEntry, Record
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -34,7 +34,7 @@ class Reaper:
     def __init__(
         self,
         store: ExecutionStore,
-        holdings: Holdings,
+        holdings: HoldStore,
         ended_elsewhere: Callable[[str], LastEvent | None],
         fail_result: Callable[[str, str], object],
         kept_of: Callable[[str], ExecutionSettings],
@@ -95,7 +95,7 @@ class Reaper:
             elif found is not None:
                 notes.append(found)
         # Before it is forgotten who held them: nobody else would repair the index.
-        await self._store.note_recent(notes)
+        await self._store.record_recent(notes)
         return left
 
     async def _see_to(self, worker: str, execution_id: str) -> tuple[int, RecentEntry] | None:
@@ -117,7 +117,7 @@ class Reaper:
                 await asyncio.to_thread(self._fail_result, execution_id, _WHY)
         if record.group and record.index >= 0 and record.outcome:
             member = (record.index, record.outcome, execution_id, failure)
-            await self._store.note_group(record.group, [member])
+            await self._store.record_group_ends(record.group, [member])
         state = record.outcome or "waiting"
         return record.attempt, RecentEntry(
             execution_id, 0.0, state, record.task, record.worker, record.begun_at

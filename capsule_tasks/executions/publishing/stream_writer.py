@@ -18,7 +18,7 @@ from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import Accepted, Command, EventMessage, Outcome, encode_event
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.executions.core import NOBODY, about_attempt
+from capsule_tasks.storage.executions.core import NOBODY, attempt_details
 from capsule_tasks.storage.executions.types import Claimed
 from capsule_tasks.storage.keys import ExecutionKeys
 from capsule_tasks.storage.operations import Reply
@@ -45,7 +45,7 @@ class _Batch(NamedTuple):
 
     events: list[bytes]
     size: int
-    is_loud: bool
+    has_stream_content: bool
     ending: LastEvent | None
     is_claim: bool
 
@@ -65,7 +65,7 @@ class StreamWriter:
         "_claim_id",
         "_commands",
         "_ending",
-        "_has_spoken",
+        "_has_published",
         "_is_busy",
         "_is_closed",
         "_is_due",
@@ -103,7 +103,7 @@ class StreamWriter:
         self._keys = ExecutionKeys(origin.execution_id, publisher.prefix)
         ack = "late" if origin.acks_late else "early"
         worker, group, index = publisher.worker, origin.group, origin.index
-        self._about = about_attempt(ack, origin.task, worker, group, index, kept)
+        self._about = attempt_details(ack, origin.task, worker, group, index, kept)
         self._begun = begun
         self._mark = _AGAIN if origin.is_redelivered else ""
         self._claim_id = self._mark + publisher.new_claim_id()
@@ -116,7 +116,7 @@ class StreamWriter:
         """The attempt is claimed, and its lease is not known to be lost."""
         self._start: Accepted | None = None
         """That the code runs, until the event is sent."""
-        self._has_spoken = False
+        self._has_published = False
         self._is_started = False
         self._is_due = False
         """Also events that nobody is in a hurry to hear are sent now."""
@@ -140,7 +140,7 @@ class StreamWriter:
         self._filled().add_output(output)
         if self._is_started:
             self._is_due = True
-        self._speak()
+        self._on_new_event()
         return self.publisher.budget.has_room(self, output)
 
     def publish(self, event: EventMessage) -> None:
@@ -148,7 +148,7 @@ class StreamWriter:
         if not self._is_closed and self._ending is None:
             self._filled().add(event)
             self._is_due = True
-            self._speak()
+            self._on_new_event()
 
     def publish_start(self) -> None:
         """The code runs; that goes with the first output, or when the claim is due."""
@@ -176,20 +176,20 @@ class StreamWriter:
             self._start = None
         return self.backlog
 
-    def _speak(self) -> None:
+    def _on_new_event(self) -> None:
         if not self._is_due:
             return
         if self._may_append:
             self._send_next()
-        elif not self._has_spoken:
-            self._has_spoken = True
+        elif not self._has_published:
+            self._has_published = True
             self.publisher.feed(self.execution, _FIRST_OUTPUT)
 
     # --- claims --------------------------------------------------------------------------------
 
-    def claim_with_words(self, takes_over: bool) -> None:
+    def claim_with_events(self, takes_over: bool) -> None:
         """Claim the execution, with all that it has said until now."""
-        self._has_spoken = self._is_due = True
+        self._has_published = self._is_due = True
         batch = self._batch if takes_over else None
         if batch is None:
             batch = self._next_batch(is_claim=True)
@@ -199,7 +199,11 @@ class StreamWriter:
             self.publisher.lease.hold_soon([self])
         held_by = "" if takes_over else NOBODY
         call = self._claim_call(
-            self.publisher.lease.incarnation, held_by, batch.events, batch.ending, batch.is_loud
+            self.publisher.lease.incarnation,
+            held_by,
+            batch.events,
+            batch.ending,
+            batch.has_stream_content,
         )
         self._send(batch, call)
 
@@ -208,7 +212,7 @@ class StreamWriter:
         call = self._claim_call(self.publisher.lease.incarnation, "")
         await self._claim_alone(call, is_first=True)
 
-    def claim_anew(self, owner_before: str) -> None:
+    def reclaim(self, owner_before: str) -> None:
         """Claim the execution under the present lease, if the owner before still has it."""
         self._claim_id = self._mark + self.publisher.new_claim_id()
         call = self._claim_call(self.publisher.lease.incarnation, owner_before)
@@ -231,7 +235,7 @@ class StreamWriter:
         held_by: str,
         events: Sequence[bytes] = (),
         ending: LastEvent | None = None,
-        is_loud: bool = False,
+        has_stream_content: bool = False,
     ) -> Call:
         self._owner = owner
         return self.publisher.store.core.claim_call(
@@ -243,7 +247,7 @@ class StreamWriter:
             held_by=held_by,
             state=state_of(ending) if ending is not None else "",
             outcome=outcome_of(ending) if ending is not None else "",
-            is_loud=is_loud,
+            has_stream_content=has_stream_content,
         )
 
     def _claimed(self, reply: Reply) -> Claimed:
@@ -311,7 +315,7 @@ class StreamWriter:
             batch.events,
             state=state_of(ending) if ending is not None else "",
             outcome=outcome_of(ending) if ending is not None else "",
-            is_loud=batch.is_loud,
+            has_stream_content=batch.has_stream_content,
             kept=self._kept,
         )
         self._send(batch, call)
@@ -319,22 +323,22 @@ class StreamWriter:
     def _next_batch(self, *, is_claim: bool) -> _Batch:
         backlog = self.backlog
         if backlog is not None:
-            events, size, is_loud = backlog.take()
+            events, size, has_stream_content = backlog.take()
         else:
-            events, size, is_loud = [], 0, False
+            events, size, has_stream_content = [], 0, False
             if self._start is not None:
                 events.append(encode_event(self._start))
                 self._start = None
         ending = self._ending if not backlog else None
         if ending is not None:
             events.append(encode_event(ending, backlog.offset if backlog is not None else 0))
-        return _Batch(events, size, is_loud, ending, is_claim)
+        return _Batch(events, size, has_stream_content, ending, is_claim)
 
     def _send(self, batch: _Batch, call: Call) -> None:
         self._is_busy = True
         self._batch = batch
-        is_patient = batch.ending is not None or not batch.size
-        self.publisher.send(call, self._on_reply, is_patient=is_patient)
+        may_batch = batch.ending is not None or not batch.size
+        self.publisher.send(call, self._on_reply, may_batch=may_batch)
 
     def _on_reply(self, call: Call, reply: Reply) -> None:
         """The call has arrived, and was done or refused."""
@@ -354,7 +358,7 @@ class StreamWriter:
                 if not waiter.done():
                     waiter.set_result(None)
         if self.backlog is not None:
-            self.publisher.budget.may_read_on(self)
+            self.publisher.budget.resume_output(self)
 
     def _on_claim_reply(self, batch: _Batch, reply: Reply) -> None:
         try:
@@ -404,7 +408,7 @@ class StreamWriter:
         self._may_append = False
         if self.backlog is not None:
             self.backlog.clear()
-            self.publisher.budget.may_read_on(self)
+            self.publisher.budget.resume_output(self)
 
     async def drained(self) -> None:
         """Wait until no call is on its way."""
@@ -433,7 +437,7 @@ class StreamWriter:
 
     def on_held(self, incarnation: str) -> None:
         """A reaper that looks at what that incarnation holds finds the execution."""
-        self.publisher.feed(self.execution, on.HoldNoted(incarnation))
+        self.publisher.feed(self.execution, on.HoldRecorded(incarnation))
 
     def __str__(self) -> str:
         return self.execution_id

@@ -19,7 +19,7 @@ from capsule_tasks.executions.background import AGAIN_S, Background
 from capsule_tasks.settings import LeaseSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.holds import Due
-from capsule_tasks.storage.executions.store import Holdings
+from capsule_tasks.storage.executions.store import HoldStore
 from capsule_tasks.storage.runs.store import Lease
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -44,7 +44,7 @@ class WorkerLease:
     def __init__(
         self,
         connection: PipelinedConnection,
-        holdings: Holdings,
+        holdings: HoldStore,
         settings: LeaseSettings,
         background: Background,
         present: Container[str],
@@ -64,7 +64,7 @@ class WorkerLease:
         self._lease: Lease | None = None
         self._doubt = asyncio.Event()
         """Redis refused something as if the lease were lost: renew at once to find out."""
-        self._sure_until = 0.0
+        self._certain_until = 0.0
         """The lease lasts at least until then, by the clock of this process."""
         self._released: list[str] = []
 
@@ -106,7 +106,7 @@ class WorkerLease:
         await lease.acquire()
         await on_begin(incarnation)
         self.incarnation, self._lease = incarnation, lease
-        self._sure_until = sent_at + self._settings.lease_s
+        self._certain_until = sent_at + self._settings.lease_s
         self.is_held.set()
         return incarnation
 
@@ -135,7 +135,7 @@ class WorkerLease:
         sent_at = asyncio.get_running_loop().time()
         try:
             await self._owned().renew()
-            self._sure_until = sent_at + self._settings.lease_s
+            self._certain_until = sent_at + self._settings.lease_s
             self.is_held.set()  # what was refused as if it were lost was refused wrongly
             return await self._note_alive(incarnation)
         except StorageError as error:
@@ -169,7 +169,7 @@ class WorkerLease:
                 _confirm(batch, incarnation)
 
         call = core.hold_call(incarnation, self._owned().core.token, _ids(batch), gone)
-        self._connection.cast(call, on_reply, is_patient=True)
+        self._connection.cast(call, on_reply, may_batch=True)
 
     async def hold_for_sure(self, batch: Sequence[Held]) -> bool:
         """Note executions, however long it takes; False if the lease is lost meanwhile."""
@@ -199,7 +199,7 @@ class WorkerLease:
         """Whether the lease lasts for certain; in doubt it is renewed at once."""
         if incarnation != self.incarnation or not self.is_held.is_set():
             return False
-        if asyncio.get_running_loop().time() < self._sure_until:
+        if asyncio.get_running_loop().time() < self._certain_until:
             return True
         self._doubt.set()
         return False

@@ -70,7 +70,7 @@ class PoolPlan:
         """Somebody wants a session: any fresh one, or the one of a name."""
         self.waiters[waiter] = name
 
-    def give_up(self, waiter: int) -> None:
+    def cancel_wait(self, waiter: int) -> None:
         """It no longer wants one; nothing happens if it was served already."""
         self.waiters.pop(waiter, None)
 
@@ -164,7 +164,7 @@ class PoolPlan:
         self._doom(slot, f"it uses {rss} bytes of memory, and may use {most}")
         return True
 
-    def fell_silent(self, number: int) -> None:
+    def heartbeat_missed(self, number: int) -> None:
         slot = self.slots.get(number)
         if slot is not None:
             slot.silent = True
@@ -202,9 +202,9 @@ class PoolPlan:
             self.waiters.clear()
             actions += self._retire_all("the pool is stopping")
             return actions
-        actions += self._retire_worn(now)
+        actions += self._retire_due(now)
         actions += self._serve()
-        actions += self._make_room()
+        actions += self._retire_for_others()
         actions += self._start(now)
         actions += self._refuse(now)
         return actions
@@ -224,7 +224,7 @@ class PoolPlan:
                 due.append(slot.idle_since + self.settings.idle_timeout_s)
         return max(now, min(due)) if due else None
 
-    def _retire_worn(self, now: float) -> list[Action]:
+    def _retire_due(self, now: float) -> list[Action]:
         return [
             self._retire(slot, why)
             for slot in self._in(Stage.IDLE)
@@ -268,7 +268,7 @@ class PoolPlan:
             actions.append(Give(waiter, slot.number))
         return actions
 
-    def _make_room(self) -> list[Action]:
+    def _retire_for_others(self) -> list[Action]:
         """An idle session of another name gives way when the pool is full."""
         room = self.settings.max_sessions - len(self.slots)
         wanted = self._unserved() - len(self._in(Stage.STARTING)) - max(0, room)

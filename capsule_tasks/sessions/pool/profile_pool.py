@@ -19,7 +19,7 @@ from capsule_tasks.sessions.health import Health
 from capsule_tasks.sessions.info import PoolInfo
 from capsule_tasks.sessions.pool.plan import PoolPlan
 from capsule_tasks.sessions.pool.slot import Action, Give, Refuse, Retire, Slot, Stage, Start
-from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.settings import Profile, SessionConfig
@@ -53,7 +53,7 @@ class SubPool:
         self,
         name: str,
         profile: Profile,
-        spawner: WarmSpawner | None,
+        spawner: TemplateSpawner | None,
         on_new: Callable[[Session], object] | None,
     ) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class SubPool:
         self.plan = PoolPlan(profile.pool)
         """Whoever assigns work to sessions asks the plan; and `decide`s, if the slot is doomed."""
         self._is_spawner_own = spawner is None
-        self.spawner = spawner or WarmSpawner(profile)
+        self.spawner = spawner or TemplateSpawner(profile)
         self._sessions: dict[int, Session] = {}
         self._numbers: dict[Session, int] = {}
         self._waiters: dict[int, asyncio.Future[int]] = {}
@@ -157,7 +157,7 @@ class SubPool:
         self.decide()
 
     def examine(self, slot: Slot) -> None:
-        """Doom a session whose child has died, or uses too much memory."""
+        """KillReason a session whose child has died, or uses too much memory."""
         session = self._sessions.get(slot.number)
         if session is not None and not session.is_alive:
             self._note_loss(slot.number, session)
@@ -177,7 +177,7 @@ class SubPool:
 
     # --- renewing and looking ------------------------------------------------------------------
 
-    def renew(self, spawner: WarmSpawner, profile: Profile) -> None:
+    def renew(self, spawner: TemplateSpawner, profile: Profile) -> None:
         """Whoever lent it its spawner lends it another."""
         if self._is_spawner_own:
             raise ValueError(f"pool {self._name!r} has its own spawner, which cannot be renewed")
@@ -216,7 +216,7 @@ class SubPool:
 
     def _take_back(self, ticket: int, waiter: asyncio.Future[int]) -> None:
         """A waiter was cancelled, perhaps just after it had been served."""
-        self.plan.give_up(ticket)
+        self.plan.cancel_wait(ticket)
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             self.plan.released(waiter.result(), self._now(), used=False)
         self.decide()
@@ -356,7 +356,7 @@ class SubPool:
 
     def _on_health(self, number: int, health: Health) -> None:
         if health.unresponsive:
-            self.plan.fell_silent(number)
+            self.plan.heartbeat_missed(number)
             self.decide()
 
     def _on_state(self, number: int, _old: SessionState, _new: SessionState) -> None:

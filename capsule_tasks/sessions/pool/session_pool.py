@@ -11,7 +11,7 @@ from capsule_tasks.errors import NotBorrowed
 from capsule_tasks.sessions.arguments import check_type
 from capsule_tasks.sessions.info import PoolInfo
 from capsule_tasks.sessions.pool.profile_pool import SubPool
-from capsule_tasks.sessions.process.template_spawner import WarmSpawner
+from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.settings import Profile
 
@@ -28,7 +28,7 @@ class SessionPool:
         self,
         profiles: Mapping[str, Profile] | None = None,
         *,
-        spawner: WarmSpawner | None = None,
+        spawner: TemplateSpawner | None = None,
         on_new: Callable[[Session], object] | None = None,
     ) -> None:
         """With a `spawner` all profiles are started by it; starting and stopping it is yours.
@@ -107,7 +107,7 @@ class SessionPool:
                 give_back = pool.retire if session.info.running else pool.release
                 give_back(session)
 
-    def renew(self, spawner: WarmSpawner, profiles: Mapping[str, Profile]) -> None:
+    def renew(self, spawner: TemplateSpawner, profiles: Mapping[str, Profile]) -> None:
         """Start sessions by these from now on; the others end, those on loan once they are back.
 
         How many sessions each pool may have, and for how long, stays as it was.
@@ -119,7 +119,7 @@ class SessionPool:
         """What the pool of a profile holds, and what it has done so far."""
         return self.subpool(profile).info()
 
-    def spawner(self, profile: str = DEFAULT_PROFILE) -> WarmSpawner:
+    def spawner(self, profile: str = DEFAULT_PROFILE) -> TemplateSpawner:
         """What starts the profile's sessions, for a session that the pool should not own."""
         return self.subpool(profile).spawner
 

@@ -106,7 +106,7 @@ class _Reader:
         self._decoder: MessageDecoder[Any] = MessageDecoder(ToParent, ceiling)
 
     @property
-    def torn_bytes(self) -> int:
+    def half_frame_bytes(self) -> int:
         """Bytes of a frame whose rest has not arrived."""
         return self._decoder.pending_bytes
 
@@ -230,15 +230,15 @@ class Channel:
             return
         if not open_still:
             self._end(reader, "the child closed its end of the connection")
-        elif reader.torn_bytes:
-            self._loop.call_later(_TORN_S, self._check_torn, reader, reader.received)
+        elif reader.half_frame_bytes:
+            self._loop.call_later(_TORN_S, self._check_half_frame, reader, reader.received)
 
-    def _check_torn(self, reader: _Reader, received: int) -> None:
+    def _check_half_frame(self, reader: _Reader, received: int) -> None:
         """Half a frame and nothing behind it is garbage that looks like the start of one."""
-        if reader.received != received or not reader.torn_bytes or self._closed:
+        if reader.received != received or not reader.half_frame_bytes or self._closed:
             return
         if self._is_stopped():
-            self._loop.call_later(_TORN_S, self._check_torn, reader, received)
+            self._loop.call_later(_TORN_S, self._check_half_frame, reader, received)
         else:
             self._end(reader, f"the child left a frame unfinished for {_TORN_S} s")
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from capsule_tasks.sessions.process.spawn import Spawned, Wires
+from capsule_tasks.sessions.process.spawn import ChildDescriptors, Spawned
 from capsule_tasks.system.family import Orphans, kill_family, kill_late_orphans, kill_orphans, reap
 from capsule_tasks.system.portable import IS_LINUX, PROC
 from capsule_tasks.system.sandbox.directories import Workplace
@@ -59,7 +59,7 @@ class ChildProcess:
     def __init__(
         self,
         spawned: Spawned,
-        wires: Wires,
+        wires: ChildDescriptors,
         marker: str,
         loop: asyncio.AbstractEventLoop,
         workplace: Workplace | None = None,

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 from capsule_tasks.protocol.messages import ErrorKind
-from capsule_tasks.sessions.process.live_child import Doom, Incarnation
+from capsule_tasks.sessions.process.live_child import Incarnation, KillReason
 from capsule_tasks.settings import LimitSettings, SandboxSettings
 from capsule_tasks.system.family import descendants, kill_descendants
 from capsule_tasks.system.sandbox.trees import sizes_in_tree
@@ -121,7 +121,7 @@ class Confinement:
 
     async def _end(self, excess: str) -> None:
         """What it started goes at once, so that it can be asked where it was."""
-        doom = Doom(excess, ErrorKind.LIMIT, replace=True)
+        doom = KillReason(excess, ErrorKind.LIMIT, replace=True)
         self._child.expect_exit(doom)  # whatever it dies of from now on
         kill_descendants(self._child.process.pid)
         self._child.kill(dataclasses.replace(doom, stack=await self._stack_text()))

@@ -30,8 +30,8 @@ from capsule_tasks.protocol.messages import (
     Ready,
     Rejected,
     Shutdown,
+    TaskResult,
     Terminal,
-    Traced,
 )
 from capsule_tasks.protocol.negotiation import CAPABILITIES
 from capsule_tasks.sessions.process import stack_dump
@@ -45,14 +45,14 @@ from capsule_tasks.settings import SessionConfig
 log = logging.getLogger("capsule_tasks.sessions")
 
 NAMED_AFTER = {ErrorKind.TIMEOUT: "ExecutionTimeout", ErrorKind.LIMIT: "LimitReached"}
-_LAST_WORDS = 4000
+_MAX_FINAL_OUTPUT = 4000
 _MOST_NAMED = 10
 _LOST_GRACE_S = 0.05
 """After a broken channel: so long may the exit status take before the child is killed."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Doom:
+class KillReason:
     """Why a child is being killed, and what that means for its executions."""
 
     why: str
@@ -89,14 +89,14 @@ class Incarnation:
         see: Callable[[Any], None],
         on_heartbeat: Callable[[Heartbeat], None],
         on_stream_end: Callable[[ExecutionStream, Terminal], None],
-        ended: Callable[[Doom], None],
+        ended: Callable[[KillReason], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._see = see
         self._ended = ended
         self._on_stream_end = on_stream_end
-        self._doom: Doom | None = None
+        self._doom: KillReason | None = None
         self._seq = 0
         self._over = False
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
@@ -205,13 +205,13 @@ class Incarnation:
 
     # --- ending --------------------------------------------------------------------------------
 
-    def kill(self, doom: Doom) -> None:
+    def kill(self, doom: KillReason) -> None:
         """Kill the child and its descendants; the first reason stands. `gone` follows."""
         if self._doom is None or self._doom.why == doom.why:  # the same one, with the stack
             self._doom = doom
         self.process.kill_family()
 
-    def expect_exit(self, doom: Doom) -> None:
+    def expect_exit(self, doom: KillReason) -> None:
         """The child was asked to leave: what its exit will mean."""
         if self._doom is None:
             self._doom = doom
@@ -226,12 +226,12 @@ class Incarnation:
         if doom is None:
             is_asked = status.was_asked_for(self.process.signals_sent)
             why = f"the child {status}"
-            doom = Doom(why, ErrorKind.LOST, expected=False, is_asked=is_asked)
+            doom = KillReason(why, ErrorKind.LOST, expected=False, is_asked=is_asked)
         elif doom.expected is False:
             doom = dataclasses.replace(doom, why=f"{doom.why}; the child {status}")
         self._finish(doom)
 
-    def _finish(self, doom: Doom) -> None:
+    def _finish(self, doom: KillReason) -> None:
         if self._over:
             return
         self.channel.drain()  # first, so that the bytes find the execution they belong to
@@ -257,15 +257,15 @@ class Incarnation:
         self._ended(doom)
         self.gone.set_result(None)
 
-    def _stillbirth(self, doom: Doom) -> SessionStartFailed:
+    def _stillbirth(self, doom: KillReason) -> SessionStartFailed:
         """Why there is no child, with what it wrote: an import that failed says which."""
         failure = SessionStartFailed(doom.why)
         said = "".join(m.data for m in self.router.general if isinstance(m, Output))
         if said:
-            failure.add_note(f"it wrote:\n{said[-_LAST_WORDS:]}")
+            failure.add_note(f"it wrote:\n{said[-_MAX_FINAL_OUTPUT:]}")
         return failure
 
-    def _epitaph(self, stream: ExecutionStream, doom: Doom) -> Terminal:
+    def _epitaph(self, stream: ExecutionStream, doom: KillReason) -> Terminal:
         execution_id, stop = stream.execution_id, stream.stop
         stream.was_killed = doom.target is not None
         if doom.target is not None and (execution_id == doom.target or stop is not None):
@@ -284,12 +284,12 @@ class Incarnation:
         """A channel is of no use any more; usually the exit is already on its way."""
         if self._over or self._doom is not None:
             return
-        doom = Doom(why, ErrorKind.LOST, expected=False)
+        doom = KillReason(why, ErrorKind.LOST, expected=False)
         if self.process.exited.done():
             return
         self._loop.call_later(_LOST_GRACE_S, self._kill_if_alive, doom)
 
-    def _kill_if_alive(self, doom: Doom) -> None:
+    def _kill_if_alive(self, doom: KillReason) -> None:
         if not self._over:
             self.kill(doom)
 
@@ -300,7 +300,7 @@ class Incarnation:
         try:
             self.router.route(message)
         except BadFrame as fault:
-            self.kill(Doom(str(fault), ErrorKind.LOST, expected=False))
+            self.kill(KillReason(str(fault), ErrorKind.LOST, expected=False))
 
     def _on_ready(self, message: Ready | Rejected) -> None:
         if self.ready.done():
@@ -311,11 +311,11 @@ class Incarnation:
             self.ready.set_result(message)
             return
         refusal = Unconfined if message.kind == ErrorKind.UNCONFINED else IncompatibleProtocol
-        self.expect_exit(Doom(message.message, ErrorKind.LOST))
+        self.expect_exit(KillReason(message.message, ErrorKind.LOST))
         self.ready.set_exception(refusal(f"{message.kind}: {message.message}"))
 
     def _on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
-        if not isinstance(terminal, Traced) or terminal.raw_waits:
+        if not isinstance(terminal, TaskResult) or terminal.raw_waits:
             for raw in self._raw:
                 raw.catch_up()
         self._end_stream(stream, terminal)

@@ -23,7 +23,7 @@ _BOOT = (
 """The path goes last: it serves only an interpreter that has no capsule_tasks of its own."""
 
 
-class Wires:
+class ChildDescriptors:
     """Everything that connects parent and child: two socket pairs and three pipes.
 
     Both ends are made here. Whoever spawns hands the child's ends on; `close_theirs` follows.
@@ -86,13 +86,15 @@ class Spawner(Protocol):
     environment. If `spawn` raises, or is cancelled, there is no process.
     """
 
-    async def spawn(self, wires: Wires, config: SessionConfig, marker: str) -> Spawned: ...
+    async def spawn(
+        self, wires: ChildDescriptors, config: SessionConfig, marker: str
+    ) -> Spawned: ...
 
 
 class ColdSpawner:
     """A fresh interpreter for each child."""
 
-    async def spawn(self, wires: Wires, config: SessionConfig, marker: str) -> Spawned:
+    async def spawn(self, wires: ChildDescriptors, config: SessionConfig, marker: str) -> Spawned:
         environment = dict(os.environ if config.env is None else config.env)
         environment[MARKER] = marker
         numbers = (*wires.spoken, os.getpid())

@@ -13,7 +13,7 @@ from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Ready,
 from capsule_tasks.sessions.process import stack_dump
 from capsule_tasks.sessions.process.child_process import ChildProcess
 from capsule_tasks.sessions.process.live_child import Incarnation
-from capsule_tasks.sessions.process.spawn import Spawner, Wires
+from capsule_tasks.sessions.process.spawn import ChildDescriptors, Spawner
 from capsule_tasks.sessions.stream import ExecutionStream
 from capsule_tasks.settings import SessionConfig, TimeoutSettings
 from capsule_tasks.system.sandbox import directories
@@ -31,7 +31,7 @@ async def start_process(spawner: Spawner, config: SessionConfig) -> ChildProcess
             workplace = directories.Workplace()
             undo.callback(workplace.remove)
             config = msgspec.structs.replace(config, cwd=workplace.home)
-        wires = undo.enter_context(Wires())
+        wires = undo.enter_context(ChildDescriptors())
         spawned = await spawner.spawn(wires, config, marker)
         undo.pop_all()
     return ChildProcess(spawned, wires, marker, asyncio.get_running_loop(), workplace)

@@ -26,7 +26,7 @@ import msgspec
 
 from capsule_tasks.errors import TemplateGone
 from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
-from capsule_tasks.sessions.process.spawn import SOURCE_ROOT, Spawned, Wires
+from capsule_tasks.sessions.process.spawn import SOURCE_ROOT, ChildDescriptors, Spawned
 from capsule_tasks.settings import SessionConfig
 from capsule_tasks.system.family import MARKER, kill_members
 from capsule_tasks.system.prctl import become_subreaper
@@ -137,7 +137,7 @@ class Template:
         assert self.gone is not None
         return await asyncio.shield(self.gone)
 
-    async def spawn(self, wires: Wires, config: SessionConfig, marker: str) -> Spawned:
+    async def spawn(self, wires: ChildDescriptors, config: SessionConfig, marker: str) -> Spawned:
         if not self.is_usable:
             raise TemplateGone(self.name, "it is not running")
         request = Fork(

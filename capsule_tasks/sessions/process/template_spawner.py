@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from capsule_tasks.errors import TemplateGone, reason_of
-from capsule_tasks.sessions.process.spawn import ColdSpawner, Spawned, Wires
+from capsule_tasks.sessions.process.spawn import ChildDescriptors, ColdSpawner, Spawned
 from capsule_tasks.sessions.process.template import Template
 from capsule_tasks.settings import Profile, SessionConfig
 from capsule_tasks.system.portable import IS_LINUX
@@ -17,7 +17,7 @@ _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 30.0
 
 
-class WarmSpawner:
+class TemplateSpawner:
     """Keeps one template loaded. Its loss costs warmth, never a session."""
 
     def __init__(self, profile: Profile, template: Template | None = None) -> None:
@@ -49,7 +49,7 @@ class WarmSpawner:
             self._keeper.add_done_callback(lambda _: self._tried.set())
         await self._tried.wait()
 
-    async def spawn(self, wires: Wires, config: SessionConfig, marker: str) -> Spawned:
+    async def spawn(self, wires: ChildDescriptors, config: SessionConfig, marker: str) -> Spawned:
         template = self._template
         if template is not None and template.is_usable:
             try:

@@ -46,7 +46,7 @@ class AsyncConnections:
         """The reply of a script; raises StorageError."""
         if self.is_closed:
             raise closed()
-        caller = self._callers.mine() or await self._callers.make_mine()
+        caller = self._callers.mine() or await self._callers.make_for_this_loop()
         return await caller.run(call)
 
     async def close(self) -> None:

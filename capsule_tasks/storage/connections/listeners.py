@@ -41,7 +41,7 @@ async def heard(url: str, channel: str) -> AsyncIterator[AsyncIterator[bytes]]:
 
 
 @contextmanager
-def heard_blocking(url: str, channel: str) -> Iterator[Iterator[bytes]]:
+def messages_blocking(url: str, channel: str) -> Iterator[Iterator[bytes]]:
     """As `heard`, for callers that block."""
     endpoint = SyncEndpoint(targets.parsed(url, ConnectionSettings()).for_listening())
     connection: SyncConnection | None = None

@@ -35,7 +35,7 @@ class PerLoop(Generic[T]):
         entry = self._of_loop.get(asyncio.get_running_loop())
         return entry and entry[0]
 
-    async def make_mine(self) -> T:
+    async def make_for_this_loop(self) -> T:
         loop = asyncio.get_running_loop()
         with self._lock:
             for other in [other for other in self._of_loop if other.is_closed()]:

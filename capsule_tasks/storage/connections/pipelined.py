@@ -70,11 +70,11 @@ class PipelinedConnection:
         self.is_closed = False
 
     @property
-    def keeps_order(self) -> bool:
+    def preserves_order(self) -> bool:
         """Whether calls are done in the order in which they were begun."""
         return self._others is None
 
-    async def run(self, call: Call, *, is_patient: bool = False) -> Reply:
+    async def run(self, call: Call, *, may_batch: bool = False) -> Reply:
         """The reply of a script; raises StorageError.
 
         A patient call waits for others of its turn: each packet costs more than a call.
@@ -86,13 +86,13 @@ class PipelinedConnection:
         line = self._line
         if line is None or line.is_broken:
             line = await self._connected()
-        reply = await line.ask(call, is_patient)
+        reply = await line.ask(call, may_batch)
         if isinstance(reply, StorageError):
             # A call that was in flight as this was closed says so, like those that come later.
             raise reply.__cause__ if isinstance(reply.__cause__, StorageClosed) else reply
         return reply
 
-    def cast(self, call: Call, answer: Answer, *, is_patient: bool = False) -> None:
+    def cast(self, call: Call, answer: Answer, *, may_batch: bool = False) -> None:
         """The same for a caller that does not wait: `answer` has the reply, or the error.
 
         For small calls in great number, where order is kept. It is tried once, and not at all
@@ -103,7 +103,7 @@ class PipelinedConnection:
             error = StorageUnavailable("Redis: there is no connection")
             asyncio.get_running_loop().call_soon(answer, error)
             return
-        line.cast(call, answer, is_patient)
+        line.cast(call, answer, may_batch)
 
     async def _run_in_cluster(self, cluster: AsyncConnections, call: Call) -> Reply:
         if not self._knows_cluster:
@@ -164,18 +164,18 @@ class _Line:
         self._watch: asyncio.TimerHandle | None = None
         self._patience: asyncio.Handle | None = None
 
-    def ask(self, call: Call, is_patient: bool) -> asyncio.Future[Reply | StorageError]:
+    def ask(self, call: Call, may_batch: bool) -> asyncio.Future[Reply | StorageError]:
         """As `cast`, for a caller that waits, and may leave."""
         answered: asyncio.Future[Reply | StorageError] = self._loop.create_future()
         if self.is_broken:
             answered.set_result(StorageUnavailable("Redis: the connection was lost"))
         else:
-            self.cast(call, partial(_resolve, answered), is_patient)
+            self.cast(call, partial(_resolve, answered), may_batch)
         return answered
 
-    def cast(self, call: Call, answer: Answer, is_patient: bool) -> None:
+    def cast(self, call: Call, answer: Answer, may_batch: bool) -> None:
         packed = call.packed(b"EVALSHA", call.script.sha)
-        self._send(packed, partial(self._on_reply, call, answer), is_patient)
+        self._send(packed, partial(self._on_reply, call, answer), may_batch)
 
     def _on_reply(self, call: Call, answer: Answer, reply: Any) -> None:
         if type(reply) is list or isinstance(reply, StorageError):
@@ -183,7 +183,7 @@ class _Line:
         elif isinstance(reply, NoScriptError) and not self.is_broken:
             # The server was restarted, flushed or failed over. EVAL makes it remember the script.
             packed = call.packed(b"EVAL", call.script.source)
-            self._send(packed, partial(self._on_reply, call, answer), is_patient=False)
+            self._send(packed, partial(self._on_reply, call, answer), may_batch=False)
         else:
             answer(_error_of(reply))
 
@@ -194,10 +194,10 @@ class _Line:
         tasks = (self._reader, self._writer, self._leaving)
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
-    def _send(self, packed: bytes, on_reply: Callable[[Any], object], is_patient: bool) -> None:
+    def _send(self, packed: bytes, on_reply: Callable[[Any], object], may_batch: bool) -> None:
         self._outbox.append(packed)
         self._waiting.append((on_reply, self._loop.time()))
-        if not is_patient or len(self._outbox) >= _MOST_WAITING:
+        if not may_batch or len(self._outbox) >= _MOST_WAITING:
             self.flush()
         elif self._patience is None:
             self._patience = self._loop.call_soon(self.flush)

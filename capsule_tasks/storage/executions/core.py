@@ -111,7 +111,7 @@ class ExecutionCore:
         taken from that worker alone, or with NOBODY if it runs nowhere; AttemptStale if another
         has it.
         """
-        about = about_attempt(ack, task, worker, group, index, self.settings)
+        about = attempt_details(ack, task, worker, group, index, self.settings)
         begun = encode_event(Begun(worker=worker, task=task))
         keys = self.keys_of(execution_id)
         call = self.claim_call(keys, claim, about, owner, [begun], held_by=held_by)
@@ -129,7 +129,7 @@ class ExecutionCore:
         held_by: str = "",
         state: str = "",
         outcome: str = "",
-        is_loud: bool = False,
+        has_stream_content: bool = False,
     ) -> Call:
         """A claim and what the attempt has said already: to its end, if it is over."""
         lost = _LOST if held_by == "" else b"" if held_by == NOBODY else _RETAKEN
@@ -141,7 +141,7 @@ class ExecutionCore:
             about=about,
             state=state,
             outcome=outcome,
-            is_loud="1" if is_loud else "",
+            has_stream_content="1" if has_stream_content else "",
             channel=keys.channel,
             lost=lost,
             events=events,
@@ -168,7 +168,7 @@ class ExecutionCore:
         *,
         state: str = "",
         outcome: str = "",
-        is_loud: bool = False,
+        has_stream_content: bool = False,
         kept: ExecutionSettings | None = None,
     ) -> Operation[int]:
         """Store what an attempt said next; the last number that is stored.
@@ -184,7 +184,7 @@ class ExecutionCore:
             events,
             state=state,
             outcome=outcome,
-            is_loud=is_loud,
+            has_stream_content=has_stream_content,
             kept=kept,
         )
         reply = yield from perform(call, self._retry)
@@ -199,7 +199,7 @@ class ExecutionCore:
         *,
         state: str = "",
         outcome: str = "",
-        is_loud: bool = False,
+        has_stream_content: bool = False,
         kept: ExecutionSettings | None = None,
     ) -> Call:
         return execution_append.call(
@@ -208,7 +208,7 @@ class ExecutionCore:
             first_seq=first_seq,
             state=state,
             outcome=outcome,
-            is_loud=int(is_loud),
+            has_stream_content=int(has_stream_content),
             limits=_limits(kept or self.settings),
             channel=keys.channel,
             events=events,
@@ -317,12 +317,12 @@ class ExecutionCore:
             ended_at=_seconds(words[8]),
             group=words[9],
             index=int(words[10] or -1),
-            is_loud=words[11] == "1",
+            has_stream_content=words[11] == "1",
         )
 
     # --- indexes -------------------------------------------------------------------------------
 
-    def note_recent(self, notes: Sequence[tuple[int, RecentEntry]]) -> Operation[None]:
+    def record_recent(self, notes: Sequence[tuple[int, RecentEntry]]) -> Operation[None]:
         """Put executions into the index, each with its attempt; the newest stay in it."""
         settings = self.settings
         parts: list[Argument] = []
@@ -370,7 +370,7 @@ class ExecutionCore:
         entries = (_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3))
         return {entry.execution_id: entry for entry in entries}
 
-    def note_group(
+    def record_group_ends(
         self, group_id: str, members: Sequence[tuple[int, str, str, str]]
     ) -> Operation[None]:
         """Count ends of members: (place, outcome, execution id, what went wrong), each once."""
@@ -410,7 +410,7 @@ class ExecutionCore:
 
 
 @lru_cache(maxsize=1000)
-def about_attempt(
+def attempt_details(
     ack: str, task: str, worker: str, group: str, index: int, kept: ExecutionSettings
 ) -> bytes:
     """What a claim says of an attempt, whoever holds it."""
@@ -459,4 +459,4 @@ def _recent(execution_id: bytes, noted: bytes, record: bytes) -> RecentEntry:
     return RecentEntry(execution_id.decode(), int(noted) / 1e6, known.s, known.t, known.w, known.b)
 
 
-__all__ = ["NOBODY", "PAGE", "ExecutionCore", "about_attempt"]
+__all__ = ["NOBODY", "PAGE", "ExecutionCore", "attempt_details"]

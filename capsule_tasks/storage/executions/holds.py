@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from capsule_tasks.errors import LeaseLost
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.keys import HeldKeys, worker_index
+from capsule_tasks.storage.keys import HoldKeys, worker_index
 from capsule_tasks.storage.operations import Operation, Reply, perform
 from capsule_tasks.storage.scripts import Call, Code, script
 
@@ -16,7 +16,7 @@ MOST_DUE = 100
 
 @script
 def worker_hold(
-    keys: HeldKeys,
+    keys: HoldKeys,
     *,
     token: str,
     keep_ms: int,
@@ -26,7 +26,7 @@ def worker_hold(
 
 
 @script
-def worker_held(keys: HeldKeys, *, count: int, ids: Sequence[str]) -> None: ...
+def worker_held(keys: HoldKeys, *, count: int, ids: Sequence[str]) -> None: ...
 
 
 @script
@@ -49,7 +49,7 @@ class Due:
     next_s: float | None
 
 
-class HeldCore:
+class HoldCore:
     """Which executions each worker's incarnation holds."""
 
     def __init__(self, settings: ExecutionSettings) -> None:
@@ -70,7 +70,7 @@ class HeldCore:
         self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]
     ) -> Call:
         return worker_hold.call(
-            HeldKeys(incarnation, self._prefix),
+            HoldKeys(incarnation, self._prefix),
             token=token,
             keep_ms=self._keep_ms,
             count=len(held),
@@ -85,7 +85,7 @@ class HeldCore:
         self, incarnation: str, done: Sequence[str] = (), count: int = 500
     ) -> Operation[list[str] | None]:
         """Some of what it held, without what was seen to; None while its lease lasts."""
-        call = worker_held.call(HeldKeys(incarnation, self._prefix), count=count, ids=done)
+        call = worker_held.call(HoldKeys(incarnation, self._prefix), count=count, ids=done)
         reply = yield from perform(call, self._retry)
         if reply[0] != Code.DONE:
             return None

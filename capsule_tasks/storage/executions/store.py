@@ -7,11 +7,11 @@ from typing import Any
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.drivers import AsyncStore, awaited, blocking
 from capsule_tasks.storage.executions.core import ExecutionCore
-from capsule_tasks.storage.executions.holds import HeldCore
-from capsule_tasks.storage.facades import AsyncFace, AsyncTarget, SyncFace, SyncTarget
+from capsule_tasks.storage.executions.holds import HoldCore
+from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, SyncFacade, SyncTarget
 
 
-class ExecutionStore(AsyncFace):
+class ExecutionStore(AsyncFacade):
     """What executions say and are told, in Redis."""
 
     core: ExecutionCore
@@ -28,26 +28,26 @@ class ExecutionStore(AsyncFace):
     tell = awaited(ExecutionCore.tell)
     read = awaited(ExecutionCore.read)
     look = awaited(ExecutionCore.look)
-    note_recent = awaited(ExecutionCore.note_recent)
+    record_recent = awaited(ExecutionCore.record_recent)
     list_recent = awaited(ExecutionCore.list_recent)
     find_recent = awaited(ExecutionCore.find_recent)
-    note_group = awaited(ExecutionCore.note_group)
+    record_group_ends = awaited(ExecutionCore.record_group_ends)
     read_group = awaited(ExecutionCore.read_group)
 
 
-class Holdings:
+class HoldStore:
     """What workers hold; the connections are another's."""
 
     def __init__(self, store: AsyncStore, settings: ExecutionSettings) -> None:
-        self.core = HeldCore(settings)
+        self.core = HoldCore(settings)
         self.store = store
 
-    hold = awaited(HeldCore.hold)
-    held_by = awaited(HeldCore.held_by)
-    note_worker = awaited(HeldCore.note_worker)
+    hold = awaited(HoldCore.hold)
+    held_by = awaited(HoldCore.held_by)
+    note_worker = awaited(HoldCore.note_worker)
 
 
-class SyncExecutionStore(SyncFace):
+class SyncExecutionStore(SyncFacade):
     """What executions say and are told, in Redis."""
 
     core: ExecutionCore
@@ -63,4 +63,4 @@ class SyncExecutionStore(SyncFace):
     read_group = blocking(ExecutionCore.read_group)
 
 
-__all__: list[Any] = ["ExecutionStore", "Holdings", "SyncExecutionStore"]
+__all__: list[Any] = ["ExecutionStore", "HoldStore", "SyncExecutionStore"]

@@ -106,7 +106,7 @@ class Record:
     ended_at: float | None = None
     group: str = ""
     index: int = -1
-    is_loud: bool = False
+    has_stream_content: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from capsule_tasks.errors import HistoryConflict
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage.codec import Codec, Item, JsonCodec
 from capsule_tasks.storage.drivers import awaited, blocking
-from capsule_tasks.storage.facades import AsyncFace, AsyncTarget, SyncFace, SyncTarget
+from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, SyncFacade, SyncTarget
 from capsule_tasks.storage.history.core import HistoryCore
 from capsule_tasks.storage.history.types import CompactionSnapshot, SessionLimit, limit_of
 
@@ -58,7 +58,7 @@ class _OneSession:
         return f"<{type(self).__name__} {self.session_id!r:.100}>"
 
 
-class History(AsyncFace, _OneSession):
+class History(AsyncFacade, _OneSession):
     """The ordered items of one session, in Redis, for callers that await.
 
     It satisfies the `Session` protocol of openai-agents. `redis` is a URL, connections to share
@@ -133,7 +133,7 @@ class History(AsyncFace, _OneSession):
         return True
 
 
-class SyncHistory(SyncFace, _OneSession):
+class SyncHistory(SyncFacade, _OneSession):
     """The ordered items of one session, in Redis, for callers that block.
 
     `redis` is a URL, connections to share (`SyncConnections`), or a client of redis-py, which stays

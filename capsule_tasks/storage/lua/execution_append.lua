@@ -9,7 +9,7 @@
 --   first_seq  of the first event
 --   state      empty, waiting (the attempt ends, another follows) or ended
 --   outcome    of the execution, if it ended
---   is_loud    1 if an event among these is worth a stream
+--   has_stream_content    1 if an event among these is worth a stream
 --   limits     how much is kept, and for how long
 --   channel    that is rung
 --   event...   in order
@@ -22,7 +22,7 @@
 
 local meta_key, events_key, control_key = KEYS[1], KEYS[2], KEYS[3]
 local attempt, first_seq, state, outcome = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local is_loud, limits, channel = ARGV[5] == '1', ARGV[6], ARGV[7]
+local has_stream_content, limits, channel = ARGV[5] == '1', ARGV[6], ARGV[7]
 local FIRST = 8
 
 local meta = load_execution(meta_key, limits)
@@ -39,7 +39,7 @@ end
 if first_seq > meta.seq + 1 then return {CONFLICT, meta.seq} end
 if last_seq <= meta.seq then return {DONE, meta.seq} end
 
-store(meta_key, events_key, meta, ARGV, FIRST + meta.seq + 1 - first_seq, #ARGV, is_loud)
+store(meta_key, events_key, meta, ARGV, FIRST + meta.seq + 1 - first_seq, #ARGV, has_stream_content)
 close(meta_key, events_key, control_key, meta, state, outcome)
 redis.call('PUBLISH', channel, '')
 return {DONE, meta.seq}

@@ -11,7 +11,7 @@
 --   about     as MessagePack: ack (early or late), task, worker, group, place in it, limits
 --   state     as in execution_append: empty, or the end of the attempt or the execution
 --   outcome   of the execution, if it ended
---   is_loud   1 if an event among these is worth a stream
+--   has_stream_content   1 if an event among these is worth a stream
 --   channel   that is rung
 --   lost      event: an attempt before this one came to no end
 --   event...  that this attempt begins, and what follows
@@ -22,7 +22,7 @@
 
 local meta_key, events_key, control_key = KEYS[1], KEYS[2], KEYS[3]
 local claim, owner, held_by, about = ARGV[1], ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
-local state, outcome, is_loud = ARGV[5], ARGV[6], ARGV[7] == '1'
+local state, outcome, has_stream_content = ARGV[5], ARGV[6], ARGV[7] == '1'
 local channel, lost = ARGV[8], ARGV[9]
 local FIRST = 10
 
@@ -47,7 +47,7 @@ if state == '' then change(meta, 'owner', owner) end
 if task ~= '' then change(meta, 'task', task) end
 if group ~= '' then change(meta, 'group', group, 'index', index) end
 if was_running then store(meta_key, events_key, meta, {lost}, 1, 1, false) end
-store(meta_key, events_key, meta, ARGV, FIRST, #ARGV, is_loud)
+store(meta_key, events_key, meta, ARGV, FIRST, #ARGV, has_stream_content)
 local told = control_entries(control_key, '')
 close(meta_key, events_key, control_key, meta, state, outcome)
 redis.call('PUBLISH', channel, '')

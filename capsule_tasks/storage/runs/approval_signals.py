@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 
-from capsule_tasks.storage.connections.listeners import heard, heard_blocking
+from capsule_tasks.storage.connections.listeners import heard, messages_blocking
 from capsule_tasks.storage.keys import ApprovalKeys
 from capsule_tasks.storage.runs.types import Signal
 
@@ -39,5 +39,5 @@ async def listening(url: str, *, prefix: str = "capsule") -> AsyncIterator[Async
 @contextmanager
 def listening_blocking(url: str, *, prefix: str = "capsule") -> Iterator[Iterator[Signal]]:
     """As `listening`, for callers that block."""
-    with heard_blocking(url, ApprovalKeys(prefix).channel) as messages:
+    with messages_blocking(url, ApprovalKeys(prefix).channel) as messages:
         yield (signal for data in messages if (signal := _signal(data)) is not None)

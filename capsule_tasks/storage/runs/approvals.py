@@ -33,13 +33,13 @@ from capsule_tasks.storage.runs.checks import (
 from capsule_tasks.storage.runs.core import RunCore, pack, unpack
 from capsule_tasks.storage.runs.types import (
     Expired,
+    PendingApprovalPage,
     Resolved,
     RunRecord,
     Status,
     StoredDecision,
     Sweep,
     Waiting,
-    WaitingPage,
 )
 from capsule_tasks.storage.scripts import Code, script
 
@@ -126,7 +126,7 @@ class ApprovalCore:
         tool: str | None = None,
         limit: int = PAGE,
         cursor: str | None = None,
-    ) -> Operation[WaitingPage]:
+    ) -> Operation[PendingApprovalPage]:
         """Calls that wait in any run, oldest first: of an agent, of a tool, of both, or all."""
         check_count("limit", limit, 1, 10_000)
         for name, value in (("agent", agent), ("tool", tool)):
@@ -146,8 +146,8 @@ class ApprovalCore:
                 if call is not None:
                     calls.append(call)
             if len(page) < count:
-                return WaitingPage(calls, None)
-        return WaitingPage(calls, after)
+                return PendingApprovalPage(calls, None)
+        return PendingApprovalPage(calls, after)
 
     def expire_due(self, *, limit: int = PAGE) -> Operation[Sweep]:
         """Decide what was asked for with a time that has passed, and tell when to come again.

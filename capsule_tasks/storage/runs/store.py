@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from capsule_tasks.settings import LeaseSettings, RunSettings
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore, awaited, blocking
-from capsule_tasks.storage.facades import AsyncFace, AsyncTarget, SyncFace, SyncTarget
+from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, SyncFacade, SyncTarget
 from capsule_tasks.storage.leases import LeaseCore
 from capsule_tasks.storage.runs.approvals import ApprovalCore
 from capsule_tasks.storage.runs.core import RunCore
 
 
-class RunStore(AsyncFace):
+class RunStore(AsyncFacade):
     """Runs in Redis: stored, claimed, committed turn by turn."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Approvals:
     reindex = awaited(ApprovalCore.reindex)
 
 
-class Lease(AsyncFace):
+class Lease(AsyncFacade):
     """The one lease of one incarnation of a worker on one Redis: that of what it guards."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Lease(AsyncFace):
     remaining_s = awaited(LeaseCore.remaining_s)
 
 
-class SyncRunStore(SyncFace):
+class SyncRunStore(SyncFacade):
     """Runs in Redis: stored, claimed, committed turn by turn."""
 
     def __init__(
@@ -116,7 +116,7 @@ class SyncApprovals:
     reindex = blocking(ApprovalCore.reindex)
 
 
-class SyncLease(SyncFace):
+class SyncLease(SyncFacade):
     """The one lease of one incarnation of a worker on one Redis: that of what it guards."""
 
     def __init__(

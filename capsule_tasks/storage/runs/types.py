@@ -149,7 +149,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class WaitingPage:
+class PendingApprovalPage:
     """Some calls that wait, oldest first; `cursor` leads to the next page, None ends them."""
 
     calls: list[Waiting]

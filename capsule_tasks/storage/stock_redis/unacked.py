@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from capsule_tasks.storage.keys import unacked_marks
+from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Call, Code, script
 
 MOST = 100
@@ -29,7 +29,7 @@ def claim(index: str, overdue: Overdue, now_s: float) -> Call:
     """Take up to MOST of them; the caller puts them back, and nobody else does for a while."""
     return unacked_claim.call(
         index,
-        unacked_marks(index),
+        renewal_marks(index),
         now_s=f"{now_s:.6f}",
         renewed_s=f"{overdue.renewed_s:.6f}",
         other_s=f"{overdue.other_s:.6f}",

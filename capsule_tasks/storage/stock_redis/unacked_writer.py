@@ -18,10 +18,10 @@ from redis.exceptions import ResponseError
 
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.storage.connections.faults import FAULTS, told
-from capsule_tasks.storage.keys import unacked_marks
+from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Argument, packed
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 """For an answer, and for a connection; kombu's own have no limit."""
 
 _MULTI, _EXEC = packed([b"MULTI"]), packed([b"EXEC"])
@@ -46,7 +46,7 @@ class _Notes:
         self.held |= later.held
 
 
-class UnackedLine:
+class UnackedWriter:
     """The notes of one channel of kombu's, for one thread."""
 
     def __init__(self, channel: Any, *, has_marks: bool) -> None:
@@ -56,7 +56,7 @@ class UnackedLine:
         self._index = prefix + channel.unacked_index_key
         self._indexes = [self._index]
         if has_marks:
-            self._indexes.append(unacked_marks(self._index))
+            self._indexes.append(renewal_marks(self._index))
         self._pool = channel.pool
         self._connection: Any = None
         self._new = _Notes()
@@ -107,7 +107,7 @@ class UnackedLine:
             with contextlib.suppress(Exception):  # it may be what has just failed
                 connection.disconnect()
 
-    def take_over(self, other: UnackedLine) -> None:
+    def take_over(self, other: UnackedWriter) -> None:
         """Go on with what another one could not write; that is closed."""
         other.close()
         other._new.add(self._new)
@@ -169,7 +169,7 @@ class UnackedLine:
 
     def _connected(self) -> Any:
         """Made as the pool makes its own, but not one of them: it has time limits."""
-        limits = {"socket_timeout": _PATIENCE_S, "socket_connect_timeout": _PATIENCE_S}
+        limits = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
         given = self._pool.connection_kwargs
         limits = {name: given.get(name) or limit for name, limit in limits.items()}
         connection = self._pool.connection_class(**{**given, **limits})

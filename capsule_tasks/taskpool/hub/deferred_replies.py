@@ -26,7 +26,7 @@ class Later:
         self._tell = tell
 
 
-class PatientNode(Node):
+class DeferredReplyNode(Node):
     """A worker's mailbox that replies when the answer is there."""
 
     def reply(

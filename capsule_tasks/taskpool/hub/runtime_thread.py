@@ -20,14 +20,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from capsule_tasks.system.service import ThreadService
-from capsule_tasks.taskpool.hub.shared_loop import TurnedLoop
+from capsule_tasks.taskpool.hub.shared_loop import SharedLoop
 from capsule_tasks.taskpool.hub.wakeup import Bell
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 T = TypeVar("T")
 
-_PATIENCE_S = 0.02
+_TIMEOUT_S = 0.02
 """So long may the hub leave something undone before the runtime thread does it."""
 _LONGEST_POLL_MS = 3_600_000.0
 """`poll` refuses what does not fit into a C int, about 25 days."""
@@ -41,17 +41,17 @@ class RuntimeThread(ThreadService):
 
     def __init__(self) -> None:
         super().__init__()
-        self._loop: TurnedLoop | None = None
+        self._loop: SharedLoop | None = None
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._rung = False
         self._hub_is_there = False
         self._hub_turns = 0
-        self._stood_in_at = -1
+        self._stand_in_iteration = -1
         """The hub's turns when it was found to be away; it is, until it turns again."""
         self._waits_until = math.inf
 
     def set_up(self) -> None:
-        self._loop = self._turned = TurnedLoop()
+        self._loop = self._turned = SharedLoop()
         self._bell = Bell()
 
     def stop(self) -> None:
@@ -66,11 +66,11 @@ class RuntimeThread(ThreadService):
         self._inbox.append((call, arguments))
         self.flush()
 
-    def post_lazily(self, call: Callable[..., object], *arguments: Any) -> None:
-        """The same, once somebody calls `make_posts` or `post`."""
+    def post_with_batch(self, call: Callable[..., object], *arguments: Any) -> None:
+        """The same, once somebody calls `run_posts` or `post`."""
         self._inbox.append((call, arguments))
 
-    def make_posts(self) -> None:
+    def run_posts(self) -> None:
         """Make the calls that wait, on this thread; what they plan on the loop is done later."""
         loop = self._loop
         if self._inbox and (self._rung or loop is None or not loop.do(self._take)):
@@ -106,11 +106,11 @@ class RuntimeThread(ThreadService):
         assert self._loop is not None
         return self._loop.fileno()
 
-    def welcome_hub(self) -> None:
+    def attach_hub(self) -> None:
         """The hub turns the loop from now on."""
         self._hub_is_there = True
 
-    def dismiss_hub(self) -> None:
+    def detach_hub(self) -> None:
         """The runtime thread turns the loop from now on."""
         if self._hub_is_there:
             self._hub_is_there = False
@@ -143,7 +143,7 @@ class RuntimeThread(ThreadService):
             asyncio.set_event_loop(None)
             bell.close()
 
-    def _wait(self, loop: TurnedLoop, bell: Bell, poller: select.poll) -> bool:
+    def _wait(self, loop: SharedLoop, bell: Bell, poller: select.poll) -> bool:
         """Wait until there is something to do; whether this thread has to do it."""
         self._waits_until = math.inf  # a turn that ends right now rings, whichever comes first
         self._waits_until = loop.due_at
@@ -155,13 +155,13 @@ class RuntimeThread(ThreadService):
             return True  # a timer is due
         if loop.fileno() not in ready or self.stopping.is_set():
             return False
-        if not self._hub_is_there or self._stood_in_at == self._hub_turns:
+        if not self._hub_is_there or self._stand_in_iteration == self._hub_turns:
             return True
         turns = self._hub_turns
-        time.sleep(_PATIENCE_S)
+        time.sleep(_TIMEOUT_S)
         if turns != self._hub_turns:
             return False
-        self._stood_in_at = turns
+        self._stand_in_iteration = turns
         return True
 
     def _take(self) -> None:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.system.threads import PUT_OFF, set_mask
+from capsule_tasks.system.threads import DEFERRED_SIGNALS, set_mask
 
 _MOST_ROUNDS = 100
 """Of callbacks that plan callbacks, in one turn: whoever turns has other things to do."""
@@ -52,7 +52,7 @@ class _Selector(selectors.DefaultSelector):
         return events
 
 
-class TurnedLoop:
+class SharedLoop:
     """`asyncio_loop` is for whoever runs inside of it; the rest is for the threads that turn it."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class TurnedLoop:
         A handler of Celery's may take as long as it likes (a soft shutdown sleeps in one), and
         nobody else could turn the loop meanwhile.
         """
-        old_mask = set_mask(signal.SIG_BLOCK, PUT_OFF)
+        old_mask = set_mask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         self._lock.acquire()
         self._turner = threading.get_ident()
         return old_mask

@@ -43,14 +43,14 @@ _FLUSH_S = 3.0
 """At the end, for what is not written yet."""
 
 
-class Latecomer(NamedTuple):
+class FinishedTask(NamedTuple):
     """A task that is over, as far as what it left behind can be told from others."""
 
     execution_id: str
     pid: int
 
 
-_Source = Execution | Latecomer | None
+_Source = Execution | FinishedTask | None
 _Key = tuple[_Source, str]
 
 
@@ -193,7 +193,7 @@ class Echo(ThreadService):
             log.warning("%d bytes of the output of %s were dropped", output.lost_bytes, who)
         elif output.raw or source is None or self._level is None or not self._logger.hasHandlers():
             _write(output)
-        elif isinstance(source, Latecomer):
+        elif isinstance(source, FinishedTask):
             if len(self._late) >= _MOST_LATE:
                 self._late.end_all()
             self._late.add((source, output.stream), output.data)

@@ -13,7 +13,7 @@ from capsule_tasks.errors import LostTooOften, TaskNotCarried
 from capsule_tasks.executions.ends import End, EndKind
 from capsule_tasks.executions.execution import UNREPORTED, Execution
 from capsule_tasks.executions.origin import Origin
-from capsule_tasks.protocol.messages import TaskCall, Traced
+from capsule_tasks.protocol.messages import TaskCall, TaskResult
 from capsule_tasks.taskpool.hub.bridge import Bridge
 from capsule_tasks.taskpool.prefetch import Prefetch
 from capsule_tasks.taskpool.reporting.exception_info import info_of, rebuild_info
@@ -32,7 +32,7 @@ class ReportedPool(Protocol):
         """Celery has heard of the end."""
 
     def stop_task(
-        self, reporter: TaskReporter, signum: int, asker: str, *, is_let_go: bool
+        self, reporter: TaskReporter, signum: int, asker: str, *, is_worker_stopping: bool
     ) -> None:
         """Somebody wants the task ended; from any thread."""
 
@@ -69,7 +69,7 @@ class TaskReporter:
         timeout_callback: Callback | None,
     ) -> None:
         self.execution = Execution(call, origin, self)
-        self.holds_slot = True
+        self.has_slot = True
         self.qos: Prefetch | None = None
         """The consumer's prefetch counter, while it has room for this task's message."""
         self._pool = pool
@@ -84,10 +84,10 @@ class TaskReporter:
     # --- called by Celery ----------------------------------------------------------------------
 
     def terminate(
-        self, signum: int, asker: str = "code in the worker", *, is_let_go: bool = False
+        self, signum: int, asker: str = "code in the worker", *, is_worker_stopping: bool = False
     ) -> None:
         """Part of the pool's contract: a result can be terminated."""
-        self._pool.stop_task(self, signum, asker, is_let_go=is_let_go)
+        self._pool.stop_task(self, signum, asker, is_worker_stopping=is_worker_stopping)
 
     def ready(self) -> bool:
         return self.execution.life.is_over
@@ -130,7 +130,7 @@ class TaskReporter:
     def _tell_accepted(self, pid: int, at: float, defers_ack: bool) -> None:
         if self._accept_callback is not None:
             if defers_ack:
-                self._request.puts_ack_off = True
+                self._request.defers_ack = True
             self._accept_callback(ExecutionPid(pid, self), at)
         if self._acks_early and not defers_ack:
             self.give_room_back()
@@ -175,7 +175,7 @@ class TaskReporter:
             case EndKind.NOT_CARRIED:
                 self.fail(TaskNotCarried(call.name, call.task_id, end.message))
 
-    def _tell_traced(self, traced: Traced) -> None:
+    def _tell_traced(self, traced: TaskResult) -> None:
         """The tracer came to its end; or something escaped it, which is for the pool to report."""
         failure = traced.failure
         if failure is None:

@@ -43,21 +43,21 @@ _NOT_READ = (DisabledBackend, RPCBackend)
 """They keep nothing, or keep it where only the caller may read it."""
 
 
-class TruthfulRequest:
+class PoolRequest:
     """Mixed in before the request class of a task, be it Celery's or the application's own."""
 
     _has_told = False
     """Its end was in the result backend already, and was told so."""
-    puts_ack_off = False
+    defers_ack = False
     """Its message is acknowledged when its stream is claimed, and not before."""
 
     def acknowledge(self: Any) -> None:
-        if not self.puts_ack_off:
+        if not self.defers_ack:
             super().acknowledge()  # type: ignore[misc]
 
     def on_claimed(self: Any) -> None:
         """If the message is gone and the worker too, the reaper finds the task from now on."""
-        self.puts_ack_off = False
+        self.defers_ack = False
         self.acknowledge()
 
     def terminate(self: Any, pool: Any, signal: Any = None) -> None:
@@ -67,16 +67,20 @@ class TruthfulRequest:
 
     def cancel(self: Any, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """The same, of a worker that leaves: the message goes back."""
-        self._stop(pool, signal, "the worker, which lets go of its tasks", is_let_go=True)
+        self._stop(pool, signal, "the worker, which lets go of its tasks", is_worker_stopping=True)
         if self.time_start:
             self._announce_cancelled(emit_retry=emit_retry)
 
-    def _stop(self: Any, pool: Any, signal: Any, asker: str, *, is_let_go: bool = False) -> bool:
+    def _stop(
+        self: Any, pool: Any, signal: Any, asker: str, *, is_worker_stopping: bool = False
+    ) -> bool:
         """Tell the pool once: by what it gave for the task, if that is there; else by the pid."""
         signum = signals.signum(signal or TERM_SIGNAME)
         task = self._apply_result() if self._apply_result is not None else None
         if task is not None:
-            task.terminate(signum, asker, is_let_go=is_let_go and bool(self.time_start))
+            task.terminate(
+                signum, asker, is_worker_stopping=is_worker_stopping and bool(self.time_start)
+            )
         elif self.time_start:
             pool.terminate_job(self.worker_pid, signum)
         return task is not None or bool(self.time_start)
@@ -234,12 +238,12 @@ def _signal_of(signum: Any) -> Any:
 @functools.cache
 def truthful(base: Any) -> Any:
     """A request class that is `base` with our part before it."""
-    if issubclass(base, TruthfulRequest):
+    if issubclass(base, PoolRequest):
         return base
-    return type(base.__name__, (TruthfulRequest, base), {"__module__": base.__module__})
+    return type(base.__name__, (PoolRequest, base), {"__module__": base.__module__})
 
 
-def mix_into_tasks(app: Any) -> None:
+def add_to_tasks(app: Any) -> None:
     """Before a consumer starts, which then remembers each task's class of requests."""
     for task in (app.Task, *app.tasks.values()):
         task.Request = truthful(symbol_by_name(task.Request))

@@ -21,7 +21,7 @@ def _in(package: Path) -> str:
     return f"{_FRAME}{package}{os.sep}"
 
 
-_MACHINERY = tuple(
+_INTERNAL = tuple(
     _in(Path(str(package.__file__)).parent)
     for package in (celery, kombu, billiard, click, capsule_tasks)
 )
@@ -59,7 +59,7 @@ def _from_own(frames: list[str]) -> list[str]:
 
 
 def _is_own(line: str) -> bool:
-    if not line.startswith(_FRAME) or line.startswith(_MACHINERY):
+    if not line.startswith(_FRAME) or line.startswith(_INTERNAL):
         return False
     return not line.startswith(_STANDARD) or any(where in line for where in _INSTALLED)
 

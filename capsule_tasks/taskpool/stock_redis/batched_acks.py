@@ -18,15 +18,15 @@ from kombu.utils.json import dumps
 
 from capsule_tasks.errors import StorageError, StorageUnavailable
 from capsule_tasks.storage.connections.faults import FAULTS, told
-from capsule_tasks.storage.keys import unacked_marks
-from capsule_tasks.storage.stock_redis.unacked_writer import UnackedLine
+from capsule_tasks.storage.keys import renewal_marks
+from capsule_tasks.storage.stock_redis.unacked_writer import UnackedWriter
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-_PATIENCE_S = 0.002
+_TIMEOUT_S = 0.002
 """For company; and for the answer, which is asked for less and less often."""
 _MOST_PATIENCE_S = 1.0
-_COMPLAIN_S = 30.0
+_WARN_EVERY_S = 30.0
 _LATER = "when its visibility timeout is over"
 
 
@@ -40,12 +40,12 @@ class Notes:
         self._line: Any = None
         self._hub: Any = None
         self._is_planned = False
-        self._patience_s = _PATIENCE_S
-        self._complained_at = -_COMPLAIN_S
+        self._patience_s = _TIMEOUT_S
+        self._complained_at = -_WARN_EVERY_S
 
     def follow(self, qos: Any, hub: Any, *, has_marks: bool) -> None:
         """From now on over the channel of this one, which has had no message yet."""
-        before, self._line = self._line, UnackedLine(qos.channel, has_marks=has_marks)
+        before, self._line = self._line, UnackedWriter(qos.channel, has_marks=has_marks)
         self._hub, self._is_planned = hub, False
         qos.__class__ = noting(marking(qos.__class__) if has_marks else qos.__class__)
         qos.notes = self
@@ -86,7 +86,7 @@ class Notes:
         except StorageError as error:
             self._patience_s = _MOST_PATIENCE_S
             now = time.monotonic()
-            if now - self._complained_at >= _COMPLAIN_S:
+            if now - self._complained_at >= _WARN_EVERY_S:
                 self._complained_at = now
                 log.warning("what this worker holds is not noted yet: %s", error)
 
@@ -104,10 +104,10 @@ class Notes:
         else:
             self._plan()
         if self._line.is_settled:
-            self._patience_s = _PATIENCE_S
+            self._patience_s = _TIMEOUT_S
 
 
-class _NotesBehind:
+class BatchedAckQoS:
     """Mixed into kombu's QoS; those of one worker's channels share their notes."""
 
     notes: Notes
@@ -145,12 +145,12 @@ class _NotesBehind:
         super().restore_by_tag(tag, client, leftmost)  # type: ignore[misc]
 
 
-class _MarksMessages:
+class RenewalMarkQoS:
     """Mixed into kombu's QoS: the mark of a message goes with its entry."""
 
     def _remove_from_indices(self: Any, delivery_tag: str, pipe: Any = None) -> Any:
         pipe = super()._remove_from_indices(delivery_tag, pipe)  # type: ignore[misc]
-        return pipe.zrem(unacked_marks(self.unacked_index_key), delivery_tag)
+        return pipe.zrem(renewal_marks(self.unacked_index_key), delivery_tag)
 
 
 def leave(message: Any) -> bool:
@@ -164,13 +164,13 @@ def leave(message: Any) -> bool:
 @functools.cache
 def noting(base: Any) -> Any:
     """A QoS that is the class `base` and notes behind."""
-    return _mixed(_NotesBehind, base)
+    return _mixed(BatchedAckQoS, base)
 
 
 @functools.cache
 def marking(base: Any) -> Any:
     """A QoS that is the class `base` and forgets the marks of what it lets go."""
-    return _mixed(_MarksMessages, base)
+    return _mixed(RenewalMarkQoS, base)
 
 
 def _mixed(part: type, base: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Keeps what this worker holds from being delivered again, and puts back what dead ones held.
+"""Renews the visibility time of this worker's messages, and requeues those of dead workers.
 
 With a Redis broker, kombu notes when each message was delivered, and delivers it again once its
 visibility timeout has passed, whether its worker lives or not. Here a thread with a connection of
@@ -6,9 +6,9 @@ its own writes that time anew for as long as the worker lives, so the timeout is
 worker is waited for, and long tasks and long ETAs need no longer one. It works while the hub thread
 waits for the last tasks, too.
 
-A timeout shorter than SAFE_S would harm workers that do not renew: theirs are long tasks as well.
-So under a short one each message is marked as renewed when it is delivered, and what carries no
-mark is waited for SAFE_S all the same.
+A timeout shorter than DEFAULT_VISIBILITY_S would harm workers that do not renew, since their long
+tasks would be delivered twice. So under a short timeout each message is marked as renewed when it
+is delivered, and a message without a mark is requeued after DEFAULT_VISIBILITY_S only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from celery.worker import state
 
 from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable, reason_of
 from capsule_tasks.storage.connections.faults import FAULTS, told
-from capsule_tasks.storage.keys import unacked_marks
+from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.stock_redis.unacked import MOST, Overdue, claim, claimed
 from capsule_tasks.system.service import ThreadService
@@ -32,7 +32,7 @@ from capsule_tasks.taskpool.stock_redis.batched_acks import Notes, marking
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-SAFE_S = 3600.0
+DEFAULT_VISIBILITY_S = 3600.0
 """Kombu's own default: what workers that do not renew are given, whatever is configured here."""
 _SHORTEST_S = 1.0
 _RENEW_AT_LEAST_EVERY_S = 2.5
@@ -52,7 +52,7 @@ class _Followed:
     renew_every_s: float
 
 
-class Holding(ThreadService):
+class VisibilityRenewal(ThreadService):
     """Renews and puts back for a consumer, from when that has first connected."""
 
     thread_name = "capsule-holding"
@@ -76,7 +76,7 @@ class Holding(ThreadService):
 
         InvalidSetting for a timeout that cannot be kept.
         """
-        short_s = spare_others(connection)
+        short_s = protect_other_workers(connection)
         if short_s is not None:  # of a connection that comes here again nothing is short any more
             self._short_s = short_s
 
@@ -100,7 +100,7 @@ class Holding(ThreadService):
             qos,
             source,
             {**_patience(timeout_s), **source.transport_options},
-            Overdue(timeout_s, max(timeout_s, SAFE_S)),
+            Overdue(timeout_s, max(timeout_s, DEFAULT_VISIBILITY_S)),
             min(timeout_s / 4, _RENEW_AT_LEAST_EVERY_S),
         )
 
@@ -141,10 +141,10 @@ class Holding(ThreadService):
             with channel.conn_or_acquire() as client:
                 pipe = client.pipeline(transaction=False)
                 pipe.zadd(channel.unacked_index_key, scores, xx=True)
-                if followed.overdue.renewed_s < SAFE_S:
-                    marks = unacked_marks(channel.unacked_index_key)
+                if followed.overdue.renewed_s < DEFAULT_VISIBILITY_S:
+                    marks = renewal_marks(channel.unacked_index_key)
                     pipe.zadd(marks, scores, xx=True)
-                    pipe.pexpire(marks, int(2000 * SAFE_S))
+                    pipe.pexpire(marks, int(2000 * DEFAULT_VISIBILITY_S))
                 pipe.execute()
 
     def _sweep(self, followed: _Followed) -> None:
@@ -201,7 +201,7 @@ class Holding(ThreadService):
                 connection.close()
 
 
-def spare_others(connection: Any) -> float | None:
+def protect_other_workers(connection: Any) -> float | None:
     """Have kombu wait long enough before it puts back what others hold; the shorter time if any.
 
     It looks for that over every connection that waits for messages, those of answers too.
@@ -210,9 +210,9 @@ def spare_others(connection: Any) -> float | None:
     if given is None or connection.transport.driver_type != "redis":
         return None
     timeout_s = _checked(given)
-    if timeout_s >= SAFE_S:
+    if timeout_s >= DEFAULT_VISIBILITY_S:
         return None
-    connection.transport_options["visibility_timeout"] = SAFE_S
+    connection.transport_options["visibility_timeout"] = DEFAULT_VISIBILITY_S
     return timeout_s
 
 

@@ -26,7 +26,7 @@ from capsule_tasks.executions.ends import (
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.events import AttemptEnded, Ended, Outcome
 from capsule_tasks.protocol.failures import Failure
-from capsule_tasks.protocol.messages import Error, ErrorKind, Traced
+from capsule_tasks.protocol.messages import Error, ErrorKind, TaskResult
 
 TERM, KILL, INT, SEGV = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGSEGV
 ORIGIN = Origin(execution_id="id", task="app.task")
@@ -38,7 +38,9 @@ def error(kind: ErrorKind, message: str = "", **changes: int) -> Error:
 
 def failed(name: str, message: str = "", module: str = "celery.exceptions", **state: object) -> End:
     failure = Failure(module=module, name=name, message=message, state=state, traceback="trace")
-    return end_of_traced(Traced(execution_id="id", failure=failure, runtime_s=0.5, stdout_bytes=7))
+    return end_of_traced(
+        TaskResult(execution_id="id", failure=failure, runtime_s=0.5, stdout_bytes=7)
+    )
 
 
 # --- what a child did not bring to its end -----------------------------------------------------
@@ -153,7 +155,7 @@ TOO_OFTEN = End(EndKind.LOST_TOO_OFTEN, "five")
 
 
 @pytest.mark.parametrize(
-    ("end", "promise", "is_let_go", "detail"),
+    ("end", "promise", "is_worker_stopping", "detail"),
     [
         (TERMINATED, "acks_late", True, "its worker let go of it"),
         (LOST, "continues_after_loss", False, LOST.message),
@@ -162,12 +164,12 @@ TOO_OFTEN = End(EndKind.LOST_TOO_OFTEN, "five")
     ids=["let go", "lost", "over limit"],
 )
 def test_what_celery_delivers_again_has_not_ended(
-    end: End, promise: str, is_let_go: bool, detail: str
+    end: End, promise: str, is_worker_stopping: bool, detail: str
 ) -> None:
     origin = Origin(execution_id="id", task="app.task", **{promise: True})
-    event = last_event(end, origin, is_let_go=is_let_go)
+    event = last_event(end, origin, is_worker_stopping=is_worker_stopping)
     assert event == AttemptEnded(how="requeued", detail=detail)
-    assert isinstance(last_event(end, ORIGIN, is_let_go=is_let_go), Ended)
+    assert isinstance(last_event(end, ORIGIN, is_worker_stopping=is_worker_stopping), Ended)
 
 
 PROMISED = Origin(
@@ -192,7 +194,7 @@ PROMISED = Origin(
             End(EndKind.DISCARDED, "revoked"),
             Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message="revoked"),
         ),
-        (End(EndKind.GIVEN_BACK, "no broker"), AttemptEnded(how="requeued", detail="no broker")),
+        (End(EndKind.REQUEUED, "no broker"), AttemptEnded(how="requeued", detail="no broker")),
     ],
     ids=lambda one: one.kind.name if isinstance(one, End) else "",
 )

@@ -34,17 +34,17 @@ from capsule_tasks.protocol.events import (
     RespondCommand,
 )
 from capsule_tasks.protocol.failures import Failure
-from capsule_tasks.protocol.messages import Error, ErrorKind, InputClosed, InputRequest, Traced
+from capsule_tasks.protocol.messages import Error, ErrorKind, InputClosed, InputRequest, TaskResult
 
 OURS, THEIRS = "our lease", "our lease before"
 SOMEBODY = "somebody"
 
-WELL = Traced(execution_id="id", text="4", stdout_bytes=5)
+WELL = TaskResult(execution_id="id", text="4", stdout_bytes=5)
 SUCCESS = Ended(outcome=Outcome.SUCCEEDED, text="4", stdout_bytes=5)
-RETRY = Traced(
+RETRY = TaskResult(
     execution_id="id", failure=Failure(module="celery.exceptions", name="Retry", message="in 1s")
 )
-REPLACED = Traced(
+REPLACED = TaskResult(
     execution_id="id",
     failure=Failure(module="celery.exceptions", name="Ignore", message="Replaced by new task"),
 )
@@ -102,24 +102,24 @@ def test_an_early_acknowledged_task_that_prints_after_5_ms_and_ends_after_8() ->
     assert life.handle(CLAIM_LATER) == [do.Send()]
     assert life.handle(on.Sent()) == []
     assert life.handle(STARTED) == [
-        do.TellAccepted(1.0, defers_ack=True),
+        do.ReportAccepted(1.0, defers_ack=True),
         do.PublishStart(),
         start(Timer.CLAIM_DUE),
     ]
-    assert life.handle(on.FirstOutput()) == [do.ClaimWithWords(takes_over=False)]
+    assert life.handle(on.FirstOutput()) == [do.ClaimWithEvents(takes_over=False)]
     assert life.handle(ENDS_WELL) == [  # Redis has not answered
         do.CancelTimers(),
         do.FreeSlot(),
         start(Timer.END_WAIT),
         do.PublishEnd(SUCCESS),
     ]
-    assert life.handle(on.HoldNoted(OURS)) == []
+    assert life.handle(on.HoldRecorded(OURS)) == []
     assert life.handle(CLAIMED) == [do.Flush()]
     assert life.handle(on.EndStored()) == [
-        do.NoteEnd(SUCCESS),
+        do.RecordEnd(SUCCESS),
         do.Release(),
         do.Acknowledge(),
-        do.TellEnd(end_of_traced(WELL), frees_slot=False),
+        do.ReportEnd(end_of_traced(WELL), frees_slot=False),
     ]
 
 
@@ -127,21 +127,21 @@ def test_a_short_task_is_claimed_with_its_end() -> None:
     life = running(LATE)
     assert life.handle(ENDS_WELL)[-2:] == [
         do.PublishEnd(SUCCESS),
-        do.ClaimWithWords(takes_over=False),
+        do.ClaimWithEvents(takes_over=False),
     ]
-    told = do.TellEnd(end_of_traced(WELL), frees_slot=False)
-    assert life.handle(on.EndStored()) == [do.NoteEnd(SUCCESS), do.Release(), told]
+    told = do.ReportEnd(end_of_traced(WELL), frees_slot=False)
+    assert life.handle(on.EndStored()) == [do.RecordEnd(SUCCESS), do.Release(), told]
     assert life.claim is Claim.CLOSED
 
 
 def test_a_silent_early_acknowledged_task_is_acknowledged_when_its_claim_is_sure() -> None:
     life = running(EARLY)
     assert life.handle(fired(Timer.CLAIM_DUE)) == [
-        do.ClaimWithWords(takes_over=False),
+        do.ClaimWithEvents(takes_over=False),
         start(Timer.CLAIM_WAIT),
     ]
-    assert life.handle(CLAIMED) == [do.NoteRunning(), do.Flush()]
-    assert life.handle(on.HoldNoted(OURS)) == [start(Timer.CLAIM_WAIT), do.ConfirmLease(OURS)]
+    assert life.handle(CLAIMED) == [do.RecordRunning(), do.Flush()]
+    assert life.handle(on.HoldRecorded(OURS)) == [start(Timer.CLAIM_WAIT), do.ConfirmLease(OURS)]
     assert life.handle(on.LeaseConfirmed(OURS)) == [do.Acknowledge()]
     assert life.handle(fired(Timer.CLAIM_WAIT)) == []
 
@@ -150,10 +150,10 @@ def test_a_silent_early_acknowledged_task_is_acknowledged_when_its_claim_is_sure
     "news",
     [
         [CLAIMED, on.LeaseConfirmed(OURS)],
-        [CLAIMED, on.HoldNoted(THEIRS), on.LeaseConfirmed(OURS)],
-        [CLAIMED, on.HoldNoted(OURS), on.LeaseConfirmed(THEIRS)],
-        [on.HoldNoted(OURS), on.LeaseConfirmed(OURS)],
-        [on.ClaimStored(THEIRS, OURS), on.HoldNoted(THEIRS), on.LeaseConfirmed(THEIRS)],
+        [CLAIMED, on.HoldRecorded(THEIRS), on.LeaseConfirmed(OURS)],
+        [CLAIMED, on.HoldRecorded(OURS), on.LeaseConfirmed(THEIRS)],
+        [on.HoldRecorded(OURS), on.LeaseConfirmed(OURS)],
+        [on.ClaimStored(THEIRS, OURS), on.HoldRecorded(THEIRS), on.LeaseConfirmed(THEIRS)],
     ],
     ids=["not noted", "noted under another", "another confirmed", "not stored", "lease lost"],
 )
@@ -174,16 +174,16 @@ def test_a_claim_that_redis_refuses_acknowledges_at_once() -> None:
     ]
     assert life.handle(ENDS_WELL) == [
         do.CancelTimers(),
-        do.TellEnd(end_of_traced(WELL), frees_slot=True),
+        do.ReportEnd(end_of_traced(WELL), frees_slot=True),
     ]
 
 
 def test_a_task_without_a_stream_is_acknowledged_by_celery_and_told_at_once() -> None:
     life = life_of(EARLY, NO_STREAM, on.Sent())
-    assert life.handle(STARTED) == [do.TellAccepted(1.0, defers_ack=False)]
+    assert life.handle(STARTED) == [do.ReportAccepted(1.0, defers_ack=False)]
     assert life.handle(ENDS_WELL) == [
         do.CancelTimers(),
-        do.TellEnd(end_of_traced(WELL), frees_slot=True),
+        do.ReportEnd(end_of_traced(WELL), frees_slot=True),
     ]
 
 
@@ -192,7 +192,7 @@ def test_a_question_is_claimed_for_at_once_and_ended_when_nobody_can_hear_it() -
     question = InputRequest(execution_id="id", id="question")
     assert life.handle(on.InputRequested(question)) == [
         do.Publish(question),
-        do.ClaimWithWords(takes_over=False),
+        do.ClaimWithEvents(takes_over=False),
     ]
     assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [
         do.CloseStream(),
@@ -207,9 +207,9 @@ def test_a_question_is_claimed_for_at_once_and_ended_when_nobody_can_hear_it() -
 
 def test_a_retry_waits_until_its_previous_attempt_has_ended() -> None:
     life = Lifecycle(origin(acks_late=True, is_retry=True))
-    assert life.handle(CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.LookAtPrevious()]
+    assert life.handle(CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.AwaitPrevious()]
     assert life.handle(on.PreviousEnded()) == [do.ClaimFirst()]
-    assert life.handle(CLAIMED) == [do.NoteRunning(), do.CancelTimers(), do.Send(), do.Flush()]
+    assert life.handle(CLAIMED) == [do.RecordRunning(), do.CancelTimers(), do.Send(), do.Flush()]
 
 
 def test_a_retry_begins_when_redis_had_its_time_and_is_claimed_when_redis_is_back() -> None:
@@ -218,7 +218,7 @@ def test_a_retry_begins_when_redis_had_its_time_and_is_claimed_when_redis_is_bac
     life.handle(on.Sent())
     assert do.Acknowledge() in life.handle(STARTED), "Redis had its time before the beginning"
     assert life.handle(on.PreviousEnded()) == [do.ClaimFirst()]
-    assert life.handle(CLAIMED) == [do.NoteRunning(), do.Flush()]
+    assert life.handle(CLAIMED) == [do.RecordRunning(), do.Flush()]
 
 
 def test_the_wait_for_a_claim_that_came_does_not_shorten_that_for_the_acknowledgement() -> None:
@@ -250,7 +250,7 @@ def test_a_redelivered_message_is_judged_and_its_stale_owner_is_heard_no_more() 
     ]
     assert stale.handle(ENDS_WELL) == [
         do.CancelTimers(),
-        do.TellEnd(end_of_traced(WELL), frees_slot=True),
+        do.ReportEnd(end_of_traced(WELL), frees_slot=True),
     ]
 
 
@@ -259,24 +259,24 @@ def test_a_message_that_cost_too_many_processes_ends_before_it_begins() -> None:
     end = End(EndKind.LOST_TOO_OFTEN, "it has cost 5 processes")
     assert life.handle(on.LossJudged(end)) == [
         do.CancelTimers(),
-        do.TellEnd(end, frees_slot=True),
+        do.ReportEnd(end, frees_slot=True),
     ]
 
 
 def test_a_task_that_replaces_itself_is_claimed_before_its_successor() -> None:
     first, second = running(LATE), running(LATE)
-    assert first.handle(on.SuccessorAdmitted()) == [do.ClaimWithWords(takes_over=False)]
+    assert first.handle(on.SuccessorAdmitted()) == [do.ClaimWithEvents(takes_over=False)]
     first.handle(CLAIMED)
 
-    assert second.handle(on.FirstOutput()) == [do.ClaimWithWords(takes_over=False)]
-    assert second.handle(on.ClaimRefused(Refusal.RUNS_ELSEWHERE)) == [do.LookAtPrevious()]
+    assert second.handle(on.FirstOutput()) == [do.ClaimWithEvents(takes_over=False)]
+    assert second.handle(on.ClaimRefused(Refusal.RUNS_ELSEWHERE)) == [do.AwaitPrevious()]
 
     ended = do.PublishEnd(AttemptEnded(how="replaced", detail="Replaced by new task"))
     assert ended in first.handle(on.Finished(REPLACED, None, 2.0))
     first.handle(on.EndStored())
 
-    assert second.handle(on.PreviousEnded()) == [do.ClaimWithWords(takes_over=True)]
-    assert second.handle(CLAIMED) == [do.NoteRunning(), do.Flush()]
+    assert second.handle(on.PreviousEnded()) == [do.ClaimWithEvents(takes_over=True)]
+    assert second.handle(CLAIMED) == [do.RecordRunning(), do.Flush()]
 
 
 def test_a_takeover_that_is_refused_again_closes_the_stream() -> None:
@@ -292,7 +292,7 @@ def test_an_attempt_that_is_to_be_retried_takes_nothing_over() -> None:
     assert life.handle(on.PreviousEnded()) == [
         do.CloseStream(),
         do.Release(),
-        do.TellEnd(end_of_traced(RETRY), frees_slot=False),
+        do.ReportEnd(end_of_traced(RETRY), frees_slot=False),
     ]
 
 
@@ -315,9 +315,9 @@ def test_a_cancel_before_the_claim_ends_what_never_began() -> None:
     ]
     assert life.handle(CLAIMED) == [do.Flush()]
     assert life.handle(on.EndStored()) == [
-        do.NoteEnd(cancelled),
+        do.RecordEnd(cancelled),
         do.Release(),
-        do.TellEnd(terminated(), frees_slot=False),
+        do.ReportEnd(terminated(), frees_slot=False),
     ]
 
 
@@ -327,7 +327,7 @@ def test_a_claim_that_finds_the_execution_cancelled_ends_it() -> None:
         do.CloseStream(),
         do.Release(),
         do.CancelTimers(),
-        do.TellEnd(terminated(), frees_slot=True),
+        do.ReportEnd(terminated(), frees_slot=True),
     ]
 
 
@@ -368,10 +368,10 @@ def test_a_cancel_after_the_end_does_nothing() -> None:
 
 
 def test_a_bell_before_the_claim_has_it_claimed_and_its_commands_read() -> None:
-    life = life_of(LATE, CLAIM_LATER, on.BellRang(), on.Sent())
-    assert do.ClaimWithWords(takes_over=False) in life.handle(STARTED)
+    life = life_of(LATE, CLAIM_LATER, on.DoorbellRang(), on.Sent())
+    assert do.ClaimWithEvents(takes_over=False) in life.handle(STARTED)
     assert do.ReadCommands() in life.handle(CLAIMED)
-    assert life.handle(on.BellRang()) == [do.ReadCommands()]
+    assert life.handle(on.DoorbellRang()) == [do.ReadCommands()]
 
 
 def test_only_a_cancel_is_meant_for_an_attempt_that_is_not_claimed() -> None:
@@ -393,7 +393,7 @@ def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_what_ended_it() -> No
     assert life.handle(STOP) == [do.Signal(signal.SIGTERM, SOMEBODY)]
     assert life.handle(fired(Timer.HARD_LIMIT)) == [do.Kill("")]
     life.handle(DIES)
-    (told,) = [one for one in life.handle(on.EndStored()) if isinstance(one, do.TellEnd)]
+    (told,) = [one for one in life.handle(on.EndStored()) if isinstance(one, do.ReportEnd)]
     assert told.end == End(EndKind.OVER_LIMIT, "TimeLimitExceeded(3.0,)")
 
 
@@ -421,7 +421,7 @@ def test_a_coroutine_whose_child_is_condemned_goes_to_another_one() -> None:
         assert life.handle(on.SendRefused()) == [], "the dispatcher has it in its queue again"
         assert not life.is_with_child
     life.handle(on.Sent())
-    assert life.handle(STARTED)[0] == do.TellAccepted(1.0, defers_ack=False)
+    assert life.handle(STARTED)[0] == do.ReportAccepted(1.0, defers_ack=False)
 
 
 def test_who_has_a_task_killed_is_named_once() -> None:
@@ -433,11 +433,11 @@ def test_who_has_a_task_killed_is_named_once() -> None:
 
 
 def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:
-    for is_let_go, event in (
+    for is_worker_stopping, event in (
         (True, AttemptEnded(how="requeued", detail="its worker let go of it")),
         (False, last_event(terminated(), LATE)),
     ):
-        life = claimed(LATE, on.StopRequested(signal.SIGTERM, SOMEBODY, is_let_go))
+        life = claimed(LATE, on.StopRequested(signal.SIGTERM, SOMEBODY, is_worker_stopping))
         actions = life.handle(on.Finished(DIED, -signal.SIGTERM, 2.0))
         assert do.PublishEnd(event) in actions
 
@@ -480,19 +480,19 @@ def test_what_is_stopped_while_its_loss_is_judged_was_terminated() -> None:
 def test_a_child_that_dies_without_a_word_had_begun() -> None:
     """A message that is acknowledged early must not be delivered again."""
     life = life_of(EARLY, CLAIM_LATER, on.Sent())
-    assert life.handle(DIES)[0] == do.TellAccepted(2.0, defers_ack=True)
+    assert life.handle(DIES)[0] == do.ReportAccepted(2.0, defers_ack=True)
     assert life.run is Run.OVER
 
 
 def test_when_the_broker_is_lost_only_what_has_not_begun_is_given_back() -> None:
-    given_back = End(EndKind.GIVEN_BACK, "the connection to the broker was lost")
+    given_back = End(EndKind.REQUEUED, "the connection to the broker was lost")
     waiting = life_of(LATE, CLAIM_LATER)
     assert waiting.handle(on.BrokerLost()) == [
         do.Unqueue(),
         do.CancelTimers(),
         do.CloseStream(),
         do.Release(),
-        do.TellEnd(given_back, frees_slot=True),
+        do.ReportEnd(given_back, frees_slot=True),
     ]
     for life in (running(LATE), claimed(COMES_AGAIN, DIES)):
         assert life.handle(on.BrokerLost()) == []
@@ -510,10 +510,10 @@ def test_a_lost_lease_is_taken_anew_with_the_open_questions() -> None:
     )
     assert life.handle(on.LeaseBegun(OURS)) == []
     assert life.handle(on.LeaseBegun("new")) == [do.Settle()]
-    assert life.handle(on.Settled()) == [do.Publish(question), do.ClaimAnew(OURS)]
-    assert life.handle(on.HoldNoted("new")) == []
+    assert life.handle(on.Settled()) == [do.Publish(question), do.Reclaim(OURS)]
+    assert life.handle(on.HoldRecorded("new")) == []
     assert life.handle(on.ClaimStored("new", "new")) == [
-        do.NoteRunning(),
+        do.RecordRunning(),
         do.Flush(),
         start(Timer.CLAIM_WAIT),
         do.ConfirmLease("new"),
@@ -525,7 +525,7 @@ def test_a_lease_that_is_lost_while_the_claim_is_on_its_way_is_taken_anew() -> N
     life = running(LATE, on.FirstOutput())
     assert life.handle(on.LeaseBegun("new")) == []
     assert life.handle(on.ClaimStored(OURS, "new"))[-1] == do.Settle()
-    assert life.handle(on.Settled()) == [do.ClaimAnew(OURS)]
+    assert life.handle(on.Settled()) == [do.Reclaim(OURS)]
 
 
 def test_what_another_worker_has_taken_meanwhile_runs_on_unseen() -> None:
@@ -538,20 +538,20 @@ def test_an_end_that_waits_for_a_new_claim_is_published_once_and_nothing_after_i
     question = InputRequest(execution_id="id", id="open")
     life = claimed(LATE, on.InputRequested(question), on.LeaseBegun("new"))
     assert do.PublishEnd(SUCCESS) in life.handle(ENDS_WELL)
-    assert life.handle(on.Settled()) == [do.ClaimAnew(OURS)]
+    assert life.handle(on.Settled()) == [do.Reclaim(OURS)]
     assert life.handle(on.ClaimStored("new", "new")) == [do.Flush()]
 
 
 def test_5000_ends_while_redis_is_away_are_told_in_time_and_stored_later() -> None:
     lives = [running(EARLY, fired(Timer.CLAIM_DUE), ENDS_WELL) for _ in range(5000)]
-    told = [do.Acknowledge(), do.TellEnd(end_of_traced(WELL), frees_slot=False)]
+    told = [do.Acknowledge(), do.ReportEnd(end_of_traced(WELL), frees_slot=False)]
     for life in lives:
         assert life.run is Run.OVER
         assert life.handle(fired(Timer.END_WAIT)) == told
         assert life.handle(fired(Timer.END_WAIT)) == []
     for life in lives:
         assert life.handle(CLAIMED) == [do.Flush()]
-        assert life.handle(on.EndStored()) == [do.NoteEnd(SUCCESS), do.Release()]
+        assert life.handle(on.EndStored()) == [do.RecordEnd(SUCCESS), do.Release()]
         assert life.handle(on.EndStored()) == []
 
 
@@ -561,16 +561,16 @@ def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
     counted: list[Action] = []
     first = claimed(member)
     for event in (on.Finished(RETRY, None, 2.0), fired(Timer.END_WAIT), on.EndStored()):
-        counted += [one for one in first.handle(event) if isinstance(one, do.NoteEnd)]
-    assert counted == [do.NoteEnd(AttemptEnded(how="retry", detail="in 1s"))]
+        counted += [one for one in first.handle(event) if isinstance(one, do.RecordEnd)]
+    assert counted == [do.RecordEnd(AttemptEnded(how="retry", detail="in 1s"))]
 
     second = claimed(member)
     for event in (ENDS_WELL, fired(Timer.END_WAIT), on.EndStored(), on.EndStored()):
-        counted += [one for one in second.handle(event) if isinstance(one, do.NoteEnd)]
-    assert counted[1:] == [do.NoteEnd(SUCCESS)]
+        counted += [one for one in second.handle(event) if isinstance(one, do.RecordEnd)]
+    assert counted[1:] == [do.RecordEnd(SUCCESS)]
 
     stale = claimed(member, on.AppendRefused())
-    assert not any(isinstance(one, do.NoteEnd) for one in stale.handle(ENDS_WELL))
+    assert not any(isinstance(one, do.RecordEnd) for one in stale.handle(ENDS_WELL))
 
 
 # --- what ends otherwise -----------------------------------------------------------------------
@@ -583,9 +583,9 @@ def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() ->
         do.CancelTimers(),
         do.StartTimer(Timer.END_WAIT),
         do.PublishEnd(end),
-        do.ClaimWithWords(takes_over=False),
+        do.ClaimWithEvents(takes_over=False),
     ]
-    assert life.handle(on.EndStored()) == [do.NoteEnd(end), do.Release()]
+    assert life.handle(on.EndStored()) == [do.RecordEnd(end), do.Release()]
 
 
 @pytest.mark.parametrize(
@@ -604,11 +604,11 @@ def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() ->
 def test_a_worker_that_stops_leaves_what_runs_to_others_unless_its_message_is_gone(
     origin: Origin, is_sure: bool, event: AttemptEnded | Ended
 ) -> None:
-    life = claimed(origin, on.HoldNoted(OURS))
+    life = claimed(origin, on.HoldRecorded(OURS))
     if is_sure:
         life.handle(on.LeaseConfirmed(OURS))
     assert life.handle(on.WorkerStopping()) == [do.CancelTimers(), do.PublishEnd(event)]
-    assert life.handle(on.EndStored()) == [do.NoteEnd(event), do.Release()]
+    assert life.handle(on.EndStored()) == [do.RecordEnd(event), do.Release()]
     assert life.handle(DIES) == []
 
 

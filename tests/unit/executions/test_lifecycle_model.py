@@ -38,8 +38,8 @@ from capsule_tasks.protocol.messages import (
     ErrorKind,
     InputClosed,
     InputRequest,
+    TaskResult,
     Terminal,
-    Traced,
 )
 
 
@@ -47,14 +47,14 @@ def failed(name: str, message: str = "", **state: object) -> Failure:
     return Failure(module="celery.exceptions", name=name, message=message, state=state)
 
 
-WELL = Traced(execution_id="id", text="4")
+WELL = TaskResult(execution_id="id", text="4")
 TRACED = [
     WELL,
-    Traced(execution_id="id", failure=Failure(module="builtins", name="ValueError")),
-    Traced(execution_id="id", failure=failed("Retry")),
-    Traced(execution_id="id", failure=failed("Ignore", "Replaced by new task")),
-    Traced(execution_id="id", failure=failed("Reject", requeue=True)),
-    Traced(execution_id="id", failure=Failure(module="", name="SystemExit"), escaped=True),
+    TaskResult(execution_id="id", failure=Failure(module="builtins", name="ValueError")),
+    TaskResult(execution_id="id", failure=failed("Retry")),
+    TaskResult(execution_id="id", failure=failed("Ignore", "Replaced by new task")),
+    TaskResult(execution_id="id", failure=failed("Reject", requeue=True)),
+    TaskResult(execution_id="id", failure=Failure(module="", name="SystemExit"), escaped=True),
 ]
 LOST = Error(execution_id="id", kind=ErrorKind.LOST, type="SessionLost", message="it is gone")
 NOT_CARRIED = Error(execution_id="id", kind=ErrorKind.TOO_LARGE, type="TooLarge", message="2 GiB")
@@ -134,7 +134,7 @@ class World:
         self.confirmed: set[str] = set()
         self.has_waited = self.has_end_waited = False
         # the reporter
-        self.accepted: do.TellAccepted | None = None
+        self.accepted: do.ReportAccepted | None = None
         self.told: list[End] = []
         self.acks = self.freed = 0
 
@@ -166,12 +166,12 @@ class World:
                 self.timers.add(timer)
             case do.CancelTimers():
                 self.timers &= {Timer.END_WAIT}
-            case do.TellAccepted() | do.Acknowledge() | do.FreeSlot() | do.TellEnd():
+            case do.ReportAccepted() | do.Acknowledge() | do.FreeSlot() | do.ReportEnd():
                 self.report(action)
             case do.Release():
                 assert not self.is_released
                 self.is_released = True
-            case do.NoteEnd(event):
+            case do.RecordEnd(event):
                 assert self.is_end_stored
                 self.notes.append(event)
             case _:
@@ -182,7 +182,7 @@ class World:
         assert not self.told, "the end is the last that is told"
         assert not self.is_left, "a message that is left to other workers is not spoken of"
         match action:
-            case do.TellAccepted():
+            case do.ReportAccepted():
                 assert self.accepted is None
                 self.accepted = action
             case do.Acknowledge():
@@ -196,7 +196,7 @@ class World:
                 self.acks += 1
             case do.FreeSlot():
                 self.freed += 1
-            case do.TellEnd(end, frees_slot):
+            case do.ReportEnd(end, frees_slot):
                 self.told.append(end)
                 self.freed += frees_slot
                 self.timers.discard(Timer.END_WAIT)
@@ -205,14 +205,14 @@ class World:
         match action:
             case do.ClaimFirst():
                 self.claim(Call("first", self.lease))
-            case do.ClaimWithWords(takes_over):
+            case do.ClaimWithEvents(takes_over):
                 kind = "takeover" if takes_over else "words"
                 self.claim(Call(kind, self.lease, has_end=self.end is not None))
-            case do.ClaimAnew(owner_before):
+            case do.Reclaim(owner_before):
                 assert owner_before == self.life.owner != ""
                 assert not self.may_append
                 self.claim(Call("anew", self.lease))
-            case do.LookAtPrevious():
+            case do.AwaitPrevious():
                 assert not self.is_looking
                 self.is_looking = True
             case do.ConfirmLease(owner):
@@ -234,7 +234,7 @@ class World:
                 self.is_closed, self.may_append = True, False
             case do.ReadCommands():
                 self.is_reading = True
-            case do.NoteRunning():
+            case do.RecordRunning():
                 assert self.end is None
             case _:
                 raise AssertionError(f"an unknown action: {action}")
@@ -331,7 +331,7 @@ class World:
     def note_hold(self, owner: str) -> None:
         self.holds.remove(owner)
         self.noted_owner = owner
-        self.feed(on.HoldNoted(owner))
+        self.feed(on.HoldRecorded(owner))
 
     def confirm(self, owner: str) -> None:
         self.confirms.discard(owner)
@@ -633,7 +633,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @in_case_of(Trouble.NEWS)
     @step()
     def bell_rings(self) -> None:
-        self.world.feed(on.BellRang())
+        self.world.feed(on.DoorbellRang())
 
     @when(lambda self: self.world.is_reading)
     @when(lambda self: not self.is_redis_away)
@@ -658,10 +658,10 @@ class LifecycleMachine(RuleBasedStateMachine):
     @when(lambda self: not self.world.life.is_over)
     @step(
         signum=st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGKILL]),
-        is_let_go=st.booleans(),
+        is_worker_stopping=st.booleans(),
     )
-    def is_stopped(self, signum: int, is_let_go: bool) -> None:
-        self.world.feed(on.StopRequested(int(signum), "somebody", is_let_go))
+    def is_stopped(self, signum: int, is_worker_stopping: bool) -> None:
+        self.world.feed(on.StopRequested(int(signum), "somebody", is_worker_stopping))
 
     @in_case_of(Trouble.STOP)
     @when(lambda self: not self.world.life.is_over)
@@ -723,8 +723,8 @@ class LifecycleMachine(RuleBasedStateMachine):
         late += [on.TimerFired(timer) for timer in Timer if timer is not Timer.END_WAIT]
         if life.claim is Claim.CLOSED and life.report is Report.ENDED:
             late += [on.ClaimStored("a", "b"), on.ClaimRefused(Refusal.CLOSED), on.Settled()]
-            late += [on.AppendRefused(), on.EndStored(), on.HoldNoted("a")]
-            late += [on.TimerFired(Timer.END_WAIT), on.FirstOutput(), on.BellRang()]
+            late += [on.AppendRefused(), on.EndStored(), on.HoldRecorded("a")]
+            late += [on.TimerFired(Timer.END_WAIT), on.FirstOutput(), on.DoorbellRang()]
         before = repr(life)
         for event in late:
             actions = life.handle(event)

@@ -30,10 +30,8 @@ class Link:
         self.calls: list[tuple[Call, Callable[[Any], object]]] = []
         self.held: list[str] = []
 
-    def cast(
-        self, call: Call, answer: Callable[[Any], object], *, is_patient: bool = False
-    ) -> None:
-        del is_patient
+    def cast(self, call: Call, answer: Callable[[Any], object], *, may_batch: bool = False) -> None:
+        del may_batch
         self.calls.append((call, answer))
 
     def sent(self) -> list[str]:
@@ -138,7 +136,7 @@ async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_befor
     ground: Ground, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Execution] = []
-    monkeypatch.setattr(ground.publisher, "look_at_previous", looked.append)
+    monkeypatch.setattr(ground.publisher, "await_previous_end", looked.append)
     execution = started(ground)
     ground.supervisor.said(execution, output("kept"))
     refused = link.answer(Code.STALE, b"6", b"another-claim")
@@ -249,7 +247,7 @@ async def test_an_unseen_attempt_that_comes_again_leaves_no_trace(
     ground: Ground, link: Link
 ) -> None:
     execution = ground.admitted(new_execution("e"))
-    ground.supervisor.give_back_waiting()
+    ground.supervisor.requeue_waiting()
     assert not link.calls
     assert execution.life.is_over
     assert reporter_of(execution).heard == ["ended"]
@@ -266,7 +264,7 @@ async def test_a_task_that_its_worker_lets_go_of_ends_its_attempt_only(
     ground: Ground, link: Link
 ) -> None:
     execution = started(ground, acks_late=True)
-    ground.supervisor.stop_execution(execution, 15, "the worker", is_let_go=True)
+    ground.supervisor.stop_execution(execution, 15, "the worker", is_worker_stopping=True)
     lost = Error(execution_id="e", kind=ErrorKind.LOST, type="SessionLost", message="")
     ground.supervisor.finished(execution, lost, -15)
     call = link.answer(Code.DONE, b"7", b"3")

@@ -78,10 +78,10 @@ local function wake_stream(meta_key, events_key, meta, loud)
 end
 
 -- Stores payloads[from..to] as the next events of the attempt; `close` writes what is quiet.
-local function store(meta_key, events_key, meta, payloads, from, to, is_loud)
+local function store(meta_key, events_key, meta, payloads, from, to, has_stream_content)
   local at_ms = meta.now_ms
   local ids = meta.quiet == '' and {} or quiet_ids(meta)
-  if is_loud and meta.loud ~= '1' then
+  if has_stream_content and meta.loud ~= '1' then
     wake_stream(meta_key, events_key, meta, '1')
   elseif not meta.loud and #ids + to - from + 1 > MOST_QUIET then
     wake_stream(meta_key, events_key, meta, '0')

@@ -13,8 +13,8 @@ from capsule_tasks.cli.terminal import Cleaner, cleaned, without_controls
 from capsule_tasks.client import Event, Failure, GroupState
 from capsule_tasks.protocol.events import (
     Accepted,
+    AttemptClaimed,
     AttemptEnded,
-    Begun,
     Ended,
     Outcome,
     Stacks,
@@ -78,7 +78,7 @@ class EventPrinter:
 
 def _told(message: Any, answer_with: str) -> str:
     match message:
-        case Begun():
+        case AttemptClaimed():
             return f"-- begun by {cleaned(message.worker)}"
         case Progress():
             total = f"/{message.total:g}" if message.total is not None else ""
@@ -89,7 +89,7 @@ def _told(message: Any, answer_with: str) -> str:
         case Gap():
             return f"-- {message.lost_bytes} bytes in {message.lost_messages} events are missing"
         case AttemptEnded():
-            return f"-- attempt ended ({message.how}) {cleaned(message.detail)}"
+            return f"-- attempt ended ({message.outcome}) {cleaned(message.detail)}"
         case Ended():
             return f"-- {message.outcome}{_why(message)}"
         case Stacks():
@@ -104,7 +104,7 @@ def _told(message: Any, answer_with: str) -> str:
 def _why(ended: Ended) -> str:
     if ended.type:
         return f": {cleaned(ended.type)}: {cleaned(ended.message)}"
-    return f": {cleaned(ended.text)}" if ended.text else ""
+    return f": {cleaned(ended.result_text)}" if ended.result_text else ""
 
 
 def exit_status(event: Event | None) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from capsule_tasks.client.redis_location import redis_url
-from capsule_tasks.client.requested_by import asker
+from capsule_tasks.client.requested_by import requested_by
 from capsule_tasks.client.revokes import keep_revoked
 from capsule_tasks.client.watching.results import stored_ends
 from capsule_tasks.client.watching.watch_thread import hub
@@ -43,7 +43,9 @@ async def cancel_all(app: Any, ids: Iterable[str], grace_s: float | None) -> dic
         asked: dict[str, Asked] = dict.fromkeys(wanted, "waiting")
     else:
         tower = await hub.tower(app)
-        states = await tower.tell_all(wanted, CancelCommand(grace_s=grace_s, asker=asker()))
+        states = await tower.tell_all(
+            wanted, CancelCommand(grace_s=grace_s, requested_by=requested_by())
+        )
         asked = await cancel_answer(app, tower, states)
     for one, how in asked.items():
         if how == "over":

@@ -7,7 +7,7 @@ import os
 import socket
 
 
-def asker() -> str:
+def requested_by() -> str:
     """The user, host and process that this call is made in."""
     try:
         user = getpass.getuser()

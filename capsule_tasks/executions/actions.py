@@ -25,23 +25,23 @@ class Unqueue(Action, frozen=True, gc=False):
 
 
 class Signal(Action, frozen=True, gc=False):
-    """Send the child a signal. Without an asker the hard time limit has passed."""
+    """Send the child a signal. With an empty `requested_by` the hard time limit has passed."""
 
     signum: int
-    asker: str
+    requested_by: str
 
 
 class Kill(Action, frozen=True, gc=False):
     """Kill the child's whole family."""
 
-    asker: str
+    requested_by: str
 
 
 class CancelInChild(Action, frozen=True, gc=False):
     """End the execution in order; by force after the grace, which None leaves to the settings."""
 
     grace_s: float | None
-    asker: str
+    requested_by: str
 
 
 class RaiseSoftLimit(Action, frozen=True, gc=False):

@@ -195,7 +195,7 @@ class Lane(Generic[W]):
         del child.sent[sent.execution_id], self._sent[sent.work]
         exit_status = None
         if isinstance(end, TaskResult):
-            if end.escaped:
+            if end.escaped_tracer:
                 self.doom(child, "a task tried to end the process")
         elif not isinstance(end, Result):
             exit_status = child.session.exit_status

@@ -1,4 +1,4 @@
-"""How executions end: why, and as which last event watchers hear of it."""
+"""How executions end: why, and which last event watchers read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.executions.origin import Origin
-from capsule_tasks.protocol.events import AttemptEnded, Ended, How, Outcome
+from capsule_tasks.protocol.events import AttemptEnded, AttemptOutcome, Ended, Outcome
 from capsule_tasks.protocol.messages import Error, ErrorKind, TaskResult, Terminal
 from capsule_tasks.sessions.process.child_process import CRASHES
 
@@ -138,9 +138,9 @@ def last_event(end: End, origin: Origin, *, is_worker_stopping: bool = False) ->
     )
 
 
-def another_follows(how: How, detail: str = "") -> AttemptEnded:
+def another_follows(outcome: AttemptOutcome, detail: str = "") -> AttemptEnded:
     """This attempt is over, and another one follows."""
-    return AttemptEnded(how=how, detail=detail[:_MOST_TEXT])
+    return AttemptEnded(outcome=outcome, detail=detail[:_MOST_TEXT])
 
 
 def lost(why: str) -> Ended:
@@ -174,7 +174,7 @@ def _of_traced(traced: TaskResult) -> LastEvent:
     if failure is None:
         return Ended(
             outcome=_SUCCEEDED,
-            text=(traced.text or "")[:_MOST_TEXT],
+            result_text=(traced.text or "")[:_MOST_TEXT],
             runtime_s=traced.runtime_s,
             stdout_bytes=traced.stdout_bytes,
             stderr_bytes=traced.stderr_bytes,

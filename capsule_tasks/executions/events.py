@@ -181,7 +181,7 @@ class StopRequested(Event, frozen=True, gc=False):
     """Somebody wants the execution ended with a signal."""
 
     signum: int
-    asker: str
+    requested_by: str
     is_worker_stopping: bool = False
     """The worker itself asks, and its message goes back."""
 
@@ -190,13 +190,13 @@ class CancelRequested(Event, frozen=True, gc=False):
     """Somebody wants the execution ended in order, and by force after the grace."""
 
     grace_s: float | None
-    asker: str
+    requested_by: str
 
 
 class KillRequested(Event, frozen=True, gc=False):
     """Nothing that runs is waited for any more."""
 
-    asker: str
+    requested_by: str
 
 
 class BrokerLost(Event, frozen=True, gc=False):

@@ -65,7 +65,7 @@ from capsule_tasks.protocol.messages import TaskResult
 
 _ASYNC_GRACE_S = 5.0
 """From the cancel of a coroutine to the kill of its child, and so of its neighbours."""
-_MOST_ASKER = 200
+_MOST_REQUESTED_BY = 200
 _SEND = do.Send()
 _FREE_SLOT = do.FreeSlot()
 _PUBLISH_START = do.PublishStart()
@@ -234,7 +234,7 @@ class Lifecycle(ClaimAxis):
             # not be delivered again.
             self._on_child_started(on.ChildStarted(event.at))
         if isinstance(terminal, TaskResult) and not (
-            terminal.escaped and self.stop_signum is not None
+            terminal.escaped_tracer and self.stop_signum is not None
         ):
             self._finish(end_of_traced(terminal))
             return
@@ -270,11 +270,11 @@ class Lifecycle(ClaimAxis):
         if not self.is_with_child:
             self._finish(End(EndKind.TERMINATED, signum=event.signum))
         elif self.origin.is_async:
-            self._do(do.CancelInChild(_ASYNC_GRACE_S, event.asker))
+            self._do(do.CancelInChild(_ASYNC_GRACE_S, event.requested_by))
         elif event.signum == signal.SIGKILL:
-            self._do(do.Kill(event.asker))
+            self._do(do.Kill(event.requested_by))
         else:
-            self._do(do.Signal(event.signum, event.asker))
+            self._do(do.Signal(event.signum, event.requested_by))
 
     def _on_cancel_requested(self, event: on.CancelRequested) -> None:
         if self.run is OVER:
@@ -283,14 +283,15 @@ class Lifecycle(ClaimAxis):
         if not self.is_with_child:
             self._finish(End(EndKind.TERMINATED, signum=signum))
         else:
-            self._do(do.CancelInChild(event.grace_s, event.asker))
+            self._do(do.CancelInChild(event.grace_s, event.requested_by))
 
     def _on_kill_requested(self, event: on.KillRequested) -> None:
         if not self.is_with_child:
             return
-        asker = event.asker if self.stop_signum is None else ""  # the log has said who
+        # A stop that was requested before is in the log already.
+        requested_by = event.requested_by if self.stop_signum is None else ""
         self.stop_signum = self.stop_signum or int(signal.SIGKILL)
-        self._do(do.Kill(asker))
+        self._do(do.Kill(requested_by))
 
     def _on_soft_limit(self) -> None:
         if self.run is RUNNING:
@@ -397,7 +398,9 @@ class Lifecycle(ClaimAxis):
         """Before the attempt is claimed only a cancel is meant for it."""
         command = event.command
         if isinstance(command, CancelCommand):
-            self._on_cancel_requested(on.CancelRequested(command.grace_s, _quoted(command.asker)))
+            self._on_cancel_requested(
+                on.CancelRequested(command.grace_s, _quoted(command.requested_by))
+            )
         elif self.is_with_child and self.owner and self.claim is not CLOSED:
             self._do(do.CommandChild(command, next(iter(self._questions), "")))
 
@@ -436,6 +439,8 @@ class Lifecycle(ClaimAxis):
     }
 
 
-def _quoted(asker: str) -> str:
-    """Whoever may write to Redis names the asker: quoted, the name is one line of the log."""
-    return f"{asker[:_MOST_ASKER]!r} (Execution.cancel)" if asker else "Execution.cancel"
+def _quoted(requested_by: str) -> str:
+    """Quoted: whoever can write to Redis chooses the text, and it must stay one line of the log."""
+    if not requested_by:
+        return "Execution.cancel"
+    return f"{requested_by[:_MOST_REQUESTED_BY]!r} (Execution.cancel)"

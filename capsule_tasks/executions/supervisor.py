@@ -154,9 +154,14 @@ class Supervisor:
             self._is_acting = False
 
     def stop_execution(
-        self, execution: Execution, signum: int, asker: str, *, is_worker_stopping: bool = False
+        self,
+        execution: Execution,
+        signum: int,
+        requested_by: str,
+        *,
+        is_worker_stopping: bool = False,
     ) -> None:
-        self.feed(execution, on.StopRequested(signum, asker, is_worker_stopping))
+        self.feed(execution, on.StopRequested(signum, requested_by, is_worker_stopping))
 
     def stop_process(self, pid: int, signum: int) -> None:
         """End the only execution of a process, for callers that know no better."""
@@ -248,29 +253,31 @@ class Supervisor:
             self.dispatcher.remove(execution)
 
     def _signal(self, execution: Execution, action: do.Signal) -> None:
-        self._log_stop(execution, action.asker)
-        if action.asker:
+        self._log_stop(execution, action.requested_by)
+        if action.requested_by:
             why = f"a task was terminated with signal {action.signum}"
         else:
             why = "a task met its hard limit"
         self.dispatcher.signal(execution, action.signum, why)
 
     def _kill(self, execution: Execution, action: do.Kill) -> None:
-        self._log_stop(execution, action.asker)
+        self._log_stop(execution, action.requested_by)
         self.dispatcher.kill(execution)
 
     def _cancel_in_child(self, execution: Execution, action: do.CancelInChild) -> None:
-        self._log_stop(execution, action.asker)
+        self._log_stop(execution, action.requested_by)
         grace_s = action.grace_s
         if grace_s is None:
             assert self._publisher is not None, "only watchers leave the grace to the settings"
             grace_s = self._publisher.settings.cancel_grace_s
         self.dispatcher.cancel(execution, grace_s)
 
-    def _log_stop(self, execution: Execution, asker: str) -> None:
-        if asker:
+    def _log_stop(self, execution: Execution, requested_by: str) -> None:
+        if requested_by:
             name, task_id, pid = execution.call.name, execution.call.task_id, execution.pid
-            log.info("Cancelling %s[%s] in process %d: asked by %s", name, task_id, pid, asker)
+            log.info(
+                "Cancelling %s[%s] in process %d: asked by %s", name, task_id, pid, requested_by
+            )
 
     def _raise_soft_limit(self, execution: Execution, _action: do.RaiseSoftLimit) -> None:
         if self.dispatcher.soft_limit(execution):

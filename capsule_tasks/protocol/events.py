@@ -1,8 +1,8 @@
-"""What the stream of an execution holds: its own words as the child said them, and its milestones.
+"""The events of an execution's event stream, and the commands of its control stream.
 
-Each is stored as MessagePack with its tag in `t`; unknown fields are ignored, and an event of an
-unknown type is read as `UnknownEvent`, so that workers and watchers of neighbouring versions get
-along. Commands to an execution are at the end of this file.
+Both are stored as MessagePack with a tag in the field `t`. Unknown fields are ignored, and an event
+of an unknown type is read as `UnknownEvent`, so that workers and watchers of neighbouring versions
+understand each other.
 """
 
 from __future__ import annotations
@@ -16,74 +16,76 @@ from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Outp
 
 
 class Outcome(StrEnum):
-    """How an execution ended."""
+    """AttemptOutcome an execution ended."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"
-    """Its worker died, and its message does not come again."""
+    """Its worker died, and its task message is not redelivered."""
     IGNORED = "ignored"
     """The task raised Ignore."""
     REJECTED = "rejected"
     """The task rejected its message."""
 
 
-How = Literal["retry", "requeued", "replaced", "lost"]
+AttemptOutcome = Literal["retry", "requeued", "replaced", "lost"]
+"""How an attempt ended that another one follows."""
 
 
 class _Event(msgspec.Struct, kw_only=True, frozen=True, tag_field="t", omit_defaults=True):
-    """What is stored, once; Redis says when."""
+    """An event without a time: Redis sets the time of an entry when it is added."""
 
 
-class Begun(_Event, kw_only=True, frozen=True, tag="begun"):
-    """A worker took the execution: an attempt begins."""
+class AttemptClaimed(_Event, kw_only=True, frozen=True, tag="attempt_claimed"):
+    """A worker claimed the execution's next attempt."""
 
     worker: str
     task: str = ""
 
 
 class Accepted(_Event, kw_only=True, frozen=True, tag="accepted"):
-    """Its code runs, in this process."""
+    """The code of the attempt runs, in this process."""
 
     pid: int = 0
 
 
 class Stacks(_Event, kw_only=True, frozen=True, tag="stacks"):
-    """The Python stacks that somebody asked for."""
+    """The Python stacks that a `StackCommand` asked for."""
 
     in_reply_to: str
     text: str
 
 
 class AttemptEnded(_Event, kw_only=True, frozen=True, tag="attempt_ended"):
-    """This attempt is over, and another follows."""
+    """This attempt ended, and another one follows."""
 
-    how: How
+    outcome: AttemptOutcome
     detail: str = ""
 
 
 class Ended(_Event, kw_only=True, frozen=True, tag="ended"):
-    """The one last event. Values are in the result backend; `text` describes this one."""
+    """The last event of every execution. The value itself is in the result backend."""
 
     outcome: Outcome
     type: str = ""
     message: str = ""
     traceback: str = ""
-    text: str = ""
+    result_text: str = ""
+    """A shortened `repr` of the value."""
     runtime_s: float | None = None
     stdout_bytes: int = 0
     stderr_bytes: int = 0
 
 
 class UnknownEvent(msgspec.Struct, kw_only=True, frozen=True):
-    """An event that this version does not know."""
+    """An event of a type that this version does not know."""
 
     type: str
 
 
 EventMessage = (
-    Begun
+    AttemptClaimed
     | Accepted
     | Output
     | Progress
@@ -99,7 +101,7 @@ EventMessage = (
 class _Stored(msgspec.Struct, array_like=True):
     message: EventMessage
     offset: int = 0
-    """Bytes of text that the attempt's output had before this."""
+    """Bytes of output that the attempt had written before this event."""
 
 
 class _Envelope(msgspec.Struct):
@@ -117,7 +119,7 @@ def encode_event(message: EventMessage, offset: int = 0) -> bytes:
 
 
 def decode_event(data: bytes) -> tuple[EventMessage | UnknownEvent, int]:
-    """The message and its offset; never fails, whatever a stranger has written."""
+    """The event and its offset. Bytes that are no event give an `UnknownEvent`, never an error."""
     try:
         stored = _decode(data)
     except msgspec.MsgspecError:
@@ -129,7 +131,7 @@ def decode_event(data: bytes) -> tuple[EventMessage | UnknownEvent, int]:
     return stored.message, stored.offset
 
 
-# --- what an execution is told -----------------------------------------------------------------
+# --- commands ----------------------------------------------------------------------------------
 
 
 class _Command(msgspec.Struct, kw_only=True, frozen=True, tag_field="t", omit_defaults=True):
@@ -137,19 +139,19 @@ class _Command(msgspec.Struct, kw_only=True, frozen=True, tag_field="t", omit_de
 
 
 class CancelCommand(_Command, kw_only=True, frozen=True, tag="cancel"):
-    """End it: in order within the grace, else by force."""
+    """Stop the execution: in order within the grace, else by force."""
 
     grace_s: float | None = None
-    asker: str = ""
-    """The user, host and process that asked for it, for the worker's log."""
+    requested_by: str = ""
+    """The user, host and process of the caller, for the worker's log."""
 
 
 class InterruptCommand(_Command, kw_only=True, frozen=True, tag="interrupt"):
-    """Raise KeyboardInterrupt in it."""
+    """Raise KeyboardInterrupt in the execution."""
 
 
 class RespondCommand(_Command, kw_only=True, frozen=True, tag="respond"):
-    """Answer its question; the one that is open, if none is named."""
+    """Answer a question of the execution: the one named, or the one that is open."""
 
     text: str = ""
     request_id: str = ""
@@ -157,11 +159,11 @@ class RespondCommand(_Command, kw_only=True, frozen=True, tag="respond"):
 
 
 class StackCommand(_Command, kw_only=True, frozen=True, tag="stack"):
-    """Say where it is, in an event."""
+    """Publish the Python stacks of the execution as an event."""
 
     request_id: str
     all_frames: bool = False
-    """Also those of Celery's own code."""
+    """Include the frames of Celery's own code."""
 
 
 Command = CancelCommand | InterruptCommand | RespondCommand | StackCommand

@@ -379,17 +379,17 @@ class Result(Terminal, kw_only=True, tag="result"):
     type_name: str = "NoneType"
 
 
-class TaskResult(Terminal, kw_only=True, tag="traced"):
-    """A Celery task was traced to its end; what the tracer stored is in the result backend."""
+class TaskResult(Terminal, kw_only=True, tag="task_result"):
+    """Celery's tracer ran a task to its end; the value is in the result backend."""
 
     text: str | None = None
     """The value in a few words, for events and logs."""
     runtime_s: float | None = None
     failure: Failure | None = None
     """Also for a retry, an ignore and a reject."""
-    escaped: bool = False
-    """The tracer did not see to the failure (`SystemExit`, say): nothing has been stored."""
-    raw_waits: bool = True
+    escaped_tracer: bool = False
+    """The tracer did not handle the failure (a `SystemExit`, say): the backend has no result."""
+    has_unread_raw: bool = True
     """Bytes may wait in the pipes of descriptors 1 and 2: read them before this."""
 
 

@@ -365,11 +365,11 @@ class TaskPool(prefork.TaskPool):
             self._staff.stop_process(pid, signum)
 
     def stop_task(
-        self, task: TaskReporter, signum: int, asker: str, *, is_worker_stopping: bool
+        self, task: TaskReporter, signum: int, requested_by: str, *, is_worker_stopping: bool
     ) -> None:
         if self._staff is not None:
             self._staff.stop_execution(
-                task.execution, signum, asker, is_worker_stopping=is_worker_stopping
+                task.execution, signum, requested_by, is_worker_stopping=is_worker_stopping
             )
 
     # --- size ----------------------------------------------------------------------------------

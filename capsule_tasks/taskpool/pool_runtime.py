@@ -171,10 +171,10 @@ class Staff:
         self._runtime.post(self.supervisor.requeue_waiting)
 
     def stop_execution(
-        self, execution: Execution, signum: int, asker: str, *, is_worker_stopping: bool
+        self, execution: Execution, signum: int, requested_by: str, *, is_worker_stopping: bool
     ) -> None:
         stop = partial(self.supervisor.stop_execution, is_worker_stopping=is_worker_stopping)
-        self._runtime.post(stop, execution, signum, asker)
+        self._runtime.post(stop, execution, signum, requested_by)
 
     def stop_process(self, pid: int, signum: int) -> None:
         """End the only execution of a process, for callers that know no better."""

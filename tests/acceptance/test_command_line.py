@@ -67,7 +67,7 @@ def test_tail_shows_output_as_it_is_and_the_rest_beside_it(worker: Worker, redis
     worker.go(key)
     assert run(redis_url, "tail", result.id) == "step 0\nstep 1\n"
     lines = [json.loads(line) for line in run(redis_url, "tail", result.id, "--json").splitlines()]
-    assert lines[0]["t"] == "begun"
+    assert lines[0]["t"] == "attempt_claimed"
     assert lines[-1]["t"] == "ended"
     assert lines[-1]["outcome"] == "succeeded"
     rest = run(redis_url, "tail", result.id, "--json", "--after", lines[-2]["event"])

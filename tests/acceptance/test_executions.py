@@ -23,7 +23,7 @@ from celery.result import AsyncResult
 from capsule_tasks.client import Execution, GroupExecution
 from capsule_tasks.client.watching import watcher
 from capsule_tasks.errors import InvalidId, NotAsking
-from capsule_tasks.protocol.events import Accepted, AttemptEnded, Begun, Ended, Outcome
+from capsule_tasks.protocol.events import Accepted, AttemptClaimed, AttemptEnded, Ended, Outcome
 from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, unique
@@ -65,14 +65,14 @@ def test_output_and_progress_arrive_while_the_task_runs(worker: Worker) -> None:
         if isinstance(event.message, Progress) and event.message.done == 3:
             assert execution.snapshot().state == "running"
             worker.go(key)
-    assert isinstance(heard[0], Begun)
+    assert isinstance(heard[0], AttemptClaimed)
     assert heard[0].task == "steps"
     text = "".join(m.data for m in heard if isinstance(m, Output))
     assert text == "step 0\nstep 1\nstep 2\n"
     assert [m.note for m in heard if isinstance(m, Progress)] == ["note 0", "note 1", "note 2"]
     last = heard[-1]
     assert isinstance(last, Ended)
-    assert (last.outcome, last.text) == (Outcome.SUCCEEDED, "3")
+    assert (last.outcome, last.result_text) == (Outcome.SUCCEEDED, "3")
     assert last.stdout_bytes == len(text)
     assert execution.get(HANG_S) == 3
 
@@ -94,7 +94,7 @@ def test_one_process_watches_and_another_cancels(worker: Worker, redis_url: str)
         assert watcher.stdout is not None
         heard = [json.loads(line) for line in watcher.stdout]
         assert watcher.wait(HANG_S) == 0
-    assert heard[0][1] == "Begun"
+    assert heard[0][1] == "AttemptClaimed"
     assert heard[-1][1] == "Ended"
     assert end_of(Execution.of(result)).outcome == Outcome.CANCELLED
     with pytest.raises(TaskRevokedError):
@@ -116,7 +116,7 @@ def test_what_a_short_tasks_processes_write_is_its_output(worker: Worker) -> Non
     for _ in range(20):
         execution = Execution.of(worker.send("from_a_process"))
         events = [event.message for event in execution.events()]
-        assert [type(message) for message in events[:2]] == [Begun, Accepted]
+        assert [type(message) for message in events[:2]] == [AttemptClaimed, Accepted]
         said = [m for m in events if isinstance(m, Output)]
         assert sorted((m.stream, m.data) for m in said) == [
             ("stderr", "err\n"),
@@ -270,9 +270,9 @@ def test_a_failure_and_a_retry_are_told_as_they_are(worker: Worker) -> None:
     assert (failed.outcome, failed.type) == (Outcome.FAILED, "ValueError")
     assert "why" in failed.message
     heard = [event.message for event in Execution.of(worker.send("retry", 2)).events()]
-    hows = [message.how for message in heard if isinstance(message, AttemptEnded)]
+    hows = [message.outcome for message in heard if isinstance(message, AttemptEnded)]
     assert hows == ["retry", "retry"]
-    assert sum(isinstance(message, Begun) for message in heard) == 3
+    assert sum(isinstance(message, AttemptClaimed) for message in heard) == 3
     assert sum(isinstance(message, Ended) for message in heard) == 1
 
 
@@ -283,7 +283,7 @@ def test_a_task_that_replaced_itself_goes_on_in_its_stream(worker: Worker) -> No
         said = [event.message for event in execution.events()]
         text = "".join(m.data for m in said if isinstance(m, Output))
         assert text == f"before\n{word}\n"
-        assert [m.how for m in said if isinstance(m, AttemptEnded)] == ["replaced"]
+        assert [m.outcome for m in said if isinstance(m, AttemptEnded)] == ["replaced"]
         assert sum(isinstance(m, Ended) for m in said) == 1
 
 
@@ -368,7 +368,7 @@ def test_a_watcher_may_come_before_the_task(redis_url: str, tmp_path: Path) -> N
     watching.start()
     with late:
         watching.join(HANG_S)
-    assert heard[0] == "Begun"
+    assert heard[0] == "AttemptClaimed"
     assert heard[-1] == "Ended"
 
 
@@ -380,7 +380,7 @@ def test_what_said_nothing_is_answered_by_the_result_backend_later(worker: Worke
     client.delete(f"capsule:{{E:{execution.id}}}:meta")
     (only,) = execution.events()
     assert isinstance(only.message, Ended)
-    assert (only.message.outcome, only.message.text) == (Outcome.SUCCEEDED, "5")
+    assert (only.message.outcome, only.message.result_text) == (Outcome.SUCCEEDED, "5")
     assert execution.snapshot().outcome == "succeeded"
 
 
@@ -405,7 +405,7 @@ async def test_many_are_watched_at_once_on_one_loop(worker: Worker) -> None:
 
     executions = [Execution.of(worker.send("add", n, 1)) for n in range(100)]
     ends = await asyncio.gather(*map(last, executions))
-    assert [end.text for end in ends] == [str(n + 1) for n in range(100)]
+    assert [end.result_text for end in ends] == [str(n + 1) for n in range(100)]
     assert await executions[7].aget(HANG_S) == 8
 
 
@@ -432,7 +432,7 @@ def test_a_group_tells_its_progress_and_its_failures(worker: Worker) -> None:
     assert failure.execution_id == running.member(20).id
     assert "ValueError" in failure.why
     assert running.snapshot().failed == 1
-    assert end_of(running.member(3)).text == "4"
+    assert end_of(running.member(3)).result_text == "4"
     assert running.cancel() == {"asked": 0, "waiting": 0, "over": 21}
 
 
@@ -471,7 +471,7 @@ def test_a_task_on_another_pool_ends_by_its_result_and_is_cancelled_by_revoke(
     with Worker(redis_url, tmp_path, pool="prefork") as other:
         (only,) = Execution.of(other.send("add", 1, 2)).events()
         assert isinstance(only.message, Ended)
-        assert (only.message.outcome, only.message.text) == (Outcome.SUCCEEDED, "3")
+        assert (only.message.outcome, only.message.result_text) == (Outcome.SUCCEEDED, "3")
         execution = Execution.of(other.send("busy", key))
         other.heard(key)
         assert execution.cancel() == "waiting"

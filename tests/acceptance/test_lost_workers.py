@@ -16,7 +16,7 @@ from celery.exceptions import WorkerLostError
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.groups.group import GroupExecution
 from capsule_tasks.client.watching.watch_thread import hub
-from capsule_tasks.protocol.events import AttemptEnded, Begun, Ended, Outcome
+from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded, Ended, Outcome
 from capsule_tasks.storage.executions.types import Event
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
@@ -106,9 +106,9 @@ def test_what_comes_again_has_an_attempt_that_was_lost_and_one_that_ends(
             other.heard(key)
             other.go(key)
             events = watched(execution)
-    hows = [event.message.how for event in events if isinstance(event.message, AttemptEnded)]
+    hows = [event.message.outcome for event in events if isinstance(event.message, AttemptEnded)]
     assert hows == ["lost"]
-    assert sum(isinstance(event.message, Begun) for event in events) == 2
+    assert sum(isinstance(event.message, AttemptClaimed) for event in events) == 2
     assert events[-1].message.outcome == Outcome.SUCCEEDED
 
 
@@ -169,7 +169,7 @@ def test_a_worker_that_stood_still_alone_goes_on_where_it_was(
         stopped.go(key)
         events = watched(execution)
     assert events[-1].message.outcome == Outcome.SUCCEEDED
-    hows = [event.message.how for event in events if isinstance(event.message, AttemptEnded)]
+    hows = [event.message.outcome for event in events if isinstance(event.message, AttemptEnded)]
     assert hows == ["replaced"]
     text = "".join(getattr(event.message, "data", "") for event in events)
     assert text == "step 0\nstep 1\n"
@@ -241,7 +241,7 @@ def test_a_claim_that_comes_after_its_lease_is_taken_anew(
         stalled.go(key)
         events = watched(execution)
         assert execution.get(timeout=HANG_S) == 2
-    hows = [event.message.how for event in events if isinstance(event.message, AttemptEnded)]
+    hows = [event.message.outcome for event in events if isinstance(event.message, AttemptEnded)]
     assert hows == ["replaced"]
     assert [event.message.outcome for event in events if isinstance(event.message, Ended)] == [
         Outcome.SUCCEEDED
@@ -276,7 +276,7 @@ def test_a_message_is_kept_until_its_claim_is_under_a_lease_that_lasts(
             other.go(key)
             events = watched(execution)
     assert events[-1].message.outcome == Outcome.SUCCEEDED
-    hows = [event.message.how for event in events if isinstance(event.message, AttemptEnded)]
+    hows = [event.message.outcome for event in events if isinstance(event.message, AttemptEnded)]
     assert hows == ["lost"]
 
 

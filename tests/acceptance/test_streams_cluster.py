@@ -175,7 +175,7 @@ async def test_many_are_watched_at_once(worker: Worker) -> None:
     executions = [Execution.of(worker.send("add", n, 1)) for n in range(100)]
     async with asyncio.timeout(HANG_S):
         ends = await asyncio.gather(*map(last, executions))
-    assert [end.message.text for end in ends] == [str(n + 1) for n in range(100)]
+    assert [end.message.result_text for end in ends] == [str(n + 1) for n in range(100)]
 
 
 def test_recent_executions_are_listed(worker: Worker) -> None:

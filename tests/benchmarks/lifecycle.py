@@ -29,7 +29,7 @@ BARS = (
     Bar("lifecycle_us_per_task_unstreamed", "<=", 5.0),
 )
 
-_TRACED = TaskResult(execution_id="id", text="4", runtime_s=0.001, raw_waits=False)
+_TRACED = TaskResult(execution_id="id", text="4", runtime_s=0.001, has_unread_raw=False)
 _LATE = Origin(execution_id="id", task="app.add", acks_late=True)
 _EARLY = Origin(execution_id="id", task="app.add", ack_waits_for_claim=True)
 _NEW = on.Admitted(on.Streaming.CLAIM_LATER)

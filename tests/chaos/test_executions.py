@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from capsule_tasks.client import Event, Execution
-from capsule_tasks.protocol.events import AttemptEnded, Begun, Ended, Outcome
+from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded, Ended, Outcome
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import Worker, unique
@@ -179,8 +179,8 @@ def said_in_order(events: list[Event]) -> None:
         message = event.message
         assert not isinstance(message, Gap)
         if isinstance(message, AttemptEnded):
-            goes_on = message.how == "replaced"
-        elif isinstance(message, Begun):
+            goes_on = message.outcome == "replaced"
+        elif isinstance(message, AttemptClaimed):
             begun = event.attempt
             if not goes_on:
                 runs.append("")

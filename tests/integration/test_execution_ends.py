@@ -59,7 +59,7 @@ async def test_a_result_that_is_stored_after_the_stream_is_waited_for(app: Celer
 
 
 async def test_an_ignored_result_is_none_at_once(app: Celery) -> None:
-    execution = await ended(app, Outcome.SUCCEEDED, text="5")
+    execution = await ended(app, Outcome.SUCCEEDED, result_text="5")
     execution.ignored = True
     async with asyncio.timeout(3):
         assert await execution.aget() is None
@@ -74,9 +74,9 @@ async def test_an_ignored_failure_says_what_failed(app: Celery) -> None:
 
 
 async def test_a_success_of_which_no_result_is_kept_is_none_if_that_is_true(app: Celery) -> None:
-    assert await got(await ended(app, Outcome.SUCCEEDED, text="None")) is None
+    assert await got(await ended(app, Outcome.SUCCEEDED, result_text="None")) is None
     with pytest.raises(NoResult, match="succeeded"):
-        await got(await ended(app, Outcome.SUCCEEDED, text="5"))
+        await got(await ended(app, Outcome.SUCCEEDED, result_text="5"))
 
 
 async def test_a_task_that_raised_ignore_has_no_result(app: Celery) -> None:

@@ -13,7 +13,7 @@ from celery import Celery
 
 from capsule_tasks.client import Execution
 from capsule_tasks.errors import StorageUnavailable
-from capsule_tasks.protocol.events import Begun, Ended, Outcome
+from capsule_tasks.protocol.events import AttemptClaimed, Ended, Outcome
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.testing.servers import PrivateServer, free_port
@@ -69,7 +69,7 @@ def test_a_result_backend_that_is_away_is_asked_again(valkey_url: str, tmp_path:
     assert isinstance(events, list), events
     [ended] = events
     assert isinstance(ended, Ended)
-    assert (ended.outcome, ended.text) == (Outcome.SUCCEEDED, "5")
+    assert (ended.outcome, ended.result_text) == (Outcome.SUCCEEDED, "5")
 
 
 async def test_a_result_backend_that_is_away_holds_up_no_stream(valkey_url: str) -> None:
@@ -81,4 +81,4 @@ async def test_a_result_backend_that_is_away_holds_up_no_stream(valkey_url: str)
         await store.claim(execution.id, owner="w", claim="c", worker="w@test")
         event = await asyncio.wait_for(first, HANG_S)
         await events.aclose()
-    assert isinstance(event.message, Begun)
+    assert isinstance(event.message, AttemptClaimed)

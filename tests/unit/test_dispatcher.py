@@ -325,7 +325,7 @@ async def test_a_task_that_tried_to_end_its_process_is_the_last_of_its_child() -
         one, two = Work("1"), Work("2")
         here.enqueue(one, two)
         child = here.child_of(one)
-        child.end("1", TaskResult(execution_id="1", escaped=True))
+        child.end("1", TaskResult(execution_id="1", escaped_tracer=True))
         assert here.listener.of(two) == []
         await here.settled()
         assert here.child_of(two) is not child

@@ -289,7 +289,7 @@ class CeleryTracer:
             if self.identity is not None and isinstance(error, asyncio.CancelledError):
                 raise  # a coroutine is stopped; of a blocking task it is what the task raised
             failure = describe(error)
-            return TaskResult(execution_id=execution_id, failure=failure, escaped=True)
+            return TaskResult(execution_id=execution_id, failure=failure, escaped_tracer=True)
         if info:
             failure = describe_info(value)
             return TaskResult(execution_id=execution_id, runtime_s=runtime_s, failure=failure)

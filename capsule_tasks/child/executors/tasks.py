@@ -112,7 +112,7 @@ class _TaskLane:
         if not isinstance(work, Execute) or not isinstance(work.payload, TaskCall):
             raise TypeError("this session runs Celery tasks, and has no namespace to save")
         traced = self._tracer.enter_call(execution.id, work.payload)
-        traced.raw_waits = _has_raw_output()
+        traced.has_unread_raw = _has_raw_output()
         return traced
 
     def _end_if_copied(self) -> None:

@@ -98,5 +98,5 @@ def end_from_result_meta(meta: dict[str, Any]) -> Ended | None:
         type=type(result).__name__ if is_error else "",
         message=str(result)[:_MOST_TEXT] if is_error else "",
         traceback=str(meta.get("traceback") or "")[-_MOST_TEXT:],
-        text="" if is_error else repr(result)[:_MOST_TEXT],
+        result_text="" if is_error else repr(result)[:_MOST_TEXT],
     )

@@ -269,7 +269,9 @@ class Streaming:
             await asyncio.sleep(pause_s)
             if keeps and await asyncio.to_thread(result.ready):
                 return result.get(disable_sync_subtasks=False)
-        if ended.outcome == Outcome.SUCCEEDED and (not is_kept or ended.text in ("", "None")):
+        if ended.outcome == Outcome.SUCCEEDED and (
+            not is_kept or ended.result_text in ("", "None")
+        ):
             return None  # of any other value it would be wrong: not every backend is read from here
         raise NoResult(self.id, ended.outcome, ": ".join(filter(None, (ended.type, ended.message))))
 

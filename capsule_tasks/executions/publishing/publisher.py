@@ -29,7 +29,7 @@ from capsule_tasks.executions.publishing.output_budget import OutputBudget
 from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.publishing.worker_lease import WorkerLease
-from capsule_tasks.protocol.events import Begun, encode_event
+from capsule_tasks.protocol.events import AttemptClaimed, encode_event
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
 from capsule_tasks.storage.connections.doorbells import Doorbells, Ring
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
@@ -241,7 +241,7 @@ class Publisher:
     def _of_task(self, name: str) -> tuple[ExecutionSettings, bytes]:
         known = self._of_tasks.get(name)
         if known is None:
-            begun = encode_event(Begun(worker=self.worker, task=name))
+            begun = encode_event(AttemptClaimed(worker=self.worker, task=name))
             known = self._of_tasks[name] = self._kept_of(name), begun
         return known
 

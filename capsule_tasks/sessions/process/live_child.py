@@ -315,7 +315,7 @@ class Incarnation:
         self.ready.set_exception(refusal(f"{message.kind}: {message.message}"))
 
     def _on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
-        if not isinstance(terminal, TaskResult) or terminal.raw_waits:
+        if not isinstance(terminal, TaskResult) or terminal.has_unread_raw:
             for raw in self._raw:
                 raw.catch_up()
         self._end_stream(stream, terminal)

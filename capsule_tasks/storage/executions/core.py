@@ -19,8 +19,8 @@ from capsule_tasks.errors import (
     InternalError,
 )
 from capsule_tasks.protocol.events import (
+    AttemptClaimed,
     AttemptEnded,
-    Begun,
     Command,
     EventMessage,
     decode_event,
@@ -56,8 +56,8 @@ from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys, wor
 from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
 from capsule_tasks.storage.scripts import Argument, Call, Code
 
-_LOST = encode_event(AttemptEnded(how="lost", detail="another worker took the execution"))
-_RETAKEN = encode_event(AttemptEnded(how="replaced", detail="its worker lost its lease"))
+_LOST = encode_event(AttemptEnded(outcome="lost", detail="another worker took the execution"))
+_RETAKEN = encode_event(AttemptEnded(outcome="replaced", detail="its worker lost its lease"))
 _MARKS = 4
 """Marks in what is kept of an ended execution: so exact is its trimming."""
 _MOST_MARKS = 4096
@@ -112,7 +112,7 @@ class ExecutionCore:
         has it.
         """
         about = attempt_details(ack, task, worker, group, index, self.settings)
-        begun = encode_event(Begun(worker=worker, task=task))
+        begun = encode_event(AttemptClaimed(worker=worker, task=task))
         keys = self.keys_of(execution_id)
         call = self.claim_call(keys, claim, about, owner, [begun], held_by=held_by)
         reply = yield from perform(call, self._retry)

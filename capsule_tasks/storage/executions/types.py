@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 from capsule_tasks.protocol.events import (
     Accepted,
+    AttemptClaimed,
     AttemptEnded,
-    Begun,
     Ended,
     EventMessage,
     Stacks,
@@ -21,8 +21,8 @@ Ack = Literal["early", "late"]
 
 __all__ = [
     "Accepted",
+    "AttemptClaimed",
     "AttemptEnded",
-    "Begun",
     "Claimed",
     "Ended",
     "Event",

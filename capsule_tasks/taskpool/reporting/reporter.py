@@ -32,7 +32,7 @@ class ReportedPool(Protocol):
         """Celery has heard of the end."""
 
     def stop_task(
-        self, reporter: TaskReporter, signum: int, asker: str, *, is_worker_stopping: bool
+        self, reporter: TaskReporter, signum: int, requested_by: str, *, is_worker_stopping: bool
     ) -> None:
         """Somebody wants the task ended; from any thread."""
 
@@ -84,10 +84,14 @@ class TaskReporter:
     # --- called by Celery ----------------------------------------------------------------------
 
     def terminate(
-        self, signum: int, asker: str = "code in the worker", *, is_worker_stopping: bool = False
+        self,
+        signum: int,
+        requested_by: str = "code in the worker",
+        *,
+        is_worker_stopping: bool = False,
     ) -> None:
         """Part of the pool's contract: a result can be terminated."""
-        self._pool.stop_task(self, signum, asker, is_worker_stopping=is_worker_stopping)
+        self._pool.stop_task(self, signum, requested_by, is_worker_stopping=is_worker_stopping)
 
     def ready(self) -> bool:
         return self.execution.life.is_over
@@ -180,7 +184,7 @@ class TaskReporter:
         failure = traced.failure
         if failure is None:
             self._tell_value((0, traced.text, traced.runtime_s))
-        elif not traced.escaped:
+        elif not traced.escaped_tracer:
             self._tell_value((1, rebuild_info(failure), traced.runtime_s))
         elif failure.name == "MemoryError":
             # Celery would raise it again in the worker's own process, which is not short of memory.

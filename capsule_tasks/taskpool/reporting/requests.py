@@ -72,14 +72,16 @@ class PoolRequest:
             self._announce_cancelled(emit_retry=emit_retry)
 
     def _stop(
-        self: Any, pool: Any, signal: Any, asker: str, *, is_worker_stopping: bool = False
+        self: Any, pool: Any, signal: Any, requested_by: str, *, is_worker_stopping: bool = False
     ) -> bool:
         """Tell the pool once: by what it gave for the task, if that is there; else by the pid."""
         signum = signals.signum(signal or TERM_SIGNAME)
         task = self._apply_result() if self._apply_result is not None else None
         if task is not None:
             task.terminate(
-                signum, asker, is_worker_stopping=is_worker_stopping and bool(self.time_start)
+                signum,
+                requested_by,
+                is_worker_stopping=is_worker_stopping and bool(self.time_start),
             )
         elif self.time_start:
             pool.terminate_job(self.worker_pid, signum)

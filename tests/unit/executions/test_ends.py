@@ -126,7 +126,7 @@ def test_what_does_not_fit_into_a_frame_is_no_lost_child(kind: ErrorKind) -> Non
 def test_another_attempt_follows(end: End, how: str) -> None:
     event = last_event(end, ORIGIN)
     assert isinstance(event, AttemptEnded)
-    assert event.how == how
+    assert event.outcome == how
     assert (state_of(event), outcome_of(event), failure_of(event)) == ("waiting", "", "")
 
 
@@ -168,7 +168,7 @@ def test_what_celery_delivers_again_has_not_ended(
 ) -> None:
     origin = Origin(execution_id="id", task="app.task", **{promise: True})
     event = last_event(end, origin, is_worker_stopping=is_worker_stopping)
-    assert event == AttemptEnded(how="requeued", detail=detail)
+    assert event == AttemptEnded(outcome="requeued", detail=detail)
     assert isinstance(last_event(end, ORIGIN, is_worker_stopping=is_worker_stopping), Ended)
 
 
@@ -194,7 +194,7 @@ PROMISED = Origin(
             End(EndKind.DISCARDED, "revoked"),
             Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message="revoked"),
         ),
-        (End(EndKind.REQUEUED, "no broker"), AttemptEnded(how="requeued", detail="no broker")),
+        (End(EndKind.REQUEUED, "no broker"), AttemptEnded(outcome="requeued", detail="no broker")),
     ],
     ids=lambda one: one.kind.name if isinstance(one, End) else "",
 )

@@ -40,7 +40,7 @@ OURS, THEIRS = "our lease", "our lease before"
 SOMEBODY = "somebody"
 
 WELL = TaskResult(execution_id="id", text="4", stdout_bytes=5)
-SUCCESS = Ended(outcome=Outcome.SUCCEEDED, text="4", stdout_bytes=5)
+SUCCESS = Ended(outcome=Outcome.SUCCEEDED, result_text="4", stdout_bytes=5)
 RETRY = TaskResult(
     execution_id="id", failure=Failure(module="celery.exceptions", name="Retry", message="in 1s")
 )
@@ -271,7 +271,7 @@ def test_a_task_that_replaces_itself_is_claimed_before_its_successor() -> None:
     assert second.handle(on.FirstOutput()) == [do.ClaimWithEvents(takes_over=False)]
     assert second.handle(on.ClaimRefused(Refusal.RUNS_ELSEWHERE)) == [do.AwaitPrevious()]
 
-    ended = do.PublishEnd(AttemptEnded(how="replaced", detail="Replaced by new task"))
+    ended = do.PublishEnd(AttemptEnded(outcome="replaced", detail="Replaced by new task"))
     assert ended in first.handle(on.Finished(REPLACED, None, 2.0))
     first.handle(on.EndStored())
 
@@ -344,7 +344,7 @@ def test_a_claim_that_finds_the_execution_over_runs_it_unseen() -> None:
 
 def test_a_cancel_between_the_claim_and_the_start_takes_it_out_of_the_queue() -> None:
     life = life_of(LATE, CLAIM_FIRST, CLAIMED)
-    assert life.handle(on.CommandReceived(CancelCommand(asker="me"))) == [
+    assert life.handle(on.CommandReceived(CancelCommand(requested_by="me"))) == [
         do.Unqueue(),
         do.CancelTimers(),
         do.FreeSlot(),
@@ -355,7 +355,7 @@ def test_a_cancel_between_the_claim_and_the_start_takes_it_out_of_the_queue() ->
 
 def test_a_cancel_of_what_runs_is_done_in_the_child_and_names_the_asker() -> None:
     life = claimed(LATE)
-    command = on.CommandReceived(CancelCommand(grace_s=2.0, asker="me\n"))
+    command = on.CommandReceived(CancelCommand(grace_s=2.0, requested_by="me\n"))
     assert life.handle(command) == [do.CancelInChild(2.0, "'me\\n' (Execution.cancel)")]
 
 
@@ -434,7 +434,7 @@ def test_who_has_a_task_killed_is_named_once() -> None:
 
 def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:
     for is_worker_stopping, event in (
-        (True, AttemptEnded(how="requeued", detail="its worker let go of it")),
+        (True, AttemptEnded(outcome="requeued", detail="its worker let go of it")),
         (False, last_event(terminated(), LATE)),
     ):
         life = claimed(LATE, on.StopRequested(signal.SIGTERM, SOMEBODY, is_worker_stopping))
@@ -454,7 +454,7 @@ def test_a_lost_child_is_judged_before_its_message_comes_again() -> None:
         do.CancelTimers(),
         do.FreeSlot(),
         start(Timer.END_WAIT),
-        do.PublishEnd(AttemptEnded(how="requeued", detail=why.message)),
+        do.PublishEnd(AttemptEnded(outcome="requeued", detail=why.message)),
     ]
 
 
@@ -562,7 +562,7 @@ def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
     first = claimed(member)
     for event in (on.Finished(RETRY, None, 2.0), fired(Timer.END_WAIT), on.EndStored()):
         counted += [one for one in first.handle(event) if isinstance(one, do.RecordEnd)]
-    assert counted == [do.RecordEnd(AttemptEnded(how="retry", detail="in 1s"))]
+    assert counted == [do.RecordEnd(AttemptEnded(outcome="retry", detail="in 1s"))]
 
     second = claimed(member)
     for event in (ENDS_WELL, fired(Timer.END_WAIT), on.EndStored(), on.EndStored()):
@@ -591,8 +591,8 @@ def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() ->
 @pytest.mark.parametrize(
     ("origin", "is_sure", "event"),
     [
-        (LATE, False, AttemptEnded(how="requeued", detail="its worker was stopped")),
-        (EARLY, False, AttemptEnded(how="requeued", detail="its worker was stopped")),
+        (LATE, False, AttemptEnded(outcome="requeued", detail="its worker was stopped")),
+        (EARLY, False, AttemptEnded(outcome="requeued", detail="its worker was stopped")),
         (
             EARLY,
             True,

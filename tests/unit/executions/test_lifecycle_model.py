@@ -54,13 +54,15 @@ TRACED = [
     TaskResult(execution_id="id", failure=failed("Retry")),
     TaskResult(execution_id="id", failure=failed("Ignore", "Replaced by new task")),
     TaskResult(execution_id="id", failure=failed("Reject", requeue=True)),
-    TaskResult(execution_id="id", failure=Failure(module="", name="SystemExit"), escaped=True),
+    TaskResult(
+        execution_id="id", failure=Failure(module="", name="SystemExit"), escaped_tracer=True
+    ),
 ]
 LOST = Error(execution_id="id", kind=ErrorKind.LOST, type="SessionLost", message="it is gone")
 NOT_CARRIED = Error(execution_id="id", kind=ErrorKind.TOO_LARGE, type="TooLarge", message="2 GiB")
 STOPPED = Error(execution_id="id", kind=ErrorKind.CANCELLED, type="Cancelled", message="in order")
 COMMANDS: list[Command] = [
-    CancelCommand(asker="somebody"),
+    CancelCommand(requested_by="somebody"),
     InterruptCommand(),
     RespondCommand(text="yes"),
     StackCommand(request_id="s"),

@@ -13,7 +13,13 @@ from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.publishing import publisher as publisher_module
 from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.states import Claim
-from capsule_tasks.protocol.events import Accepted, AttemptEnded, Begun, Ended, decode_event
+from capsule_tasks.protocol.events import (
+    Accepted,
+    AttemptClaimed,
+    AttemptEnded,
+    Ended,
+    decode_event,
+)
 from capsule_tasks.protocol.messages import Error, ErrorKind, Output
 from capsule_tasks.storage.executions.core import NOBODY
 from capsule_tasks.storage.scripts import Call, Code
@@ -96,7 +102,7 @@ async def test_a_task_that_ends_in_silence_is_one_call_and_never_held(
     assert link.sent() == [CLAIM_OF]
     assert not link.held
     call = link.answer(Code.DONE, b"7", b"3")
-    assert [type(event) for event in events_of(call)] == [Begun, Accepted, Ended]
+    assert [type(event) for event in events_of(call)] == [AttemptClaimed, Accepted, Ended]
     assert call.args[2] == NOBODY
     assert reporter_of(execution).heard == ["accepted", "free slot", "ended"]
     assert execution.life.claim is Claim.CLOSED

@@ -91,26 +91,26 @@ class Lane(Generic[W]):
         self._listener = listener
         self._sent = sent
         self._unheard = Delay[Sent[W]](ASSUME_STARTED_AFTER_S, self._on_unheard)
-        pool.employ(self, capacity)
+        pool.set_listener(self, capacity)
 
     # --- children ------------------------------------------------------------------------------
 
     def resize(self, size: int) -> None:
         self.size = size
-        self._pool.keep(size, self._most)
+        self._pool.set_size(size, self._most)
 
     def replace_all(self, why: str) -> None:
         self._pool.replace_all(why)
 
     def doom(self, child: Child[W], why: str) -> None:
         """Send the child nothing new, and replace it."""
-        self._pool.doom(child.slot, why)
+        self._pool.retire_when_idle(child.slot, why)
 
-    def joined(self, slot: Slot, session: Session) -> None:
+    def child_ready(self, slot: Slot, session: Session) -> None:
         self.children[slot.number] = Child(self.kind, slot, session, session.pid or 0)
         self.dispatch()
 
-    def left(self, slot: Slot) -> None:
+    def child_retired(self, slot: Slot) -> None:
         self.children.pop(slot.number, None)
 
     def info(self) -> PoolInfo:
@@ -120,7 +120,9 @@ class Lane(Generic[W]):
     def is_stuck(self) -> bool:
         """Whether work waits and there may be no other child until one has finished; any thread."""
         children = list(self.children.values())
-        is_full = len(children) >= self._most and all(child.slot.doomed for child in children)
+        is_full = len(children) >= self._most and all(
+            child.slot.retire_reason for child in children
+        )
         return is_full and bool(self.waiting)
 
     @property
@@ -140,7 +142,7 @@ class Lane(Generic[W]):
             slot = self._plan.assign()
             if slot is None:
                 return
-            if slot.doomed:  # this work is its last; a successor may start beside it
+            if slot.retire_reason:  # this work is its last; a successor may start beside it
                 self._pool.decide()
             self._send(self.children[slot.number], waiting.popleft())
 
@@ -211,9 +213,9 @@ class Lane(Generic[W]):
         """The child has a piece of work less."""
         plan, slot = self._plan, child.slot
         if plan.settings.max_rss_bytes is not None or not child.session.is_alive:
-            self._pool.examine(slot)
+            self._pool.check_child(slot)
         plan.finished(slot, time.monotonic())
-        if slot.doomed:
+        if slot.retire_reason:
             self._pool.decide()
 
 

@@ -8,7 +8,7 @@ from capsule_tasks.protocol.flow import message_cost, utf8_size
 from capsule_tasks.protocol.messages import Gap, Message, Output, Stream
 
 
-class Collected:
+class CollectedOutput:
     """The output of one execution; `most_bytes` counts a little for each message, too."""
 
     def __init__(self, most_bytes: int) -> None:

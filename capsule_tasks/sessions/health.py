@@ -73,7 +73,7 @@ class HealthWatch:
 
     async def _report(self) -> None:
         stack = await stack_dump.dump(self._process, self._timeouts.stack_s)
-        process_state, cpu_s = self._process.vitals()
+        process_state, cpu_s = self._process.process_stats()
         log.warning(
             "session %s is unresponsive: process state %s, %.1f s of CPU time, stack:\n%s",
             self._session_id,

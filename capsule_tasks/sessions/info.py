@@ -31,11 +31,11 @@ class QueueStats:
     executions: int
     buffered_messages: int
     buffered_bytes: int
-    general: int
-    general_dropped: int
+    session_messages: int
+    session_messages_dropped: int
     control_handled: int
     bulk_handled: int
-    overtakes: int
+    priority_reads: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ class PoolInfo:
     profile: str
     starting: int
     idle: int
-    leased: int
+    borrowed: int
     working: int
     """Sessions that have work, where work is assigned to them."""
     retiring: int

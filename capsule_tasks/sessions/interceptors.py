@@ -39,7 +39,7 @@ class Interceptors:
         self._counters = counters
         self._inline: list[_Registered] = []
         self._quarantined: list[Interceptor] = []
-        self._lane: QuarantineThread | None = None
+        self._quarantine_thread: QuarantineThread | None = None
 
     def add(self, call: Interceptor) -> None:
         if inspect.iscoroutinefunction(call):
@@ -60,11 +60,11 @@ class Interceptors:
     def count_into(self, counters: Counters) -> None:
         self._counters = counters
 
-    def see(self, message: Any) -> None:
+    def observe(self, message: Any) -> None:
         if self._quarantined:  # first: one that joins them below has seen this message
-            if self._lane is None:
-                self._lane = QuarantineThread(self._call_quarantined, self._settings)
-            if not self._lane.put(message):
+            if self._quarantine_thread is None:
+                self._quarantine_thread = QuarantineThread(self._call_quarantined, self._settings)
+            if not self._quarantine_thread.put(message):
                 self._count_skipped(1)
         if not self._inline:
             return
@@ -76,17 +76,17 @@ class Interceptors:
 
     def finish(self) -> None:
         """The child is gone: the thread ends once it has made the calls that wait."""
-        if self._lane is not None:
-            self._lane.finish()
+        if self._quarantine_thread is not None:
+            self._quarantine_thread.finish()
 
     def close(self) -> None:
         """The session ends: calls that wait are skipped.
 
         Interceptors stay registered, or quarantined, over a restart.
         """
-        if self._lane is not None:
-            self._count_skipped(self._lane.close())
-            self._lane = None
+        if self._quarantine_thread is not None:
+            self._count_skipped(self._quarantine_thread.close())
+            self._quarantine_thread = None
 
     def _count_skipped(self, messages: int) -> None:
         self._counters.interceptor_skipped_total += messages * len(self._quarantined)

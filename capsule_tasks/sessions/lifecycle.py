@@ -35,7 +35,7 @@ from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.interceptors import Interceptor, Interceptors
 from capsule_tasks.sessions.process.confinement import Confinement
-from capsule_tasks.sessions.process.live_child import NAMED_AFTER, Incarnation, KillReason
+from capsule_tasks.sessions.process.live_child import NAMED_AFTER, KillReason, LiveChild
 from capsule_tasks.sessions.process.spawn import ColdSpawner, Spawner
 from capsule_tasks.sessions.process.startup import await_ready, start_process, warm_up
 from capsule_tasks.sessions.states import ALIVE, EVERY, OVER, SessionState, may_move
@@ -86,12 +86,12 @@ class SessionLifecycle:
         self._output_listeners: list[OutputListener] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._child: Incarnation | None = None
+        self._child: LiveChild | None = None
         self._stopper: Stopper | None = None
-        self._arrival: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
         """Brings a child up: a start, or a restart."""
         self._restarting: asyncio.Task[None] | None = None
-        """The arrival, if it is a restart."""
+        """The starting, if it is a restart."""
         self._restarts = 0
         self._ready_since = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -158,11 +158,11 @@ class SessionLifecycle:
                 executions=len(streams),
                 buffered_messages=sum(stream.buffered_messages for stream in streams),
                 buffered_bytes=sum(stream.buffered_bytes for stream in streams),
-                general=len(child.router.general) if child else 0,
-                general_dropped=child.router.general.dropped if child else 0,
+                session_messages=len(child.router.session_messages) if child else 0,
+                session_messages_dropped=child.router.session_messages.dropped if child else 0,
                 control_handled=child.channel.control_handled if child else 0,
                 bulk_handled=child.channel.bulk_handled if child else 0,
-                overtakes=child.channel.overtakes if child else 0,
+                priority_reads=child.channel.priority_reads if child else 0,
             ),
             metadata=dict(self._metadata),
             isolation=self._metadata.get("isolation", ()),
@@ -233,7 +233,7 @@ class SessionLifecycle:
             self._idle_timer = None
         for listener, states in tuple(self._listeners):
             if target in states:
-                self._tell(listener, current, target)
+                self._notify(listener, current, target)
         return True
 
     def _note_ready(self) -> None:
@@ -254,7 +254,7 @@ class SessionLifecycle:
         else:
             self._move(SessionState.IDLE)
 
-    def _tell(self, listener: Callable[..., object], *news: object) -> None:
+    def _notify(self, listener: Callable[..., object], *news: object) -> None:
         try:
             listener(*news)
         except Exception:
@@ -275,19 +275,19 @@ class SessionLifecycle:
             raise SessionStateError("start()", self._state, "use restart() to begin anew")
         self._loop = asyncio.get_running_loop()
         self._move(SessionState.WARMING)
-        self._arrival = arrival = self._loop.create_task(self._start_child())
+        self._starting = starting = self._loop.create_task(self._start_child())
         try:
-            await asyncio.wait({arrival})
+            await asyncio.wait({starting})
         except asyncio.CancelledError:
-            arrival.cancel()
-            await _shielded(asyncio.wait({arrival}))
+            starting.cancel()
+            await _shielded(asyncio.wait({starting}))
             raise
         finally:
-            if self._arrival is arrival:
+            if self._starting is starting:
                 self._fail_start()  # it may have been cancelled before its first step
-        if arrival.cancelled():
+        if starting.cancelled():
             raise SessionStartFailed(f"the session was {self._state} before it was ready")
-        arrival.result()
+        starting.result()
 
     async def _start_child(self) -> None:
         """From WARMING to READY; or to ERROR, and nothing of the attempt stays."""
@@ -321,11 +321,11 @@ class SessionLifecycle:
 
     async def _prepare(self) -> None:
         process = await start_process(self._spawner, self.config)
-        self._child = child = Incarnation(
+        self._child = child = LiveChild(
             self.session_id,
             self.config,
             process,
-            self._interceptors.see,
+            self._interceptors.observe,
             self._on_heartbeat,
             self._on_stream_end,
             self._on_child_end,
@@ -362,7 +362,7 @@ class SessionLifecycle:
         """
         check_text("reason", reason)
         self._check_loop("shutdown()")
-        arrival, child = self._arrival, self._child
+        starting, child = self._starting, self._child
         is_leaving = self._state is SessionState.SHUTTING_DOWN
         if (
             child is None
@@ -379,31 +379,31 @@ class SessionLifecycle:
             child.send_shutdown(reason)
         try:
             async with asyncio.timeout(self.config.timeouts.shutdown_s):
-                await asyncio.shield(child.gone)
+                await asyncio.shield(child.ended)
         except TimeoutError:
             log.warning("session %s did not shut down in time; it is killed", self.session_id)
         finally:
-            if self._arrival is arrival:  # else a restart came meanwhile, and the child is its
+            if self._starting is starting:  # else a restart came meanwhile, and the child is its
                 await self.terminate()
 
     async def terminate(self) -> None:
         """Kill the child and all its descendants; safe at any time, any number of times."""
         self._check_loop("terminate()")
-        arrival = self._arrival
-        if arrival is not None:
-            arrival.cancel()
-        await _shielded(self._end(arrival))
+        starting = self._starting
+        if starting is not None:
+            starting.cancel()
+        await _shielded(self._end(starting))
 
-    async def _end(self, arrival: asyncio.Task[None] | None) -> None:
-        """Nothing is left when this returns, unless a restart has begun another life."""
+    async def _end(self, starting: asyncio.Task[None] | None) -> None:
+        """Nothing is left when this returns, unless a restart has started another life."""
         life, child = self._restarts, self._child
         self._move(SessionState.SHUTTING_DOWN)
         why = "the session was terminated"
         if child is not None and not child.is_over:
             self._count_triggers(child, why)
         await self._discard(KillReason(why, ErrorKind.SHUTDOWN))
-        if arrival is not None and not arrival.done():
-            await asyncio.wait({arrival})
+        if starting is not None and not starting.done():
+            await asyncio.wait({starting})
         if self._restarts == life:
             self._move(SessionState.TERMINATED)
             self._interceptors.close()
@@ -415,24 +415,24 @@ class SessionLifecycle:
         if child is not None and not child.is_over:
             child.kill(doom)
             with contextlib.suppress(TimeoutError):
-                await _shielded(asyncio.wait_for(asyncio.shield(child.gone), _EXIT_S))
+                await _shielded(asyncio.wait_for(asyncio.shield(child.ended), _EXIT_S))
 
     async def restart(self) -> None:
         """A new child under the same id. Callers that come while it starts share it."""
         self._check_loop("restart()")
         restarting = self._restarting
         if restarting is None or restarting.done() or restarting.cancelling():
-            restarting = self._begin_restart()
+            restarting = self._spawn_restart()
         await asyncio.wait({restarting})
         if restarting.cancelled():  # that it was, not that the caller is
             raise SessionStateError("restart()", self._state, "it was stopped on the way up")
         restarting.result()
 
-    def _begin_restart(self) -> asyncio.Task[None]:
+    def _spawn_restart(self) -> asyncio.Task[None]:
         self._loop = asyncio.get_running_loop()
-        restarting = self._loop.create_task(self._restart(self._arrival))
+        restarting = self._loop.create_task(self._restart(self._starting))
         restarting.add_done_callback(_report_failure)
-        self._arrival = self._restarting = restarting
+        self._starting = self._restarting = restarting
         return restarting
 
     async def _restart(self, previous: asyncio.Task[None] | None) -> None:
@@ -477,7 +477,7 @@ class SessionLifecycle:
         await asyncio.wait({task})
         return task.result()
 
-    def _count_triggers(self, child: Incarnation, why: str) -> None:
+    def _count_triggers(self, child: LiveChild, why: str) -> None:
         """The session-wide cancel: every wait ends, and is counted."""
         waits = sum(stream.is_waited_for for stream in child.router.streams.values())
         waits += child.router.fail_receivers(why)
@@ -492,15 +492,15 @@ class SessionLifecycle:
         if self._watch is not None:
             self._watch.on_heartbeat(heartbeat)
         for listener in tuple(self._heartbeat_listeners):
-            self._tell(listener, heartbeat)
+            self._notify(listener, heartbeat)
 
     def _on_session_output(self, output: Output) -> None:
         for listener in tuple(self._output_listeners):
-            self._tell(listener, output)
+            self._notify(listener, output)
 
     def _on_health(self, health: Health) -> None:
         for listener in tuple(self._health_listeners):
-            self._tell(listener, health)
+            self._notify(listener, health)
 
     def _on_stream_end(self, stream: ExecutionStream, terminal: Terminal) -> None:
         """The one place where an execution ends; its consumer may still be reading."""
@@ -531,7 +531,7 @@ class SessionLifecycle:
         unasked = not doom.expected and not is_leaving
         self._move(SessionState.ERROR if unasked else SessionState.TERMINATED)
         if doom.replace and self.config.replace_killed and not is_leaving:
-            self._begin_restart()
+            self._spawn_restart()
 
     # --- on which loop -------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ _ANSWERS: dict[type[Message], type[Message]] = {
     Checkpoint: Checkpointed,
     Restore: Restored,
 }
-_NOBODY: tuple[None, None] = (None, None)
+_NO_REPLY: tuple[None, None] = (None, None)
 
 
 class Router:
@@ -74,7 +74,7 @@ class Router:
         general_bytes: int,
         log_output: bool,
         send_control: Callable[[Any], None],
-        see: Callable[[Any], None],
+        observe: Callable[[Any], None],
         on_ready: Callable[[Ready | Rejected], None],
         on_heartbeat: Callable[[Heartbeat], None],
         on_terminal: Callable[[ExecutionStream, Terminal], None],
@@ -85,14 +85,14 @@ class Router:
         self.streams: dict[str, ExecutionStream] = {}
         self.inputs: dict[str, str] = {}
         self._answered: set[str] = set()
-        self.general = SessionQueue(general_queue, general_bytes)
+        self.session_messages = SessionQueue(general_queue, general_bytes)
         self._unknown = 0
         self._output_level = logging.INFO if log_output else logging.NOTSET
-        self._general_waiters: deque[asyncio.Future[None]] = deque()
+        self._receivers: deque[asyncio.Future[None]] = deque()
         self._replies: dict[str, tuple[type, asyncio.Future[Any]]] = {}
         self._session_id = session_id
         self._send_control = send_control
-        self._see = see
+        self._observe = observe
         self._on_terminal = on_terminal
         self._session_unread_bytes = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -142,23 +142,23 @@ class Router:
 
     async def receive(self) -> Any:
         """The next message of no execution."""
-        while not self.general:
+        while not self.session_messages:
             waiter = asyncio.get_running_loop().create_future()
-            self._general_waiters.append(waiter)
+            self._receivers.append(waiter)
             try:
                 await waiter
             except asyncio.CancelledError:
-                if self.general:  # woken and cancelled at once: the message is another's
+                if self.session_messages:  # woken and cancelled at once: the message is another's
                     self._wake_receiver()
                 raise
             finally:
-                if waiter in self._general_waiters:
-                    self._general_waiters.remove(waiter)
-        return self.general.pop()
+                if waiter in self._receivers:
+                    self._receivers.remove(waiter)
+        return self.session_messages.pop()
 
     def fail_receivers(self, why: str) -> int:
         """Wake every `receive` with the news; how many there were."""
-        waiters = [waiter for waiter in self._general_waiters if not waiter.done()]
+        waiters = [waiter for waiter in self._receivers if not waiter.done()]
         for waiter in waiters:
             waiter.set_exception(SessionLost(why))
             waiter.exception()  # retrieved: its `receive` may have been cancelled meanwhile
@@ -182,10 +182,10 @@ class Router:
         owner = self.raw_owner()
         execution_id = owner.execution_id if owner is not None else None
         output = Output(execution_id=execution_id, stream=stream_name, data=text, raw=True)
-        self._see(output)
+        self._observe(output)
         if owner is None:
             self.on_session_output(output)
-            self._keep(output)
+            self._queue_for_session(output)
             self._log("session %s %s: %s", self._session_id, stream_name, text.rstrip())
             return True
         owner.push_raw(output, size)
@@ -223,10 +223,10 @@ class Router:
                 f" after the end of {message.execution_id}" if message.execution_id else "",
                 message.data.rstrip(),
             )
-        self._keep(message)
+        self._queue_for_session(message)
 
     def _on_ack(self, message: Ack) -> None:
-        stream = self._meant_by(message)
+        stream = self._stream_of(message)
         if stream is not None:
             stream.push(message)
 
@@ -235,11 +235,11 @@ class Router:
             log.log(self._output_level, text, *details)
 
     def _on_started(self, message: Started) -> None:
-        stream = self._meant_by(message)
+        stream = self._stream_of(message)
         if stream is not None:
-            stream.begin()
+            stream.mark_started()
 
-    def _meant_by(self, message: Ack | Started) -> ExecutionStream | None:
+    def _stream_of(self, message: Ack | Started) -> ExecutionStream | None:
         """The execution, unless that has ended, on the other channel, and this is its successor."""
         stream = self.streams.get(message.execution_id)
         if stream is not None and message.seq in (None, stream.seq):
@@ -302,24 +302,24 @@ class Router:
     # --- everything else -----------------------------------------------------------------------
 
     def _on_reply(self, message: Any) -> None:
-        kind, reply = self._replies.get(message.in_reply_to, _NOBODY)
+        kind, reply = self._replies.get(message.in_reply_to, _NO_REPLY)
         if reply is None:
-            self._keep(message)
+            self._queue_for_session(message)
         elif type(message) is not kind:
             raise BadFrame(f"a request was answered with a {type(message).__name__}")
         elif not reply.done():
             reply.set_result(message)
 
     def _on_unsupported(self, message: Unsupported) -> None:
-        _, reply = self._replies.get(message.in_reply_to or "", _NOBODY)
+        _, reply = self._replies.get(message.in_reply_to or "", _NO_REPLY)
         if reply is not None and not reply.done():
             reply.set_exception(SessionLost(f"the child does not know {message.what!r} messages"))
             return
         self._warn_unknown("session %s: a %r message is unknown", message.what)
-        self._keep(message)
+        self._queue_for_session(message)
 
     def _on_reply_too_large(self, message: ReplyTooLarge) -> None:
-        _, reply = self._replies.get(message.in_reply_to, _NOBODY)
+        _, reply = self._replies.get(message.in_reply_to, _NO_REPLY)
         if reply is not None and not reply.done():
             reply.set_exception(FrameTooLarge(message.size, message.ceiling))
 
@@ -333,13 +333,13 @@ class Router:
         if self._unknown <= _MAX_WARNINGS:
             log.warning(text, self._session_id, what[:100])
 
-    def _keep(self, message: Any) -> None:
-        self.general.put(message)
+    def _queue_for_session(self, message: Any) -> None:
+        self.session_messages.put(message)
         self._wake_receiver()
 
     def _wake_receiver(self) -> None:
-        while self._general_waiters:
-            waiter = self._general_waiters.popleft()
+        while self._receivers:
+            waiter = self._receivers.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 break

@@ -44,9 +44,9 @@ from capsule_tasks.sessions.arguments import (
     check_text,
     check_type,
 )
-from capsule_tasks.sessions.collected_output import Collected
+from capsule_tasks.sessions.collected_output import CollectedOutput
 from capsule_tasks.sessions.lifecycle import SessionLifecycle
-from capsule_tasks.sessions.process.live_child import Incarnation
+from capsule_tasks.sessions.process.live_child import LiveChild
 from capsule_tasks.sessions.states import ACCEPTING, SessionState
 from capsule_tasks.sessions.stopping import StopOutcome, Stopper
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
@@ -132,7 +132,7 @@ class Session(SessionLifecycle):
         on_busy: OnBusy = "refuse",
     ) -> Completed:
         """Run source code to its end and return its value; ExecutionFailed if it has none."""
-        written = Collected(self.config.routing.run_bytes)
+        written = CollectedOutput(self.config.routing.run_bytes)
         async for message in self.execute(
             source, execution_id=execution_id, timeout_s=timeout_s, on_busy=on_busy
         ):
@@ -179,14 +179,14 @@ class Session(SessionLifecycle):
         if stream is not None:
             stream.resume_output()
 
-    async def _accepting(self, call: str) -> tuple[Incarnation, Stopper]:
+    async def _accepting(self, call: str) -> tuple[LiveChild, Stopper]:
         """The child, if it takes executions; one that is being replaced is waited for."""
         self._check_loop(call)
         if self._restarting is not None and not self._restarting.done():
             await asyncio.wait({self._restarting})
         return self._taken_on(call)
 
-    def _taken_on(self, call: str) -> tuple[Incarnation, Stopper]:
+    def _taken_on(self, call: str) -> tuple[LiveChild, Stopper]:
         child, stopper = self._child, self._stopper
         if self._state not in ACCEPTING or child is None or stopper is None or child.is_over:
             hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
@@ -198,7 +198,7 @@ class Session(SessionLifecycle):
 
     def _open(
         self,
-        child: Incarnation,
+        child: LiveChild,
         execution_id: str,
         consumer: Callable[[Message], object] | None = None,
     ) -> ExecutionStream:
@@ -210,7 +210,7 @@ class Session(SessionLifecycle):
         return stream
 
     def _send(
-        self, child: Incarnation, stream: ExecutionStream, payload: Code | TaskCall, on_busy: OnBusy
+        self, child: LiveChild, stream: ExecutionStream, payload: Code | TaskCall, on_busy: OnBusy
     ) -> None:
         execute = Execute(
             execution_id=stream.execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
@@ -251,7 +251,7 @@ class Session(SessionLifecycle):
         if self._stopper is not None and stream.terminal is None:
             self._spawn(self._stopper.stop(stream, Stop(ErrorKind.LIMIT, why)))
 
-    def _abandon(self, child: Incarnation, stopper: Stopper, stream: ExecutionStream) -> None:
+    def _abandon(self, child: LiveChild, stopper: Stopper, stream: ExecutionStream) -> None:
         """The consumer is gone: stop the work; the session is busy until it has stopped."""
         stopper.count_cancelled(stream)
         stream.abandon()
@@ -339,7 +339,7 @@ class Session(SessionLifecycle):
         check_seconds("timeout_s", timeout_s)
         self._check_loop("receive_message()")
         child = self._child
-        if child is None or (child.is_over and not child.router.general):
+        if child is None or (child.is_over and not child.router.session_messages):
             raise SessionStateError("receive_message()", self._state, "there is no child to hear")
         async with asyncio.timeout(timeout_s):
             return await child.router.receive()
@@ -384,9 +384,7 @@ class Session(SessionLifecycle):
             raise SnapshotError(f"the namespace was not restored: {reply.error}")
         return reply.names
 
-    async def _ask_slowly(
-        self, child: Incarnation, request: Message, timeout_s: float | None
-    ) -> Any:
+    async def _ask_slowly(self, child: LiveChild, request: Message, timeout_s: float | None) -> Any:
         """A request that runs user code in the child: when the time is up it is cancelled there."""
         try:
             return await child.ask(request, timeout_s, bulk=True)

@@ -21,7 +21,7 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.sessions.info import Counters
 from capsule_tasks.sessions.process import stack_dump
-from capsule_tasks.sessions.process.live_child import Incarnation, KillReason
+from capsule_tasks.sessions.process.live_child import KillReason, LiveChild
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
 from capsule_tasks.settings import TimeoutSettings
 
@@ -32,7 +32,7 @@ StopOutcome = Literal["interrupted", "killed", "not_running"]
 _FORCED = (ErrorKind.KILLED, ErrorKind.LOST_WITH_NEIGHBOUR)
 _CPU_TICK_S = 0.01
 """The kernel counts CPU time in steps of this."""
-_ASKED = (ErrorKind.CANCELLED, ErrorKind.TIMEOUT)
+_REQUESTED = (ErrorKind.CANCELLED, ErrorKind.TIMEOUT)
 
 
 class Stopper:
@@ -41,7 +41,7 @@ class Stopper:
     What was done is never guessed: it is read off the terminal message and the child's reply.
     """
 
-    def __init__(self, child: Incarnation, timeouts: TimeoutSettings, counters: Counters) -> None:
+    def __init__(self, child: LiveChild, timeouts: TimeoutSettings, counters: Counters) -> None:
         self._child = child
         self._timeouts = timeouts
         self._counters = counters
@@ -56,9 +56,9 @@ class Stopper:
         stream = self._child.router.streams.get(execution_id)
         if stream is None:
             return "not_running"
-        begun = time.monotonic()
+        started = time.monotonic()
         outcome = await self.stop(stream, Stop(ErrorKind.CANCELLED, "cancelled"), grace_s)
-        self._counters.cancel_latencies_ms.append((time.monotonic() - begun) * 1000)
+        self._counters.cancel_latencies_ms.append((time.monotonic() - started) * 1000)
         if outcome != "not_running":
             self.count_cancelled(stream)
         return outcome
@@ -87,10 +87,10 @@ class Stopper:
                 {stream.ended, reply}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not stream.ended.done() and not reply.done():
-                if stream.is_running or not self._running_beside(stream):
+                if stream.is_running or not self._running_neighbours(stream):
                     await self._force(stream)
                 else:
-                    self._child.end_unbegun(stream)
+                    self._child.end_unstarted(stream)
             return await self._outcome(stream, reply)
         finally:
             reply.cancel()
@@ -105,16 +105,16 @@ class Stopper:
 
         The child stops the code at the limit itself, unless that holds the GIL or swallows it.
         """
-        turns: set[asyncio.Future[Any]] = {stream.begun, stream.ended}
+        turns: set[asyncio.Future[Any]] = {stream.started, stream.ended}
         await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
         process = self._child.process
-        begun_at, used = process.vitals()[1], 0.0
+        begun_at, used = process.process_stats()[1], 0.0
         most = limit_s + self._timeouts.grace_s
         while used < most:  # no sooner than the limit can have been reached
             await asyncio.wait({stream.ended}, timeout=max(most - used, _CPU_TICK_S))
             if stream.ended.done():
                 return
-            used = process.vitals()[1] - begun_at
+            used = process.process_stats()[1] - begun_at
         why = f"CPU time limit of {limit_s} s: {used:.3f} s were used"
         stream.stop = stream.stop or Stop(ErrorKind.LIMIT, why)
         await self._force(stream)
@@ -177,7 +177,7 @@ class Stopper:
                 if not stream.ended.done():
                     return "not_running"
                 terminal = stream.ended.result()
-                if isinstance(terminal, Error) and terminal.kind in _ASKED + _FORCED:
+                if isinstance(terminal, Error) and terminal.kind in _REQUESTED + _FORCED:
                     return "killed" if stream.was_killed else "interrupted"
                 return (await asyncio.shield(reply)).done
         return "not_running"
@@ -190,17 +190,17 @@ class Stopper:
         self.condemners[stream.execution_id] = None
         try:
             why = f"{stream.execution_id} did not stop"
-            if self._running_beside(stream):
-                why += await self._held_by_another(stream)
+            if self._running_neighbours(stream):
+                why += await self._main_thread_holder(stream)
                 await self._let_neighbours_finish(stream, why)
             stack = await self.stack_text(stream.execution_id)
             if not stream.ended.done():
                 self._kill(stream, why, stack)
-                await asyncio.shield(self._child.gone)
+                await asyncio.shield(self._child.ended)
         finally:
             self.condemners.pop(stream.execution_id, None)
 
-    async def _held_by_another(self, stream: ExecutionStream) -> str:
+    async def _main_thread_holder(self, stream: ExecutionStream) -> str:
         """Who has the main thread, without which no coroutine stops; empty if none is seen."""
         try:
             request = StackRequest(execution_id=None)
@@ -226,13 +226,13 @@ class Stopper:
             )
         )
 
-    def _running_beside(self, stream: ExecutionStream) -> list[ExecutionStream]:
-        """The others that have begun; one that waits for its turn cannot finish, nor be harmed."""
+    def _running_neighbours(self, stream: ExecutionStream) -> list[ExecutionStream]:
+        """Executions that have started. One that waits cannot finish, and loses nothing."""
         streams = self._child.router.streams.values()
         return [other for other in streams if other is not stream and other.is_running]
 
     async def _let_neighbours_finish(self, stream: ExecutionStream, why: str) -> None:
-        neighbours = {neighbour.ended for neighbour in self._running_beside(stream)}
+        neighbours = {neighbour.ended for neighbour in self._running_neighbours(stream)}
         log.warning("a child is condemned: %s; %d others may finish", why, len(neighbours))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeouts.drain_s):

@@ -65,7 +65,7 @@ class ExecutionStream:
         self.is_counted = False
         self.raw_waiting = 0
         loop = asyncio.get_running_loop()
-        self.begun: asyncio.Future[None] = loop.create_future()
+        self.started: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Terminal] = loop.create_future()
         self._window = settings.window_bytes
         self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _UNCREDITED_MAX
@@ -76,9 +76,9 @@ class ExecutionStream:
         self._consumer = consumer
         self._unread: list[tuple[int, bool]] = []
         self._queue: deque[tuple[Message, int, bool]] = deque()
-        self._outstanding = 0
-        self._owed = 0
-        self._carried: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+        self._unread_bytes = 0
+        self._ungranted_bytes = 0
+        self._received_bytes: dict[Stream, int] = {"stdout": 0, "stderr": 0}
         self._early: list[tuple[Message, int, bool]] = []
         self._reader: asyncio.Future[None] | None = None
 
@@ -95,12 +95,12 @@ class ExecutionStream:
 
     @property
     def is_running(self) -> bool:
-        """Whether its code has begun; an execution may also wait for its turn."""
-        return self.begun.done()
+        """Whether its code has started; an execution may also wait for its turn."""
+        return self.started.done()
 
-    def begin(self) -> None:
-        if not self.begun.done():
-            self.begun.set_result(None)
+    def mark_started(self) -> None:
+        if not self.started.done():
+            self.started.set_result(None)
 
     @property
     def buffered_messages(self) -> int:
@@ -125,16 +125,16 @@ class ExecutionStream:
                 raise BadFrame(f"execution {self.execution_id} was acknowledged twice")
             self.acked = True
             if not message.queued:
-                self.begin()
+                self.mark_started()
             self._put(message, 0)
             self._put_early()
             return
         cost = message_cost(message)
-        self._outstanding += cost
-        if self._outstanding > self._most:
+        self._unread_bytes += cost
+        if self._unread_bytes > self._most:
             raise BadFrame(f"execution {self.execution_id} sent more than it had credit for")
         if isinstance(message, Output):
-            self._carried[message.stream] += cost - OVERHEAD
+            self._received_bytes[message.stream] += cost - OVERHEAD
             if self._limit is not None:
                 self._check_limit(self._limit)
         if self.acked:
@@ -144,7 +144,7 @@ class ExecutionStream:
 
     def push_raw(self, message: Output, size: int) -> None:
         """Queue bytes read from a descriptor; the reader pauses while too many wait."""
-        self._carried[message.stream] += utf8_size(message.data)
+        self._received_bytes[message.stream] += utf8_size(message.data)
         if self._limit is not None:
             self._check_limit(self._limit)
         self.raw_waiting += size
@@ -154,7 +154,7 @@ class ExecutionStream:
             self._early.append((message, size, True))
 
     def _check_limit(self, limit: int) -> None:
-        written = sum(self._carried.values())
+        written = sum(self._received_bytes.values())
         if written > limit and self._on_excess is not None:
             self._limit = None
             self._on_excess(self, f"output limit of {limit} bytes: {written} were written")
@@ -166,8 +166,8 @@ class ExecutionStream:
         self._put_early()
         self.terminal = terminal
         # What came from descriptors is known here only, and a killed child counts nothing.
-        terminal.stdout_bytes = self._carried["stdout"]
-        terminal.stderr_bytes = self._carried["stderr"]
+        terminal.stdout_bytes = self._received_bytes["stdout"]
+        terminal.stderr_bytes = self._received_bytes["stderr"]
         self._put(terminal, 0)
         self.ended.set_result(terminal)
 
@@ -228,11 +228,11 @@ class ExecutionStream:
             if was_full and not self.raw_is_full:
                 self._resume_raw()
             return
-        self._outstanding -= cost
-        self._owed += cost
-        if self._owed * 4 >= self._window and self.terminal is None:
-            self._grant(self.execution_id, self._owed)
-            self._owed = 0
+        self._unread_bytes -= cost
+        self._ungranted_bytes += cost
+        if self._ungranted_bytes * 4 >= self._window and self.terminal is None:
+            self._grant(self.execution_id, self._ungranted_bytes)
+            self._ungranted_bytes = 0
 
 
 def ending(execution_id: str, kind: ErrorKind, type_: str, message: str, stack: str = "") -> Error:

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from capsule_tasks.sessions.process.live_child import Incarnation
+from capsule_tasks.sessions.process.live_child import LiveChild
 from capsule_tasks.sessions.stream import ExecutionStream
 
 TAG = "CAPSULE_CHAOS"
@@ -70,7 +70,7 @@ class Census:
             for handle in self._loop._scheduled
             if not handle.cancelled() and "capsule_tasks" in repr(handle)
         )
-        kinds = (Incarnation, ExecutionStream)
+        kinds = (LiveChild, ExecutionStream)
         found.update(type(o).__name__ for o in gc.get_objects() if isinstance(o, kinds))
         return found
 

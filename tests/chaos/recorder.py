@@ -66,7 +66,7 @@ class Recorder:
         if child is None or child.is_over:
             return "there is none"
         pid = child.process.pid
-        return f"{pid} {child.process.vitals()}\n{await stack_dump.dump(child.process, 1.0)}"
+        return f"{pid} {child.process.process_stats()}\n{await stack_dump.dump(child.process, 1.0)}"
 
     def _on_state(self, old: SessionState, new: SessionState) -> None:
         self.note(f"state {old} -> {new}")

@@ -51,7 +51,7 @@ async def test_a_pool_survives_kills_cancels_and_recycling_with_nothing_left() -
                     group.create_task(borrower(last))
             warm_mib = warm_mib or resident_mib()
         info = pool.info()
-        assert info.leased == info.waiting == 0
+        assert info.borrowed == info.waiting == 0
         assert resident_mib() - warm_mib < _GROWTH_MIB
     await census.settled()
 

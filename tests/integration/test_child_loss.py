@@ -34,7 +34,7 @@ async def session() -> AsyncIterator[Session]:
     census = Census()
     async with Session(SessionConfig(env=census.environment())) as session:
         yield session
-    kept_by_pytest = ("Incarnation", "ExecutionStream")
+    kept_by_pytest = ("LiveChild", "ExecutionStream")
     await eventually(
         lambda: not [line for line in census.left_behind() if not line.startswith(kept_by_pytest)]
     )

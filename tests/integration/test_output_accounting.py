@@ -66,7 +66,7 @@ async def test_a_thread_that_talks_on_uses_up_nothing(session: Session) -> None:
         assert not [m for m in said if isinstance(m, Output)]
     before = session.metrics["late_output_bytes"]
     await eventually(lambda: session.metrics["late_output_bytes"] > before + 20_000)
-    assert not [m for m in session._child.router.general if isinstance(m, Gap)]
+    assert not [m for m in session._child.router.session_messages if isinstance(m, Gap)]
 
 
 async def test_a_warning_of_the_compiler_belongs_to_the_execution(session: Session) -> None:

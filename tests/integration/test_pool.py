@@ -69,7 +69,7 @@ async def test_a_cancelled_acquire_leaks_no_slot() -> None:
                 pool.release(holder)
         async with pool.borrow() as session:
             assert (await session.run("1 + 1")).value == 2
-        assert pool.info().leased == 0
+        assert pool.info().borrowed == 0
 
 
 async def test_borrowers_that_are_cancelled_together_leave_the_pool_as_it_was() -> None:
@@ -90,7 +90,7 @@ async def test_borrowers_that_are_cancelled_together_leave_the_pool_as_it_was() 
             async with asyncio.TaskGroup() as group:
                 for work in (borrow, borrow, borrow, fail_once_one_holds):
                     group.create_task(work())
-        assert (pool.info().leased, pool.info().waiting) == (0, 0)
+        assert (pool.info().borrowed, pool.info().waiting) == (0, 0)
         async with pool.borrow() as session:
             assert (await session.run("1 + 1")).value == 2
 
@@ -351,7 +351,7 @@ async def test_looking_after_the_health_never_takes_an_idle_session_away() -> No
 async def test_reasons_without_end_are_not_kept_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("capsule_tasks.sessions.pool.profile_pool._MOST_REASONS", 3)
+    monkeypatch.setattr("capsule_tasks.sessions.pool.profile_pool._MAX_REASONS", 3)
     async with asyncio.timeout(HANG_S), pool_of(min_idle=0, max_sessions=1) as pool:
         for status in range(6):
             async with pool.borrow() as session:

@@ -129,7 +129,7 @@ def test_a_directory_that_a_sweep_took_before_it_was_locked_costs_no_descriptor(
             taken[0].rmdir()
 
     monkeypatch.setattr(fcntl, "flock", late)
-    own = directories.Workplace()
+    own = directories.SandboxDirectory()
     own.remove()
     assert taken
     assert taken[0] != Path(own.home).parent
@@ -150,7 +150,7 @@ def test_a_sweep_leaves_what_is_not_a_leftover(temporary: Path, tmp_path: Path) 
         foreign = _leftover(temporary, "capsule-sandbox-foreign")
         os.chown(foreign.parent, 65534, 65534)
         kept.append(foreign)
-    own = directories.Workplace()
+    own = directories.SandboxDirectory()
     directories.sweep()
     assert all(home.is_dir() for home in [*kept, Path(own.home)])
     own.remove()

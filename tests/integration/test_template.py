@@ -221,7 +221,8 @@ def test_a_fork_of_the_caller_keeps_its_files_and_pipes_alone() -> None:
     ours = ChildDescriptors()
     others = [socket.socket(), select.epoll()]
     dropped = [one.fileno() for one in others] + [os.eventfd(0), os.pidfd_open(os.getpid())]
-    dropped += [ours.control.fileno(), *ours.spoken, ours.stdout, ours.child_stderr, ours.stacks]
+    dropped += [ours.control.fileno(), *ours.child_numbers, ours.stdout]
+    dropped += [ours.child_stderr, ours.stacks]
     """
     body = """
     source = "import json, os; json.file.write('written'); json.file.flush(); "
@@ -236,8 +237,8 @@ def test_a_fork_of_the_caller_keeps_its_files_and_pipes_alone() -> None:
 def test_a_fork_of_the_caller_does_not_hold_the_lock_of_a_sandboxs_directory() -> None:
     """Nobody could sweep the directory of a killed owner for as long as the fork lives."""
     before = """
-    from capsule_tasks.system.sandbox.directories import Workplace
-    json.place = Workplace()
+    from capsule_tasks.system.sandbox.directories import SandboxDirectory
+    json.place = SandboxDirectory()
     """
     body = """
     source = "import json, os; own = '/proc/self/fd/'; top = os.path.dirname(json.place.home); "

@@ -86,7 +86,7 @@ def quarantined(interceptors: Interceptors, call: Callable[[Any], None]) -> None
 
     interceptors.add(stand_in)
     for _ in range(3):
-        interceptors.see("overrun")
+        interceptors.observe("overrun")
     slow = False
 
 
@@ -94,8 +94,8 @@ def test_each_sees_every_message_in_the_order_they_were_added(make: Any) -> None
     interceptors, seen = make(PATIENT), []
     interceptors.add(lambda message: seen.append(("first", message)))
     interceptors.add(lambda message: seen.append(("second", message)))
-    interceptors.see(1)
-    interceptors.see(2)
+    interceptors.observe(1)
+    interceptors.observe(2)
     assert seen == [("first", 1), ("second", 1), ("first", 2), ("second", 2)]
 
 
@@ -118,8 +118,8 @@ def test_one_that_fails_is_logged_and_counted_and_the_others_are_called(
     interceptors.add(failing)
     interceptors.add(seen.append)
     with caplog.at_level(logging.ERROR):
-        interceptors.see("m")
-        interceptors.see("n")
+        interceptors.observe("m")
+        interceptors.observe("n")
     assert seen == ["m", "n"]
     assert counters.interceptor_errors_total == 2
     assert "failing" in caplog.text
@@ -134,14 +134,14 @@ def test_a_ctrl_c_is_not_held_up(make: Any) -> None:
 
     interceptors.add(interrupted)
     with pytest.raises(KeyboardInterrupt):
-        interceptors.see("m")
+        interceptors.observe("m")
 
 
 def test_within_its_budget_one_is_never_quarantined(make: Any, counters: Counters) -> None:
     interceptors, slow = make(PATIENT), Slow()
     interceptors.add(slow)
     for number in range(20):
-        interceptors.see(number)
+        interceptors.observe(number)
     assert slow.seen == [(number, threading.get_ident()) for number in range(20)]
     assert counters.interceptor_quarantine_total == 0
 
@@ -152,12 +152,12 @@ def test_after_three_overruns_one_is_called_on_another_thread(
     interceptors, slow = make(STRICT), Slow()
     interceptors.add(slow)
     for number in range(2):
-        interceptors.see(number)
+        interceptors.observe(number)
     assert counters.interceptor_quarantine_total == 0
-    interceptors.see(2)
+    interceptors.observe(2)
     assert counters.interceptor_quarantine_total == 1
     assert "overran its budget of 0 ms 3 times" in caplog.text
-    interceptors.see("later")
+    interceptors.observe("later")
     slow.wait_for("later")
     own = threading.get_ident()
     assert [thread == own for _, thread in slow.seen] == [True, True, True, False]
@@ -173,7 +173,7 @@ def test_a_fast_one_beside_a_slow_one_stays_where_it_was(make: Any, counters: Co
 
     interceptors.add(slow)
     interceptors.add(lambda message: fast.append((message, threading.get_ident())))
-    interceptors.see(1)
+    interceptors.observe(1)
     assert counters.interceptor_quarantine_total >= 1
     assert fast[0] == (1, threading.get_ident())
 
@@ -181,9 +181,9 @@ def test_a_fast_one_beside_a_slow_one_stays_where_it_was(make: Any, counters: Co
 def test_one_in_quarantine_delays_nobody(make: Any) -> None:
     interceptors, blocking = make(STRICT), Blocking()
     quarantined(interceptors, blocking)
-    interceptors.see("a")
+    interceptors.observe("a")
     assert blocking.entered.acquire(timeout=HANG_S)
-    interceptors.see("b")  # would never return if it waited
+    interceptors.observe("b")  # would never return if it waited
     blocking.gate.release(2)
     assert blocking.entered.acquire(timeout=HANG_S)
 
@@ -193,15 +193,15 @@ def test_the_queue_of_the_quarantine_is_bounded_and_the_oldest_message_goes(
 ) -> None:
     interceptors, blocking = make(STRICT), Blocking()
     quarantined(interceptors, blocking)
-    interceptors.see("held")
+    interceptors.observe("held")
     assert blocking.entered.acquire(timeout=HANG_S)
     for number in range(10):
-        interceptors.see(number)
+        interceptors.observe(number)
     assert counters.interceptor_skipped_total == 10 - STRICT.quarantine_queue
     blocking.gate.release(100)
     for _ in range(STRICT.quarantine_queue):
         assert blocking.entered.acquire(timeout=HANG_S)
-    interceptors.see("last")
+    interceptors.observe("last")
     assert blocking.entered.acquire(timeout=HANG_S)
     assert blocking.seen[:5] == ["held", 6, 7, 8, 9]
 
@@ -213,9 +213,9 @@ def test_each_call_that_is_skipped_is_counted_also_at_the_end(
     interceptors.add(lambda _message: time.sleep(0.001))
     quarantined(interceptors, blocking)  # and the one before it in the same call
     assert counters.interceptor_quarantine_total == 2
-    interceptors.see("held")
+    interceptors.observe("held")
     assert blocking.entered.acquire(timeout=HANG_S)
-    interceptors.see("waits")
+    interceptors.observe("waits")
     assert counters.interceptor_skipped_total == 0
     interceptors.close()
     assert counters.interceptor_skipped_total == 2
@@ -231,7 +231,7 @@ def test_a_failure_in_quarantine_is_counted_and_ends_nothing(make: Any, counters
     quarantined(interceptors, failing)
     quarantined(interceptors, slow)
     before = counters.interceptor_errors_total
-    interceptors.see("m")
+    interceptors.observe("m")
     slow.wait_for("m")
     assert counters.interceptor_errors_total > before
 
@@ -244,10 +244,10 @@ def test_removing_says_whether_it_was_there_wherever_it_was(make: Any) -> None:
     assert not interceptors.remove(slow)
     interceptors.add(slow)
     for number in range(3):
-        interceptors.see(number)
+        interceptors.observe(number)
     assert interceptors.remove(slow)
     assert not interceptors.remove(slow)
-    interceptors.see("gone")
+    interceptors.observe("gone")
     assert slow.messages == [0, 1, 2]
 
 
@@ -260,8 +260,8 @@ def test_one_may_remove_itself_while_it_is_called(make: Any) -> None:
 
     interceptors.add(once)
     interceptors.add(seen.append)
-    interceptors.see(1)
-    interceptors.see(2)
+    interceptors.observe(1)
+    interceptors.observe(2)
     assert seen == [1, 1, 2]
 
 
@@ -273,9 +273,9 @@ def test_there_is_no_thread_before_there_is_a_quarantine_and_none_after_it(make:
     before, interceptors, slow = lanes(), make(STRICT), Slow()
     interceptors.add(slow)
     for number in range(3):
-        interceptors.see(number)
+        interceptors.observe(number)
     assert lanes() == before
-    interceptors.see("m")
+    interceptors.observe("m")
     (lane,) = lanes() - before
     interceptors.close()
     interceptors.close()
@@ -287,11 +287,11 @@ def test_a_quarantine_outlives_a_restart_of_the_session(make: Any, counters: Cou
     interceptors, slow = make(STRICT), Slow()
     interceptors.add(slow)
     for number in range(3):
-        interceptors.see(number)
+        interceptors.observe(number)
     interceptors.close()
     fresh = Counters()
     interceptors.count_into(fresh)
-    interceptors.see("of the new child")
+    interceptors.observe("of the new child")
     slow.wait_for("of the new child")
     assert slow.seen[-1][1] != threading.get_ident()
     assert (counters.interceptor_quarantine_total, fresh.interceptor_quarantine_total) == (1, 0)

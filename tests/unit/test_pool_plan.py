@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from capsule_tasks.sessions.pool.plan import EARLY_EXITS, PoolPlan
-from capsule_tasks.sessions.pool.slot import Action, Give, Refuse, Retire, Slot, Stage, Start
+from capsule_tasks.sessions.pool.slot import Action, Assign, Refuse, Retire, Slot, Stage, Start
 from capsule_tasks.settings import PoolSettings
 
 
@@ -37,11 +37,11 @@ def test_waiters_are_served_in_the_order_they_came() -> None:
     plan = make(min_idle=0, max_sessions=1)
     for waiter in (11, 12, 13):
         plan.wait(waiter)
-    assert started(plan, plan.decide(0.0)) == [Give(11, 1)]
+    assert started(plan, plan.decide(0.0)) == [Assign(11, 1)]
     plan.released(1, 0.0)
-    assert plan.decide(0.0) == [Give(12, 1)]
+    assert plan.decide(0.0) == [Assign(12, 1)]
     plan.released(1, 0.0)
-    assert plan.decide(0.0) == [Give(13, 1)]
+    assert plan.decide(0.0) == [Assign(13, 1)]
 
 
 def test_a_waiter_that_gave_up_is_passed_over() -> None:
@@ -50,14 +50,14 @@ def test_a_waiter_that_gave_up_is_passed_over() -> None:
     plan.wait(2)
     starts = plan.decide(0.0)
     plan.cancel_wait(1)
-    assert started(plan, starts) == [Give(2, 1)]
+    assert started(plan, starts) == [Assign(2, 1)]
 
 
 def test_a_fresh_pool_retires_what_was_used_and_starts_another() -> None:
     plan = make(min_idle=1, max_sessions=2, fresh=True)
     starts = plan.decide(0.0)
     plan.wait(1)
-    assert started(plan, starts) == [Give(1, 1), Start(2)]
+    assert started(plan, starts) == [Assign(1, 1), Start(2)]
     plan.released(1, 0.0)
     assert plan.decide(0.0) == [Retire(1, "it was used, and each borrower gets a fresh one")]
 
@@ -69,7 +69,7 @@ def test_a_session_given_back_unused_is_still_fresh() -> None:
     started(plan, starts)
     plan.released(1, 0.0, used=False)
     plan.wait(2)
-    assert plan.decide(0.0) == [Give(2, 1)]
+    assert plan.decide(0.0) == [Assign(2, 1)]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_count_of_uses_belongs_to_the_session_not_to_its_successor() -> None
     for waiter in range(6):
         plan.wait(waiter)
         actions = started(plan, starts)
-        (give,) = [action for action in actions if isinstance(action, Give)]
+        (give,) = [action for action in actions if isinstance(action, Assign)]
         plan.released(give.slot, 0.0)
         starts = plan.decide(0.0)
         for action in starts:
@@ -130,22 +130,22 @@ def test_idle_sessions_beyond_the_minimum_leave_after_the_timeout() -> None:
         plan.wait(waiter)
     gives = started(plan, actions + plan.decide(0.0))
     for give in gives:
-        assert isinstance(give, Give)
+        assert isinstance(give, Assign)
         plan.released(give.slot, 0.0)
     assert plan.decide(0.0) == []
-    assert plan.next_look(0.0) == 10.0
+    assert plan.next_check_at(0.0) == 10.0
     assert len(plan.decide(10.0)) == 2
-    assert plan.next_look(10.0) is None
+    assert plan.next_check_at(10.0) is None
 
 
 def test_a_named_session_keeps_its_name_and_is_waited_for() -> None:
     plan = make(min_idle=0, max_sessions=2, fresh=True)
     plan.wait(1, "anna")
-    assert started(plan, plan.decide(0.0)) == [Give(1, 1)]
+    assert started(plan, plan.decide(0.0)) == [Assign(1, 1)]
     plan.wait(2, "anna")
     assert plan.decide(0.0) == []
     plan.released(1, 0.0)
-    assert plan.decide(0.0) == [Give(2, 1)]
+    assert plan.decide(0.0) == [Assign(2, 1)]
 
 
 def test_a_session_given_back_unused_does_not_keep_the_name_it_was_lent_under() -> None:
@@ -154,10 +154,10 @@ def test_a_session_given_back_unused_does_not_keep_the_name_it_was_lent_under() 
     started(plan, plan.decide(0.0))
     plan.released(1, 0.0, used=False)
     plan.wait(2, "bert")
-    assert plan.decide(0.0) == [Give(2, 1)]
+    assert plan.decide(0.0) == [Assign(2, 1)]
     plan.released(1, 0.0)
     plan.wait(3, "bert")
-    assert plan.decide(0.0) == [Give(3, 1)]
+    assert plan.decide(0.0) == [Assign(3, 1)]
     plan.released(1, 0.0, used=False)  # the name is bert's since he used it
     assert plan.slots[1].name == "bert"
 
@@ -170,7 +170,7 @@ def test_an_idle_named_session_gives_way_when_the_pool_is_full() -> None:
     plan.wait(2, "bert")
     assert plan.decide(0.0) == [Retire(1, "another borrower needs its place")]
     plan.gone(1)
-    assert started(plan, plan.decide(0.0)) == [Give(2, 2)]
+    assert started(plan, plan.decide(0.0)) == [Assign(2, 2)]
 
 
 def test_repeated_failures_open_the_breaker_and_tell_the_waiters() -> None:
@@ -183,7 +183,7 @@ def test_repeated_failures_open_the_breaker_and_tell_the_waiters() -> None:
     (refusal,) = plan.decide(0.0)
     assert isinstance(refusal, Refuse)
     assert "2 starts in a row failed, the last with: no memory" in refusal.why
-    assert plan.next_look(0.0) == 5.0
+    assert plan.next_check_at(0.0) == 5.0
 
 
 def test_the_half_open_breaker_tries_one_start_and_closes_when_it_succeeds() -> None:
@@ -206,10 +206,10 @@ def test_a_breaker_whose_time_is_over_asks_for_no_more_looks() -> None:
         assert isinstance(start, Start)
         plan.start_failed(start.slot, "no", 0.0)
         plan.decide(0.0)
-        assert plan.next_look(0.0) == 5.0
+        assert plan.next_check_at(0.0) == 5.0
         assert len(plan.decide(5.0)) == min_idle
-        assert plan.next_look(5.0) is None
-        assert plan.next_look(60.0) is None
+        assert plan.next_check_at(5.0) is None
+        assert plan.next_check_at(60.0) is None
 
 
 def test_stopping_refuses_the_waiters_and_retires_everything_once() -> None:
@@ -231,7 +231,7 @@ def kept(size: int, most: int, capacity: int = 1, **changes: object) -> PoolPlan
     """A pool whose sessions are ready."""
     plan = make(min_idle=0, **changes)
     plan.capacity = capacity
-    plan.keep(size, most)
+    plan.set_size(size, most)
     assert started(plan, plan.decide(0.0)) == []
     return plan
 
@@ -303,25 +303,25 @@ def test_a_kept_session_stays_however_long_it_is_idle_or_silent() -> None:
     plan = kept(2, 3, idle_timeout_s=1.0)
     plan.heartbeat_missed(1)
     assert plan.decide(100.0) == []
-    assert plan.next_look(100.0) is None
+    assert plan.next_check_at(100.0) is None
 
 
 def test_a_pool_that_shrinks_lets_the_least_busy_go_when_they_have_finished() -> None:
     plan = kept(3, 12, capacity=2)
     slots = [assigned(plan) for _ in range(4)]
     plan.finished(slots[1], 0.0)
-    plan.keep(1, 10)
+    plan.set_size(1, 10)
     assert plan.decide(0.0) == [Retire(2, "the pool has shrunk")]
     plan.finished(slots[2], 0.0)
-    assert plan.slots[3].doomed or plan.slots[1].doomed
-    assert sum(not slot.doomed for slot in plan.slots.values()) == 1
+    assert plan.slots[3].retire_reason or plan.slots[1].retire_reason
+    assert sum(not slot.retire_reason for slot in plan.slots.values()) == 1
 
 
 def test_a_pool_that_shrinks_counts_on_no_session_that_leaves_anyway() -> None:
     plan = kept(2, 3)
     slot = assigned(plan)
-    plan.doom(slot.number, "a task met its hard limit")
-    plan.keep(1, 2)
+    plan.retire_when_idle(slot.number, "a task met its hard limit")
+    plan.set_size(1, 2)
     assert plan.decide(0.0) == []
     plan.finished(slot, 0.0)
     assert plan.decide(0.0) == [Retire(1, "a task met its hard limit")]
@@ -336,7 +336,7 @@ def test_sessions_that_end_before_their_first_use_are_replaced_ever_more_slowly(
         assert not plan.lost(number, "killed", now)
         assert plan.decide(now)[0] == Retire(number, "killed")
         plan.gone(number)
-        due = plan.next_look(now)
+        due = plan.next_check_at(now)
         pauses.append(0.0 if due is None else due - now)
         now = due or now
         plan.decide(now)
@@ -350,7 +350,7 @@ def test_a_session_that_was_used_or_was_to_leave_is_no_early_exit() -> None:
     plan = kept(3, 4)
     slot = assigned(plan)
     plan.lost(slot.number, "killed", 0.0)
-    plan.doom(2, "the pool was restarted")
+    plan.retire_when_idle(2, "the pool was restarted")
     assert not plan.lost(2, "killed", 0.0)
     assert plan.early_exits == 0
 
@@ -371,7 +371,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.waiting: list[int] = []
         self.cancelled: set[int] = set()
         """Those of `waiting` that were cancelled, and have not yet told the plan."""
-        self.lent: dict[int, int] = {}
+        self.borrowed_by: dict[int, int] = {}
         self.retiring: set[int] = set()
         self.starting: set[int] = set()
         self.names: dict[int, str | None] = {}
@@ -387,13 +387,13 @@ class PoolMachine(RuleBasedStateMachine):
             case Start(slot):
                 self.starting.add(slot)
             case Retire(slot):
-                assert slot not in self.lent.values()
+                assert slot not in self.borrowed_by.values()
                 assert all(busy.number != slot for busy in self.work)
                 assert slot not in self.retiring
                 self.retiring.add(slot)
-            case Give(waiter, slot):
+            case Assign(waiter, slot):
                 assert waiter in self.waiting
-                assert slot not in self.lent.values()
+                assert slot not in self.borrowed_by.values()
                 assert all(busy.number != slot for busy in self.work)
                 earlier = self.waiting[: self.waiting.index(waiter)]
                 owner = self.slot_names.get(slot)
@@ -404,7 +404,7 @@ class PoolMachine(RuleBasedStateMachine):
                     self.plan.released(slot, self.now, used=False)
                     return
                 self.slot_names[slot] = self.names[waiter]
-                self.lent[waiter] = slot
+                self.borrowed_by[waiter] = slot
             case Refuse(waiter):
                 self.waiting.remove(waiter)
                 self.cancelled.discard(waiter)
@@ -432,11 +432,11 @@ class PoolMachine(RuleBasedStateMachine):
         """The plan hears of it only when the waiter runs; it may be served before that."""
         self.cancelled.add(data.draw(st.sampled_from(self.waiting)))
 
-    @precondition(lambda self: self.lent)
+    @precondition(lambda self: self.borrowed_by)
     @rule(data=st.data(), used=st.booleans())
     def release(self, data: st.DataObject, used: bool) -> None:
-        waiter = data.draw(st.sampled_from(sorted(self.lent)))
-        self.plan.released(self.lent.pop(waiter), self.now, used=used)
+        waiter = data.draw(st.sampled_from(sorted(self.borrowed_by)))
+        self.plan.released(self.borrowed_by.pop(waiter), self.now, used=used)
         self.act()
 
     @precondition(lambda self: self.starting)
@@ -480,7 +480,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def may_take_work(self, slot: Slot) -> bool:
         is_there = slot.stage in (Stage.IDLE, Stage.WORKING) and slot.name is None
-        return is_there and not slot.doomed and self.work.count(slot) < self.capacity
+        return is_there and not slot.retire_reason and self.work.count(slot) < self.capacity
 
     @precondition(lambda self: self.work)
     @rule(data=st.data())
@@ -491,13 +491,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 3))
     def keep(self, size: int) -> None:
-        self.plan.keep(size, 3)
+        self.plan.set_size(size, 3)
         self.act()
 
     @precondition(lambda self: self.plan.slots)
     @rule(data=st.data())
     def is_doomed(self, data: st.DataObject) -> None:
-        self.plan.doom(data.draw(st.sampled_from(sorted(self.plan.slots))), "it is old")
+        self.plan.retire_when_idle(data.draw(st.sampled_from(sorted(self.plan.slots))), "it is old")
         self.act()
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 6.0]))
@@ -512,8 +512,8 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def plan_and_world_agree(self) -> None:
         assert list(self.plan.waiters) == self.waiting
-        leased = [s.number for s in self.plan.slots.values() if s.stage is Stage.LEASED]
-        assert sorted(leased) == sorted(self.lent.values())
+        borrowed = [s.number for s in self.plan.slots.values() if s.stage is Stage.BORROWED]
+        assert sorted(borrowed) == sorted(self.borrowed_by.values())
 
     @invariant()
     def work_is_where_the_plan_says(self) -> None:
@@ -525,21 +525,22 @@ class PoolMachine(RuleBasedStateMachine):
     def the_size_is_kept(self) -> None:
         plan = self.plan
         is_paused = plan.paused_until is not None and plan.paused_until > self.now
-        if plan.kept is None or plan.breaker.open_until is not None or is_paused:
+        if plan.size is None or plan.breaker.open_until is not None or is_paused:
             return
         staying = sum(
-            slot.stage is not Stage.RETIRING and not slot.doomed for slot in plan.slots.values()
+            slot.stage is not Stage.RETIRING and not slot.retire_reason
+            for slot in plan.slots.values()
         )
         busy = sum(
-            bool(slot.doomed) and slot.stage in (Stage.LEASED, Stage.WORKING)
+            bool(slot.retire_reason) and slot.stage in (Stage.BORROWED, Stage.WORKING)
             for slot in plan.slots.values()
         )
         filled = staying + (busy if self.capacity == 1 else 0)
-        assert filled >= min(plan.kept, filled + 3 - len(plan.slots))
+        assert filled >= min(plan.size, filled + 3 - len(plan.slots))
 
     @invariant()
     def what_is_due_now_has_been_done(self) -> None:
-        look = self.plan.next_look(self.now)
+        look = self.plan.next_check_at(self.now)
         assert look is None or look > self.now
 
     @invariant()

@@ -108,7 +108,7 @@ def test_any_message_is_routed_or_a_bad_frame(story: list[tuple[Any, str | None]
                 parent.router.route(retold(message, name))
             except BadFrame:
                 break
-        assert len(parent.router.general) <= GENERAL
+        assert len(parent.router.session_messages) <= GENERAL
         assert len({name for name, _ in parent.ends}) == len(parent.ends)
         parent.router.fail_replies("the end")
         for reply in replies:
@@ -239,7 +239,7 @@ async def test_late_output_is_the_sessions_also_if_an_execution_of_that_name_run
     late = Output(execution_id="e", stream="stdout", data="żż", late=True)
     parent.router.route(late)
     assert parent.stream("e").buffered_messages == 1
-    assert list(parent.router.general) == [late]
+    assert list(parent.router.session_messages) == [late]
     assert parent.router.counters.late_output_bytes == 4
 
 
@@ -247,10 +247,10 @@ async def test_messages_of_no_execution_are_kept_up_to_a_number_and_the_loss_is_
     parent = Parent()
     for number in range(GENERAL + 5):
         parent.router.route(Output(stream="stdout", data=str(number)))
-    assert [message.data for message in parent.router.general] == [
+    assert [message.data for message in parent.router.session_messages] == [
         str(number) for number in range(5, GENERAL + 5)
     ]
-    assert parent.router.general.dropped == 5
+    assert parent.router.session_messages.dropped == 5
 
 
 async def test_large_messages_of_no_execution_do_not_fill_the_memory() -> None:
@@ -258,11 +258,11 @@ async def test_large_messages_of_no_execution_do_not_fill_the_memory() -> None:
     for number in range(4):
         parent.router.route(Output(stream="stdout", data=str(number) * (GENERAL_BYTES // 3)))
         parent.router.route(Checkpointed(in_reply_to="?", data=b"x" * (GENERAL_BYTES // 3)))
-    assert len(parent.router.general) == 2
-    assert parent.router.general.dropped == 6
+    assert len(parent.router.session_messages) == 2
+    assert parent.router.session_messages.dropped == 6
     largest = Output(stream="stdout", data="x" * 2 * GENERAL_BYTES)
     parent.router.route(largest)
-    assert list(parent.router.general) == [largest]
+    assert list(parent.router.session_messages) == [largest]
 
 
 async def test_a_flood_of_unknown_messages_does_not_flood_the_log(
@@ -323,7 +323,7 @@ async def test_a_question_of_an_execution_that_is_over_is_not_kept() -> None:
     parent = Parent()
     parent.router.route(question("over"))
     assert parent.router.inputs == {}
-    assert list(parent.router.general) == []
+    assert list(parent.router.session_messages) == []
 
 
 async def test_a_flood_of_questions_is_a_bad_frame() -> None:
@@ -347,7 +347,7 @@ async def test_raw_bytes_belong_to_the_only_execution_that_runs() -> None:
     router.route(Result(execution_id="e"))
     assert router.raw_owner() is None
     assert router.on_raw("stderr", "of nobody", 9)
-    assert list(router.general)[-1].data == "of nobody"
+    assert list(router.session_messages)[-1].data == "of nobody"
 
 
 async def test_raw_bytes_that_overtake_the_ack_follow_it() -> None:
@@ -417,6 +417,6 @@ def test_errors_and_progress_have_no_other_way_than_their_execution() -> None:
         for message in messages:
             parent.router.route(message)
         assert [await stream.next() for _ in messages] == messages
-        assert list(parent.router.general) == []
+        assert list(parent.router.session_messages) == []
 
     play(scene())

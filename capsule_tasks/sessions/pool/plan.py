@@ -4,7 +4,7 @@ Plain state, no I/O, no clock of its own. Events change the state; `decide` then
 to be done and has already booked it, so that two decisions never promise the same thing. Each slot
 is in one stage, and only the event named beside the stage moves it on:
 
-    starting ──started──▶ idle ──decide──▶ leased ──released──▶ idle
+    starting ──started──▶ idle ──decide──▶ borrowed ──released──▶ idle
         │                  │ ◀──assign/finished──▶ working
         └──start_failed──▶ gone ◀──gone── retiring ◀──decide
 
@@ -26,8 +26,8 @@ import msgspec
 
 from capsule_tasks.sessions.pool.slot import (
     Action,
+    Assign,
     Breaker,
-    Give,
     Refuse,
     Retire,
     Slot,
@@ -38,8 +38,8 @@ from capsule_tasks.settings import PoolSettings
 
 EARLY_EXITS = 3
 """Sessions in a row that may end before their first use until the next start is delayed."""
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 30.0
+_MIN_PAUSE_S = 0.1
+_MAX_PAUSE_S = 30.0
 _USED = "it was used, and each borrower gets a fresh one"
 
 
@@ -54,13 +54,13 @@ class PoolPlan:
     stopping: bool = False
     capacity: int = 1
     """Pieces of work that a session takes at once."""
-    kept: int | None = None
+    size: int | None = None
     """Sessions that are kept, busy or not; None for a pool that lends them."""
     early_exits: int = 0
     """Sessions in a row that ended before their first use."""
     paused_until: float | None = None
     """No session is started before, unless one is waited for."""
-    _able: OrderedDict[int, Slot] = field(default_factory=OrderedDict)
+    _available: OrderedDict[int, Slot] = field(default_factory=OrderedDict)
     """Those that would take a piece of work, the one that has been free for longest first."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -81,7 +81,7 @@ class PoolPlan:
         slot.first_rss = slot.rss = rss
         if slot.stage is Stage.STARTING:
             slot.stage = Stage.IDLE
-            self._note_room(slot)
+            self._make_available(slot)
 
     def start_failed(self, number: int, error: str, now: float) -> None:
         self.slots.pop(number, None)
@@ -94,7 +94,7 @@ class PoolPlan:
     def released(self, number: int, now: float, *, used: bool = True, executions: int = 0) -> None:
         """Its borrower gave it back; `executions` is how many it has run in all."""
         slot = self.slots[number]
-        if slot.stage is not Stage.LEASED:
+        if slot.stage is not Stage.BORROWED:
             return
         slot.stage = Stage.IDLE
         slot.idle_since = now
@@ -102,24 +102,24 @@ class PoolPlan:
         if slot.is_name_new and not used:
             slot.name = None
         if used and self.settings.fresh and slot.name is None:
-            slot.doomed = _USED
-        self._note_room(slot)
+            slot.retire_reason = _USED
+        self._make_available(slot)
 
-    def keep(self, size: int, max_sessions: int) -> None:
+    def set_size(self, size: int, max_sessions: int) -> None:
         """Have so many sessions from now on, and `max_sessions` with those that are leaving.
 
         Of sessions that are too many those with the least work leave, once that has finished.
         """
-        self.kept = size
+        self.size = size
         self.settings = msgspec.structs.replace(self.settings, max_sessions=max_sessions)
         staying = [slot for slot in self.slots.values() if self._stays(slot)]
         staying.sort(key=lambda slot: (slot.stage is not Stage.STARTING, slot.load))
         for slot in staying[: max(0, len(staying) - size)]:
-            self._doom(slot, "the pool has shrunk")
+            self._mark_retiring(slot, "the pool has shrunk")
 
     def assign(self) -> Slot | None:
         """Give a piece of work to the session that has the least; None if none has room."""
-        able = self._able
+        able = self._available
         if not able:
             return None
         if self.capacity == 1:
@@ -133,9 +133,9 @@ class PoolPlan:
         slot.uses += 1
         most = self.settings.max_uses
         if most is not None and slot.uses >= most:
-            self._doom(slot, f"it was used {most} times or more")
+            self._mark_retiring(slot, f"it was used {most} times or more")
         elif self.settings.fresh:
-            self._doom(slot, _USED)
+            self._mark_retiring(slot, _USED)
         return slot
 
     def finished(self, slot: Slot, now: float) -> None:
@@ -148,8 +148,8 @@ class PoolPlan:
         if not slot.load:
             slot.stage = Stage.IDLE
             slot.idle_since = now
-        if not slot.doomed:
-            self._able[slot.number] = slot
+        if not slot.retire_reason:
+            self._available[slot.number] = slot
 
     def reported(self, number: int, rss: int) -> bool:
         """Its child lives and uses so much memory; whether it is doomed for that from now on."""
@@ -157,35 +157,35 @@ class PoolPlan:
         if slot is None:
             return False
         slot.rss = rss
-        slot.silent = False
+        slot.is_unresponsive = False
         most = self.settings.max_rss_bytes
         if most is None or rss <= most or not self._stays(slot):
             return False
-        self._doom(slot, f"it uses {rss} bytes of memory, and may use {most}")
+        self._mark_retiring(slot, f"it uses {rss} bytes of memory, and may use {most}")
         return True
 
     def heartbeat_missed(self, number: int) -> None:
         slot = self.slots.get(number)
         if slot is not None:
-            slot.silent = True
+            slot.is_unresponsive = True
 
-    def doom(self, number: int, why: str) -> None:
+    def retire_when_idle(self, number: int, why: str) -> None:
         """It takes nothing new from now on; a borrower keeps it until the release."""
         slot = self.slots.get(number)
         if slot is not None:
-            self._doom(slot, why)
+            self._mark_retiring(slot, why)
 
     def lost(self, number: int, why: str, now: float) -> bool:
         """Its child died. Whether the pool counted on it: it was ready and not to leave anyway."""
         slot = self.slots.get(number)
         if slot is None or slot.stage is Stage.STARTING or not self._stays(slot):
             return False
-        self._doom(slot, why)
+        self._mark_retiring(slot, why)
         if slot.stage is Stage.IDLE and not slot.uses:
             self.early_exits += 1
             if self.early_exits > EARLY_EXITS:
-                pause_s = _FIRST_PAUSE_S * 2 ** min(self.early_exits - EARLY_EXITS, 10)
-                self.paused_until = now + min(pause_s, _LONGEST_PAUSE_S)
+                pause_s = _MIN_PAUSE_S * 2 ** min(self.early_exits - EARLY_EXITS, 10)
+                self.paused_until = now + min(pause_s, _MAX_PAUSE_S)
         return True
 
     def gone(self, number: int) -> None:
@@ -203,19 +203,19 @@ class PoolPlan:
             actions += self._retire_all("the pool is stopping")
             return actions
         actions += self._retire_due(now)
-        actions += self._serve()
+        actions += self._assign_waiters()
         actions += self._retire_for_others()
         actions += self._start(now)
         actions += self._refuse(now)
         return actions
 
-    def next_look(self, now: float) -> float | None:
+    def next_check_at(self, now: float) -> float | None:
         """When time alone will make something due; None if only an event can."""
         due: list[float] = []
         open_until = self.breaker.open_until
         if open_until is not None and open_until > now:  # later the next start has an event for it
             due.append(open_until)
-        if self.kept is not None and self.paused_until is not None and self.paused_until > now:
+        if self.size is not None and self.paused_until is not None and self.paused_until > now:
             due.append(self.paused_until)
         for slot in self._in(Stage.IDLE):
             if self.settings.max_age_s is not None:
@@ -228,16 +228,18 @@ class PoolPlan:
         return [
             self._retire(slot, why)
             for slot in self._in(Stage.IDLE)
-            if (why := self._worn(slot, now))
+            if (why := self._retire_reason(slot, now))
         ]
 
-    def _worn(self, slot: Slot, now: float) -> str:
+    def _retire_reason(self, slot: Slot, now: float) -> str:
         """Why the slot's session should not be used again; empty if it may be."""
         settings = self.settings
         grown = slot.rss - slot.first_rss
-        if slot.doomed:
-            return slot.doomed
-        if slot.silent and self.kept is None:  # a kept one costs the imports of a whole app
+        if slot.retire_reason:
+            return slot.retire_reason
+        if (
+            slot.is_unresponsive and self.size is None
+        ):  # a kept one costs the imports of a whole app
             return "its heartbeat is missing"
         if settings.max_uses is not None and slot.uses >= settings.max_uses:
             return f"it was used {settings.max_uses} times or more"
@@ -251,7 +253,7 @@ class PoolPlan:
             return f"it was idle for {settings.idle_timeout_s} s"
         return ""
 
-    def _serve(self) -> list[Action]:
+    def _assign_waiters(self) -> list[Action]:
         """First come, first served; a name that is busy holds up nobody but its own."""
         actions: list[Action] = []
         for waiter, name in list(self.waiters.items()):
@@ -262,10 +264,10 @@ class PoolPlan:
             if slot is None:
                 continue
             slot.is_name_new = slot.name is None
-            slot.stage, slot.name = Stage.LEASED, name
-            self._able.pop(slot.number, None)
+            slot.stage, slot.name = Stage.BORROWED, name
+            self._available.pop(slot.number, None)
             del self.waiters[waiter]
-            actions.append(Give(waiter, slot.number))
+            actions.append(Assign(waiter, slot.number))
         return actions
 
     def _retire_for_others(self) -> list[Action]:
@@ -298,9 +300,9 @@ class PoolPlan:
 
     def _missing(self, now: float) -> int:
         """Sessions that are to be started to keep the size."""
-        if self.kept is None or (self.paused_until is not None and now < self.paused_until):
+        if self.size is None or (self.paused_until is not None and now < self.paused_until):
             return 0
-        return self.kept - sum(map(self._fills_its_place, self.slots.values()))
+        return self.size - sum(map(self._fills_its_place, self.slots.values()))
 
     def _may_start(self, now: float) -> bool:
         open_until = self.breaker.open_until
@@ -311,7 +313,11 @@ class PoolPlan:
     def _refuse(self, now: float) -> list[Action]:
         """While the breaker is open and nothing is coming, waiting has no end: say so."""
         open_until = self.breaker.open_until
-        if open_until is None or now >= open_until or any(map(self._may_come, self.slots.values())):
+        if (
+            open_until is None
+            or now >= open_until
+            or any(map(self._may_be_assigned, self.slots.values()))
+        ):
             return []
         why = (
             f"{self.breaker.failures} starts in a row failed, the last with: "
@@ -330,16 +336,16 @@ class PoolPlan:
 
     def _retire(self, slot: Slot, why: str) -> Action:
         slot.stage = Stage.RETIRING
-        self._able.pop(slot.number, None)
+        self._available.pop(slot.number, None)
         return Retire(slot.number, why)
 
-    def _doom(self, slot: Slot, why: str) -> None:
-        slot.doomed = slot.doomed or why
-        self._able.pop(slot.number, None)
+    def _mark_retiring(self, slot: Slot, why: str) -> None:
+        slot.retire_reason = slot.retire_reason or why
+        self._available.pop(slot.number, None)
 
-    def _note_room(self, slot: Slot) -> None:
-        if not slot.doomed and slot.name is None:
-            self._able[slot.number] = slot
+    def _make_available(self, slot: Slot) -> None:
+        if not slot.retire_reason and slot.name is None:
+            self._available[slot.number] = slot
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -356,13 +362,13 @@ class PoolPlan:
 
     def _spare_idle(self) -> int:
         """How many idle sessions may leave when they have been idle for long."""
-        if self.kept is not None:
+        if self.size is not None:
             return 0
         free = [slot for slot in self._in(Stage.IDLE) if slot.name is None]
         return len(free) - self.settings.min_idle
 
     def _stays(self, slot: Slot) -> bool:
-        return not slot.doomed and slot.stage is not Stage.RETIRING
+        return not slot.retire_reason and slot.stage is not Stage.RETIRING
 
     def _fills_its_place(self, slot: Slot) -> bool:
         """Whether a kept session has no successor yet.
@@ -371,12 +377,12 @@ class PoolPlan:
         who counts the work by its size has none for both. The many pieces of another may go on for
         hours, and those that wait do not depend on them.
         """
-        is_busy = slot.stage in (Stage.LEASED, Stage.WORKING)
+        is_busy = slot.stage in (Stage.BORROWED, Stage.WORKING)
         return self._stays(slot) or (is_busy and self.capacity == 1)
 
-    def _may_come(self, slot: Slot) -> bool:
+    def _may_be_assigned(self, slot: Slot) -> bool:
         """Whether a waiter may still be given this one."""
-        if slot.stage in (Stage.LEASED, Stage.WORKING):
+        if slot.stage in (Stage.BORROWED, Stage.WORKING):
             return not self.settings.fresh
         return slot.stage is not Stage.RETIRING
 

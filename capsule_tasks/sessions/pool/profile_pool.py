@@ -18,7 +18,7 @@ from capsule_tasks.sessions.arguments import check_loop
 from capsule_tasks.sessions.health import Health
 from capsule_tasks.sessions.info import PoolInfo
 from capsule_tasks.sessions.pool.plan import PoolPlan
-from capsule_tasks.sessions.pool.slot import Action, Give, Refuse, Retire, Slot, Stage, Start
+from capsule_tasks.sessions.pool.slot import Action, Assign, Refuse, Retire, Slot, Stage, Start
 from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
@@ -27,17 +27,17 @@ from capsule_tasks.system.usage import resident_bytes
 
 log = logging.getLogger("capsule_tasks.sessions")
 
-_MOST_REASONS = 100
+_MAX_REASONS = 100
 _OTHER_REASONS = "other reasons"
 
 
 class PoolListener(Protocol):
     """Whoever assigns work to the sessions of a kept pool; called on the loop."""
 
-    def joined(self, slot: Slot, session: Session) -> None:
+    def child_ready(self, slot: Slot, session: Session) -> None:
         """A session is ready, and may be assigned work."""
 
-    def left(self, slot: Slot) -> None:
+    def child_retired(self, slot: Slot) -> None:
         """A session has no work any more and gets none; its process is being ended."""
 
 
@@ -58,7 +58,7 @@ class SubPool:
     ) -> None:
         self._name = name
         self._on_new = on_new
-        self._asks = profile.farewell == "ask"
+        self._stops_gracefully = profile.farewell == "ask"
         self._config = _config(profile)
         self.plan = PoolPlan(profile.pool)
         """Whoever assigns work to sessions asks the plan; and `decide`s, if the slot is doomed."""
@@ -69,7 +69,7 @@ class SubPool:
         self._waiters: dict[int, asyncio.Future[int]] = {}
         self._tickets = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._look: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._running = False
         self._deciding = False
         self._totals: Counter[str] = Counter()
@@ -100,8 +100,8 @@ class SubPool:
             await asyncio.wait(set(self._tasks))
         if self._is_spawner_own:
             await self.spawner.stop()
-        if self._look is not None:
-            self._look.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     # --- lending -------------------------------------------------------------------------------
 
@@ -116,16 +116,16 @@ class SubPool:
         try:
             number = await waiter
         except asyncio.CancelledError:
-            self._take_back(ticket, waiter)
+            self._cancel_wait(ticket, waiter)
             raise
         finally:
             del self._waiters[ticket]
         self._totals["acquires"] += 1
         return self._sessions[number]
 
-    def lends(self, session: Session) -> bool:
+    def owns(self, session: Session) -> bool:
         number = self._numbers.get(session)
-        return number is not None and self.plan.slots[number].stage is Stage.LEASED
+        return number is not None and self.plan.slots[number].stage is Stage.BORROWED
 
     def release(self, session: Session) -> None:
         self._check_loop("release()")
@@ -139,40 +139,40 @@ class SubPool:
     def retire(self, session: Session) -> None:
         self._check_loop("retire()")
         number = self._numbers[session]
-        self.plan.doom(number, "its borrower gave it up")
+        self.plan.retire_when_idle(number, "its borrower gave it up")
         self.plan.released(number, self._now())
         self.decide()
 
     # --- assigning work ------------------------------------------------------------------------
 
-    def employ(self, listener: PoolListener, capacity: int) -> None:
+    def set_listener(self, listener: PoolListener, capacity: int) -> None:
         """Have sessions that take up to `capacity` pieces of work each; as many as `keep` says."""
         self._listener = listener
         self.plan.capacity = capacity
-        self.plan.kept = 0
+        self.plan.size = 0
 
-    def keep(self, size: int, max_sessions: int) -> None:
+    def set_size(self, size: int, max_sessions: int) -> None:
         """Have so many sessions, `max_sessions` with those that finish their last work."""
-        self.plan.keep(size, max_sessions)
+        self.plan.set_size(size, max_sessions)
         self.decide()
 
-    def examine(self, slot: Slot) -> None:
+    def check_child(self, slot: Slot) -> None:
         """KillReason a session whose child has died, or uses too much memory."""
         session = self._sessions.get(slot.number)
         if session is not None and not session.is_alive:
-            self._note_loss(slot.number, session)
+            self._on_loss(slot.number, session)
         elif session is not None:
-            self._note_memory(slot.number, session, resident_bytes(session.pid or 0))
+            self._check_memory(slot.number, session, resident_bytes(session.pid or 0))
 
-    def doom(self, slot: Slot, why: str) -> None:
+    def retire_when_idle(self, slot: Slot, why: str) -> None:
         """Assign nothing more to a session, and replace it."""
-        self.plan.doom(slot.number, why)
+        self.plan.retire_when_idle(slot.number, why)
         self.decide()
 
     def replace_all(self, why: str) -> None:
         """Replace every session, once what it has is finished."""
         for number in list(self.plan.slots):
-            self.plan.doom(number, why)
+            self.plan.retire_when_idle(number, why)
         self.decide()
 
     # --- renewing and looking ------------------------------------------------------------------
@@ -192,7 +192,7 @@ class SubPool:
             profile=self._name,
             starting=stages[Stage.STARTING],
             idle=stages[Stage.IDLE],
-            leased=stages[Stage.LEASED],
+            borrowed=stages[Stage.BORROWED],
             working=stages[Stage.WORKING],
             retiring=stages[Stage.RETIRING],
             waiting=len(self.plan.waiters),
@@ -214,7 +214,7 @@ class SubPool:
     def _check_loop(self, call: str) -> None:
         check_loop(call, f"pool {self._name!r}", self._loop)
 
-    def _take_back(self, ticket: int, waiter: asyncio.Future[int]) -> None:
+    def _cancel_wait(self, ticket: int, waiter: asyncio.Future[int]) -> None:
         """A waiter was cancelled, perhaps just after it had been served."""
         self.plan.cancel_wait(ticket)
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
@@ -234,7 +234,7 @@ class SubPool:
                     self._carry_out(action)
         finally:
             self._deciding = False
-        self._look_later()
+        self._check_later()
 
     def _carry_out(self, action: Action) -> None:
         """The plan has booked every action of its list: one that fails must not cost the others."""
@@ -245,7 +245,7 @@ class SubPool:
 
     def _act(self, action: Action) -> None:
         match action:
-            case Give(ticket, slot):
+            case Assign(ticket, slot):
                 waiter = self._waiters[ticket]
                 if waiter.done():
                     # Cancelled in this turn of the loop: `acquire` has not run since, and so has
@@ -256,19 +256,19 @@ class SubPool:
             case Start(slot):
                 self._spawn(self._start(slot))
             case Retire(slot, why):
-                self._retired[self._reason(why)] += 1
+                self._retired[self._counted_as(why)] += 1
                 if self._listener is not None:
-                    self._listener.left(self.plan.slots[slot])
+                    self._listener.child_retired(self.plan.slots[slot])
                 self._spawn(self._end(slot))
             case Refuse(ticket, why):
                 waiter = self._waiters[ticket]
                 if not waiter.done():
                     waiter.set_exception(PoolUnavailable(self._name, why))
 
-    def _reason(self, why: str) -> str:
+    def _counted_as(self, why: str) -> str:
         """What it is counted under: sessions may die for any number of different reasons."""
         is_new = why not in self._retired
-        return _OTHER_REASONS if is_new and len(self._retired) >= _MOST_REASONS else why
+        return _OTHER_REASONS if is_new and len(self._retired) >= _MAX_REASONS else why
 
     async def _start(self, number: int) -> None:
         session = Session(self._config, spawner=self.spawner)
@@ -290,9 +290,9 @@ class SubPool:
             slot = self.plan.slots[number]
             self.plan.started(number, resident_bytes(session.pid or 0), self._now())
             if not session.is_alive:  # its end was heard before the pool counted on it
-                self._note_loss(number, session)
+                self._on_loss(number, session)
             elif self._listener is not None and slot.stage is Stage.IDLE:
-                self._listener.joined(slot, session)
+                self._listener.child_ready(slot, session)
         self.decide()
 
     def _on_start_failed(self, number: int, error: str) -> None:
@@ -316,7 +316,7 @@ class SubPool:
         session = self._sessions.get(number)
         if session is None:
             return  # its start is failing, and says so itself
-        if self._asks and not session.info.running:
+        if self._stops_gracefully and not session.info.running:
             await session.shutdown("retired")
         else:
             await session.terminate()
@@ -334,14 +334,14 @@ class SubPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         """Wake when time alone makes something due; never otherwise."""
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
-        due = None if self.plan.stopping else self.plan.next_look(self._now())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = None if self.plan.stopping else self.plan.next_check_at(self._now())
         if due is not None:
-            self._look = asyncio.get_running_loop().call_at(due, self.decide)
+            self._timer = asyncio.get_running_loop().call_at(due, self.decide)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -351,7 +351,7 @@ class SubPool:
     def _on_heartbeat(self, number: int, heartbeat: Heartbeat) -> None:
         session = self._sessions.get(number)
         if session is not None:
-            self._note_memory(number, session, heartbeat.rss_bytes)
+            self._check_memory(number, session, heartbeat.rss_bytes)
             self.decide()
 
     def _on_health(self, number: int, health: Health) -> None:
@@ -362,14 +362,14 @@ class SubPool:
     def _on_state(self, number: int, _old: SessionState, _new: SessionState) -> None:
         session = self._sessions.get(number)
         if session is not None:
-            self._note_loss(number, session)
+            self._on_loss(number, session)
             asyncio.get_running_loop().call_soon(self.decide)
 
-    def _note_loss(self, number: int, session: Session) -> None:
+    def _on_loss(self, number: int, session: Session) -> None:
         why = session.info.last_error or "its child ended"
         self._totals["lost"] += self.plan.lost(number, why, self._now())
 
-    def _note_memory(self, number: int, session: Session, rss_bytes: int) -> None:
+    def _check_memory(self, number: int, session: Session, rss_bytes: int) -> None:
         if self.plan.reported(number, rss_bytes):
-            why = self.plan.slots[number].doomed
+            why = self.plan.slots[number].retire_reason
             log.warning("session %s is replaced: %s", session.session_id, why)

@@ -86,11 +86,11 @@ class SessionPool:
 
     def release(self, session: Session) -> None:
         """Give a session back. NotBorrowed if it is not lent; SessionBusy while code runs in it."""
-        self._lender(session).release(session)
+        self._owner_pool(session).release(session)
 
     def retire(self, session: Session) -> None:
         """Give a session back that nobody should use again, whatever still runs in it."""
-        self._lender(session).retire(session)
+        self._owner_pool(session).retire(session)
 
     @contextlib.asynccontextmanager
     async def borrow(
@@ -103,7 +103,7 @@ class SessionPool:
         try:
             yield session
         finally:
-            if pool.lends(session):
+            if pool.owns(session):
                 give_back = pool.retire if session.info.running else pool.release
                 give_back(session)
 
@@ -132,9 +132,9 @@ class SessionPool:
             raise ValueError(f"there is no profile {profile!r}; this pool has {known}")
         return pool
 
-    def _lender(self, session: Session) -> SubPool:
+    def _owner_pool(self, session: Session) -> SubPool:
         check_type("session", session, Session)
         for pool in self._pools.values():
-            if pool.lends(session):
+            if pool.owns(session):
                 return pool
         raise NotBorrowed(session.session_id)

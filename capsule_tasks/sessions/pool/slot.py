@@ -9,7 +9,7 @@ from enum import Enum, auto
 class Stage(Enum):
     STARTING = auto()
     IDLE = auto()
-    LEASED = auto()
+    BORROWED = auto()
     """Lent as a whole."""
     WORKING = auto()
     """Has one piece of work or more."""
@@ -32,13 +32,13 @@ class Slot:
     idle_since: float = 0.0
     first_rss: int = 0
     rss: int = 0
-    silent: bool = False
-    doomed: str = ""
+    is_unresponsive: bool = False
+    retire_reason: str = ""
     """Why it is retired as soon as it is free."""
 
 
 @dataclass(frozen=True)
-class Give:
+class Assign:
     """Hand the slot's session to the waiter."""
 
     waiter: int
@@ -68,7 +68,7 @@ class Refuse:
     why: str
 
 
-Action = Give | Start | Retire | Refuse
+Action = Assign | Start | Retire | Refuse
 
 
 @dataclass

@@ -20,9 +20,9 @@ from capsule_tasks.settings import RoutingSettings
 
 _WRITE_BUFFER = 1024 * 1024
 _DRAIN_BYTES = 256 * 1024
-_TORN_S = 1.0
+_HALF_FRAME_S = 1.0
 """A frame is written in one go; only a starved child leaves one half written so long."""
-_MOST_UNREAD_CONTROL = 16 * 1024 * 1024
+_MAX_UNREAD_CONTROL = 16 * 1024 * 1024
 """More than an honest child, even a stopped one, ever has coming."""
 
 Deliver = Callable[[Any], None]
@@ -163,7 +163,7 @@ class Channel:
         self._dispatch_planned = False
         self.control_handled = 0
         self.bulk_handled = 0
-        self.overtakes = 0
+        self.priority_reads = 0
         loop.add_reader(control, self._on_control)
         loop.add_reader(bulk, self._on_bulk)
 
@@ -176,7 +176,7 @@ class Channel:
         if self._closed:
             return
         self._control_out.write(encode_frame(message, self._ceiling))
-        if self._control_out.buffered > _MOST_UNREAD_CONTROL and not self._control.at_end:
+        if self._control_out.buffered > _MAX_UNREAD_CONTROL and not self._control.at_end:
             self._end(self._control, "the child does not read what it is told")
 
     def post_bulk(self, message: Message) -> None:
@@ -231,16 +231,16 @@ class Channel:
         if not open_still:
             self._end(reader, "the child closed its end of the connection")
         elif reader.half_frame_bytes:
-            self._loop.call_later(_TORN_S, self._check_half_frame, reader, reader.received)
+            self._loop.call_later(_HALF_FRAME_S, self._check_half_frame, reader, reader.received)
 
     def _check_half_frame(self, reader: _Reader, received: int) -> None:
         """Half a frame and nothing behind it is garbage that looks like the start of one."""
         if reader.received != received or not reader.half_frame_bytes or self._closed:
             return
         if self._is_stopped():
-            self._loop.call_later(_TORN_S, self._check_half_frame, reader, received)
+            self._loop.call_later(_HALF_FRAME_S, self._check_half_frame, reader, received)
         else:
-            self._end(reader, f"the child left a frame unfinished for {_TORN_S} s")
+            self._end(reader, f"the child left a frame unfinished for {_HALF_FRAME_S} s")
 
     def _end(self, reader: _Reader, why: str) -> None:
         reader.at_end = True
@@ -273,7 +273,7 @@ class Channel:
         """One turn: at most so many of each kind, control before bulk."""
         control, bulk = self._control.queue, self._bulk.queue
         if control and bulk:
-            self.overtakes += 1
+            self.priority_reads += 1
         for queue, weight in (
             (control, self._routing.control_weight),
             (bulk, self._routing.bulk_weight),

@@ -13,14 +13,14 @@ from pathlib import Path
 from capsule_tasks.sessions.process.spawn import ChildDescriptors, Spawned
 from capsule_tasks.system.family import Orphans, kill_family, kill_late_orphans, kill_orphans, reap
 from capsule_tasks.system.portable import IS_LINUX, PROC
-from capsule_tasks.system.sandbox.directories import Workplace
+from capsule_tasks.system.sandbox.directories import SandboxDirectory
 
 STACK_SIGNAL = signal.SIGWINCH
 
 
 _REAP_PAUSE_S = 0.01
 _REAP_ATTEMPTS = 200
-_LATE_LOOKS_S = (0.02, 0.1, 0.5, 2.0, 5.0)
+_LATE_CHECKS_S = (0.02, 0.1, 0.5, 2.0, 5.0)
 """On a busy machine a process may be in the middle of `exec`, and unknowable, for a while."""
 
 
@@ -62,13 +62,13 @@ class ChildProcess:
         wires: ChildDescriptors,
         marker: str,
         loop: asyncio.AbstractEventLoop,
-        workplace: Workplace | None = None,
+        sandbox_directory: SandboxDirectory | None = None,
     ) -> None:
         self.pid = spawned.pid
         self.wires = wires
-        self.directory = workplace.home if workplace is not None else None
+        self.directory = sandbox_directory.home if sandbox_directory is not None else None
         """The child's private working directory, removed with it."""
-        self._workplace = workplace
+        self._sandbox_directory = sandbox_directory
         self.exited: asyncio.Future[ExitStatus] = loop.create_future()
         self.dumping: asyncio.Task[str] | None = None
         """Takes its stacks, while somebody asks for them."""
@@ -104,7 +104,7 @@ class ChildProcess:
                     blocking.add(thread.name)
         return blocking
 
-    def vitals(self) -> tuple[str, float]:
+    def process_stats(self) -> tuple[str, float]:
         """The process state letter and the CPU seconds used, as the kernel sees them."""
         try:
             fields = Path(f"{PROC}/{self.pid}/stat").read_text().rpartition(")")[2].split()
@@ -118,9 +118,9 @@ class ChildProcess:
         if self.wires.stacks >= 0:  # a dump may be in progress: its reader must not outlive it
             self._loop.remove_reader(self.wires.stacks)
         self.wires.close()
-        workplace, self._workplace = self._workplace, None
-        if workplace is not None:  # on a thread: it may hold many files
-            threading.Thread(target=workplace.remove).start()
+        sandbox_directory, self._sandbox_directory = self._sandbox_directory, None
+        if sandbox_directory is not None:  # on a thread: it may hold many files
+            threading.Thread(target=sandbox_directory.remove).start()
 
     def _watch_exit(self) -> None:
         try:
@@ -139,18 +139,18 @@ class ChildProcess:
         os.close(self._pidfd)
         self._pidfd = -1
         self.exited.set_result(ExitStatus(self._collect()))
-        self._see_to(orphans, iter(_LATE_LOOKS_S))
+        self._reap_orphans(orphans, iter(_LATE_CHECKS_S))
 
-    def _see_to(self, orphans: Orphans, looks: Iterator[float]) -> None:
+    def _reap_orphans(self, orphans: Orphans, checks: Iterator[float]) -> None:
         """Reap what was killed; look again as long as one may have hidden behind its `exec`."""
         self._adopted |= orphans.killed
         self._reap_adopted(_REAP_ATTEMPTS)
-        delay_s = next(looks, None) if orphans.is_unsure else None
+        delay_s = next(checks, None) if orphans.is_unsure else None
         if delay_s is not None:
-            self._loop.call_later(delay_s, self._look_again, orphans.born_at, looks)
+            self._loop.call_later(delay_s, self._find_late_orphans, orphans.born_at, checks)
 
-    def _look_again(self, born_at: int, looks: Iterator[float]) -> None:
-        self._see_to(kill_late_orphans(self._marker, born_at), looks)
+    def _find_late_orphans(self, born_at: int, checks: Iterator[float]) -> None:
+        self._reap_orphans(kill_late_orphans(self._marker, born_at), checks)
 
     def _reap_adopted(self, attempts: int) -> None:
         """What was killed comes to this process if it is a subreaper; no zombie may stay."""

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 from capsule_tasks.protocol.messages import ErrorKind
-from capsule_tasks.sessions.process.live_child import Incarnation, KillReason
+from capsule_tasks.sessions.process.live_child import KillReason, LiveChild
 from capsule_tasks.settings import LimitSettings, SandboxSettings
 from capsule_tasks.system.family import descendants, kill_descendants
 from capsule_tasks.system.sandbox.trees import sizes_in_tree
@@ -29,8 +29,8 @@ from capsule_tasks.system.usage import (
 
 log = logging.getLogger("capsule_tasks.sessions")
 
-_BUSY_LOOK_S = 0.05
-_REST_LOOK_S = 0.5
+_BUSY_CHECK_S = 0.05
+_IDLE_CHECK_S = 0.5
 _QUICK_ENTRIES = 200
 """Entries of the directory measured on the event loop; a thread goes on with the others."""
 
@@ -40,7 +40,7 @@ class Confinement:
 
     def __init__(
         self,
-        child: Incarnation,
+        child: LiveChild,
         settings: SandboxSettings,
         limits: LimitSettings,
         stack_text: Callable[[], Awaitable[str]],
@@ -57,16 +57,16 @@ class Confinement:
 
     def watch(self) -> None:
         """An execution runs."""
-        self._every_s = _BUSY_LOOK_S
-        self._look_later()
+        self._every_s = _BUSY_CHECK_S
+        self._check_later()
 
     def rest(self) -> None:
         """None does; a child that never ran one cannot have left anything."""
-        self._every_s = _REST_LOOK_S
+        self._every_s = _IDLE_CHECK_S
         if self._timer is not None and self._child.is_over:
             self._timer.cancel()
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         """Have a look after the interval, or when it is due already: short executions are many."""
         if self._measuring:
             return  # the end of the measurement will see to it
@@ -91,7 +91,7 @@ class Confinement:
         used = sum(itertools.islice(files, _QUICK_ENTRIES))
         excess = self._disk(used)
         if excess or (another := next(files, None)) is None:
-            self._end_look(excess)
+            self._end_check(excess)
             return
         self._measuring = True
         rest = (files, used + another)
@@ -105,14 +105,14 @@ class Confinement:
             if excess:
                 break
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody runs any more
-            self._loop.call_soon_threadsafe(self._end_look, excess)
+            self._loop.call_soon_threadsafe(self._end_check, excess)
 
-    def _end_look(self, excess: str) -> None:
+    def _end_check(self, excess: str) -> None:
         self._measuring = False
         if excess:
             self._kill(excess)
         elif not self._child.is_over:
-            self._look_later()
+            self._check_later()
 
     def _kill(self, excess: str) -> None:
         if not self._child.is_over and self._ending is None:

@@ -46,7 +46,7 @@ log = logging.getLogger("capsule_tasks.sessions")
 
 NAMED_AFTER = {ErrorKind.TIMEOUT: "ExecutionTimeout", ErrorKind.LIMIT: "LimitReached"}
 _MAX_FINAL_OUTPUT = 4000
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 _LOST_GRACE_S = 0.05
 """After a broken channel: so long may the exit status take before the child is killed."""
 
@@ -71,14 +71,14 @@ class KillReason:
 
     def __str__(self) -> str:
         """For the log: what became of the child, with what it ran."""
-        ran = ", ".join(self.ran[:_MOST_NAMED]) or "nothing"
-        if len(self.ran) > _MOST_NAMED:
-            ran += f" and {len(self.ran) - _MOST_NAMED} more"
+        ran = ", ".join(self.ran[:_MAX_NAMED]) or "nothing"
+        if len(self.ran) > _MAX_NAMED:
+            ran += f" and {len(self.ran) - _MAX_NAMED} more"
         lost = "ended its child as asked" if self.is_asked else "lost its child"
         return f"{lost}, which ran {ran}: {self.why}"
 
 
-class Incarnation:
+class LiveChild:
     """`ended` is called exactly once, when nothing of the child is left."""
 
     def __init__(
@@ -86,21 +86,21 @@ class Incarnation:
         session_id: str,
         config: SessionConfig,
         process: ChildProcess,
-        see: Callable[[Any], None],
+        observe: Callable[[Any], None],
         on_heartbeat: Callable[[Heartbeat], None],
         on_stream_end: Callable[[ExecutionStream, Terminal], None],
-        ended: Callable[[KillReason], None],
+        on_end: Callable[[KillReason], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._config = config
-        self._see = see
-        self._ended = ended
+        self._observe = observe
+        self._on_end = on_end
         self._on_stream_end = on_stream_end
         self._doom: KillReason | None = None
         self._seq = 0
         self._over = False
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
-        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
         self.process = process
         self.router = Router(
             session_id,
@@ -108,7 +108,7 @@ class Incarnation:
             config.routing.general_bytes,
             config.routing.log_output,
             self.send_control,
-            see,
+            observe,
             self._on_ready,
             on_heartbeat,
             self._on_terminal,
@@ -121,7 +121,7 @@ class Incarnation:
             config.child.max_frame_bytes,
             self._deliver,
             self._on_broken,
-            lambda: process.vitals()[0] in ("T", "t"),
+            lambda: process.process_stats()[0] in ("T", "t"),
             bulk_alone=config.child.app is not None,
         )
         self._raw = (
@@ -190,7 +190,7 @@ class Incarnation:
             self.allow_cancel_credit(stream)
         self.send_control(Shutdown(reason=reason, credit=CANCEL_CREDIT))
 
-    def end_unbegun(self, stream: ExecutionStream) -> None:
+    def end_unstarted(self, stream: ExecutionStream) -> None:
         """End what waits behind an execution that keeps the child from answering.
 
         The child has been told, and will not begin it; until it says so the name stays taken.
@@ -206,7 +206,7 @@ class Incarnation:
     # --- ending --------------------------------------------------------------------------------
 
     def kill(self, doom: KillReason) -> None:
-        """Kill the child and its descendants; the first reason stands. `gone` follows."""
+        """Kill the child and its descendants; the first reason stands. `ended` follows."""
         if self._doom is None or self._doom.why == doom.why:  # the same one, with the stack
             self._doom = doom
         self.process.kill_family()
@@ -238,34 +238,34 @@ class Incarnation:
         for raw in self._raw:
             raw.finish()
         self._over = True
-        last_words = stack_dump.leftover(self.process)
-        if last_words and not doom.stack:
-            doom = dataclasses.replace(doom, stack=last_words)
+        final_output = stack_dump.read_final_output(self.process)
+        if final_output and not doom.stack:
+            doom = dataclasses.replace(doom, stack=final_output)
         self.channel.close()
         streams = list(self.router.streams.values())
         if not doom.expected:
             doom = dataclasses.replace(doom, ran=tuple(stream.label for stream in streams))
         for stream in streams:
-            epitaph = self._epitaph(stream, doom)
-            self._see(epitaph)
-            self._end_stream(stream, epitaph)
+            terminal = self._terminal_of(stream, doom)
+            self._observe(terminal)
+            self._end_stream(stream, terminal)
         self.router.fail_replies(doom.why)
         if not self.ready.done():
-            self.ready.set_exception(self._stillbirth(doom))
+            self.ready.set_exception(self._start_failure(doom))
             self.ready.exception()  # retrieved: nobody may be waiting any more
         self.process.close()
-        self._ended(doom)
-        self.gone.set_result(None)
+        self._on_end(doom)
+        self.ended.set_result(None)
 
-    def _stillbirth(self, doom: KillReason) -> SessionStartFailed:
+    def _start_failure(self, doom: KillReason) -> SessionStartFailed:
         """Why there is no child, with what it wrote: an import that failed says which."""
         failure = SessionStartFailed(doom.why)
-        said = "".join(m.data for m in self.router.general if isinstance(m, Output))
+        said = "".join(m.data for m in self.router.session_messages if isinstance(m, Output))
         if said:
             failure.add_note(f"it wrote:\n{said[-_MAX_FINAL_OUTPUT:]}")
         return failure
 
-    def _epitaph(self, stream: ExecutionStream, doom: KillReason) -> Terminal:
+    def _terminal_of(self, stream: ExecutionStream, doom: KillReason) -> Terminal:
         execution_id, stop = stream.execution_id, stream.stop
         stream.was_killed = doom.target is not None
         if doom.target is not None and (execution_id == doom.target or stop is not None):
@@ -296,7 +296,7 @@ class Incarnation:
     # --- routing -------------------------------------------------------------------------------
 
     def _deliver(self, message: Any) -> None:
-        self._see(message)
+        self._observe(message)
         try:
             self.router.route(message)
         except BadFrame as fault:

@@ -40,7 +40,7 @@ class ChildDescriptors:
             undo.pop_all()
 
     @property
-    def spoken(self) -> tuple[int, int, int]:
+    def child_numbers(self) -> tuple[int, int, int]:
         """The descriptors that a child is told by number: control, bulk, stacks."""
         return self.child_control.fileno(), self.child_bulk.fileno(), self.child_stacks
 
@@ -97,13 +97,13 @@ class ColdSpawner:
     async def spawn(self, wires: ChildDescriptors, config: SessionConfig, marker: str) -> Spawned:
         environment = dict(os.environ if config.env is None else config.env)
         environment[MARKER] = marker
-        numbers = (*wires.spoken, os.getpid())
+        numbers = (*wires.child_numbers, os.getpid())
         popen = subprocess.Popen(  # noqa: ASYNC220 - it returns within a millisecond
             [config.python, "-c", _BOOT, SOURCE_ROOT, *map(str, numbers)],
             stdin=subprocess.DEVNULL,
             stdout=wires.child_stdout,
             stderr=wires.child_stderr,
-            pass_fds=wires.spoken,
+            pass_fds=wires.child_numbers,
             cwd=config.cwd,
             env=environment,
             start_new_session=True,

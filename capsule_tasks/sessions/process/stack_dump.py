@@ -30,10 +30,10 @@ async def dump(process: ChildProcess, timeout_s: float) -> str:
 
 
 async def _dump(process: ChildProcess, timeout_s: float) -> str:
-    if process.vitals()[0] == "T":
+    if process.process_stats()[0] == "T":
         return ""
     loop = asyncio.get_running_loop()
-    leftover(process)
+    read_final_output(process)
     arrived = asyncio.Event()
     loop.add_reader(process.wires.stacks, arrived.set)
     deadline = time.monotonic() + timeout_s
@@ -48,7 +48,7 @@ async def _dump(process: ChildProcess, timeout_s: float) -> str:
             at_end = process.exited.done() or (
                 text and process.threads_blocking(STACK_SIGNAL) <= never_handling
             )
-            more = leftover(process)
+            more = read_final_output(process)
             if more and not text:
                 deadline = max(deadline, time.monotonic() + _FINISH_S)
             text += more
@@ -60,7 +60,7 @@ async def _dump(process: ChildProcess, timeout_s: float) -> str:
     return _without_machinery(text)
 
 
-def leftover(process: ChildProcess) -> str:
+def read_final_output(process: ChildProcess) -> str:
     """What is in the pipe already: also the last words of a child that crashed."""
     text = b""
     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from capsule_tasks.errors import SessionStartFailed
 from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Ready, Terminal, new_id
 from capsule_tasks.sessions.process import stack_dump
 from capsule_tasks.sessions.process.child_process import ChildProcess
-from capsule_tasks.sessions.process.live_child import Incarnation
+from capsule_tasks.sessions.process.live_child import LiveChild
 from capsule_tasks.sessions.process.spawn import ChildDescriptors, Spawner
 from capsule_tasks.sessions.stream import ExecutionStream
 from capsule_tasks.settings import SessionConfig, TimeoutSettings
@@ -25,19 +25,19 @@ async def start_process(spawner: Spawner, config: SessionConfig) -> ChildProcess
     """A running child and our ends of its wires; nothing is left of one that did not start."""
     marker = new_id()  # of this child alone, not of a session that may have had another before
     with contextlib.ExitStack() as undo:
-        workplace = None
+        sandbox_directory = None
         if config.child.sandbox is not None:
             directories.sweep_once()
-            workplace = directories.Workplace()
-            undo.callback(workplace.remove)
-            config = msgspec.structs.replace(config, cwd=workplace.home)
+            sandbox_directory = directories.SandboxDirectory()
+            undo.callback(sandbox_directory.remove)
+            config = msgspec.structs.replace(config, cwd=sandbox_directory.home)
         wires = undo.enter_context(ChildDescriptors())
         spawned = await spawner.spawn(wires, config, marker)
         undo.pop_all()
-    return ChildProcess(spawned, wires, marker, asyncio.get_running_loop(), workplace)
+    return ChildProcess(spawned, wires, marker, asyncio.get_running_loop(), sandbox_directory)
 
 
-async def await_ready(child: Incarnation, timeouts: TimeoutSettings) -> Ready:
+async def await_ready(child: LiveChild, timeouts: TimeoutSettings) -> Ready:
     """What the child answered to Hello; SessionStartFailed carries its stack if it did not."""
     try:
         async with asyncio.timeout(timeouts.ready_s):
@@ -47,7 +47,7 @@ async def await_ready(child: Incarnation, timeouts: TimeoutSettings) -> Ready:
         raise await _failure(child, timeouts, why) from None
 
 
-async def warm_up(child: Incarnation, source: str, timeouts: TimeoutSettings) -> None:
+async def warm_up(child: LiveChild, source: str, timeouts: TimeoutSettings) -> None:
     """Run code like any execution, with nobody watching; its output goes to the log."""
     stream = child.open_stream("warmup")
     execute = Execute(
@@ -75,7 +75,7 @@ async def _end_of(stream: ExecutionStream) -> Terminal:
     return message
 
 
-async def _failure(child: Incarnation, timeouts: TimeoutSettings, why: str) -> SessionStartFailed:
+async def _failure(child: LiveChild, timeouts: TimeoutSettings, why: str) -> SessionStartFailed:
     stack = await stack_dump.dump(child.process, timeouts.stack_s)
     failure = SessionStartFailed(why)
     failure.add_note(f"its last stack:\n{stack or '(it gave none)'}")

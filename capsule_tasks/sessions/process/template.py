@@ -149,7 +149,7 @@ class Template:
         )
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._answers[request.id] = answer
-        control, bulk, stacks = wires.spoken
+        control, bulk, stacks = wires.child_numbers
         descriptors = [control, bulk, stacks, wires.child_stdout, wires.child_stderr]
         try:
             socket.send_fds(self._connection, [msgspec.msgpack.encode(request)], descriptors)

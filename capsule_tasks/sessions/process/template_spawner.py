@@ -13,8 +13,8 @@ from capsule_tasks.system.portable import IS_LINUX
 
 log = logging.getLogger("capsule_tasks.sessions")
 
-_FIRST_RETRY_S = 0.5
-_LAST_RETRY_S = 30.0
+_MIN_RETRY_S = 0.5
+_MAX_RETRY_S = 30.0
 
 
 class TemplateSpawner:
@@ -26,8 +26,8 @@ class TemplateSpawner:
         self._first = template
         self._cold = ColdSpawner()
         self._template: Template | None = None
-        self._keeper: asyncio.Task[None] | None = None
-        self._tried = asyncio.Event()
+        self._reloader: asyncio.Task[None] | None = None
+        self._first_tried = asyncio.Event()
         """The first template is loaded, or could not be, or there will be none."""
         self._is_stopped = False
         self.forks = 0
@@ -44,10 +44,10 @@ class TemplateSpawner:
         """Load the first template; if that fails, children start cold and it is tried again."""
         if self._profile.start == "cold" or not IS_LINUX or self._is_stopped:
             return  # without a subreaper nobody but the template would hear of its children's ends
-        if self._keeper is None:
-            self._keeper = asyncio.get_running_loop().create_task(self._keep())
-            self._keeper.add_done_callback(lambda _: self._tried.set())
-        await self._tried.wait()
+        if self._reloader is None:
+            self._reloader = asyncio.get_running_loop().create_task(self._keep())
+            self._reloader.add_done_callback(lambda _: self._first_tried.set())
+        await self._first_tried.wait()
 
     async def spawn(self, wires: ChildDescriptors, config: SessionConfig, marker: str) -> Spawned:
         template = self._template
@@ -64,16 +64,16 @@ class TemplateSpawner:
 
     async def stop(self) -> None:
         self._is_stopped = True
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
+        if self._reloader is not None:
+            self._reloader.cancel()
+            await asyncio.wait({self._reloader})
         for template in (self._template, self._first):
             if template is not None:
                 template.stop()
 
     async def _keep(self) -> None:
         """Load a template, wait for its end, load the next; slower after each failure."""
-        delay_s = _FIRST_RETRY_S
+        delay_s = _MIN_RETRY_S
         while True:
             try:
                 template = await self._load()
@@ -83,14 +83,14 @@ class TemplateSpawner:
                     "no template: %s; the next attempt is in %.1f s", self.last_error, delay_s
                 )
             else:
-                delay_s = _FIRST_RETRY_S
-                self._tried.set()
+                delay_s = _MIN_RETRY_S
+                self._first_tried.set()
                 self.last_error = await template.ended()
                 self.templates_lost += 1
                 log.warning("the template of %s is gone: %s", template.name, self.last_error)
-            self._tried.set()
+            self._first_tried.set()
             await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, _LAST_RETRY_S)
+            delay_s = min(delay_s * 2, _MAX_RETRY_S)
 
     async def _load(self) -> Template:
         session = self._profile.session

@@ -28,7 +28,7 @@ _PREFIX = "capsule-sandbox-"
 _HOME = "home"
 
 
-class Workplace:
+class SandboxDirectory:
     """One private directory, which exists until `remove`."""
 
     def __init__(self) -> None:

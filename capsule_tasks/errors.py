@@ -108,13 +108,13 @@ class FrameTooLarge(CallerError, ValueError):
 class TaskNotCarried(CallerError, ValueError):
     """A task's message, or its end, does not fit between the worker and its child."""
 
-    def __init__(self, name: str, task_id: str = "", why: str | None = None) -> None:
+    def __init__(self, name: str, task_id: str = "", reason: str | None = None) -> None:
         """Or of the message alone, as Celery makes it anew from a stored result."""
         super().__init__(
             name
-            if why is None
+            if reason is None
             else f"task {name}[{task_id}] cannot pass between the worker and its child, and is not "
-            f"delivered again: {why}"
+            f"delivered again: {reason}"
         )
         self.task_id = task_id
 
@@ -151,19 +151,19 @@ class SessionStartFailed(OperatorError):
 class PoolUnavailable(RetryError):
     """A pool has no session to give, now and in the near future."""
 
-    def __init__(self, profile: str, why: str) -> None:
-        super().__init__(f"pool {profile!r} has no session to give: {why}")
+    def __init__(self, profile: str, reason: str) -> None:
+        super().__init__(f"pool {profile!r} has no session to give: {reason}")
         self.profile = profile
-        self.why = why
+        self.reason = reason
 
 
-class TemplateGone(RetryError):
+class TemplateLost(RetryError):
     """A template cannot make children (any more); cold starts work all the same."""
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"template {name}: {why}")
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"template {name}: {reason}")
         self.name = name
-        self.why = why
+        self.reason = reason
 
 
 class IncompatibleProtocol(OperatorError):
@@ -178,7 +178,7 @@ class PrivateServerError(OperatorError):
     """A server of `capsule_tasks.testing` could not be found or started, or does not run."""
 
 
-class LostTooOften(OperatorError):
+class TooManyLosses(OperatorError):
     """A task was delivered again and again, and its process was lost each time."""
 
     def __init__(
@@ -211,10 +211,10 @@ class ExecutionCancelled(KeyboardInterrupt):
 class InvalidRunState(CallerError, ValueError):
     """A snapshot of a run is not what its schema version says; its values are not repeated here."""
 
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__(f"the snapshot of a run is unusable at {where}: {why}")
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"the snapshot of a run is unusable at {where}: {reason}")
         self.where = where
-        self.why = why
+        self.reason = reason
 
 
 class UnreadableSchema(OperatorError):
@@ -255,37 +255,37 @@ class AmbiguousAgent(CallerError, LookupError):
 class UnknownCall(CallerError, LookupError):
     """No tool call under this id waits for a decision, or was started."""
 
-    def __init__(self, call_id: str, why: str, what: str = "waits for no decision") -> None:
-        super().__init__(f"call {_shortened(call_id)} {what}: {why}")
+    def __init__(self, call_id: str, reason: str, what: str = "waits for no decision") -> None:
+        super().__init__(f"call {_shortened(call_id)} {what}: {reason}")
         self.call_id = call_id
-        self.why = why
+        self.reason = reason
 
 
 class CallChanged(CallerError, ValueError):
     """An id that was used before came back with another tool or other arguments; nothing ran."""
 
-    def __init__(self, call_id: str, why: str) -> None:
-        super().__init__(f"call {_shortened(call_id)} was used before: {why}")
+    def __init__(self, call_id: str, reason: str) -> None:
+        super().__init__(f"call {_shortened(call_id)} was used before: {reason}")
         self.call_id = call_id
-        self.why = why
+        self.reason = reason
 
 
 class ContextNotStorable(CallerError, TypeError):
     """The context of a run cannot be stored so that it comes back as it was."""
 
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(f"the context of type {kind} cannot be stored: {why}")
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"the context of type {kind} cannot be stored: {reason}")
         self.kind = kind
-        self.why = why
+        self.reason = reason
 
 
 class ContextNotRestorable(CallerError, TypeError):
     """The context of a run was stored in a form that only its owner can read."""
 
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(f"the context of type {kind} cannot be restored: {why}")
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"the context of type {kind} cannot be restored: {reason}")
         self.kind = kind
-        self.why = why
+        self.reason = reason
 
 
 class RunNotFound(CallerError, LookupError):
@@ -305,7 +305,7 @@ class RunExists(CallerError, ValueError):
         self.status = status
 
 
-class RunHeld(RetryError):
+class RunClaimed(RetryError):
     """Another owner holds the run, and its lease has not lapsed."""
 
     def __init__(self, run_id: str, owner: str) -> None:
@@ -323,7 +323,7 @@ class RunEnded(CallerError, RuntimeError):
         self.status = status
 
 
-class RunWaits(CallerError, RuntimeError):
+class RunParked(CallerError, RuntimeError):
     """The run waits for decisions and cannot go on before one is taken."""
 
     def __init__(self, run_id: str, calls: int) -> None:
@@ -332,7 +332,7 @@ class RunWaits(CallerError, RuntimeError):
         self.calls = calls
 
 
-class RunLost(RetryError):
+class RunClaimLost(RetryError):
     """This owner's claim on the run is over: stop, and write nothing more. Claim it anew."""
 
     def __init__(self, run_id: str, status: str) -> None:
@@ -371,7 +371,7 @@ class LeaseLost(RetryError):
         return f"the lease of {name} has lapsed, and stays so"
 
 
-class LeaseHeld(LeaseLost):
+class LeaseTaken(LeaseLost):
     """Another worker has the lease of this incarnation: begin a new one."""
 
     def _text(self, name: str) -> str:
@@ -436,32 +436,32 @@ class CallNotApproved(CallerError, RuntimeError):
 class EffectUncertain(OperatorError):
     """A step was begun and nobody knows whether it was made; it is not made again by itself."""
 
-    def __init__(self, name: str, began_at: str, why: str) -> None:
+    def __init__(self, name: str, began_at: str, reason: str) -> None:
         super().__init__(
-            f"{_shortened(name)} was begun at {began_at} and did not end ({why}). Find out "
+            f"{_shortened(name)} was begun at {began_at} and did not end ({reason}). Find out "
             "whether it happened; with retry=True it is made again"
         )
         self.name = name
         self.began_at = began_at
-        self.why = why
+        self.reason = reason
 
 
 class OutputNotStorable(CallerError, TypeError):
     """A step was made, but what it gave cannot be stored; it will not be made again."""
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"{_shortened(name)} was made, but its output cannot be stored: {why}")
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{_shortened(name)} was made, but its output cannot be stored: {reason}")
         self.name = name
-        self.why = why
+        self.reason = reason
 
 
 class StepMisused(CallerError, TypeError):
     """A step was asked for in a way in which it cannot be kept."""
 
-    def __init__(self, name: object, why: str) -> None:
-        super().__init__(f"step {_shortened(name)}: {why}")
+    def __init__(self, name: object, reason: str) -> None:
+        super().__init__(f"step {_shortened(name)}: {reason}")
         self.name = name
-        self.why = why
+        self.reason = reason
 
 
 class ExecutionEnded(CallerError, RuntimeError):
@@ -505,7 +505,7 @@ class AttemptClosed(CallerError, RuntimeError):
         self.outcome = outcome
 
 
-class NotAsking(CallerError, LookupError):
+class NoOpenQuestion(CallerError, LookupError):
     """An execution was answered that asks for nothing."""
 
     def __init__(self, execution_id: str) -> None:
@@ -516,21 +516,21 @@ class NotAsking(CallerError, LookupError):
 class NoResult(CallerError, LookupError):
     """The result backend has nothing of an execution that is over: ignored, expired, or lost."""
 
-    def __init__(self, execution_id: str, outcome: str, why: str) -> None:
+    def __init__(self, execution_id: str, outcome: str, reason: str) -> None:
         super().__init__(
             f"there is no result of execution {_shortened(execution_id)}, which ended as "
-            f"{outcome!s}{why and f' ({why})'}"
+            f"{outcome!s}{reason and f' ({reason})'}"
         )
         self.execution_id = execution_id
         self.outcome = outcome
-        self.why = why
+        self.reason = reason
 
 
 class InvalidId(CallerError, ValueError):
     """An id cannot be part of a key."""
 
-    def __init__(self, what: str, value: object, why: str) -> None:
-        super().__init__(f"the {what} {_shortened(value)} {why}")
+    def __init__(self, what: str, value: object, reason: str) -> None:
+        super().__init__(f"the {what} {_shortened(value)} {reason}")
         self.value = value
 
 
@@ -584,8 +584,8 @@ class StorageClosed(CallerError, RuntimeError):
 class ItemNotStorable(CallerError, TypeError):
     """An item of a batch cannot be stored as JSON; nothing of the batch was."""
 
-    def __init__(self, index: int, why: str) -> None:
-        super().__init__(f"item {index} cannot be stored: {why}")
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"item {index} cannot be stored: {reason}")
         self.index = index
 
 
@@ -618,8 +618,8 @@ class HistoryFull(CallerError):
 class HistoryConflict(RetryError):
     """A history changed between reading and writing it; nothing was written. Read it again."""
 
-    def __init__(self, session_id: str, why: str) -> None:
-        super().__init__(f"history {_shortened(session_id)}: {why}; read it again")
+    def __init__(self, session_id: str, reason: str) -> None:
+        super().__init__(f"history {_shortened(session_id)}: {reason}; read it again")
         self.session_id = session_id
 
 

@@ -195,7 +195,7 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
         self._at_least(16, "max_threads")
 
 
-class AppLaneSettings(_Section, frozen=True, kw_only=True):
+class TaskChildSettings(_Section, frozen=True, kw_only=True):
     """A child that runs the tasks of a Celery app."""
 
     kind: Literal["blocking", "async"] = "blocking"
@@ -206,11 +206,11 @@ class AppLaneSettings(_Section, frozen=True, kw_only=True):
     """`module:attribute` of the app, for a child that was not forked from the worker."""
     conf: dict[str, Any] = {}
     """Settings that were made in the worker's code, for such a child."""
-    untold: tuple[str, ...] = ()
+    unsendable: tuple[str, ...] = ()
     """Names of others, whose values cannot travel: such a child must have them of its own."""
     tasks: tuple[str, ...] = ()
     """Tasks that such a child must find registered once it has imported the app."""
-    is_renewed: bool = False
+    is_reloaded: bool = False
     """The worker's pool was restarted: tasks that are missing now have left the code."""
     async_limit: int = 1000
     """Coroutines of an `async` child at once."""
@@ -225,8 +225,8 @@ class AppLaneSettings(_Section, frozen=True, kw_only=True):
         self._of_type(dict, "conf")
         if not all(type(name) is str for name in self.conf):
             self._refuse("conf", "a dict with names of settings")
-        self._tuple_of(str, "tasks", "untold")
-        self._of_type(bool, "is_renewed", "log_color")
+        self._tuple_of(str, "tasks", "unsendable")
+        self._of_type(bool, "is_reloaded", "log_color")
         self._at_least(1, "async_limit")
         self._at_least(0, "log_level")
 
@@ -241,7 +241,7 @@ class ChildSettings(_Section, frozen=True, kw_only=True):
     diagnostics: DiagnosticSettings = DiagnosticSettings()
     sandbox: SandboxSettings | None = None
     """Confine the child; None trusts it like the process that starts it."""
-    app: AppLaneSettings | None = None
+    tasks: TaskChildSettings | None = None
     """Run the tasks of a Celery app; None runs source code."""
     max_frame_bytes: int = 64 * MIB
     """The ceiling of one frame, checked when writing and when reading."""
@@ -253,7 +253,7 @@ class ChildSettings(_Section, frozen=True, kw_only=True):
         self._of_type(LimitSettings, "limits")
         self._of_type(DiagnosticSettings, "diagnostics")
         self._of_type(SandboxSettings, *self._given("sandbox"))
-        self._of_type(AppLaneSettings, *self._given("app"))
+        self._of_type(TaskChildSettings, *self._given("tasks"))
         if self.sandbox is not None:
             limits = self.limits.in_sandbox(self.sandbox.max_disk_bytes)
             msgspec.structs.force_setattr(self, "limits", limits)
@@ -302,9 +302,9 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
     """Messages of each kind handled in one turn while both are waiting."""
     read_bytes: int = 256 * KIB
     """The most read from one pipe in one turn of the event loop."""
-    general_queue: int = 1000
+    session_queue: int = 1000
     """Messages of no execution kept for `receive_message`; beyond it the oldest goes."""
-    general_bytes: int = 64 * MIB
+    session_queue_bytes: int = 64 * MIB
     """The most bytes in those; beyond it the oldest goes, but never the newest."""
     interceptor_budget_s: float = 0.010
     interceptor_overruns: int = 3
@@ -317,8 +317,8 @@ class RoutingSettings(_Section, frozen=True, kw_only=True):
     """Output that `run` keeps of one execution; beyond it the oldest goes, counted in `gaps`."""
 
     def __post_init__(self) -> None:
-        self._at_least(1, "control_weight", "bulk_weight", "general_queue", "quarantine_queue")
-        self._at_least(1, "interceptor_overruns", "general_bytes", "run_bytes")
+        self._at_least(1, "control_weight", "bulk_weight", "session_queue", "quarantine_queue")
+        self._at_least(1, "interceptor_overruns", "session_queue_bytes", "run_bytes")
         self._of_type(bool, "log_output")
         self._at_least(4 * KIB, "read_bytes")
         self._at_least(0.0001, "interceptor_budget_s")
@@ -419,7 +419,7 @@ class Profile(_Section, frozen=True, kw_only=True):
     imports: tuple[str, ...] = ()
     """Modules that the template imports before it is copied."""
     template_timeout_s: float = 60.0
-    farewell: Literal["kill", "ask"] = "kill"
+    stop_mode: Literal["kill", "graceful"] = "kill"
     """How an idle session is ended: `ask` lets its exit hooks run, for `shutdown_s` at most."""
 
     @classmethod
@@ -453,7 +453,7 @@ class Profile(_Section, frozen=True, kw_only=True):
         self._of_type(SessionConfig, "session")
         self._of_type(PoolSettings, "pool")
         self._one_of("start", ("fork", "cold"))
-        self._one_of("farewell", ("kill", "ask"))
+        self._one_of("stop_mode", ("kill", "graceful"))
         self._tuple_of(str, "imports")
         self._at_least(0.001, "template_timeout_s")
 
@@ -535,12 +535,12 @@ class LeaseSettings(_Section, frozen=True, kw_only=True):
     """How long a worker is believed to live after it last said so."""
 
     lease_s: float = 15.0
-    keep_s: float = 86400.0
+    lapsed_ttl_s: float = 86400.0
     """How long it is known that a lease has lapsed."""
 
     def __post_init__(self) -> None:
         self._at_least(0.05, "lease_s")
-        self._at_least(1, "keep_s")
+        self._at_least(1, "lapsed_ttl_s")
 
 
 class StepSettings(_Section, frozen=True, kw_only=True):
@@ -561,35 +561,43 @@ class StepSettings(_Section, frozen=True, kw_only=True):
 class ExecutionSettings(_Section, frozen=True, kw_only=True):
     """How long, and how much of, what executions say is kept."""
 
-    age_s: float = 7 * 86400.0
+    unfinished_ttl_s: float = 7 * 86400.0
     """Nothing of an execution that has not ended is older, counted from the last thing it said."""
     live_bytes: int = 1 * MIB
     """Of the events of one execution while it runs; the oldest are trimmed."""
-    kept_bytes: int = 64 * KIB
+    retention_bytes: int = 64 * KIB
     """Of them after its end."""
-    kept_s: float = 3600.0
+    retention_s: float = 3600.0
     """After the end of an execution that said something."""
-    quiet_s: float = 30.0
+    silent_retention_s: float = 30.0
     """After the end of one that said nothing; late watchers are answered by the result backend."""
-    control_s: float = 86400.0
+    control_ttl_s: float = 86400.0
     """How long a command waits for an execution that nobody has begun."""
-    recent: int = 10_000
+    recent_max: int = 10_000
     """Executions in the index of recent ones."""
-    recent_s: float = 7 * 86400.0
-    group_s: float = 86400.0
+    recent_ttl_s: float = 7 * 86400.0
+    group_ttl_s: float = 86400.0
     """After the last end in a group."""
     group_failures: int = 1000
     """Failures of one group that are described; all are counted."""
-    held_s: float = 8 * 86400.0
+    hold_ttl_s: float = 8 * 86400.0
     prefix: str = "capsule"
     """What every key begins with."""
     retry: RetrySettings = RetrySettings()
 
     def __post_init__(self) -> None:
-        self._at_least(1, "age_s", "kept_s", "control_s", "recent_s", "group_s", "held_s")
-        self._at_least(0.1, "quiet_s")
-        self._at_least(1, "recent", "group_failures", "kept_bytes")
-        self._at_least(self.kept_bytes, "live_bytes")
+        self._at_least(
+            1,
+            "unfinished_ttl_s",
+            "retention_s",
+            "control_ttl_s",
+            "recent_ttl_s",
+            "group_ttl_s",
+            "hold_ttl_s",
+        )
+        self._at_least(0.1, "silent_retention_s")
+        self._at_least(1, "recent_max", "group_failures", "retention_bytes")
+        self._at_least(self.retention_bytes, "live_bytes")
         self._of_type(str, "prefix")
         self._of_type(RetrySettings, "retry")
 
@@ -601,9 +609,9 @@ class PublishSettings(_Section, frozen=True, kw_only=True):
     """Of one execution, waiting for Redis; beyond it the execution loses output, or waits."""
     total_bytes: int = 64 * MIB
     """Of all executions of a worker."""
-    piece_bytes: int = 16 * KIB
+    event_bytes_max: int = 16 * KIB
     """The largest text of one event."""
-    batch: int = 64
+    batch_max: int = 64
     """Events of one execution in one call."""
     rate_bytes_per_second: int = 20 * MIB
     """Output of a worker; more starves its other work (of Celery's hub, of other tasks)."""
@@ -619,9 +627,9 @@ class PublishSettings(_Section, frozen=True, kw_only=True):
     """How long they have; then it counts as stored all the same, with a warning."""
 
     def __post_init__(self) -> None:
-        self._at_least(1024, "window_bytes", "piece_bytes", "rate_bytes_per_second")
+        self._at_least(1024, "window_bytes", "event_bytes_max", "rate_bytes_per_second")
         self._at_least(self.window_bytes, "total_bytes")
-        self._at_least(1, "batch")
+        self._at_least(1, "batch_max")
         self._at_least(0, "claim_wait_s", "end_wait_s", "cancel_grace_s", "replicas")
         self._at_least(0.001, "replica_wait_s")
 

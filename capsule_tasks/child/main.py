@@ -122,7 +122,7 @@ def _live(
     context.connect(capture.owner)
     pump.start()
     lane: Lane
-    if config.app is None:
+    if config.tasks is None:
         sys.argv = [""]
         module = sys.modules["__main__"] = cells.fresh_main()
         inputs.install()
@@ -136,7 +136,7 @@ def _live(
         module = sys.modules["__main__"]
         inputs.install()
         patches.install(inputs)
-        lane = celery_app.make_lane(config.app, registry, outbox, endings, capture, interrupter)
+        lane = celery_app.make_lane(config.tasks, registry, outbox, endings, capture, interrupter)
     interrupter.install(lane.current)
     ControlThread(
         control,
@@ -154,7 +154,9 @@ def _live(
         _end_with_parent,
     ).start()
     # The children of a pool come and go, all with the same.
-    log.log(logging.DEBUG if config.app else logging.INFO, "effective settings: %s", _told(config))
+    log.log(
+        logging.DEBUG if config.tasks else logging.INFO, "effective settings: %s", _told(config)
+    )
     ready.timestamp = time.monotonic()
     outbox.control(ready)
     lane.run()
@@ -164,8 +166,8 @@ def _live(
 
 
 def _told(config: ChildSettings) -> ChildSettings:
-    """What may be repeated of the settings: those of a Celery app hold passwords."""
-    return msgspec.structs.replace(config, app=None)
+    """The settings without those of the Celery app, which may hold passwords."""
+    return msgspec.structs.replace(config, tasks=None)
 
 
 def _await_hello(control: socket.socket) -> Hello:

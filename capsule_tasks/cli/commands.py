@@ -140,7 +140,7 @@ def _tail_group(group: GroupExecution, *, as_json: bool, no_wait: bool) -> int:
     for state in [group.snapshot()] if no_wait else group.watch():
         if as_json:
             record = {"done": state.done, "total": state.total, "counts": state.counts}
-            failures = [[failure.execution_id, failure.why] for failure in state.failures]
+            failures = [[failure.execution_id, failure.reason] for failure in state.failures]
             click.echo(views.format_line({**record, "failures": failures}))
             continue
         for failure in state.failures:

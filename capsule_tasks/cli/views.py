@@ -133,7 +133,7 @@ def format_line(record: dict[str, Any]) -> str:
 
 
 def failure_line(failure: Failure) -> str:
-    return click.style(f"{cleaned(failure.execution_id)}: {cleaned(failure.why)}", fg="red")
+    return click.style(f"{cleaned(failure.execution_id)}: {cleaned(failure.reason)}", fg="red")
 
 
 def entry_json(entry: RecentEntry) -> str:

@@ -14,9 +14,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 def kept_settings(app: Any) -> ExecutionSettings:
     """How long, and how much of, what the app's executions say is kept."""
-    kept = dict(app.conf.get("capsule_kept") or {})
+    kept = dict(app.conf.get("capsule_retention") or {})
     kept.setdefault("prefix", app.conf.get("capsule_prefix") or "capsule")
-    return settings_of(ExecutionSettings, "capsule_kept", kept)
+    return settings_of(ExecutionSettings, "capsule_retention", kept)
 
 
 def settings_of(kind: type[S], name: str, values: Any) -> S:

@@ -15,15 +15,15 @@ from capsule_tasks.storage.revokes import RevokeCore, Revoked
 
 log = logging.getLogger("capsule_tasks.client")
 
-KEEP_SETTING = "capsule_revoke_s"
-KEEP_S = 86_400.0
+REVOKE_TTL_SETTING = "capsule_revoke_ttl_s"
+DEFAULT_REVOKE_TTL_S = 86_400.0
 
 
 class RevokeStore:
     """What was revoked, in the Redis of an app; blocks its caller, never longer than its limits."""
 
     def __init__(self, app: Any, connections: Any) -> None:
-        self._core = RevokeCore(checked_keep_s(app), kept_settings(app).prefix)
+        self._core = RevokeCore(checked_revoke_ttl_s(app), kept_settings(app).prefix)
         self._connections = connections
 
     @property
@@ -47,11 +47,11 @@ def revoke_store(app: Any) -> RevokeStore | None:
     return None if url is None else RevokeStore(app, SyncConnections(url))
 
 
-def checked_keep_s(app: Any) -> float:
-    keep_s = app.conf.get(KEEP_SETTING, KEEP_S)
-    if not isinstance(keep_s, (int, float)) or isinstance(keep_s, bool) or keep_s < 1:
-        raise InvalidSetting(KEEP_SETTING, keep_s, "a number of seconds from 1")
-    return float(keep_s)
+def checked_revoke_ttl_s(app: Any) -> float:
+    ttl_s = app.conf.get(REVOKE_TTL_SETTING, DEFAULT_REVOKE_TTL_S)
+    if not isinstance(ttl_s, (int, float)) or isinstance(ttl_s, bool) or ttl_s < 1:
+        raise InvalidSetting(REVOKE_TTL_SETTING, ttl_s, "a number of seconds from 1")
+    return float(ttl_s)
 
 
 def keep_revoked(app: Any, *task_ids: str) -> None:

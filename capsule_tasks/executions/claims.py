@@ -150,7 +150,7 @@ class ClaimAxis:
         """Rule 4: another attempt has the execution, or it is over."""
         if self.claim is not CLAIMING:
             return
-        if event.why is Refusal.RUNS_ELSEWHERE and not self._awaits_takeover:
+        if event.reason is Refusal.RUNS_ELSEWHERE and not self._awaits_takeover:
             self._awaits_takeover = True
             self.claim = moved(CLAIM_MOVES, self.claim, AWAITING_PREVIOUS)
             self._do(do.AwaitPrevious())
@@ -158,7 +158,7 @@ class ClaimAxis:
         self._close()
         if self.run is not AWAITING_CLAIM:
             return
-        if event.why is Refusal.CANCELLED:
+        if event.reason is Refusal.CANCELLED:
             self._finish(End(EndKind.TERMINATED, signum=int(signal.SIGTERM)))
         else:
             self._begin()

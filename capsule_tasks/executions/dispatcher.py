@@ -99,12 +99,12 @@ class Lane(Generic[W]):
         self.size = size
         self._pool.set_size(size, self._most)
 
-    def replace_all(self, why: str) -> None:
-        self._pool.replace_all(why)
+    def replace_all(self, reason: str) -> None:
+        self._pool.replace_all(reason)
 
-    def doom(self, child: Child[W], why: str) -> None:
+    def doom(self, child: Child[W], reason: str) -> None:
         """Send the child nothing new, and replace it."""
-        self._pool.retire_when_idle(child.slot, why)
+        self._pool.retire_when_idle(child.slot, reason)
 
     def child_ready(self, slot: Slot, session: Session) -> None:
         self.children[slot.number] = Child(self.kind, slot, session, session.pid or 0)
@@ -270,7 +270,7 @@ class Dispatcher(Generic[W]):
 
     # --- what is done to work that a child has; nothing happens if none has it -------------------
 
-    def signal(self, work: W, signum: int, why: str) -> None:
+    def signal(self, work: W, signum: int, reason: str) -> None:
         """Send the child of a blocking work a signal, and nothing new; SIGKILL is `kill`.
 
         It cannot hit another task: a blocking child has one at a time, and gets the next one only
@@ -282,7 +282,7 @@ class Dispatcher(Generic[W]):
         if signum == signal.SIGKILL:
             self._kill(sent.child)
             return
-        self._doom(sent.child, why)
+        self._doom(sent.child, reason)
         sent.child.session.signal(signum)
 
     def kill(self, work: W) -> None:
@@ -349,10 +349,10 @@ class Dispatcher(Generic[W]):
         busy = sum(bool(child.sent) for child in list(lane.children.values()))
         return lane.size - busy - len(lane.waiting)
 
-    def replace_all(self, why: str) -> None:
+    def replace_all(self, reason: str) -> None:
         """Replace every child, once it has finished what it has."""
         for lane in self.lanes.values():
-            lane.replace_all(why)
+            lane.replace_all(reason)
 
     async def stop(self) -> None:
         """Send nothing more. What children have finishes when the pool of sessions stops."""
@@ -364,8 +364,8 @@ class Dispatcher(Generic[W]):
         self._doom(child, "it was killed")
         self._spawn(child.session.terminate())
 
-    def _doom(self, child: Child[W], why: str) -> None:
-        self.lanes[child.kind].doom(child, why)
+    def _doom(self, child: Child[W], reason: str) -> None:
+        self.lanes[child.kind].doom(child, reason)
 
     async def _end_input(self, work: W, request_id: str) -> None:
         with contextlib.suppress(CapsuleError):  # the work has ended, or its child has

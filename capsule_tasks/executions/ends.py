@@ -33,7 +33,7 @@ class EndKind(StrEnum):
     OVER_LIMIT = "TimeLimitExceeded"
     LOST = "WorkerLostError"
     """The child ended before the task did."""
-    LOST_TOO_OFTEN = "LostTooOften"
+    TOO_MANY_LOSSES = "TooManyLosses"
     NOT_CARRIED = "TaskNotCarried"
     """The task, or its result, does not fit between the worker and the child."""
     REQUEUED = "given back"
@@ -143,9 +143,9 @@ def another_follows(outcome: AttemptOutcome, detail: str = "") -> AttemptEnded:
     return AttemptEnded(outcome=outcome, detail=detail[:_MOST_TEXT])
 
 
-def lost(why: str) -> Ended:
+def lost(reason: str) -> Ended:
     """The message is acknowledged and its worker is gone: no other attempt follows."""
-    return Ended(outcome=Outcome.LOST, type=EndKind.LOST.value, message=why)
+    return Ended(outcome=Outcome.LOST, type=EndKind.LOST.value, message=reason)
 
 
 def _message(end: End, origin: Origin) -> str:

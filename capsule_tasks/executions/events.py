@@ -64,7 +64,7 @@ class Discarded(Event, frozen=True, gc=False):
     """Celery let go of the execution before it came to the pool."""
 
     streaming: Streaming
-    why: str
+    reason: str
 
 
 # --- the child -------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class ClaimStored(Event, frozen=True, gc=False):
 
 
 class ClaimRefused(Event, frozen=True, gc=False):
-    why: Refusal
+    reason: Refusal
 
 
 class PreviousEnded(Event, frozen=True, gc=False):

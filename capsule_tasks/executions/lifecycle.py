@@ -143,7 +143,7 @@ class Lifecycle(ClaimAxis):
             self.claim = moved(CLAIM_MOVES, self.claim, CLOSED)
         elif event.streaming is _CLAIM_FIRST:
             self._claim_first()
-        self._finish(End(EndKind.DISCARDED, event.why))
+        self._finish(End(EndKind.DISCARDED, event.reason))
 
     def _begin(self) -> None:
         """Nothing more has to be asked about the stream."""

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
-from capsule_tasks.errors import CapsuleError, LostTooOften, UnknownInputRequest
+from capsule_tasks.errors import CapsuleError, TooManyLosses, UnknownInputRequest
 from capsule_tasks.executions import actions as do
 from capsule_tasks.executions import events as on
 from capsule_tasks.executions.actions import Action
@@ -115,15 +115,15 @@ class Supervisor:
         streaming = publisher.open(execution) if publisher is not None else Streaming.NONE
         self.feed(execution, on.Admitted(streaming))
 
-    def discard(self, execution: Execution, why: str) -> None:
+    def discard(self, execution: Execution, reason: str) -> None:
         """Write the end of an execution that Celery let go of before it came here."""
         if self._publisher is not None:
-            self._background.spawn(self._discard(self._publisher, execution, why))
+            self._background.spawn(self._discard(self._publisher, execution, reason))
 
-    async def _discard(self, publisher: Publisher, execution: Execution, why: str) -> None:
+    async def _discard(self, publisher: Publisher, execution: Execution, reason: str) -> None:
         if await publisher.is_discarded_here(execution):
             self._live[execution] = None
-            self.feed(execution, on.Discarded(publisher.open(execution), why))
+            self.feed(execution, on.Discarded(publisher.open(execution), reason))
 
     def feed(self, execution: Execution, event: Event) -> None:
         """The one way in: an event changes the lifecycle, and its actions are carried out in order.
@@ -319,8 +319,8 @@ class Supervisor:
         judged = None
         if count:
             last = end.message if end is not None else None
-            error = LostTooOften(call.name, call.task_id, count, last)
-            judged = End(EndKind.LOST_TOO_OFTEN, str(error), losses=count)
+            error = TooManyLosses(call.name, call.task_id, count, last)
+            judged = End(EndKind.TOO_MANY_LOSSES, str(error), losses=count)
         if execution.life.is_over:
             await self._losses.forget(call)
         else:

@@ -76,9 +76,9 @@ def _call(item: Mapping[str, Any], agent: AgentId, index: int) -> PendingCall:
     raw = _unwrapped(item.get("raw_item") or {})
     call_id, name = call_id_of(raw), _text(item.get("tool_name") or raw.get("name"))
 
-    def refusal(why: str) -> InvalidRunState:
+    def refusal(reason: str) -> InvalidRunState:
         about = f"call {call_id!r:.100} of tool {name!r:.100}"
-        return InvalidRunState(f"{INTERRUPTIONS}[{index}].raw_item", f"{about} {why}")
+        return InvalidRunState(f"{INTERRUPTIONS}[{index}].raw_item", f"{about} {reason}")
 
     type_name = raw.get("type") or "function_call"
     call_type = _CALL_TYPES.get(type_name)

@@ -477,10 +477,10 @@ class SessionLifecycle:
         await asyncio.wait({task})
         return task.result()
 
-    def _count_triggers(self, child: LiveChild, why: str) -> None:
+    def _count_triggers(self, child: LiveChild, reason: str) -> None:
         """The session-wide cancel: every wait ends, and is counted."""
         waits = sum(stream.is_waited_for for stream in child.router.streams.values())
-        waits += child.router.fail_receivers(why)
+        waits += child.router.fail_receivers(reason)
         self._counters.cancel_event_triggers += waits
         for stream in child.router.streams.values():
             if self._stopper is not None:
@@ -519,10 +519,10 @@ class SessionLifecycle:
         if self._watch is not None:
             self._watch.stop()
         if self._child is not None:
-            self._child.router.fail_receivers(doom.why)
+            self._child.router.fail_receivers(doom.reason)
         self._interceptors.finish()
         if not doom.expected:
-            self._last_error = doom.why
+            self._last_error = doom.reason
             level = logging.INFO if doom.is_asked else logging.WARNING
             log.log(level, "session %s %s", self.session_id, doom)
         if self._state is SessionState.WARMING:

@@ -70,8 +70,8 @@ class Router:
     def __init__(
         self,
         session_id: str,
-        general_queue: int,
-        general_bytes: int,
+        session_queue: int,
+        session_queue_bytes: int,
         log_output: bool,
         send_control: Callable[[Any], None],
         observe: Callable[[Any], None],
@@ -85,7 +85,7 @@ class Router:
         self.streams: dict[str, ExecutionStream] = {}
         self.inputs: dict[str, str] = {}
         self._answered: set[str] = set()
-        self.session_messages = SessionQueue(general_queue, general_bytes)
+        self.session_messages = SessionQueue(session_queue, session_queue_bytes)
         self._unknown = 0
         self._output_level = logging.INFO if log_output else logging.NOTSET
         self._receivers: deque[asyncio.Future[None]] = deque()
@@ -133,11 +133,11 @@ class Router:
         reply.add_done_callback(lambda _: self._replies.pop(request.id, None))
         return reply
 
-    def fail_replies(self, why: str) -> int:
+    def fail_replies(self, reason: str) -> int:
         """The child is gone: every open question ends. How many there were."""
         replies = [reply for _, reply in self._replies.values() if not reply.done()]
         for reply in replies:
-            reply.set_exception(SessionLost(why))
+            reply.set_exception(SessionLost(reason))
         return len(replies)
 
     async def receive(self) -> Any:
@@ -156,11 +156,11 @@ class Router:
                     self._receivers.remove(waiter)
         return self.session_messages.pop()
 
-    def fail_receivers(self, why: str) -> int:
+    def fail_receivers(self, reason: str) -> int:
         """Wake every `receive` with the news; how many there were."""
         waiters = [waiter for waiter in self._receivers if not waiter.done()]
         for waiter in waiters:
-            waiter.set_exception(SessionLost(why))
+            waiter.set_exception(SessionLost(reason))
             waiter.exception()  # retrieved: its `receive` may have been cancelled meanwhile
         return len(waiters)
 

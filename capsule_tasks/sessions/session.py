@@ -246,10 +246,10 @@ class Session(SessionLifecycle):
             message = f"execution {stream.execution_id!r} ran longer than {timeout_s} s"
             self._spawn(stopper.stop_at_deadline(stream, message))
 
-    def _on_excess(self, stream: ExecutionStream, why: str) -> None:
+    def _on_excess(self, stream: ExecutionStream, reason: str) -> None:
         """Stop what wrote too much: the child counts only what Python writes, and may lie."""
         if self._stopper is not None and stream.terminal is None:
-            self._spawn(self._stopper.stop(stream, Stop(ErrorKind.LIMIT, why)))
+            self._spawn(self._stopper.stop(stream, Stop(ErrorKind.LIMIT, reason)))
 
     def _abandon(self, child: LiveChild, stopper: Stopper, stream: ExecutionStream) -> None:
         """The consumer is gone: stop the work; the session is busy until it has stopped."""

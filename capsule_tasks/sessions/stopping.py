@@ -215,10 +215,10 @@ class Stopper:
         at = f" ({holder.frames[-1].function})" if holder.frames else ""
         return f" (the main thread was in {holder.execution_id}{at})"
 
-    def _kill(self, stream: ExecutionStream, why: str, stack: str) -> None:
+    def _kill(self, stream: ExecutionStream, reason: str, stack: str) -> None:
         self._child.kill(
             KillReason(
-                f"its child was killed because {why}",
+                f"its child was killed because {reason}",
                 ErrorKind.LOST_WITH_NEIGHBOUR,
                 replace=True,
                 target=stream.execution_id,
@@ -231,9 +231,9 @@ class Stopper:
         streams = self._child.router.streams.values()
         return [other for other in streams if other is not stream and other.is_running]
 
-    async def _let_neighbours_finish(self, stream: ExecutionStream, why: str) -> None:
+    async def _let_neighbours_finish(self, stream: ExecutionStream, reason: str) -> None:
         neighbours = {neighbour.ended for neighbour in self._running_neighbours(stream)}
-        log.warning("a child is condemned: %s; %d others may finish", why, len(neighbours))
+        log.warning("a child is condemned: %s; %d others may finish", reason, len(neighbours))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeouts.drain_s):
                 while neighbours and not stream.ended.done():

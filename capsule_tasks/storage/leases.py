@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule_tasks.errors import LeaseHeld, LeaseLost
+from capsule_tasks.errors import LeaseLost, LeaseTaken
 from capsule_tasks.settings import LeaseSettings, RetrySettings
 from capsule_tasks.storage.keys import WorkerKeys
 from capsule_tasks.storage.operations import Operation, named, perform
@@ -50,12 +50,12 @@ class LeaseCore:
         self._retry = retry or RetrySettings()
         self._prefix = prefix
         self._keys = WorkerKeys(incarnation, prefix)
-        self._keep_ms = int(settings.keep_s * 1000)
+        self._keep_ms = int(settings.lapsed_ttl_s * 1000)
 
     def acquire(self, *, operation: str | None = None) -> Operation[None]:
         """Begin the lease; nothing is done to one that this object has and that has not lapsed.
 
-        Raises LeaseHeld if another worker has the lease of this incarnation, and LeaseLost if it
+        Raises LeaseTaken if another worker has the lease of this incarnation, and LeaseLost if it
         has lapsed.
         """
         lease_ms = int(self._settings.lease_s * 1000)
@@ -69,7 +69,7 @@ class LeaseCore:
         elif reply[0] != Code.HELD or not (yield from self.remaining_s()):
             raise LeaseLost(self.incarnation)
         elif self.token != reply[1].decode():
-            raise LeaseHeld(self.incarnation)
+            raise LeaseTaken(self.incarnation)
 
     def renew(self) -> Operation[None]:
         """Make it last from now on; raises LeaseLost if it has lapsed."""

@@ -41,8 +41,8 @@ class Revoked:
 class RevokeCore:
     """Adds and reads; nothing is repeated here, as its callers do so in their own time."""
 
-    def __init__(self, keep_s: float, prefix: str = "capsule") -> None:
-        self._keep_ms = int(keep_s * 1000)
+    def __init__(self, revoke_ttl_s: float, prefix: str = "capsule") -> None:
+        self._keep_ms = int(revoke_ttl_s * 1000)
         self._keys = RevokeKeys(prefix)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from capsule_tasks.settings import AppLaneSettings
+from capsule_tasks.settings import TaskChildSettings
 
 
 def path_of(app: Any) -> str:
@@ -24,15 +24,15 @@ def path_of(app: Any) -> str:
     return ""
 
 
-def lane_settings(app: Any, hostname: str, **changes: Any) -> AppLaneSettings:
+def lane_settings(app: Any, hostname: str, **changes: Any) -> TaskChildSettings:
     """What a child of this worker is told."""
     made = _made_in_code(app)
     conf = {name: value for name, value in made.items() if _can_be_told(value)}
-    return AppLaneSettings(
+    return TaskChildSettings(
         hostname=hostname,
         app=path_of(app),
         conf=conf,
-        untold=tuple(sorted(made.keys() - conf.keys())),
+        unsendable=tuple(sorted(made.keys() - conf.keys())),
         tasks=tuple(sorted(app.tasks)),
         **changes,
     )

@@ -11,11 +11,10 @@ from typing import Any
 
 from capsule_tasks.client.configuration import kept_settings
 from capsule_tasks.client.redis_location import redis_url
-from capsule_tasks.client.revokes import checked_keep_s
+from capsule_tasks.client.revokes import checked_revoke_ttl_s
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.executions.publishing.loss_counter import Losses
 from capsule_tasks.settings import (
-    AppLaneSettings,
     ChildSettings,
     ExecutorSettings,
     OutputSettings,
@@ -23,6 +22,7 @@ from capsule_tasks.settings import (
     Profile,
     RoutingSettings,
     SessionConfig,
+    TaskChildSettings,
     TimeoutSettings,
 )
 
@@ -37,15 +37,15 @@ DEFAULTS: dict[str, Any] = {
     "capsule_async_limit": 1000,
     "capsule_loss_limit": 5,
     "capsule_ready_s": 60.0,
-    "capsule_shutdown_s": 5.0,
+    "capsule_child_stop_s": 5.0,
     "capsule_streams": True,
     "capsule_redis_url": None,
     "capsule_prefix": "capsule",
     "capsule_output": "drop_oldest",
-    "capsule_kept": {},
+    "capsule_retention": {},
     "capsule_publish": {},
     "capsule_lease_s": 15.0,
-    "capsule_leave_s": 30.0,
+    "capsule_worker_stop_s": 30.0,
 }
 """
 - `capsule_start`: `fork` copies the worker; `exec` imports the app in a fresh interpreter that is
@@ -54,24 +54,25 @@ DEFAULTS: dict[str, Any] = {
   such tasks each runs at once. They start with the first such task.
 - `capsule_loss_limit`: how many children one message may cost, before it is not delivered again.
 - `capsule_ready_s`: how long a child may take to become ready, imports included.
-- `capsule_shutdown_s`: how long an idle child, and in a cold shutdown a task, may take to leave
+- `capsule_child_stop_s`: how long an idle child, and in a cold shutdown a task, may take to stop
   before it is killed.
-- `capsule_leave_s`: how much longer a worker that was told to leave may take to end when it has
-  nothing left to do, or Redis does not answer.
+- `capsule_worker_stop_s`: how much longer a worker that is stopping may take once no task runs, or
+  while Redis does not answer, before it exits by force.
 - `capsule_streams`: whether tasks have streams. `capsule_redis_url`: where those are; else the
   environment's `CAPSULE_REDIS_URL`, the broker, or the result backend, the first that is a Redis.
 - `capsule_prefix`: what keys begin with.
 - `capsule_output`: `drop_oldest` never waits for a reader; `block` never loses any output.
-- `capsule_kept`: how much is kept, and how long (fields of `ExecutionSettings`); a task may have
-  an attribute of the same name. `capsule_publish`: fields of `PublishSettings`.
-- `capsule_lease_s`: how long a worker that says nothing is believed to live.
+- `capsule_retention`: how much of an execution is retained, and how long (fields of
+  `ExecutionSettings`); a task may have an attribute of the same name.
+- `capsule_publish`: fields of `PublishSettings`.
+- `capsule_lease_s`: how long a worker that does not renew its lease counts as alive.
 """
 
 _CHECKED_ELSEWHERE = (
     *("capsule_streams", "capsule_redis_url", "capsule_prefix", "capsule_output"),
-    *("capsule_kept", "capsule_publish", "capsule_lease_s"),
+    *("capsule_retention", "capsule_publish", "capsule_lease_s"),
 )
-_KNOWN = (*DEFAULTS, "capsule_revoke_s", "capsule_store")
+_KNOWN = (*DEFAULTS, "capsule_revoke_ttl_s", "capsule_store")
 _STARTS = ("fork", "exec", "cold")
 
 
@@ -105,7 +106,7 @@ def check(app: Any) -> None:
     """
     for name in DEFAULTS:
         setting(app, name)
-    checked_keep_s(app)
+    checked_revoke_ttl_s(app)
     for name in app.conf:
         if name.startswith("capsule_") and name not in _KNOWN:
             close = get_close_matches(name, _KNOWN, 1)
@@ -113,14 +114,14 @@ def check(app: Any) -> None:
             log.warning("there is no setting %s%s", name, hint)
 
 
-def profile(app: Any, lane: AppLaneSettings, options: dict[str, Any]) -> Profile:
+def profile(app: Any, lane: TaskChildSettings, options: dict[str, Any]) -> Profile:
     """How children of one kind are started, and when replaced."""
     most_kib = options.get("max_memory_per_child")
     start = setting(app, "capsule_start")
     return Profile.app(
         session=SessionConfig(
             child=ChildSettings(
-                app=lane,
+                tasks=lane,
                 # A loop that is blocked takes none of what it is sent: all of it waits there.
                 executor=ExecutorSettings(max_waiting=max(_WAITING, lane.async_limit)),
                 output=OutputSettings(
@@ -129,10 +130,10 @@ def profile(app: Any, lane: AppLaneSettings, options: dict[str, Any]) -> Profile
             ),
             timeouts=TimeoutSettings(
                 ready_s=setting(app, "capsule_ready_s"),
-                shutdown_s=setting(app, "capsule_shutdown_s"),
+                shutdown_s=setting(app, "capsule_child_stop_s"),
             ),
             # What a child says beside its tasks the pool hears as it comes, and keeps none of it.
-            routing=RoutingSettings(log_output=False, general_queue=1, general_bytes=KIB),
+            routing=RoutingSettings(log_output=False, session_queue=1, session_queue_bytes=KIB),
             replace_killed=False,
         ),
         pool=PoolSettings(
@@ -146,7 +147,7 @@ def profile(app: Any, lane: AppLaneSettings, options: dict[str, Any]) -> Profile
             "capsule_tasks.child.executors.celery_app",
             *([lane.app.partition(":")[0]] if lane.app else []),
         ),
-        farewell="ask",
+        stop_mode="graceful",
     )
 
 

@@ -73,7 +73,9 @@ class TaskPool(prefork.TaskPool):
         self._semaphore = self.options.get("semaphore")
         self._slots = Slots(self._size) if self.putlocks else None
         check(self.app)
-        limits = (setting(self.app, name) for name in ("capsule_shutdown_s", "capsule_leave_s"))
+        limits = (
+            setting(self.app, name) for name in ("capsule_child_stop_s", "capsule_worker_stop_s")
+        )
         self._leaving = Leaving(sum(limits), self._is_busy, partial(servers_answer, self.app))
         signals.worker_shutting_down.connect(self._on_shutting_down)
         signals.worker_shutdown.connect(self._leaving.note_end)
@@ -178,7 +180,7 @@ class TaskPool(prefork.TaskPool):
         now = time.monotonic()
         if now >= kill_at:
             self._runtime.post(staff.supervisor.kill_busy)
-        return float(min(kill_at, now + setting(self.app, "capsule_shutdown_s")))
+        return float(min(kill_at, now + setting(self.app, "capsule_child_stop_s")))
 
     def on_terminate(self) -> None:
         """Kill what runs. Its messages are not acknowledged, and so are delivered again."""

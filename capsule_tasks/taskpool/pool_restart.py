@@ -26,11 +26,11 @@ def renewed(profiles: Mapping[str, Profile], app: Any) -> dict[str, Profile]:
 
 def _renewed(profile: Profile, include: list[str]) -> Profile:
     child = profile.session.child
-    assert child.app is not None
+    assert child.tasks is not None
     lane = msgspec.structs.replace(
-        child.app, conf={**child.app.conf, "include": include}, is_renewed=True
+        child.tasks, conf={**child.tasks.conf, "include": include}, is_reloaded=True
     )
-    child = msgspec.structs.replace(child, app=lane)
+    child = msgspec.structs.replace(child, tasks=lane)
     session = msgspec.structs.replace(profile.session, child=child)
     return msgspec.structs.replace(profile, session=session)
 

@@ -126,7 +126,7 @@ class Staff:
                 self.supervisor.tasks_known(new)
 
     async def _replace(self, profiles: dict[str, Profile], new: set[str]) -> None:
-        lane = profiles["blocking"].session.child.app
+        lane = profiles["blocking"].session.child.tasks
         if lane is not None and not lane.app:
             log.warning("the app is in no importable module: new children have the same code")
             self.dispatcher.replace_all("the pool was restarted")

@@ -30,14 +30,14 @@ def make_publisher(app: Any, worker: str) -> Publisher | None:
     def ended_elsewhere(execution_id: str) -> LastEvent | None:
         return end_from_result(app, execution_id)
 
-    def fail_result(execution_id: str, why: str) -> None:
+    def fail_result(execution_id: str, reason: str) -> None:
         try:
-            app.backend.mark_as_failure(execution_id, WorkerLostError(why))
+            app.backend.mark_as_failure(execution_id, WorkerLostError(reason))
         except Exception:
             log.exception("the result of lost task %s cannot be stored", execution_id)
 
     def task_retention(name: str) -> Any:
-        return getattr(app.tasks.get(name), "capsule_kept", None)
+        return getattr(app.tasks.get(name), "capsule_retention", None)
 
     return Publisher(
         url,

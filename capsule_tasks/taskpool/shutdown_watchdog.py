@@ -98,14 +98,14 @@ class Leaving(ThreadService):
                 log.exception("cannot ask whether the servers answer: tasks are waited for")
             return True
 
-    def _end_by_force(self, why: str) -> None:
+    def _end_by_force(self, reason: str) -> None:
         frames = sys._current_frames()  # noqa: SLF001 - documented, for purposes like this
         frame = frames.get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame))
         log.critical(
             "the worker did not end within %s s (%s) and is ended; its main thread was at:\n%s",
             self._limit_s,
-            why,
+            reason,
             stack,
         )
         logging.shutdown()

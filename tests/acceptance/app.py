@@ -50,10 +50,10 @@ app.conf.update(
     capsule_ready_s=float(os.environ.get("TEST_READY_S", "60")),
     made_in_code="by the worker",
     capsule_lease_s=float(os.environ.get("TEST_LEASE", "15")),
-    capsule_kept={
-        "quiet_s": float(os.environ.get("TEST_QUIET", "30")),
+    capsule_retention={
+        "silent_retention_s": float(os.environ.get("TEST_QUIET", "30")),
         "live_bytes": int(os.environ.get("TEST_LIVE", str(1024 * 1024))),
-        "kept_bytes": int(os.environ.get("TEST_LIVE", str(64 * 1024))),
+        "retention_bytes": int(os.environ.get("TEST_LIVE", str(64 * 1024))),
     },
     capsule_output=os.environ.get("TEST_OUTPUT", "drop_oldest"),
     capsule_redis_url=os.environ.get("TEST_STREAMS_URL"),

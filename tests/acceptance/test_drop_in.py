@@ -24,7 +24,7 @@ from celery.result import AsyncResult
 from capsule_tasks import Capsule, Execution
 from capsule_tasks.client import EagerExecution
 from capsule_tasks.client import Task as CapsuleTask
-from capsule_tasks.errors import ExecutionEnded, NotAsking
+from capsule_tasks.errors import ExecutionEnded, NoOpenQuestion
 from capsule_tasks.testing import eager
 from capsule_tasks.testing.servers import free_port
 from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, is_running, unique
@@ -192,9 +192,9 @@ def test_eager_tasks_ask_no_redis_that_is_configured() -> None:
     snapshot = execution.snapshot()
     assert (snapshot.state, snapshot.outcome, snapshot.task) == ("ended", "succeeded", "t")
     assert execution.question() is None
-    with pytest.raises(NotAsking):
+    with pytest.raises(NoOpenQuestion):
         execution.respond("late")
-    with pytest.raises(NotAsking):
+    with pytest.raises(NoOpenQuestion):
         execution.respond("late", request_id="r")
     with pytest.raises(ExecutionEnded):
         execution.stack()

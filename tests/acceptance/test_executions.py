@@ -22,7 +22,7 @@ from celery.result import AsyncResult
 
 from capsule_tasks.client import Execution, GroupExecution
 from capsule_tasks.client.watching import watcher
-from capsule_tasks.errors import InvalidId, NotAsking
+from capsule_tasks.errors import InvalidId, NoOpenQuestion
 from capsule_tasks.protocol.events import Accepted, AttemptClaimed, AttemptEnded, Ended, Outcome
 from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
 from capsule_tasks.testing.servers import PrivateServer, free_port
@@ -335,7 +335,7 @@ def test_answers_in_a_row_go_to_one_question_each(worker: Worker) -> None:
     for answer in "123":
         execution.respond(answer)
     assert sorted(execution.get(timeout=HANG_S)) == ["1", "2", "3"]
-    with pytest.raises(NotAsking):
+    with pytest.raises(NoOpenQuestion):
         execution.respond("4")
 
 
@@ -430,7 +430,7 @@ def test_a_group_tells_its_progress_and_its_failures(worker: Worker) -> None:
     assert [state.done for state in states] == sorted(state.done for state in states)
     (failure,) = [failure for state in states for failure in state.failures]
     assert failure.execution_id == running.member(20).id
-    assert "ValueError" in failure.why
+    assert "ValueError" in failure.reason
     assert running.snapshot().failed == 1
     assert end_of(running.member(3)).result_text == "4"
     assert running.cancel() == {"asked": 0, "waiting": 0, "over": 21}

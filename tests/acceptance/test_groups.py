@@ -60,7 +60,7 @@ def test_a_group_on_another_pool_ends_by_its_results(prefork: Worker) -> None:
     assert checked(states).counts == {"succeeded": 20, "failed": 1}
     (failure,) = [failure for state in states for failure in state.failures]
     assert failure.execution_id == running.member(20).id
-    assert "ValueError" in failure.why
+    assert "ValueError" in failure.reason
     assert running.snapshot() == GroupState(21, states[-1].counts, (failure,))
 
 

@@ -17,8 +17,8 @@ from capsule_tasks.protocol.events import AttemptEnded, Outcome
 from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, Worker, eventually, is_running, unique
 
-SOON = json.dumps({"capsule_shutdown_s": 0.5})
-VERY_SOON = json.dumps({"capsule_shutdown_s": 0.5, "capsule_leave_s": 1})
+SOON = json.dumps({"capsule_child_stop_s": 0.5})
+VERY_SOON = json.dumps({"capsule_child_stop_s": 0.5, "capsule_worker_stop_s": 1})
 FORCED = 70
 
 

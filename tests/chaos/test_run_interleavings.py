@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from capsule_tasks import SyncHistory
-from capsule_tasks.errors import CapsuleError, DecisionExpired, RunLost
+from capsule_tasks.errors import CapsuleError, DecisionExpired, RunClaimLost
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
 from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
 from capsule_tasks.storage.runs.types import Ask, Claim, RunRecord
@@ -196,7 +196,7 @@ def test_any_interleaving_ends_as_one_after_the_other_would(valkey_url: str) -> 
                     word = f"{entry['kind']} {entry['told']}"
                     counts[word] = counts.get(word, 0) + 1
         assert proxy.cuts > ROUNDS
-    assert counts["stale RunLost"] > 0, "no stale owner tried to commit"
+    assert counts["stale RunClaimLost"] > 0, "no stale owner tried to commit"
     for word in ("claim done", "commit done", "park done", "decide done", "expire done"):
         assert counts[word] >= ROUNDS / 10, counts
 
@@ -207,6 +207,6 @@ def test_the_model_refuses_what_a_stale_owner_commits(valkey_url: str) -> None:
         model = Model(client, 1_000_000_000_000_000)
         first = model.claim("ann")
         model.claim("bob")
-        with pytest.raises(RunLost):
+        with pytest.raises(RunClaimLost):
             model.runs.commit(first, b"x", turn=1)
-    assert issubclass(RunLost, CapsuleError)
+    assert issubclass(RunClaimLost, CapsuleError)

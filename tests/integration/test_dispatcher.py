@@ -23,11 +23,11 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.settings import (
-    AppLaneSettings,
     ChildSettings,
     PoolSettings,
     Profile,
     SessionConfig,
+    TaskChildSettings,
 )
 from tests.sessions import HANG_S
 
@@ -92,9 +92,9 @@ class Ground:
 
 
 def profile(kind: Any, **changes: object) -> Profile:
-    lane = AppLaneSettings(kind=kind, app="tests.integration.dispatch_app:app", hostname="here")
+    lane = TaskChildSettings(kind=kind, app="tests.integration.dispatch_app:app", hostname="here")
     settings = PoolSettings(min_idle=0, fresh=False, **changes)  # type: ignore[arg-type]
-    config = SessionConfig(child=ChildSettings(app=lane))
+    config = SessionConfig(child=ChildSettings(tasks=lane))
     return Profile.app(settings, session=config, start="cold")
 
 

@@ -14,7 +14,7 @@ from celery import Celery
 
 from capsule_tasks.client import Event, Execution
 from capsule_tasks.client.watching.watch_thread import hub
-from capsule_tasks.errors import NoResult, NotAsking
+from capsule_tasks.errors import NoOpenQuestion, NoResult
 from capsule_tasks.protocol.events import Ended, Outcome, encode_event
 from tests.sessions import HANG_S
 
@@ -122,7 +122,7 @@ async def test_what_comes_after_the_end_is_ignored_with_a_trace(
     execution = await ended(app, Outcome.SUCCEEDED)
     keys = (await hub.tower(app)).store.core.keys_of(execution.id)
     assert await execution.acancel() == await execution.ainterrupt() == "over"
-    with pytest.raises(NotAsking):
+    with pytest.raises(NoOpenQuestion):
         await execution.arespond("late", request_id="r")
     assert [record.getMessage() for record in caplog.records] == [
         f"execution {execution.id} is over: {what} is ignored"

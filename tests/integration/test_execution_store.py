@@ -175,7 +175,7 @@ async def test_watchers_early_late_and_resuming_see_each_event_once(
 
 
 async def test_what_was_trimmed_is_a_gap_with_its_size(valkey_url: str) -> None:
-    tower = ExecutionWatcher(valkey_url, settings(live_bytes=4096, kept_bytes=2048), None)
+    tower = ExecutionWatcher(valkey_url, settings(live_bytes=4096, retention_bytes=2048), None)
     try:
         store = tower.store
         claimed = await store.claim("e", owner="w", claim="c")

@@ -141,7 +141,7 @@ async def test_what_is_lost_is_kept_for_as_long_as_its_task_says(valkey_url: str
     connection = PipelinedConnection(valkey_url)
     ground = Ground(connection)
     await ground.leave()
-    await ground.reaper(kept=ground.store.core.kept_as(quiet_s=5000.0)).reap(GONE)
+    await ground.reaper(kept=ground.store.core.kept_as(silent_retention_s=5000.0)).reap(GONE)
     with redis.from_url(valkey_url) as client:
         assert 4000 < client.ttl(ground.store.core.keys_of(HELD[0]).meta) <= 5000
     await connection.close()

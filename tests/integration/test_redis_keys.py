@@ -46,7 +46,7 @@ NOT_CALLED = {
 }
 TTL = re.compile(
     r"`(?P<section>\w+Settings)\.(?P<field>\w+)`(?: \+ `\w+\.(?P<more>\w+)`)?"
-    r"|(?P<number>\d+) (?P<unit>minutes|days)|`(?P<revokes>capsule_revoke_s)`"
+    r"|(?P<number>\d+) (?P<unit>minutes|days)|`(?P<revokes>capsule_revoke_ttl_s)`"
 )
 
 

@@ -128,7 +128,7 @@ def test_runs_offered_to_both_at_once_are_all_done_and_none_fails(
     runs = [f"run-{number}" for number in range(12)]
     for number, run_id in enumerate(runs):
         workers[number % 2].do("start", run_id, {})
-    allowed = {"UnreadableSchema", "RunHeld", "RunEnded"}
+    allowed = {"UnreadableSchema", "RunClaimed", "RunEnded"}
 
     def offered(worker: Worker) -> None:
         """Every run twice, as often as needed until the last turn was done by somebody."""

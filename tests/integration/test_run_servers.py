@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from capsule_tasks import SyncHistory
-from capsule_tasks.errors import InvalidSetting, LeaseLost, LeaseMissing, RunHeld, RunLost
+from capsule_tasks.errors import InvalidSetting, LeaseLost, LeaseMissing, RunClaimed, RunClaimLost
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
 from capsule_tasks.storage import SyncConnections, SyncRunStore
 
@@ -53,12 +53,12 @@ def test_losing_the_lease_on_one_server_ends_only_what_that_server_guards(
     lost, kept = (store.claim("r", "w1") for store in stores)
     leases[0].release()
     assert here.claim("r", "w2").token > lost.token
-    with pytest.raises(RunLost):
+    with pytest.raises(RunClaimLost):
         here.commit(lost, b"late", turn=1)
     with pytest.raises(LeaseLost):
         leases[0].renew()
 
-    with pytest.raises(RunHeld):
+    with pytest.raises(RunClaimed):
         there.claim("r", "w2")
     leases[1].renew()
     there.create("another", "user-42", b"{}", schema="1", agent="a")

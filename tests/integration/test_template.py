@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule_tasks.errors import TemplateGone
+from capsule_tasks.errors import TemplateLost
 from capsule_tasks.sessions import Session, SessionPool
 from capsule_tasks.sessions.process.template import Template
 from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
@@ -80,7 +80,7 @@ async def test_the_crash_of_a_template_is_survived_by_its_children() -> None:
         os.kill(template.pid, signal.SIGKILL)
         assert await template.ended() == "its process ended"
         assert (await session.run("x")).value == 5
-        with pytest.raises(TemplateGone, match="not running"):
+        with pytest.raises(TemplateLost, match="not running"):
             await template.spawn(None, SessionConfig(), "m")  # type: ignore[arg-type]
 
 
@@ -128,12 +128,12 @@ async def test_imports_that_leave_a_thread_are_refused_and_named(tmp_path: Path)
         "threading.Thread(target=time.sleep, args=(60,), name='lingerer', daemon=True).start()\n"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with pytest.raises(TemplateGone, match="Python threads running: lingerer"):
+    with pytest.raises(TemplateLost, match="Python threads running: lingerer"):
         await loaded("threaded", env=env)
 
 
 async def test_an_import_that_fails_is_reported() -> None:
-    with pytest.raises(TemplateGone, match=r"ModuleNotFoundError.*no_such_module"):
+    with pytest.raises(TemplateLost, match=r"ModuleNotFoundError.*no_such_module"):
         await loaded("no_such_module")
 
 
@@ -301,7 +301,7 @@ async def test_imports_that_leave_a_native_thread_are_refused(tmp_path: Path) ->
         "assert not libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with pytest.raises(TemplateGone, match="left 1 native threads that survive a fork"):
+    with pytest.raises(TemplateLost, match="left 1 native threads that survive a fork"):
         await loaded("native", env=env)
 
 

@@ -64,9 +64,9 @@ class Away:
         ("", {}),
         ("\ud800", {}),
         ("fine", {"kept_byte": 1}),
-        ("fine", {"kept_bytes": -1}),
-        ("fine", {"kept_s": float("inf")}),
-        ("fine", {"kept_s": "long"}),
+        ("fine", {"retention_bytes": -1}),
+        ("fine", {"retention_s": float("inf")}),
+        ("fine", {"retention_s": "long"}),
         ("fine", "all of it"),
     ],
 )

@@ -15,11 +15,11 @@ from capsule_tasks.errors import (
     CapsuleError,
     ExecutionCancelled,
     InternalError,
-    LostTooOften,
     OperatorError,
     RetryError,
     StorageError,
     TaskNotCarried,
+    TooManyLosses,
 )
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type)]
@@ -113,7 +113,7 @@ def test_a_cancelled_execution_is_a_ctrl_c_to_libraries_and_no_error_of_ours() -
 
 @pytest.mark.parametrize(
     "error",
-    [TaskNotCarried("t", "1", "it is too large"), LostTooOften("t", "1", 5, None)],
+    [TaskNotCarried("t", "1", "it is too large"), TooManyLosses("t", "1", 5, None)],
     ids=lambda error: type(error).__name__,
 )
 def test_what_ends_a_task_is_made_anew_as_celery_does_it(error: CapsuleError) -> None:

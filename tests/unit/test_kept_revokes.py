@@ -66,9 +66,9 @@ def test_a_stamp_keeps_its_type(own: dict[str, Any], keeper: Keeper) -> None:
     assert keeper.kept == [([], stamps)]
 
 
-@pytest.mark.parametrize("keep_s", [0, "a day", True])
-def test_a_time_that_cannot_be_kept_is_refused_when_the_worker_starts(keep_s: Any) -> None:
+@pytest.mark.parametrize("revoke_ttl_s", [0, "a day", True])
+def test_a_time_that_cannot_be_kept_is_refused_when_the_worker_starts(revoke_ttl_s: Any) -> None:
     app = Celery("wrong", set_as_current=False)
-    app.conf.capsule_revoke_s = keep_s
-    with pytest.raises(InvalidSetting, match="capsule_revoke_s"):
+    app.conf.capsule_revoke_ttl_s = revoke_ttl_s
+    with pytest.raises(InvalidSetting, match="capsule_revoke_ttl_s"):
         check(app)

@@ -28,8 +28,8 @@ class Ground:
         self._looked = threading.Semaphore(0)
         leaving = Leaving(SHORT_S, lambda: self.is_busy, self._answer)
 
-        def force(why: str) -> None:
-            self.forced.put(why)
+        def force(reason: str) -> None:
+            self.forced.put(reason)
             leaving.note_end()
 
         monkeypatch.setattr(leaving, "_end_by_force", force)

@@ -84,7 +84,7 @@ def test_a_session_given_back_unused_is_still_fresh() -> None:
     ],
 )
 def test_a_worn_session_is_retired_and_replaced(
-    changes: dict[str, object], wear: str, why: str
+    changes: dict[str, object], wear: str, reason: str
 ) -> None:
     plan = make(min_idle=1, max_sessions=2, **changes)
     started(plan, plan.decide(0.0))
@@ -101,7 +101,7 @@ def test_a_worn_session_is_retired_and_replaced(
         plan.heartbeat_missed(1)
     else:
         plan.lost(1, "killed", now)
-    assert plan.decide(now)[0] == Retire(1, why)
+    assert plan.decide(now)[0] == Retire(1, reason)
     assert [slot.number for slot in plan.slots.values() if slot.stage is Stage.STARTING] == [2]
 
 
@@ -182,7 +182,7 @@ def test_repeated_failures_open_the_breaker_and_tell_the_waiters() -> None:
         plan.start_failed(start.slot, "no memory", 0.0)
     (refusal,) = plan.decide(0.0)
     assert isinstance(refusal, Refuse)
-    assert "2 starts in a row failed, the last with: no memory" in refusal.why
+    assert "2 starts in a row failed, the last with: no memory" in refusal.reason
     assert plan.next_check_at(0.0) == 5.0
 
 

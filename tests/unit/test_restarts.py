@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from capsule_tasks.settings import AppLaneSettings
+from capsule_tasks.settings import TaskChildSettings
 from capsule_tasks.taskpool import pool_runtime as staff_module
 from capsule_tasks.taskpool.options import profile
 from capsule_tasks.taskpool.pool_runtime import Staff
@@ -35,7 +35,7 @@ def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
         return Spawner()
 
     monkeypatch.setattr(staff_module, "tried", tried)
-    lane = AppLaneSettings(app="shop:app")
+    lane = TaskChildSettings(app="shop:app")
     profiles = {"blocking": profile(Celery("shop"), lane, {})}
     asyncio.run(staff._renew(profiles, {"new"}))
     assert told == ["renewed", {"new"}]  # `renew` replaces every child: once is enough

@@ -7,12 +7,12 @@ from datetime import timedelta
 import pytest
 from celery import Celery
 
-from capsule_tasks.settings import AppLaneSettings
+from capsule_tasks.settings import TaskChildSettings
 from capsule_tasks.taskpool.app_settings import lane_settings
 
 
 @pytest.fixture
-def told() -> AppLaneSettings:
+def told() -> TaskChildSettings:
     app = Celery("shop", set_as_current=False)
     app.config_from_object({"task_ignore_result": True})
     app.add_defaults({"added": 1, "both": "as a default"})
@@ -23,9 +23,9 @@ def told() -> AppLaneSettings:
     return lane_settings(app, "worker@host")
 
 
-def test_what_was_assigned_or_added_is_told(told: AppLaneSettings) -> None:
+def test_what_was_assigned_or_added_is_told(told: TaskChildSettings) -> None:
     assert told.conf == {"added": 1, "both": "assigned", "queues": ("a", "b")}
 
 
-def test_what_would_arrive_as_something_else_is_named_only(told: AppLaneSettings) -> None:
-    assert told.untold == ("colours", "expires", "owner")
+def test_what_would_arrive_as_something_else_is_named_only(told: TaskChildSettings) -> None:
+    assert told.unsendable == ("colours", "expires", "owner")

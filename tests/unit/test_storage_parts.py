@@ -208,7 +208,7 @@ def test_silence_leaves_it_open_only_after_sending(error: Exception, was_sent: b
 def test_the_marks_that_a_stream_is_trimmed_by_are_never_too_many(
     live: int, kept: int, mark: int
 ) -> None:
-    settings = ExecutionSettings(live_bytes=live, kept_bytes=kept)
+    settings = ExecutionSettings(live_bytes=live, retention_bytes=kept)
     limits = msgspec.msgpack.decode(attempt_details("late", "t", "w", "", -1, settings))[-1]
     assert limits.split()[:3] == [str(mark), str(live), str(kept)]
     assert live // mark <= 4096

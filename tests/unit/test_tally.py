@@ -58,7 +58,7 @@ def test_a_failure_is_told_once() -> None:
     tally.take(counter(set()))
     failed = Ended(outcome=Outcome.FAILED, type="ValueError", message="why")
     (told,) = tally.add([3], {"m3": failed})
-    assert (told.execution_id, told.why) == ("m3", "ValueError: why")
+    assert (told.execution_id, told.reason) == ("m3", "ValueError: why")
     again = GroupProgress({"failed": 2}, (("1-0", "m3", "why"), ("2-0", "m4", "too")), bits({3, 4}))
     assert [failure.execution_id for failure in tally.take(again)] == ["m4"]
     assert tally.counts == {"failed": 2}

@@ -24,7 +24,6 @@ from capsule_tasks.protocol.messages import (
     TaskCall,
 )
 from capsule_tasks.settings import (
-    AppLaneSettings,
     ChildSettings,
     DiagnosticSettings,
     ExecutorSettings,
@@ -32,6 +31,7 @@ from capsule_tasks.settings import (
     LimitSettings,
     OutputSettings,
     SandboxSettings,
+    TaskChildSettings,
 )
 
 PARTS = (Code, TaskCall, Frame, Stack, NamespaceEntry, Raised, Failure)
@@ -44,7 +44,7 @@ SECTIONS = (
     LimitSettings,
     DiagnosticSettings,
     SandboxSettings,
-    AppLaneSettings,
+    TaskChildSettings,
 )
 COMMON = ("id", "timestamp")
 

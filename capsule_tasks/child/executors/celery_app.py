@@ -29,7 +29,7 @@ from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.failures import Failure, Raised
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
 from capsule_tasks.protocol.values import NotCarried, sendable, to_wire
-from capsule_tasks.settings import AppLaneSettings
+from capsule_tasks.settings import TaskChildSettings
 
 if "celery" not in sys.modules:
     # Before Celery is imported: it decides by this how `@app.task` binds in a fresh interpreter.
@@ -58,7 +58,7 @@ def keep_app_for_forks(app: Any) -> None:
 
 
 def make_lane(
-    settings: AppLaneSettings,
+    settings: TaskChildSettings,
     registry: Registry,
     outbox: Outbox,
     endings: EndReporter,
@@ -89,7 +89,7 @@ def make_lane(
     return lane
 
 
-def _import_app(settings: AppLaneSettings) -> Any:
+def _import_app(settings: TaskChildSettings) -> Any:
     """The app of a fresh interpreter."""
     from celery.app.utils import find_app
 
@@ -104,7 +104,7 @@ def _import_app(settings: AppLaneSettings) -> Any:
     app.loader.import_default_modules()
     app.finalize()
     missing = [name for name in settings.tasks if name not in app.tasks]
-    if missing and not settings.is_renewed:
+    if missing and not settings.is_reloaded:
         raise AppNotUsable(
             f"these tasks are registered in the worker, but not after importing {settings.app!r} "
             f"and what `include` and `imports` name: {', '.join(missing)}"
@@ -112,7 +112,7 @@ def _import_app(settings: AppLaneSettings) -> Any:
     return app
 
 
-def _settle_in(app: Any, settings: AppLaneSettings, capture: Capture) -> None:
+def _settle_in(app: Any, settings: TaskChildSettings, capture: Capture) -> None:
     """Make this process a pool process of Celery, as its own pools do."""
     from billiard.process import current_process
     from billiard.util import _run_after_forkers, _run_finalizers
@@ -173,9 +173,9 @@ def _forget_worker_processes(process: Any) -> None:
     threading.main_thread().name = "MainThread"
 
 
-def _tell_missing(app: Any, settings: AppLaneSettings) -> None:
+def _tell_missing(app: Any, settings: TaskChildSettings) -> None:
     """Settings of the worker that this process should have and has not: a fork has them all."""
-    missing = [name for name in settings.untold if not app.conf.value_set_for(name)]
+    missing = [name for name in settings.unsendable if not app.conf.value_set_for(name)]
     if missing and not _inherited:
         log.warning(
             "these settings were made in the worker's code, are not made by importing %r, and have "
@@ -185,7 +185,7 @@ def _tell_missing(app: Any, settings: AppLaneSettings) -> None:
         )
 
 
-def _set_up_logging(app: Any, settings: AppLaneSettings, capture: Capture) -> None:
+def _set_up_logging(app: Any, settings: TaskChildSettings, capture: Capture) -> None:
     if _inherited:
         reopen_handlers()
         if "%i" not in (settings.log_file or "").lower():

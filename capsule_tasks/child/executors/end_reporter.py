@@ -108,10 +108,10 @@ class EndReporter:
             self.reply(cancel, interrupted=interrupted or execution.interrupted)
         return True
 
-    def refuse(self, execution: Execution, kind: ErrorKind, why: str) -> bool:
+    def refuse(self, execution: Execution, kind: ErrorKind, reason: str) -> bool:
         """End an execution that has not started."""
         type_ = "SessionBusy" if kind is ErrorKind.BUSY else _STOPPED
-        message = _reply_for(execution, plain_error(execution.id, kind, type_, why))
+        message = _reply_for(execution, plain_error(execution.id, kind, type_, reason))
         is_cancelled = kind is ErrorKind.CANCELLED
         return self.deliver(execution, message, Stage.WAITING, interrupted=is_cancelled)
 
@@ -124,8 +124,8 @@ class EndReporter:
             )
         )
 
-    def _failed(self, execution: Execution, kind: ErrorKind, type_: str, why: str) -> Message:
-        message = plain_error(execution.id, kind, type_, why)
+    def _failed(self, execution: Execution, kind: ErrorKind, type_: str, reason: str) -> Message:
+        message = plain_error(execution.id, kind, type_, reason)
         message.stdout_bytes = execution.sink.sent["stdout"]
         message.stderr_bytes = execution.sink.sent["stderr"]
         return _reply_for(execution, message)

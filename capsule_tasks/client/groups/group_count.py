@@ -21,7 +21,7 @@ class Failure:
     """A member that failed or was lost, and why."""
 
     execution_id: str
-    why: str
+    reason: str
 
 
 class GroupCount:

@@ -24,8 +24,8 @@ from capsule_tasks.errors import (
     ExecutionEnded,
     ExecutionUnknown,
     InternalError,
+    NoOpenQuestion,
     NoResult,
-    NotAsking,
 )
 from capsule_tasks.protocol.events import (
     AttemptEnded,
@@ -173,8 +173,9 @@ class Streaming:
     ) -> None:
         """Answer the question it asks: the one that is open, or the one that is named.
 
-        NotAsking if none is open; the first answer of several counts. One that was answered through
-        this object is not answered again, though the task may not have taken it yet.
+        Raises NoOpenQuestion if no question is open. Of several answers the first one counts. A
+        question that was answered through this object is not answered again, even if the task has
+        not taken the answer yet.
         """
         check_type("text", text, str)
         answered: set[str] = self.__dict__.setdefault("_answered", set())
@@ -182,11 +183,11 @@ class Streaming:
             open_ones = await self._open_questions()
             request_id = next((one for one in open_ones if one not in answered), None)
             if request_id is None:
-                raise NotAsking(self.id)
+                raise NoOpenQuestion(self.id)
         check_type("request_id", request_id, str)
         asked = await self._tell(RespondCommand(text=text, request_id=request_id, eof=eof))
         if asked != "asked":
-            raise NotAsking(self.id)
+            raise NoOpenQuestion(self.id)
         answered.add(request_id)
 
     def respond(self, text: str, *, request_id: str | None = None, eof: bool = False) -> None:

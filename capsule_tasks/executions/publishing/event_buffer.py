@@ -85,7 +85,7 @@ class Backlog:
         for stream, (lost_bytes, lost) in self._lost.items():
             self._encode(Gap(stream=stream, lost_bytes=lost_bytes, lost_messages=lost), events)
         self._lost.clear()
-        while self._items and len(events) < self._settings.batch:
+        while self._items and len(events) < self._settings.batch_max:
             item = self._items.popleft()
             has_stream_content = has_stream_content or not isinstance(item, Accepted)
             self._steps -= isinstance(item, Progress)
@@ -109,7 +109,7 @@ class Backlog:
 
     def _add_text(self, stream: Stream, parts: Iterable[str], size: int) -> None:
         last = self._items[-1] if self._items else None
-        most = self._settings.piece_bytes
+        most = self._settings.event_bytes_max
         if not isinstance(last, _Text) or last.stream != stream or last.size + size > most:
             last = _Text(stream)
             self._items.append(last)
@@ -131,7 +131,7 @@ class Backlog:
         events.append(encode_event(event, self.offset))
 
     def _encode_text(self, text: _Text, events: list[bytes]) -> None:
-        for data in _pieces("".join(text.parts), text.size, self._settings.piece_bytes):
+        for data in _pieces("".join(text.parts), text.size, self._settings.event_bytes_max):
             events.append(encode_event(_Piece(stream=text.stream, data=data), self.offset))
             self.offset += utf8_size(data)
 

@@ -169,18 +169,18 @@ class PoolPlan:
         if slot is not None:
             slot.is_unresponsive = True
 
-    def retire_when_idle(self, number: int, why: str) -> None:
+    def retire_when_idle(self, number: int, reason: str) -> None:
         """It takes nothing new from now on; a borrower keeps it until the release."""
         slot = self.slots.get(number)
         if slot is not None:
-            self._mark_retiring(slot, why)
+            self._mark_retiring(slot, reason)
 
-    def lost(self, number: int, why: str, now: float) -> bool:
+    def lost(self, number: int, reason: str, now: float) -> bool:
         """Its child died. Whether the pool counted on it: it was ready and not to leave anyway."""
         slot = self.slots.get(number)
         if slot is None or slot.stage is Stage.STARTING or not self._stays(slot):
             return False
-        self._mark_retiring(slot, why)
+        self._mark_retiring(slot, reason)
         if slot.stage is Stage.IDLE and not slot.uses:
             self.early_exits += 1
             if self.early_exits > EARLY_EXITS:
@@ -327,20 +327,20 @@ class PoolPlan:
         self.waiters.clear()
         return list(refused)
 
-    def _retire_all(self, why: str) -> list[Action]:
+    def _retire_all(self, reason: str) -> list[Action]:
         return [
-            self._retire(slot, why)
+            self._retire(slot, reason)
             for slot in list(self.slots.values())
             if slot.stage is not Stage.RETIRING
         ]
 
-    def _retire(self, slot: Slot, why: str) -> Action:
+    def _retire(self, slot: Slot, reason: str) -> Action:
         slot.stage = Stage.RETIRING
         self._available.pop(slot.number, None)
-        return Retire(slot.number, why)
+        return Retire(slot.number, reason)
 
-    def _mark_retiring(self, slot: Slot, why: str) -> None:
-        slot.retire_reason = slot.retire_reason or why
+    def _mark_retiring(self, slot: Slot, reason: str) -> None:
+        slot.retire_reason = slot.retire_reason or reason
         self._available.pop(slot.number, None)
 
     def _make_available(self, slot: Slot) -> None:

@@ -58,7 +58,7 @@ class SubPool:
     ) -> None:
         self._name = name
         self._on_new = on_new
-        self._stops_gracefully = profile.farewell == "ask"
+        self._stops_gracefully = profile.stop_mode == "graceful"
         self._config = _config(profile)
         self.plan = PoolPlan(profile.pool)
         """Whoever assigns work to sessions asks the plan; and `decide`s, if the slot is doomed."""
@@ -164,15 +164,15 @@ class SubPool:
         elif session is not None:
             self._check_memory(slot.number, session, resident_bytes(session.pid or 0))
 
-    def retire_when_idle(self, slot: Slot, why: str) -> None:
+    def retire_when_idle(self, slot: Slot, reason: str) -> None:
         """Assign nothing more to a session, and replace it."""
-        self.plan.retire_when_idle(slot.number, why)
+        self.plan.retire_when_idle(slot.number, reason)
         self.decide()
 
-    def replace_all(self, why: str) -> None:
+    def replace_all(self, reason: str) -> None:
         """Replace every session, once what it has is finished."""
         for number in list(self.plan.slots):
-            self.plan.retire_when_idle(number, why)
+            self.plan.retire_when_idle(number, reason)
         self.decide()
 
     # --- renewing and looking ------------------------------------------------------------------
@@ -265,10 +265,10 @@ class SubPool:
                 if not waiter.done():
                     waiter.set_exception(PoolUnavailable(self._name, why))
 
-    def _counted_as(self, why: str) -> str:
+    def _counted_as(self, reason: str) -> str:
         """What it is counted under: sessions may die for any number of different reasons."""
-        is_new = why not in self._retired
-        return _OTHER_REASONS if is_new and len(self._retired) >= _MAX_REASONS else why
+        is_new = reason not in self._retired
+        return _OTHER_REASONS if is_new and len(self._retired) >= _MAX_REASONS else reason
 
     async def _start(self, number: int) -> None:
         session = Session(self._config, spawner=self.spawner)

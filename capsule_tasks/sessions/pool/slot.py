@@ -57,7 +57,7 @@ class Retire:
     """End the slot's session."""
 
     slot: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Refuse:
     """Tell the waiter why there is no session for it."""
 
     waiter: int
-    why: str
+    reason: str
 
 
 Action = Assign | Start | Retire | Refuse

@@ -242,10 +242,10 @@ class Channel:
         else:
             self._end(reader, f"the child left a frame unfinished for {_HALF_FRAME_S} s")
 
-    def _end(self, reader: _Reader, why: str) -> None:
+    def _end(self, reader: _Reader, reason: str) -> None:
         reader.at_end = True
         self._loop.remove_reader(reader.sock)
-        self._loop.call_soon(self._lost, why)
+        self._loop.call_soon(self._lost, reason)
 
     def _dispatch(self) -> None:
         """Handle a share; while more is left, nothing is read that is not due."""

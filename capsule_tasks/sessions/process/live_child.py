@@ -55,7 +55,7 @@ _LOST_GRACE_S = 0.05
 class KillReason:
     """Why a child is being killed, and what that means for its executions."""
 
-    why: str
+    reason: str
     kind: ErrorKind
     target: str | None = None
     """The execution at fault; the others are lost with it."""
@@ -75,7 +75,7 @@ class KillReason:
         if len(self.ran) > _MAX_NAMED:
             ran += f" and {len(self.ran) - _MAX_NAMED} more"
         lost = "ended its child as asked" if self.is_asked else "lost its child"
-        return f"{lost}, which ran {ran}: {self.why}"
+        return f"{lost}, which ran {ran}: {self.reason}"
 
 
 class LiveChild:
@@ -104,8 +104,8 @@ class LiveChild:
         self.process = process
         self.router = Router(
             session_id,
-            config.routing.general_queue,
-            config.routing.general_bytes,
+            config.routing.session_queue,
+            config.routing.session_queue_bytes,
             config.routing.log_output,
             self.send_control,
             observe,
@@ -122,7 +122,7 @@ class LiveChild:
             self._deliver,
             self._on_broken,
             lambda: process.process_stats()[0] in ("T", "t"),
-            bulk_alone=config.child.app is not None,
+            bulk_alone=config.child.tasks is not None,
         )
         self._raw = (
             RawOutput(self._loop, process.wires.stdout, "stdout", self.router.on_raw),
@@ -207,7 +207,7 @@ class LiveChild:
 
     def kill(self, doom: KillReason) -> None:
         """Kill the child and its descendants; the first reason stands. `ended` follows."""
-        if self._doom is None or self._doom.why == doom.why:  # the same one, with the stack
+        if self._doom is None or self._doom.reason == doom.reason:  # the same one, with the stack
             self._doom = doom
         self.process.kill_family()
 
@@ -228,7 +228,7 @@ class LiveChild:
             why = f"the child {status}"
             doom = KillReason(why, ErrorKind.LOST, expected=False, is_asked=is_asked)
         elif doom.expected is False:
-            doom = dataclasses.replace(doom, why=f"{doom.why}; the child {status}")
+            doom = dataclasses.replace(doom, reason=f"{doom.reason}; the child {status}")
         self._finish(doom)
 
     def _finish(self, doom: KillReason) -> None:
@@ -249,7 +249,7 @@ class LiveChild:
             terminal = self._terminal_of(stream, doom)
             self._observe(terminal)
             self._end_stream(stream, terminal)
-        self.router.fail_replies(doom.why)
+        self.router.fail_replies(doom.reason)
         if not self.ready.done():
             self.ready.set_exception(self._start_failure(doom))
             self.ready.exception()  # retrieved: nobody may be waiting any more
@@ -259,7 +259,7 @@ class LiveChild:
 
     def _start_failure(self, doom: KillReason) -> SessionStartFailed:
         """Why there is no child, with what it wrote: an import that failed says which."""
-        failure = SessionStartFailed(doom.why)
+        failure = SessionStartFailed(doom.reason)
         said = "".join(m.data for m in self.router.session_messages if isinstance(m, Output))
         if said:
             failure.add_note(f"it wrote:\n{said[-_MAX_FINAL_OUTPUT:]}")
@@ -276,15 +276,15 @@ class LiveChild:
             return ending(execution_id, kind, type_, f"{message} (killed)", doom.stack)
         if doom.target is not None:
             kind = ErrorKind.LOST_WITH_NEIGHBOUR
-            return ending(execution_id, kind, "SessionLost", doom.why, doom.stack)
+            return ending(execution_id, kind, "SessionLost", doom.reason, doom.stack)
         type_ = NAMED_AFTER.get(doom.kind, "SessionLost")
-        return ending(execution_id, doom.kind, type_, doom.why, doom.stack)
+        return ending(execution_id, doom.kind, type_, doom.reason, doom.stack)
 
-    def _on_broken(self, why: str) -> None:
+    def _on_broken(self, reason: str) -> None:
         """A channel is of no use any more; usually the exit is already on its way."""
         if self._over or self._doom is not None:
             return
-        doom = KillReason(why, ErrorKind.LOST, expected=False)
+        doom = KillReason(reason, ErrorKind.LOST, expected=False)
         if self.process.exited.done():
             return
         self._loop.call_later(_LOST_GRACE_S, self._kill_if_alive, doom)

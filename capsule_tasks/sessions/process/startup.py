@@ -75,8 +75,8 @@ async def _end_of(stream: ExecutionStream) -> Terminal:
     return message
 
 
-async def _failure(child: LiveChild, timeouts: TimeoutSettings, why: str) -> SessionStartFailed:
+async def _failure(child: LiveChild, timeouts: TimeoutSettings, reason: str) -> SessionStartFailed:
     stack = await stack_dump.dump(child.process, timeouts.stack_s)
-    failure = SessionStartFailed(why)
+    failure = SessionStartFailed(reason)
     failure.add_note(f"its last stack:\n{stack or '(it gave none)'}")
     return failure

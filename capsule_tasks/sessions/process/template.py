@@ -1,7 +1,7 @@
 """The parent's side of a template: asks it for children, notices its end.
 
 A template serves one event loop. It is a spawner: while it lives, a child costs two forks; once it
-is gone, or if what it imported cannot be forked, `spawn` raises TemplateGone and the caller starts
+is gone, or if what it imported cannot be forked, `spawn` raises TemplateLost and the caller starts
 its children cold. The children do not depend on it: they belong to this process, a subreaper.
 """
 
@@ -24,7 +24,7 @@ from typing import NoReturn
 
 import msgspec
 
-from capsule_tasks.errors import TemplateGone
+from capsule_tasks.errors import TemplateLost
 from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
 from capsule_tasks.sessions.process.spawn import SOURCE_ROOT, ChildDescriptors, Spawned
 from capsule_tasks.settings import SessionConfig
@@ -114,7 +114,7 @@ class Template:
         return cls(ours, pid, "fork of the worker")
 
     async def load(self, timeout_s: float) -> None:
-        """Wait until it has imported everything; TemplateGone says why it cannot be forked."""
+        """Wait until it has imported everything; TemplateLost says why it cannot be forked."""
         loop = asyncio.get_running_loop()
         self.gone, self._loaded = loop.create_future(), loop.create_future()
         loop.add_reader(self._connection, self._on_readable)
@@ -123,7 +123,7 @@ class Template:
                 await self._loaded
         except TimeoutError:
             self._end(f"it had not imported everything after {timeout_s} s")
-            raise TemplateGone(self.name, f"not loaded within {timeout_s} s") from None
+            raise TemplateLost(self.name, f"not loaded within {timeout_s} s") from None
         except BaseException:
             self._end("its start was given up")
             raise
@@ -139,7 +139,7 @@ class Template:
 
     async def spawn(self, wires: ChildDescriptors, config: SessionConfig, marker: str) -> Spawned:
         if not self.is_usable:
-            raise TemplateGone(self.name, "it is not running")
+            raise TemplateLost(self.name, "it is not running")
         request = Fork(
             id=next(self._ids),
             marker=marker,
@@ -155,7 +155,7 @@ class Template:
             socket.send_fds(self._connection, [msgspec.msgpack.encode(request)], descriptors)
         except OSError as fault:
             self._answers.pop(request.id, None)
-            raise TemplateGone(self.name, f"it could not be asked: {fault}") from fault
+            raise TemplateLost(self.name, f"it could not be asked: {fault}") from fault
         try:
             pid = await asyncio.shield(answer)
         except asyncio.CancelledError:
@@ -183,7 +183,7 @@ class Template:
 
     def _on_loaded(self, news: Loaded, loaded: asyncio.Future[None]) -> None:
         if news.error:
-            loaded.set_exception(TemplateGone(self.name, news.error))
+            loaded.set_exception(TemplateLost(self.name, news.error))
         else:
             loaded.set_result(None)
 
@@ -194,11 +194,11 @@ class Template:
         if news.pid:
             self._children.add(news.pid)
         if news.error:
-            answer.set_exception(TemplateGone(self.name, news.error))
+            answer.set_exception(TemplateLost(self.name, news.error))
         else:
             answer.set_result(news.pid)
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         if self._connection.fileno() < 0:
             return
         with contextlib.suppress(RuntimeError):
@@ -207,10 +207,10 @@ class Template:
         self._kill()
         for waiting in (self._loaded, *self._answers.values()):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(TemplateGone(self.name, why))
+                waiting.set_exception(TemplateLost(self.name, reason))
         self._answers.clear()
         if self.gone is not None and not self.gone.done():
-            self.gone.set_result(why)
+            self.gone.set_result(reason)
 
     def _kill(self) -> None:
         """The template, and the copies of it that never became anybody's child.

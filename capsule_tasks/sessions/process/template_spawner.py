@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from capsule_tasks.errors import TemplateGone, reason_of
+from capsule_tasks.errors import TemplateLost, reason_of
 from capsule_tasks.sessions.process.spawn import ChildDescriptors, ColdSpawner, Spawned
 from capsule_tasks.sessions.process.template import Template
 from capsule_tasks.settings import Profile, SessionConfig
@@ -54,7 +54,7 @@ class TemplateSpawner:
         if template is not None and template.is_usable:
             try:
                 spawned = await template.spawn(wires, config, marker)
-            except TemplateGone as news:
+            except TemplateLost as news:
                 log.warning("%s; starting cold", news)
             else:
                 self.forks += 1
@@ -77,7 +77,7 @@ class TemplateSpawner:
         while True:
             try:
                 template = await self._load()
-            except (TemplateGone, OSError) as news:
+            except (TemplateLost, OSError) as news:
                 self.last_error = reason_of(news)
                 log.warning(
                     "no template: %s; the next attempt is in %.1f s", self.last_error, delay_s

@@ -276,7 +276,7 @@ class ExecutionCore:
         call = execution_control.call(
             self.keys_of(execution_id),
             command=command_id or new_operation(),
-            keep_ms=_ms(self.settings.control_s),
+            keep_ms=_ms(self.settings.control_ttl_s),
             bells=self._bells,
             execution=execution_id,
             data=encode_command(command),
@@ -331,8 +331,8 @@ class ExecutionCore:
             parts += [entry.execution_id, attempt, msgspec.json.encode(record)]
         call = recent_note.call(
             self._recent,
-            most=settings.recent,
-            keep_ms=_ms(settings.recent_s),
+            most=settings.recent_max,
+            keep_ms=_ms(settings.recent_ttl_s),
             channel=self._recent.channel,
             notes=parts,
         )
@@ -382,7 +382,7 @@ class ExecutionCore:
             parts += [index, outcome, said]
         call = group_note.call(
             keys,
-            keep_ms=_ms(settings.group_s),
+            keep_ms=_ms(settings.group_ttl_s),
             most=settings.group_failures,
             channel=keys.channel,
             members=parts,
@@ -421,9 +421,9 @@ def attempt_details(
 @lru_cache(maxsize=1000)
 def _limits(kept: ExecutionSettings) -> bytes:
     """As the scripts take them."""
-    mark_bytes = max(1, kept.kept_bytes // _MARKS, kept.live_bytes // _MOST_MARKS)
-    numbers = (mark_bytes, kept.live_bytes, kept.kept_bytes)
-    times = (_ms(kept.age_s), _ms(kept.kept_s), _ms(kept.quiet_s))
+    mark_bytes = max(1, kept.retention_bytes // _MARKS, kept.live_bytes // _MOST_MARKS)
+    numbers = (mark_bytes, kept.live_bytes, kept.retention_bytes)
+    times = (_ms(kept.unfinished_ttl_s), _ms(kept.retention_s), _ms(kept.silent_retention_s))
     return " ".join(map(str, (*numbers, *times))).encode()
 
 

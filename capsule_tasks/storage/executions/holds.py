@@ -55,7 +55,7 @@ class HoldCore:
     def __init__(self, settings: ExecutionSettings) -> None:
         self._prefix = settings.prefix
         self._retry = settings.retry
-        self._keep_ms = int(settings.held_s * 1000)
+        self._keep_ms = int(settings.hold_ttl_s * 1000)
 
     def hold(
         self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]

@@ -142,9 +142,9 @@ class StepCore:
         """Say that the step was not made, so that it may be begun again."""
         yield from self._end(begun, "undone", b"")
 
-    def fail(self, begun: Begun, why: str) -> Operation[None]:
+    def fail(self, begun: Begun, reason: str) -> Operation[None]:
         """Say that the step failed midway, so that nobody knows whether it was made."""
-        yield from self._end(begun, "failed", sendable(why)[:500].encode())
+        yield from self._end(begun, "failed", sendable(reason)[:500].encode())
 
     def _end(self, begun: Begun, outcome: Outcome, value: bytes) -> Operation[Reply]:
         return perform(self._end_call(begun, outcome, value), self._settings.retry)

@@ -15,7 +15,7 @@
 --         {FORGOTTEN} a repeat that the memory does not reach back to
 --         {LOST} an operation whose step was taken back since
 --         {FINISHED, output} a step that was made
---         {UNCERTAIN, started ms, why} one that was begun, and nobody knows more
+--         {UNCERTAIN, started ms, reason} one that was begun, and nobody knows more
 --         {CHANGED} one that was begun with something else
 -- USES once
 
@@ -34,7 +34,7 @@ end
 if known and known.print ~= print then return {CHANGED} end
 local output = redis.call('HGET', steps_key, 'out:' .. step)
 if output then return {FINISHED, output} end
-if known and not retry then return {UNCERTAIN, known.at, known.why or ''} end
+if known and not retry then return {UNCERTAIN, known.at, known.reason or ''} end
 
 local entry = {operation = operation, print = print, at = math.floor(now_us / 1000)}
 redis.call('HSET', steps_key, 'step:' .. step, cmsgpack.pack(entry))

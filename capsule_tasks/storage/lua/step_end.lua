@@ -34,7 +34,7 @@ if outcome == 'output' then
 elseif outcome == 'undone' and is_mine then
   redis.call('HDEL', steps_key, 'step:' .. step)
 elseif outcome == 'failed' and is_mine then
-  known.why = value
+  known.reason = value
   redis.call('HSET', steps_key, 'step:' .. step, cmsgpack.pack(known))
 end
 remember(batches_key, operation, 'ended', memory)

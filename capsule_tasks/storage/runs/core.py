@@ -17,8 +17,8 @@ from capsule_tasks.errors import (
     InvalidSetting,
     LeaseLost,
     LeaseMissing,
+    RunClaimed,
     RunExists,
-    RunHeld,
     RunTooLarge,
     StorageError,
 )
@@ -222,7 +222,7 @@ class RunCore:
         """Take a run that is queued, or whose owner's lease has lapsed; exactly one owner gets it.
 
         `readable` are the schema versions that the caller reads (none: all). A run of another one
-        is left as it is, and UnreadableSchema says what is readable. Raises RunHeld, RunWaits,
+        is left as it is, and UnreadableSchema says what is readable. Raises RunClaimed, RunParked,
         RunEnded; and LeaseMissing or LeaseLost for a claimer without a lease on this Redis, as any
         other worker could take the run from it at once.
         """
@@ -250,7 +250,7 @@ class RunCore:
                 raise refusal(run_id, reply, tuple(readable))
             owner, token = reply[1].decode(), int(reply[2])
             if not owner or (yield from self._lease_left_s(owner)):
-                raise RunHeld(run_id, owner)
+                raise RunClaimed(run_id, owner)
             steal = token
 
     def commit(
@@ -271,8 +271,8 @@ class RunCore:
 
         Both or neither, and the same turn twice is once. `asks` are all calls that wait now.
         `history` is the session's own, whose codec, limits and time to live hold for the items;
-        without it they are stored as a history without settings stores them. Raises RunLost for an
-        owner whose claim is over.
+        without it they are stored as a history without settings stores them. Raises RunClaimLost
+        if the owner has lost its claim on the run.
         """
         check_claim(claim)
         self._check_commit(snapshot, turn, status, asks)
@@ -337,7 +337,10 @@ class RunCore:
         return Committed(after, status_of(reply[2]))
 
     def release(self, claim: Claim, *, operation: str | None = None) -> Operation[Status]:
-        """Hand a run back as it was last committed; raises RunLost if it is not the owner's."""
+        """Release a run as it was last committed.
+
+        Raises RunClaimLost if the owner has lost its claim on the run.
+        """
         check_claim(claim)
         keys = self.places.keys(claim.session_id, claim.run_id)
         call = run_release.call(

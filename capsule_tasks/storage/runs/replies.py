@@ -10,12 +10,12 @@ import msgspec
 from capsule_tasks.errors import (
     CallChanged,
     CallNotApproved,
+    RunClaimed,
+    RunClaimLost,
     RunConflict,
     RunEnded,
-    RunHeld,
-    RunLost,
     RunNotFound,
-    RunWaits,
+    RunParked,
     UnknownCall,
     UnreadableSchema,
 )
@@ -39,7 +39,7 @@ def refusal(run_id: str, reply: Reply, readable: tuple[str, ...] = ()) -> Except
         case Code.MISSING:
             return RunNotFound(run_id)
         case Code.WAITING if not detail:
-            return RunWaits(run_id, int(reply[1]))
+            return RunParked(run_id, int(reply[1]))
         case Code.UNREADABLE:
             return UnreadableSchema(detail, readable)
         case Code.CONFLICT:
@@ -52,8 +52,8 @@ def refusal(run_id: str, reply: Reply, readable: tuple[str, ...] = ()) -> Except
 
 _ABOUT_RUN: dict[int, Callable[[str, str], Exception]] = {
     Code.ENDED: RunEnded,
-    Code.HELD: RunHeld,
-    Code.STALE: RunLost,
+    Code.HELD: RunClaimed,
+    Code.STALE: RunClaimLost,
 }
 _ABOUT_CALL: dict[int, Callable[[str], Exception]] = {
     Code.WAITING: CallNotApproved,

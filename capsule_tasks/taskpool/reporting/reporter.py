@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 
-from capsule_tasks.errors import LostTooOften, TaskNotCarried
+from capsule_tasks.errors import TaskNotCarried, TooManyLosses
 from capsule_tasks.executions.ends import End, EndKind
 from capsule_tasks.executions.execution import UNREPORTED, Execution
 from capsule_tasks.executions.origin import Origin
@@ -172,8 +172,8 @@ class TaskReporter:
                     self._timeout_callback(soft=False, timeout=hard_limit_s)
             case EndKind.LOST:
                 self.fail(WorkerLostError(end.message))
-            case EndKind.LOST_TOO_OFTEN:
-                error = LostTooOften(end.message)
+            case EndKind.TOO_MANY_LOSSES:
+                error = TooManyLosses(end.message)
                 error.task_id, error.losses = call.task_id, end.losses
                 self.fail(error)
             case EndKind.NOT_CARRIED:

@@ -196,11 +196,11 @@ class PoolRequest:
         except (AttributeError, TypeError, ValueError):
             return False
 
-    def _tell_as_stored(self: Any, stored: dict[str, Any], why: object) -> None:
+    def _tell_as_stored(self: Any, stored: dict[str, Any], reason: object) -> None:
         """The task has ended, whatever became of its process: settle its message accordingly."""
         self._has_told = True
         has_succeeded = stored["status"] == states.SUCCESS
-        log.info("%s[%s] has ended as %s before: %s", self.name, self.id, stored["status"], why)
+        log.info("%s[%s] has ended as %s before: %s", self.name, self.id, stored["status"], reason)
         task_ready(self, successful=has_succeeded)
         self._return_chord_part(stored)
         if self.task.acks_late and not (has_succeeded or self.task.acks_on_failure):

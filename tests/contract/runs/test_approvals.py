@@ -15,7 +15,7 @@ from capsule_tasks.errors import (
     InvalidSetting,
     MayNotDecide,
     RunExists,
-    RunWaits,
+    RunParked,
     UnknownCall,
 )
 from capsule_tasks.settings import RunSettings
@@ -40,7 +40,7 @@ async def test_a_decision_needs_the_run_and_the_call_and_wakes_the_run_once(
 ) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask("c1"), ask("c2"))
-    with pytest.raises(RunWaits) as waits:
+    with pytest.raises(RunParked) as waits:
         await runs.claim("run-1", "w1")
     assert waits.value.calls == 2
     first = await subject.runs().approvals.approve("run-1", "c1", by="ann")

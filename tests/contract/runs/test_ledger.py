@@ -9,7 +9,7 @@ import pytest
 from capsule_tasks.errors import (
     CallChanged,
     CallNotApproved,
-    RunLost,
+    RunClaimLost,
     UnknownCall,
 )
 from capsule_tasks.storage.keys import RunKeys
@@ -121,7 +121,7 @@ async def test_a_former_owner_says_nothing_of_a_call_that_was_started_anew(
     runs = subject.runs()
     former, owner = await inherited(subject, runs)
     await runs.start_calls(owner, [PlannedCall("c1", PRINT, retry=True)])
-    with pytest.raises(RunLost, match="is running now"):
+    with pytest.raises(RunClaimLost, match="is running now"):
         await runs.finish_calls(former, {"c1": b"late"})
     await runs.finish_calls(owner, {"c1": b"made anew"})
 
@@ -132,7 +132,7 @@ async def test_an_owner_that_parked_the_run_says_nothing_of_calls_it_did_not_sta
     runs = subject.runs()
     former, owner = await inherited(subject, runs)
     await runs.commit(owner, b"x", turn=1, status="interrupted", asks=[ask("c2")])
-    with pytest.raises(RunLost, match="is interrupted now"):
+    with pytest.raises(RunClaimLost, match="is interrupted now"):
         await runs.finish_calls(owner, {"c1": b"a guess"})
     await runs.finish_calls(former, {"c1": b"it was made"})
 

@@ -12,14 +12,14 @@ from capsule_tasks.errors import (
     InvalidSetting,
     ItemNotStorable,
     ItemTooLarge,
-    LeaseHeld,
     LeaseLost,
     LeaseMissing,
+    LeaseTaken,
+    RunClaimed,
+    RunClaimLost,
     RunConflict,
     RunEnded,
     RunExists,
-    RunHeld,
-    RunLost,
     RunNotFound,
     RunTooLarge,
     UnreadableSchema,
@@ -119,11 +119,11 @@ async def test_of_many_claims_at_once_one_wins(subject: Subject) -> None:
         await subject.worker(f"w{number}")
     claims = [runs.claim("run-1", f"w{number}") for number in range(8)]
     outcomes = await asyncio.gather(*claims, return_exceptions=True)
-    held = [each for each in outcomes if isinstance(each, RunHeld)]
+    held = [each for each in outcomes if isinstance(each, RunClaimed)]
     assert len(held) == 7
     owner = (await runs.read("run-1")).owner
     assert {each.owner for each in held} == {owner}
-    with pytest.raises(RunHeld):
+    with pytest.raises(RunClaimed):
         await runs.claim("run-1", owner)
 
 
@@ -146,7 +146,7 @@ async def test_a_lapsed_lease_gives_the_run_to_another_and_fences_the_first(
         runs.release(first),
         runs.start_calls(first, [PlannedCall("c2", PRINT)]),
     ):
-        with pytest.raises(RunLost):
+        with pytest.raises(RunClaimLost):
             await stale
     assert (await runs.read("run-1")).snapshot == b"start"
     assert await subject.items() == []
@@ -175,7 +175,7 @@ async def test_a_lease_that_is_held_is_acquired_once(subject: Subject) -> None:
     lease = await subject.worker("w1")
     await lease.acquire()
     await lease.renew()
-    with pytest.raises(LeaseHeld, match="'w1' is held by another worker"):
+    with pytest.raises(LeaseTaken, match="'w1' is held by another worker"):
         await subject.worker("w1")
     await lease.renew()
     await lease.release()

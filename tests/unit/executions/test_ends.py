@@ -151,7 +151,7 @@ def test_the_tracer_says_what_became_of_the_task(end: End, outcome: Outcome) -> 
 TERMINATED = End(EndKind.TERMINATED, signum=TERM)
 OVER_LIMIT = End(EndKind.OVER_LIMIT, str(TimeLimitExceeded(3.0)))
 LOST = End(EndKind.LOST, "Worker exited prematurely: exitcode 1.")
-TOO_OFTEN = End(EndKind.LOST_TOO_OFTEN, "five")
+TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ PROMISED = Origin(
             TERMINATED,
             Ended(outcome=Outcome.CANCELLED, type="Terminated", message="it was cancelled"),
         ),
-        (TOO_OFTEN, Ended(outcome=Outcome.FAILED, type="LostTooOften", message="five")),
+        (TOO_OFTEN, Ended(outcome=Outcome.FAILED, type="TooManyLosses", message="five")),
         (
             End(EndKind.DISCARDED, "revoked"),
             Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message="revoked"),

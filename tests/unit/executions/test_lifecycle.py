@@ -256,7 +256,7 @@ def test_a_redelivered_message_is_judged_and_its_stale_owner_is_heard_no_more() 
 
 def test_a_message_that_cost_too_many_processes_ends_before_it_begins() -> None:
     life = life_of(origin(acks_late=True, is_redelivered=True), NO_STREAM)
-    end = End(EndKind.LOST_TOO_OFTEN, "it has cost 5 processes")
+    end = End(EndKind.TOO_MANY_LOSSES, "it has cost 5 processes")
     assert life.handle(on.LossJudged(end)) == [
         do.CancelTimers(),
         do.ReportEnd(end, frees_slot=True),
@@ -466,8 +466,8 @@ def test_a_lost_child_is_asked_nothing_while_its_loss_is_judged() -> None:
 
 def test_a_lost_child_that_is_one_too_many_ends_the_execution() -> None:
     life = claimed(COMES_AGAIN, DIES)
-    end = End(EndKind.LOST_TOO_OFTEN, "it has cost 5 processes")
-    event = Ended(outcome=Outcome.FAILED, type="LostTooOften", message=end.message)
+    end = End(EndKind.TOO_MANY_LOSSES, "it has cost 5 processes")
+    event = Ended(outcome=Outcome.FAILED, type="TooManyLosses", message=end.message)
     assert do.PublishEnd(event) in life.handle(on.LossJudged(end))
 
 
@@ -624,7 +624,7 @@ def test_a_worker_that_stops_leaves_no_trace_of_what_has_not_begun() -> None:
 
 # --- the tables --------------------------------------------------------------------------------
 
-_TOLD = End(EndKind.LOST_TOO_OFTEN, "")
+_TOLD = End(EndKind.TOO_MANY_LOSSES, "")
 AGAIN = origin(acks_late=True, is_redelivered=True)
 RETRIED = origin(acks_late=True, is_retry=True)
 WAY_TO: dict[tuple[object, object], tuple[Origin, list[Event]]] = {

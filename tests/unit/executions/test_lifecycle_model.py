@@ -68,7 +68,7 @@ COMMANDS: list[Command] = [
     StackCommand(request_id="s"),
 ]
 SELDOM = st.sampled_from([False] * 7 + [True])
-TOO_OFTEN = End(EndKind.LOST_TOO_OFTEN, "five processes")
+TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five processes")
 
 
 @st.composite
@@ -310,12 +310,12 @@ class World:
         else:
             self.send_next()
 
-    def refuse(self, why: Refusal) -> None:
+    def refuse(self, reason: Refusal) -> None:
         call, self.call = self.call, None
         assert call is not None
         if not self.is_closed:
             is_append = call.kind == "append"
-            self.feed(on.AppendRefused() if is_append else on.ClaimRefused(why))
+            self.feed(on.AppendRefused() if is_append else on.ClaimRefused(reason))
 
     def settle(self) -> None:
         asked = [] if self.is_closed else list(self.questions.values())

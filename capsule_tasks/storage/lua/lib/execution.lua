@@ -27,11 +27,11 @@ local function load_execution(meta_key, limits)
   meta.high = tonumber(meta.high or 0)
   meta.quiet = meta.quiet or ''
   if limits then
-    local mark_bytes, live_bytes, kept_bytes
-    mark_bytes, live_bytes, kept_bytes, meta.age_ms, meta.kept_ms, meta.quiet_ms =
-      limits:match('^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+    local mark_bytes, live_bytes, retention_bytes
+    mark_bytes, live_bytes, retention_bytes, meta.unfinished_ttl_ms, meta.retention_ms,
+      meta.silent_retention_ms = limits:match('^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
     meta.mark_bytes, meta.live_bytes = tonumber(mark_bytes), tonumber(live_bytes)
-    meta.kept_bytes = tonumber(kept_bytes)
+    meta.retention_bytes = tonumber(retention_bytes)
   end
   return meta
 end
@@ -148,12 +148,15 @@ local function close(meta_key, events_key, control_key, meta, state, outcome)
   if state == 'ended' then change(meta, 'outcome', outcome, 'over', meta.now_ms) end
   redis.call('HSET', meta_key, unpack(meta.changes))
   if state ~= '' and meta.owner then redis.call('HDEL', meta_key, 'owner') end
-  trim(meta_key, events_key, meta, state == 'ended' and meta.kept_bytes or meta.live_bytes)
-  local keep_ms = meta.age_ms
-  if state == 'ended' then keep_ms = meta.loud == '1' and meta.kept_ms or meta.quiet_ms end
-  redis.call('PEXPIRE', meta_key, keep_ms)
-  if meta.loud then redis.call('PEXPIRE', events_key, keep_ms) end
-  redis.call('PEXPIRE', control_key, state == 'ended' and meta.quiet_ms or meta.age_ms)
+  trim(meta_key, events_key, meta, state == 'ended' and meta.retention_bytes or meta.live_bytes)
+  local ttl_ms, control_ttl_ms = meta.unfinished_ttl_ms, meta.unfinished_ttl_ms
+  if state == 'ended' then
+    control_ttl_ms = meta.silent_retention_ms
+    ttl_ms = meta.loud == '1' and meta.retention_ms or meta.silent_retention_ms
+  end
+  redis.call('PEXPIRE', meta_key, ttl_ms)
+  if meta.loud then redis.call('PEXPIRE', events_key, ttl_ms) end
+  redis.call('PEXPIRE', control_key, control_ttl_ms)
 end
 
 local function control_entries(control_key, after)

@@ -73,7 +73,7 @@ def test_a_session_given_back_unused_is_still_fresh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "wear", "why"),
+    ("changes", "wear", "reason"),
     [
         ({"max_uses": 1}, "use", "it was used 1 times or more"),
         ({"max_age_s": 5.0}, "age", "it is older than 5.0 s"),

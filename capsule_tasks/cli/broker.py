@@ -14,7 +14,7 @@ from capsule_tasks.taskpool.stock_redis.visibility import protect_other_workers
 @contextlib.contextmanager
 def connected(app: Any) -> Iterator[Any]:
     """A connection to the broker; OperationalError, at once, if it cannot be reached."""
-    with _connection(app) as connection, _faults_told(connection):
+    with _connection(app) as connection, translated_faults(connection):
         _connect(connection)
         yield connection
 
@@ -36,7 +36,7 @@ class Queues:
         if self._connection is None:
             self._connection = _connection(self._app)
         try:
-            with _faults_told(self._connection):
+            with translated_faults(self._connection):
                 _connect(self._connection)
                 return {name: _length(self._connection, name) for name in self.names}
         except OperationalError:
@@ -64,7 +64,7 @@ def _connect(connection: Any) -> None:
 
 
 @contextlib.contextmanager
-def _faults_told(connection: Any) -> Iterator[None]:
+def translated_faults(connection: Any) -> Iterator[None]:
     try:
         yield
     except (*connection.connection_errors, OSError, OperationalError) as error:

@@ -25,7 +25,7 @@ from capsule_tasks.client import Event, Execution, GroupExecution
 from capsule_tasks.client.cancelling import cancel_all
 from capsule_tasks.client.groups.group import saved_group, saved_groups
 from capsule_tasks.client.redis_location import redis_url
-from capsule_tasks.client.watching.watch_thread import hub
+from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import CapsuleError, StorageNotReady, StorageUnavailable
 from capsule_tasks.storage.executions.types import RecentEntry
 
@@ -164,9 +164,9 @@ def cancel(
     app = app_of(ctx)
     groups = saved_groups(app, execution_ids)
     single = [one for one in execution_ids if one not in groups]
-    answers: dict[str, Any] = dict(hub.call(cancel_all(app, single, grace_s)))
+    answers: dict[str, Any] = dict(watch_thread.call(cancel_all(app, single, grace_s)))
     waiting = [one for one in single if answers[one] == "waiting"]
-    unknown = hub.call(_unknown(app, waiting)) if waiting else []
+    unknown = watch_thread.call(_unknown(app, waiting)) if waiting else []
     for one, group in groups.items():
         answers[one] = GroupExecution.of(group).cancel(grace_s)
     for one in dict.fromkeys(execution_ids):
@@ -186,7 +186,7 @@ async def _unknown(app: Any, ids: list[str]) -> list[str]:
     """Those that have no stream; the others wait for their next attempt."""
     if redis_url(app) is None:
         return []
-    states = await (await hub.tower(app)).states(ids)
+    states = await (await watch_thread.watcher(app)).states(ids)
     return [one for one, state in states.items() if state == "unknown"]
 
 
@@ -312,7 +312,7 @@ def ps(
         with contextlib.closing(_queues(app, queues)) as waiting:
             _show({} if task else waiting.lengths(), [], as_json=as_json)
         return
-    entries = hub.call(_recent(app, state, task, since_s, limit))
+    entries = watch_thread.call(_recent(app, state, task, since_s, limit))
     lengths = {} if task or state else _lengths_or_why(app, queues)
     _show(lengths, entries, as_json=as_json)
 
@@ -326,23 +326,23 @@ def top(ctx: click.Context, limit: int, queues: str, as_json: bool) -> None:
     """A live table of recent executions and queues; when piped, one table."""
     app = app_of(ctx)
     if as_json or not sys.stdout.isatty():
-        entries = hub.call(_recent(app, None, None, None, limit))
+        entries = watch_thread.call(_recent(app, None, None, None, limit))
         _show(_lengths_or_why(app, queues), entries, as_json=as_json)
         return
     try:
-        hub.call(_live(app, limit, queues))
+        watch_thread.call(_live(app, limit, queues))
     except KeyboardInterrupt:
         click.echo()
 
 
 async def _live(app: Any, limit: int, queues: str) -> None:
-    tower = await hub.tower(app)
+    watcher = await watch_thread.watcher(app)
     waiting = _queues(app, queues)
     changed = asyncio.Event()
-    await tower.bells.listen(tower.store.core.recent_channel, lambda _: changed.set())
+    await watcher.bells.listen(watcher.store.core.recent_channel, lambda _: changed.set())
     while True:
         changed.clear()
-        entries = await tower.store.list_recent(limit=limit)
+        entries = await watcher.store.list_recent(limit=limit)
         lengths, why = await asyncio.to_thread(_known_lengths, waiting)
         told = [views.queued_line(lengths), *why, views.table(entries)]
         click.echo(_CLEAR + "\n".join(told))
@@ -363,11 +363,11 @@ async def _or_after(changed: asyncio.Event, seconds: float) -> None:
 async def _recent(
     app: Any, state: str | None, task: str | None, since_s: float | None, limit: int
 ) -> list[RecentEntry]:
-    tower = await hub.tower(app)
+    watcher = await watch_thread.watcher(app)
     since = None
     if since_s is not None:
         since = time.time() - since_s
-    return await tower.store.list_recent(state=state, task=task, since=since, limit=limit)
+    return await watcher.store.list_recent(state=state, task=task, since=since, limit=limit)
 
 
 def _queues(app: Any, queues: str) -> Queues:

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.client.requested_by import requested_by
-from capsule_tasks.client.revokes import keep_revoked
+from capsule_tasks.client.revokes import store_revokes
 from capsule_tasks.client.watching.results import stored_ends
-from capsule_tasks.client.watching.watch_thread import hub
+from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.client.watching.watcher import (
     MAX_OUTAGE_S,
     ExecutionWatcher,
     end_from_index,
-    in_parts,
+    in_batches,
 )
 from capsule_tasks.errors import reason_of
 from capsule_tasks.protocol.events import CancelCommand, Ended
@@ -42,29 +42,29 @@ async def cancel_all(app: Any, ids: Iterable[str], grace_s: float | None) -> dic
     if redis_url(app) is None:
         asked: dict[str, Asked] = dict.fromkeys(wanted, "waiting")
     else:
-        tower = await hub.tower(app)
-        states = await tower.tell_all(
+        watcher = await watch_thread.watcher(app)
+        states = await watcher.send_command_to_all(
             wanted, CancelCommand(grace_s=grace_s, requested_by=requested_by())
         )
-        asked = await cancel_answer(app, tower, states)
+        asked = await cancel_answer(app, watcher, states)
     for one, how in asked.items():
         if how == "over":
             log.info("execution %s is over: cancel is ignored", one)
     waiting = [one for one, how in asked.items() if how == "waiting"]
-    for some in in_parts(waiting):
+    for some in in_batches(waiting):
         await asyncio.to_thread(_revoke, app, some)
     return asked
 
 
 async def cancel_answer(
-    app: Any, tower: ExecutionWatcher, states: dict[str, State]
+    app: Any, watcher: ExecutionWatcher, states: dict[str, State]
 ) -> dict[str, Asked]:
     """What telling executions has come to, from how they stand."""
     unknown = [one for one, state in states.items() if state == "unknown"]
     over = {one for one, state in states.items() if state == "ended"}
     try:
         async with asyncio.timeout(MAX_OUTAGE_S):
-            over |= (await ended_without_stream(app, tower, unknown)).keys()
+            over |= (await ended_without_stream(app, watcher, unknown)).keys()
     except Exception as fault:  # noqa: BLE001  any backend, any error: the revoke must follow
         log.warning(
             "cannot find out whether executions are over (%s), take them to be waiting: %s",
@@ -78,14 +78,14 @@ async def cancel_answer(
 
 
 async def ended_without_stream(
-    app: Any, tower: ExecutionWatcher, ids: Sequence[str]
+    app: Any, watcher: ExecutionWatcher, ids: Sequence[str]
 ) -> dict[str, Ended]:
     """The ends that the result backend knows, or else the index of recent executions."""
     ends: dict[str, Ended] = {}
-    for some in in_parts(ids):
+    for some in in_batches(ids):
         ends |= await asyncio.to_thread(stored_ends, app, some)
         rest = [one for one in some if one not in ends]
-        for one, entry in (await tower.store.find_recent(rest)).items():
+        for one, entry in (await watcher.store.find_recent(rest)).items():
             if (ended := end_from_index(entry)) is not None:
                 ends[one] = ended
     return ends
@@ -93,7 +93,7 @@ async def ended_without_stream(
 
 def _revoke(app: Any, ids: Sequence[str]) -> None:
     """Have Celery end them: they wait, or another pool has them, which knows of no stream."""
-    keep_revoked(app, *ids)
+    store_revokes(app, *ids)
     app.control.revoke(list(ids), terminate=True, signal="SIGTERM")
 
 

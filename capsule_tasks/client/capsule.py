@@ -11,7 +11,7 @@ from celery.utils.imports import symbol_by_name
 
 from capsule_tasks.client.cancelling import Asked, cancel_all
 from capsule_tasks.client.task import Task, mixed
-from capsule_tasks.client.watching.watch_thread import hub
+from capsule_tasks.client.watching.watch_thread import watch_thread
 
 log = logging.getLogger("capsule_tasks.client")
 
@@ -56,7 +56,7 @@ class Capsule:
 
     def cancel(self, ids: str | Iterable[str], grace_s: float | None = None) -> dict[str, Asked]:
         """As `acancel`, for callers that block."""
-        return hub.call(self.acancel(ids, grace_s))
+        return watch_thread.call(self.acancel(ids, grace_s))
 
     def _mix_into_class(self) -> None:
         self.app.task_cls = mixed(symbol_by_name(self.app.task_cls))

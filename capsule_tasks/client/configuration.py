@@ -12,7 +12,7 @@ from capsule_tasks.settings import ExecutionSettings
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def kept_settings(app: Any) -> ExecutionSettings:
+def retention_settings(app: Any) -> ExecutionSettings:
     """How long, and how much of, what the app's executions say is kept."""
     kept = dict(app.conf.get("capsule_retention") or {})
     kept.setdefault("prefix", app.conf.get("capsule_prefix") or "capsule")

@@ -8,8 +8,8 @@ from typing import Any, Self
 from celery.result import AsyncResult, EagerResult
 
 from capsule_tasks.client.cancelling import Asked, check_grace, check_type
-from capsule_tasks.client.revokes import keep_revoked
-from capsule_tasks.client.watching.results import end_from_result_meta
+from capsule_tasks.client.revokes import store_revokes
+from capsule_tasks.client.watching.results import end_from_meta
 from capsule_tasks.client.watching.streaming import Snapshot, Streaming, check_limit
 from capsule_tasks.errors import InvalidId
 from capsule_tasks.protocol.events import Command, Ended
@@ -38,7 +38,7 @@ class Execution(Streaming, AsyncResult):
 
     def revoke(self, *args: Any, **options: Any) -> None:
         """As Celery's; and known to workers that are not there to hear it."""
-        keep_revoked(self.app, self.id)
+        store_revokes(self.app, self.id)
         super().revoke(*args, **options)
 
 
@@ -90,6 +90,6 @@ class EagerExecution(EagerResult, Execution):
         return "over"
 
     def _ended(self) -> Ended | None:
-        return end_from_result_meta(
+        return end_from_meta(
             {"status": self.state, "result": self.result, "traceback": self.traceback}
         )

@@ -76,7 +76,7 @@ def needed_redis_url() -> str:
 
 def redis_of_backend(app: Any) -> str | None:
     """The Redis in which Celery stores results; None if that is none."""
-    return _respelled(_first(app.conf.result_backend), app.conf.redis_backend_use_ssl)
+    return _translate_url(_first(app.conf.result_backend), app.conf.redis_backend_use_ssl)
 
 
 def redis_of_broker(app: Any) -> str | None:
@@ -86,7 +86,7 @@ def redis_of_broker(app: Any) -> str | None:
         tls = None  # of the two, kombu takes what the URL says
     elif not tls and url.startswith("rediss://"):
         tls = {"ssl_cert_reqs": ssl.CERT_NONE}
-    return _respelled(url, tls)
+    return _translate_url(url, tls)
 
 
 def _first(urls: Any) -> str:
@@ -94,7 +94,7 @@ def _first(urls: Any) -> str:
     return str((urls[0] if isinstance(urls, (list, tuple)) else urls) or "").split(";")[0]
 
 
-def _respelled(url: str, tls: Any) -> str | None:
+def _translate_url(url: str, tls: Any) -> str | None:
     """A URL of Celery's, with its settings for TLS, as this package spells it; None if no Redis."""
     place, _, query = url.partition("?")
     scheme, _, rest = place.partition("://")

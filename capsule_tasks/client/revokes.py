@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from capsule_tasks.client.configuration import kept_settings
+from capsule_tasks.client.configuration import retention_settings
 from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.errors import CapsuleError, InvalidSetting
 from capsule_tasks.storage import SyncConnections
@@ -23,7 +23,7 @@ class RevokeStore:
     """What was revoked, in the Redis of an app; blocks its caller, never longer than its limits."""
 
     def __init__(self, app: Any, connections: Any) -> None:
-        self._core = RevokeCore(checked_revoke_ttl_s(app), kept_settings(app).prefix)
+        self._core = RevokeCore(checked_revoke_ttl_s(app), retention_settings(app).prefix)
         self._connections = connections
 
     @property
@@ -54,7 +54,7 @@ def checked_revoke_ttl_s(app: Any) -> float:
     return float(ttl_s)
 
 
-def keep_revoked(app: Any, *task_ids: str) -> None:
+def store_revokes(app: Any, *task_ids: str) -> None:
     """Note that tasks were revoked, before their workers are told; a failure is only logged."""
     store = revoke_store(app)
     if store is None:

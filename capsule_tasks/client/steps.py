@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
-from capsule_tasks.client.configuration import kept_settings
+from capsule_tasks.client.configuration import retention_settings
 from capsule_tasks.client.redis_location import (
     app_of_task,
     current_execution_id,
@@ -74,7 +74,7 @@ def step(
     The arguments `retry`, `no_effect` and `execution_id` are never the function's: use
     `functools.partial` for those.
     """
-    settings = StepSettings(prefix=kept_settings(app_of_task()).prefix)
+    settings = StepSettings(prefix=retention_settings(app_of_task()).prefix)
     owner = Steps(execution_id=execution_id, settings=settings)
     return owner.step(name, function, *args, retry=retry, no_effect=no_effect, **kwargs)
 

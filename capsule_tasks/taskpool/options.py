@@ -9,7 +9,7 @@ import logging
 from difflib import get_close_matches
 from typing import Any
 
-from capsule_tasks.client.configuration import kept_settings
+from capsule_tasks.client.configuration import retention_settings
 from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.client.revokes import checked_revoke_ttl_s
 from capsule_tasks.errors import InvalidSetting
@@ -153,4 +153,6 @@ def profile(app: Any, lane: TaskChildSettings, options: dict[str, Any]) -> Profi
 
 def losses_of(app: Any) -> Losses:
     """The count of processes that each message has cost."""
-    return Losses(setting(app, "capsule_loss_limit"), redis_url(app), kept_settings(app).prefix)
+    return Losses(
+        setting(app, "capsule_loss_limit"), redis_url(app), retention_settings(app).prefix
+    )

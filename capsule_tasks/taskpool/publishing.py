@@ -7,7 +7,7 @@ from typing import Any
 
 from billiard.exceptions import WorkerLostError
 
-from capsule_tasks.client.configuration import kept_settings, settings_of
+from capsule_tasks.client.configuration import retention_settings, settings_of
 from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.client.watching.results import end_from_result
 from capsule_tasks.executions.ends import LastEvent
@@ -43,7 +43,7 @@ def make_publisher(app: Any, worker: str) -> Publisher | None:
         url,
         worker=worker,
         settings=settings_of(PublishSettings, "capsule_publish", setting(app, "capsule_publish")),
-        kept=kept_settings(app),
+        kept=retention_settings(app),
         lease=LeaseSettings(lease_s=setting(app, "capsule_lease_s")),
         drops=setting(app, "capsule_output") == "drop_oldest",
         ended_elsewhere=ended_elsewhere,

@@ -13,7 +13,7 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from capsule_tasks import Capsule
-from capsule_tasks.client.revokes import keep_revoked, revoke_store
+from capsule_tasks.client.revokes import revoke_store, store_revokes
 from capsule_tasks.storage.keys import RevokeKeys
 from tests.acceptance.test_delivery import stamped
 from tests.acceptance.workers import HANG_S, Worker, close, eventually, producer, unique
@@ -90,7 +90,7 @@ def test_one_that_was_missed_is_found_by_a_worker_that_runs(worker: Worker) -> N
     if worker.is_prefork:
         pytest.skip("prefork never finds what it has not heard")
     missed = unique()
-    keep_revoked(worker.app, missed)
+    store_revokes(worker.app, missed)
     eventually(lambda: missed in worker.ask("revoked"), "the revoke")
 
 
@@ -105,16 +105,16 @@ def test_without_streams_a_worker_looks_for_what_is_kept(redis_url: str, tmp_pat
     unstreamed = json.dumps({"capsule_streams": False})
     missed = unique()
     with Worker(redis_url, tmp_path, concurrency=1, TEST_CONF=unstreamed) as worker:
-        keep_revoked(worker.app, missed)
+        store_revokes(worker.app, missed)
         eventually(lambda: missed in worker.ask("revoked"), "the revoke")
 
 
 def test_what_is_kept_lapses_and_is_bounded(redis_url: str, worker: Worker) -> None:
-    keep_revoked(worker.app, unique())
+    store_revokes(worker.app, unique())
     assert 0 < worker.app.backend.client.ttl("capsule:{revokes}") <= 86_400
 
 
 def test_without_a_redis_nothing_is_kept() -> None:
     app = Celery("none", broker="amqp://localhost", backend="rpc://", set_as_current=False)
     assert revoke_store(app) is None
-    keep_revoked(app, unique())
+    store_revokes(app, unique())

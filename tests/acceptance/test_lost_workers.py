@@ -15,7 +15,7 @@ from celery.exceptions import WorkerLostError
 
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.groups.group import GroupExecution
-from capsule_tasks.client.watching.watch_thread import hub
+from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded, Ended, Outcome
 from capsule_tasks.storage.executions.types import Event
 from capsule_tasks.testing.servers import PrivateServer, free_port
@@ -75,7 +75,7 @@ def test_two_that_look_after_a_dead_worker_write_one_end_for_each(
             streams = [watched(execution) for execution in executions]
 
             def all_are_listed() -> bool:
-                listed = hub.call(recent_of(dying, "lost"))
+                listed = watch_thread.call(recent_of(dying, "lost"))
                 return {execution.id for execution in executions} <= listed
 
             eventually(all_are_listed, "the entries of the lost")
@@ -88,7 +88,7 @@ def test_two_that_look_after_a_dead_worker_write_one_end_for_each(
 
 
 async def recent_of(worker: Worker, state: str) -> set[str]:
-    tower = await hub.tower(worker.app)
+    tower = await watch_thread.watcher(worker.app)
     return {entry.execution_id for entry in await tower.store.list_recent(state=state, limit=1000)}
 
 

@@ -65,7 +65,7 @@ _FLOOD_S = 120.0
 _PIECE = "x" * 16 * 1024
 _BATCH = 64
 _BATCHES = 24
-_AT_ONCE = 4
+_CONCURRENT = 4
 _WATCHED = 10_000
 _EVENTS_PER_S = 150
 _WATCH_S = 10
@@ -123,10 +123,10 @@ async def store_rate(url: str, name: str) -> float:
             )
 
     begun = time.perf_counter()
-    await asyncio.gather(*map(one, range(_AT_ONCE)))
+    await asyncio.gather(*map(one, range(_CONCURRENT)))
     took = time.perf_counter() - begun
     await store.store.close()  # type: ignore[attr-defined]
-    return _AT_ONCE * _BATCHES * _BATCH * len(event) / took / 1e6
+    return _CONCURRENT * _BATCHES * _BATCH * len(event) / took / 1e6
 
 
 async def raw_rate(url: str, name: str) -> float:
@@ -141,10 +141,10 @@ async def raw_rate(url: str, name: str) -> float:
             await pipeline.execute()
 
     begun = time.perf_counter()
-    await asyncio.gather(*map(one, range(_AT_ONCE)))
+    await asyncio.gather(*map(one, range(_CONCURRENT)))
     took = time.perf_counter() - begun
     await client.aclose()
-    return _AT_ONCE * _BATCHES * _BATCH * len(event) / took / 1e6
+    return _CONCURRENT * _BATCHES * _BATCH * len(event) / took / 1e6
 
 
 def throughput(url: str) -> tuple[float, float]:

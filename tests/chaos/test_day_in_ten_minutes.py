@@ -42,7 +42,7 @@ OPTIONS = (
     "--max-tasks-per-child=100",
     f"--max-memory-per-child={WORN_KB}",
 )
-_AT_ONCE = 1000
+_BATCH_SIZE = 1000
 """Keys in one call of Redis."""
 
 pytestmark = pytest.mark.chaos
@@ -242,8 +242,8 @@ class Operator:
 
 
 def in_pieces(ids: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(ids), _AT_ONCE):
-        yield ids[start : start + _AT_ONCE]
+    for start in range(0, len(ids), _BATCH_SIZE):
+        yield ids[start : start + _BATCH_SIZE]
 
 
 def stored(fleet: Fleet, ids: list[str]) -> dict[str, str]:

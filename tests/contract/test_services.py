@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from capsule_tasks.client.watching.watch_thread import _Thread
+from capsule_tasks.client.watching.watch_thread import _LoopThread
 from capsule_tasks.system.service import ThreadService
 from capsule_tasks.taskpool.hub.bridge import Bridge
 from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
@@ -61,7 +61,7 @@ class Ground:
         return RuntimeThread()
 
     def client(self) -> ThreadService:
-        return _Thread()
+        return _LoopThread()
 
     def leaving(self) -> Leaving:
         return Leaving(HANG_S, lambda: False, lambda: True)

@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 from capsule_tasks.client import Event, Execution
-from capsule_tasks.client.watching.watch_thread import hub
+from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import NoOpenQuestion, NoResult
 from capsule_tasks.protocol.events import Ended, Outcome, encode_event
 from tests.sessions import HANG_S
@@ -33,7 +33,7 @@ def app(valkey_url: str) -> Iterator[Celery]:
 async def ended(app: Celery, outcome: Outcome, **said: Any) -> Execution:
     """An execution whose stream has come to this end."""
     execution = Execution(uuid4().hex, app=app)
-    store = (await hub.tower(app)).store
+    store = (await watch_thread.watcher(app)).store
     claimed = await store.claim(execution.id, owner="w", claim="c")
     end = [encode_event(Ended(outcome=outcome, **said))]
     await store.append(execution.id, claimed.attempt, 2, end, state="ended", outcome=outcome)
@@ -88,7 +88,7 @@ class Vanishing(Execution):
     """One whose stream is gone as soon as its first event was seen."""
 
     async def aevents(self, after: str | None = None) -> AsyncGenerator[Event, None]:
-        core = (await hub.tower(self.app)).store.core
+        core = (await watch_thread.watcher(self.app)).store.core
         async for event in super().aevents(after):
             yield event
             with redis.Redis.from_url(self.app.conf.capsule_redis_url) as client:
@@ -97,7 +97,7 @@ class Vanishing(Execution):
 
 async def test_a_stream_that_is_gone_is_an_error_that_says_so(app: Celery) -> None:
     execution = Vanishing(uuid4().hex, app=app)
-    await (await hub.tower(app)).store.claim(execution.id, owner="w", claim="c")
+    await (await watch_thread.watcher(app)).store.claim(execution.id, owner="w", claim="c")
     with pytest.raises(NoResult, match="StreamExpired") as raised:
         await got(execution)
     assert raised.value.execution_id == execution.id
@@ -120,7 +120,7 @@ async def test_what_comes_after_the_end_is_ignored_with_a_trace(
 ) -> None:
     caplog.set_level(logging.INFO, "capsule_tasks.client")
     execution = await ended(app, Outcome.SUCCEEDED)
-    keys = (await hub.tower(app)).store.core.keys_of(execution.id)
+    keys = (await watch_thread.watcher(app)).store.core.keys_of(execution.id)
     assert await execution.acancel() == await execution.ainterrupt() == "over"
     with pytest.raises(NoOpenQuestion):
         await execution.arespond("late", request_id="r")

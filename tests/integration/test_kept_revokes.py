@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 from celery.worker import state
 
-from capsule_tasks.client.revokes import RevokeStore, keep_revoked
+from capsule_tasks.client.revokes import RevokeStore, store_revokes
 from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.storage.keys import RevokeKeys
 from capsule_tasks.storage.revokes import Revoked
@@ -77,7 +77,7 @@ async def test_a_kept_revoke_reaches_a_worker_that_never_polls(
     revokes.start()
     try:
         for task_id in (fresh_prefix(), fresh_prefix()):
-            await asyncio.to_thread(keep_revoked, app, task_id)
+            await asyncio.to_thread(store_revokes, app, task_id)
             await is_known(task_id)
     finally:
         revokes.stop()
@@ -89,7 +89,7 @@ async def test_one_that_was_kept_before_the_bell_was_heard_is_found(
     revokes = Revokes(app, None, ground.publisher.listen, poll_s=NEVER_S, reread_s=NEVER_S)
     revokes.start()
     missed = fresh_prefix()
-    keep_revoked(app, missed)
+    store_revokes(app, missed)
     await ground.start()  # nothing was heard until now: this test has not let the loop turn
     try:
         await is_known(missed)
@@ -112,12 +112,12 @@ async def test_an_announcement_that_was_missed_is_found_on_reconnect(valkey_url:
         try:
             known, missed = fresh_prefix(), fresh_prefix()
             await eventually(lambda: client.pubsub_numsub(channel)[0][1] == 1)
-            await asyncio.to_thread(keep_revoked, app, known)
+            await asyncio.to_thread(store_revokes, app, known)
             await is_known(known)
             proxy.stall_at(channel.encode())
             client.client_kill_filter(_type="pubsub")
             await asyncio.to_thread(proxy.stalled, HANG_S)  # it subscribes again
-            keep_revoked(app, missed)
+            store_revokes(app, missed)
             assert client.pubsub_numsub(channel)[0][1] == 0
             proxy.go_on()
             await is_known(missed)
@@ -149,7 +149,7 @@ async def test_polled_until_the_bell_is_heard_and_read_once_for_each_ring_from_t
         await eventually(lambda: rings)
         for _ in range(3):
             task_id = fresh_prefix()
-            await asyncio.to_thread(keep_revoked, app, task_id)
+            await asyncio.to_thread(store_revokes, app, task_id)
             await is_known(task_id)
         under_way = 1
         assert reads.count <= rings[0] + len(rings) + under_way
@@ -162,7 +162,7 @@ async def test_where_no_bell_is_heard_revokes_are_polled(app: Celery) -> None:
     revokes.start()
     try:
         for task_id in (fresh_prefix(), fresh_prefix()):
-            await asyncio.to_thread(keep_revoked, app, task_id)
+            await asyncio.to_thread(store_revokes, app, task_id)
             await is_known(task_id)
     finally:
         revokes.stop()
@@ -175,7 +175,7 @@ def test_a_revoke_that_is_kept_already_is_not_announced(app: Celery, valkey_url:
     with redis.Redis.from_url(valkey_url) as client, client.pubsub() as pubsub:
         pubsub.subscribe(channel)
         for task_id in (first, first, second, first):
-            keep_revoked(app, task_id)
+            store_revokes(app, task_id)
         client.publish(channel, "over")
         said = (message["data"] for message in pubsub.listen() if message["type"] == "message")
         assert list(itertools.takewhile(lambda data: data != b"over", said)) == [b"", b""]
@@ -190,6 +190,6 @@ def test_who_may_not_publish_keeps_a_revoke_all_the_same(
         app = app_of(f"redis://app:x@127.0.0.1:{server.port}", "capsule")
         with redis.Redis.from_url(server.url) as client:
             client.execute_command("ACL SETUSER app on >x ~* +@all resetchannels")
-            keep_revoked(app, "quiet")
+            store_revokes(app, "quiet")
             assert client.zrange(RevokeKeys().revokes, 0, -1) == [b"tquiet"]
         app.close()

@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 
 import capsule_tasks
-from capsule_tasks.client.revokes import keep_revoked
+from capsule_tasks.client.revokes import store_revokes
 from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.taskpool.options import losses_of
 from tests.servers import fresh_prefix
@@ -33,7 +33,7 @@ def keys(app: Celery) -> list[str]:
 
 
 def test_of_revokes(app: Celery) -> None:
-    keep_revoked(app, ID)
+    store_revokes(app, ID)
     assert keys(app) == [":{revokes}"]
 
 

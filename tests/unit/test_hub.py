@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from capsule_tasks.client.watching.watch_thread import hub
+from capsule_tasks.client.watching.watch_thread import watch_thread
 
 HANG_S = 30
 
@@ -28,7 +28,7 @@ def test_a_call_that_is_interrupted_leaves_nothing_running() -> None:
             is_over.set()
 
     with pytest.raises(KeyboardInterrupt):
-        hub.call(work())
+        watch_thread.call(work())
     assert is_over.wait(HANG_S)
 
 
@@ -36,10 +36,10 @@ def test_it_can_be_stopped_and_used_again() -> None:
     async def where() -> int:
         return threading.get_ident()
 
-    first = hub.call(where())
-    waiting = asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), hub.loop)
-    hub.stop()
-    hub.stop()
+    first = watch_thread.call(where())
+    waiting = asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), watch_thread.loop)
+    watch_thread.stop()
+    watch_thread.stop()
     assert waiting.cancelled()
     assert first not in {thread.ident for thread in threading.enumerate()}
-    assert hub.call(where()) != threading.get_ident()
+    assert watch_thread.call(where()) != threading.get_ident()

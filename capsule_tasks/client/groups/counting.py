@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from capsule_tasks.client.groups.group_count import Failure, GroupCount
-from capsule_tasks.client.watching.watcher import MAX_OUTAGE_S, ExecutionWatcher, rung_or_late
+from capsule_tasks.client.watching.watcher import MAX_OUTAGE_S, ExecutionWatcher, wait_for_ring
 from capsule_tasks.protocol.events import Ended
 from capsule_tasks.storage.drivers import retry_while_unavailable
 
-_FIRST_LOOK_S = 1.0
-_LAST_LOOK_S = 15.0
+_MIN_POLL_S = 1.0
+_MAX_POLL_S = 15.0
 _SHARE = 20
 """A look at many members may take this part of the time at most."""
-_AT_ONCE = 200
+_BATCH_SIZE = 200
 """Members that the backend is asked for in one call; it answers with their results."""
 
 _FAILURES = 100
@@ -38,49 +38,49 @@ class GroupWatch:
 
     def __init__(
         self,
-        tower: ExecutionWatcher,
+        watcher: ExecutionWatcher,
         group_id: str,
         total: int,
-        tally: GroupCount,
+        count: GroupCount,
         ask: AskMany | None,
     ) -> None:
-        """With `ask` and the members in the tally, those that are not counted are asked for."""
-        self._tower = tower
+        """With `ask` and the members in the count, those that are not counted are asked for."""
+        self._watcher = watcher
         self._group_id = group_id
         self._total = total
-        self._tally = tally
-        self._ask = ask if tally.members else None
+        self._count = count
+        self._ask = ask if count.members else None
         self._rung = asyncio.Event()
         self._failures: list[Failure] = []
-        self._told = -1
+        self._reported = -1
         self._loop = asyncio.get_running_loop()
         self._silent_since: float | None = None
-        self._wait_s = _FIRST_LOOK_S
-        self._look_at = self._loop.time() + _FIRST_LOOK_S
+        self._wait_s = _MIN_POLL_S
+        self._poll_at = self._loop.time() + _MIN_POLL_S
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """How far it is, whenever that changes; ends when every member has ended."""
-        channel = self._tower.store.core.group_keys_of(self._group_id).channel
+        channel = self._watcher.store.core.group_keys_of(self._group_id).channel
         try:
-            await self._tower.bells.listen(channel, self._ring)
+            await self._watcher.bells.listen(channel, self._ring)
             while True:
                 self._rung.clear()
-                await self._read(which=self._tally.has_found)
+                await self._read(which=self._count.has_found)
                 if self._ask is not None and self._is_due():
                     await self._look(self._ask)
-                done = self._tally.done
+                done = self._count.done
                 # What was told stays told, also where a counter is gone.
-                if done > self._told or self._failures:
-                    self._told = max(done, self._told)
-                    step = Step(self._tally.counts, tuple(self._failures))
+                if done > self._reported or self._failures:
+                    self._reported = max(done, self._reported)
+                    step = Step(self._count.counts, tuple(self._failures))
                     self._failures = []
                     yield step
                 if done >= self._total:
                     return
-                wait_s = None if self._ask is None else self._look_at - self._loop.time()
-                await rung_or_late(self._rung, wait_s)
+                wait_s = None if self._ask is None else self._poll_at - self._loop.time()
+                await wait_for_ring(self._rung, wait_s)
         finally:
-            self._tower.bells.leave(channel, self._ring)
+            self._watcher.bells.leave(channel, self._ring)
 
     def _ring(self, _said: bytes | None) -> None:
         self._rung.set()
@@ -88,29 +88,29 @@ class GroupWatch:
     def _is_due(self) -> bool:
         """Whether nothing has moved for long enough, and something is missing."""
         now = self._loop.time()
-        if self._tally.done > self._told:
-            self._wait_s = _FIRST_LOOK_S
-            self._look_at = now + self._wait_s
-        return now >= self._look_at and self._tally.done < self._total
+        if self._count.done > self._reported:
+            self._wait_s = _MIN_POLL_S
+            self._poll_at = now + self._wait_s
+        return now >= self._poll_at and self._count.done < self._total
 
     async def _read(self, *, which: bool) -> None:
         progress = None
         while progress is None or len(progress.failures) == _FAILURES:
             progress = await retry_while_unavailable(
-                lambda: self._tower.store.read_group(
-                    self._group_id, self._tally.after, _FAILURES, which=which
+                lambda: self._watcher.store.read_group(
+                    self._group_id, self._count.after, _FAILURES, which=which
                 ),
                 MAX_OUTAGE_S,
             )
-            self._failures += self._tally.take(progress)
+            self._failures += self._count.take(progress)
 
     async def _look(self, ask: AskMany) -> None:
         """Ask the backend for those that are not counted, and settle when to ask again."""
         began = self._loop.time()
         await self._read(which=True)
-        known = self._tally.done
+        known = self._count.done
         try:
-            self._failures += await ask_missing(self._tally, ask)
+            self._failures += await ask_missing(self._count, ask)
             self._silent_since = None
         except Exception:
             # Any backend, any error: it may be away as Redis may.
@@ -118,17 +118,17 @@ class GroupWatch:
             if began - self._silent_since > MAX_OUTAGE_S:
                 raise
         took_s = self._loop.time() - began
-        has_moved = self._tally.done > known
-        self._wait_s = _FIRST_LOOK_S if has_moved else min(_LAST_LOOK_S, 2 * self._wait_s)
-        self._look_at = self._loop.time() + max(self._wait_s, _SHARE * took_s)
+        has_moved = self._count.done > known
+        self._wait_s = _MIN_POLL_S if has_moved else min(_MAX_POLL_S, 2 * self._wait_s)
+        self._poll_at = self._loop.time() + max(self._wait_s, _SHARE * took_s)
 
 
-async def ask_missing(tally: GroupCount, ask: AskMany) -> list[Failure]:
+async def ask_missing(count: GroupCount, ask: AskMany) -> list[Failure]:
     """Ask the result backend for those that are not counted; the failures among them."""
     failures: list[Failure] = []
-    missing = tally.missing()
-    for first in range(0, len(missing), _AT_ONCE):
-        places = missing[first : first + _AT_ONCE]
-        ends = await asyncio.to_thread(ask, [tally.members[place] for place in places])
-        failures += tally.add(places, ends)
+    missing = count.missing()
+    for first in range(0, len(missing), _BATCH_SIZE):
+        indexes = missing[first : first + _BATCH_SIZE]
+        ends = await asyncio.to_thread(ask, [count.members[index] for index in indexes])
+        failures += count.add(indexes, ends)
     return failures

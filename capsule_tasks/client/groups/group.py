@@ -16,8 +16,8 @@ from capsule_tasks.client.groups.counting import AskMany, GroupWatch, ask_missin
 from capsule_tasks.client.groups.group_count import Failure, GroupCount
 from capsule_tasks.client.watching.results import keeps_results, stored_ends
 from capsule_tasks.client.watching.streaming import current_app
-from capsule_tasks.client.watching.watch_thread import hub
-from capsule_tasks.client.watching.watcher import in_parts
+from capsule_tasks.client.watching.watch_thread import watch_thread
+from capsule_tasks.client.watching.watcher import in_batches
 from capsule_tasks.protocol.events import Outcome
 
 
@@ -71,9 +71,9 @@ class GroupExecution:
     def __repr__(self) -> str:
         return f"<GroupExecution {self.id} of {self.total}>"
 
-    def member(self, place: int) -> Execution:
+    def member(self, index: int) -> Execution:
         """One member, in the order in which they were given."""
-        return Execution(self._known_members()[place], app=self.app)
+        return Execution(self._known_members()[index], app=self.app)
 
     def _known_members(self) -> tuple[str, ...]:
         if not self._members and self.total:
@@ -88,9 +88,9 @@ class GroupExecution:
         counter has not moved for a while. That needs the members: from `of`, or a group result that
         was saved.
         """
-        tower = await hub.tower(self.app)
-        tally = await self._tally()
-        steps = GroupWatch(tower, self.id, self.total, tally, self._ask()).steps()
+        watcher = await watch_thread.watcher(self.app)
+        count = await self._count()
+        steps = GroupWatch(watcher, self.id, self.total, count, self._ask()).steps()
         try:
             async for step in steps:
                 yield GroupState(self.total, step.counts, step.failures)
@@ -99,25 +99,25 @@ class GroupExecution:
 
     def watch(self) -> Iterator[GroupState]:
         """As `awatch`, for callers that block."""
-        return hub.iterate(self.awatch)
+        return watch_thread.iterate(self.awatch)
 
     async def asnapshot(self) -> GroupState:
         """How far it is now, with up to a thousand failures.
 
         As far as it has been counted; if nothing has, what the result backend knows.
         """
-        tower = await hub.tower(self.app)
-        progress = await tower.store.read_group(self.id, count=1000)
-        tally, ask = await self._tally(), self._ask()
-        failures = tally.take(progress)
+        watcher = await watch_thread.watcher(self.app)
+        progress = await watcher.store.read_group(self.id, count=1000)
+        count, ask = await self._count(), self._ask()
+        failures = count.take(progress)
         if not progress.done and ask is not None:
-            failures += await ask_missing(tally, ask)
-        return GroupState(self.total, tally.counts, tuple(failures))
+            failures += await ask_missing(count, ask)
+        return GroupState(self.total, count.counts, tuple(failures))
 
     def snapshot(self) -> GroupState:
-        return hub.call(self.asnapshot())
+        return watch_thread.call(self.asnapshot())
 
-    async def _tally(self) -> GroupCount:
+    async def _count(self) -> GroupCount:
         if not self._members:
             self._members = await asyncio.to_thread(self._saved_members)
         return GroupCount(self._members)
@@ -139,7 +139,7 @@ class GroupExecution:
         return answers
 
     def cancel(self, grace_s: float | None = None) -> dict[Asked, int]:
-        return hub.call(self.acancel(grace_s))
+        return watch_thread.call(self.acancel(grace_s))
 
 
 def saved_group(app: Any, group_id: str) -> GroupResult | None:
@@ -153,7 +153,7 @@ def saved_group(app: Any, group_id: str) -> GroupResult | None:
 def saved_groups(app: Any, ids: Sequence[str]) -> dict[str, GroupResult]:
     """Those of the ids that are groups which the result backend has kept."""
     found: dict[str, GroupResult] = {}
-    for some in in_parts(ids):
+    for some in in_batches(ids):
         for one in _possible_groups(app.backend, some):
             if (saved := saved_group(app, one)) is not None:
                 found[one] = saved

@@ -1,6 +1,6 @@
 """How far a group is, from two sources: its counter, and the result backend for the rest.
 
-Workers with streams count each member once, by its place. A member that ran on another pool, or
+Workers with streams count each member once, by its index. A member that ran on another pool, or
 whose counter is gone, is known to the result backend only. Decides, and does no I/O.
 """
 
@@ -34,24 +34,24 @@ class GroupCount:
         self._size = -(-len(members) // 8)
         self._counts: dict[str, int] = {}
         self._counted = bytes(self._size)
-        self._found: dict[int, str] = {}
-        self._found_bits = bytearray(self._size)
-        self._found_counts: Counter[str] = Counter()
-        self._told: set[str] = set()
+        self._from_backend: dict[int, str] = {}
+        self._from_backend_bits = bytearray(self._size)
+        self._from_backend_counts: Counter[str] = Counter()
+        self._reported: set[str] = set()
 
     @property
     def counts(self) -> dict[str, int]:
         """Members that ended, by outcome."""
-        return dict(Counter(self._counts) + self._found_counts)
+        return dict(Counter(self._counts) + self._from_backend_counts)
 
     @property
     def done(self) -> int:
-        return sum(self._counts.values()) + len(self._found)
+        return sum(self._counts.values()) + len(self._from_backend)
 
     @property
     def has_found(self) -> bool:
         """Whether members are counted here which the counter may count later."""
-        return bool(self._found)
+        return bool(self._from_backend)
 
     def take(self, progress: GroupProgress) -> list[Failure]:
         """What the counter says now; the failures that were not told before."""
@@ -63,25 +63,27 @@ class GroupCount:
         return self._news((one, why) for _, one, why in progress.failures)
 
     def missing(self) -> list[int]:
-        """The places of those of whom nothing is known, as of the last progress that told."""
-        places = range(len(self.members))
+        """The indexes of those of whom nothing is known, as of the last progress that told."""
+        indexes = range(len(self.members))
         return [
-            place for place in places if place not in self._found and not _has(self._counted, place)
+            index
+            for index in indexes
+            if index not in self._from_backend and not _has(self._counted, index)
         ]
 
-    def add(self, places: Sequence[int], ends: Mapping[str, Ended]) -> list[Failure]:
+    def add(self, indexes: Sequence[int], ends: Mapping[str, Ended]) -> list[Failure]:
         """What the result backend knows of these; the failures among it."""
         failures = []
-        for place in places:
-            ended = ends.get(self.members[place])
+        for index in indexes:
+            ended = ends.get(self.members[index])
             if ended is None:
                 continue
             outcome = str(ended.outcome)
-            self._found[place] = outcome
-            self._found_counts[outcome] += 1
-            self._found_bits[place >> 3] |= 0x80 >> (place & 7)
+            self._from_backend[index] = outcome
+            self._from_backend_counts[outcome] += 1
+            self._from_backend_bits[index >> 3] |= 0x80 >> (index & 7)
             if ended.outcome in _FAILURES:
-                failures.append((self.members[place], f"{ended.type}: {ended.message}"))
+                failures.append((self.members[index], f"{ended.type}: {ended.message}"))
         return self._news(failures)
 
     def _take_places(self, counted: bytes, done: int) -> None:
@@ -90,19 +92,19 @@ class GroupCount:
             # A part of the counter is lost: whom it had counted, and how, cannot be told.
             self._counts, counted = {}, b""
         self._counted = counted[: self._size].ljust(self._size, b"\0")
-        if int.from_bytes(self._counted) & int.from_bytes(self._found_bits):
-            for place in [place for place in self._found if _has(self._counted, place)]:
-                self._found_counts[self._found.pop(place)] -= 1
-                self._found_bits[place >> 3] &= ~(0x80 >> (place & 7))
+        if int.from_bytes(self._counted) & int.from_bytes(self._from_backend_bits):
+            for index in [index for index in self._from_backend if _has(self._counted, index)]:
+                self._from_backend_counts[self._from_backend.pop(index)] -= 1
+                self._from_backend_bits[index >> 3] &= ~(0x80 >> (index & 7))
 
     def _news(self, failures: Iterable[tuple[str, str]]) -> list[Failure]:
-        news = [Failure(one, why) for one, why in failures if one not in self._told]
-        self._told.update(failure.execution_id for failure in news)
+        news = [Failure(one, why) for one, why in failures if one not in self._reported]
+        self._reported.update(failure.execution_id for failure in news)
         return news
 
 
-def _has(bits: bytes, place: int) -> bool:
-    return bool(bits[place >> 3] & 0x80 >> (place & 7))
+def _has(bits: bytes, index: int) -> bool:
+    return bool(bits[index >> 3] & 0x80 >> (index & 7))
 
 
 def _ones(bits: bytes) -> int:

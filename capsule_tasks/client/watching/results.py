@@ -25,23 +25,23 @@ _RECENT_S = 5.0
 
 def end_from_result(app: Any, task_id: str) -> Ended | None:
     """The end that the backend has stored, or None if it has none or cannot say."""
-    return end_from_result_meta(_meta_of(app, task_id))
+    return end_from_meta(_meta_of(app, task_id))
 
 
 def stored_end(app: Any, task_id: str) -> tuple[Ended | None, bool]:
     """The same, and whether it may have been stored just now, as far as clocks agree."""
     meta = _meta_of(app, task_id)
-    return end_from_result_meta(meta), _is_recent(meta.get("date_done"))
+    return end_from_meta(meta), _is_recent(meta.get("date_done"))
 
 
 def stored_ends(app: Any, task_ids: Sequence[str]) -> dict[str, Ended]:
     """The ends of those that the backend knows to have ended: in one call, if it can."""
     backend = app.backend
     if len(task_ids) > 1 and backend.supports_native_join:
-        with _faults_told():
+        with translated_faults():
             # One look, without waiting: an interval of nothing, once.
             found = list(backend.get_many(task_ids, interval=0, max_iterations=1))
-        ends = {task_id: end_from_result_meta(meta) for task_id, meta in found}
+        ends = {task_id: end_from_meta(meta) for task_id, meta in found}
     else:
         ends = {task_id: end_from_result(app, task_id) for task_id in task_ids}
     return {task_id: ended for task_id, ended in ends.items() if ended is not None}
@@ -55,7 +55,7 @@ def keeps_results(app: Any) -> bool:
 def _meta_of(app: Any, task_id: str) -> dict[str, Any]:
     if not keeps_results(app):
         return {}
-    with _faults_told():
+    with translated_faults():
         try:
             meta: dict[str, Any] = app.backend.get_task_meta(task_id, cache=False)
         except TypeError:  # a backend of its own making, without that option
@@ -64,7 +64,7 @@ def _meta_of(app: Any, task_id: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _faults_told() -> Iterator[None]:
+def translated_faults() -> Iterator[None]:
     """Raise what a Redis backend raises as this package's StorageError."""
     try:
         yield
@@ -87,7 +87,7 @@ def _is_recent(done: Any) -> bool:
     return abs(age_s) < _RECENT_S
 
 
-def end_from_result_meta(meta: dict[str, Any]) -> Ended | None:
+def end_from_meta(meta: dict[str, Any]) -> Ended | None:
     outcome = _OUTCOMES.get(str(meta.get("status")))
     if outcome is None:
         return None

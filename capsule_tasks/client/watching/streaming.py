@@ -19,7 +19,7 @@ from capsule_tasks.client.cancelling import (
     ended_without_stream,
 )
 from capsule_tasks.client.watching.results import keeps_results, stored_end
-from capsule_tasks.client.watching.watch_thread import hub
+from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import (
     ExecutionEnded,
     ExecutionUnknown,
@@ -74,8 +74,8 @@ class Streaming:
         on another pool, ends with what the result backend says.
         """
         _check_id(after)
-        tower = await hub.tower(self.app)
-        events = tower.events(self.id, after, self._ask_stored, self._result_channel())
+        watcher = await watch_thread.watcher(self.app)
+        events = watcher.events(self.id, after, self._ask_stored, self._result_channel())
         try:
             async for event in events:
                 yield event
@@ -85,7 +85,7 @@ class Streaming:
     def events(self, after: str | None = None) -> Iterator[Event]:
         """As `aevents`, for callers that block."""
         _check_id(after)
-        return hub.iterate(lambda: self.aevents(after))
+        return watch_thread.iterate(lambda: self.aevents(after))
 
     async def aoutput(self, after: str | None = None) -> AsyncIterator[str]:
         """The text that it writes, both streams, as it comes."""
@@ -101,14 +101,14 @@ class Streaming:
 
     def tail(self, limit: int = 100) -> list[Event]:
         """The last events that are there now; nothing is waited for."""
-        return hub.call(self.atail(limit))
+        return watch_thread.call(self.atail(limit))
 
     async def atail(self, limit: int = 100) -> list[Event]:
         check_limit(limit)
-        tower = await hub.tower(self.app)
+        watcher = await watch_thread.watcher(self.app)
         events: list[Event] = []
         after = ""
-        while (page := await tower.store.read(self.id, after)) and page.events:
+        while (page := await watcher.store.read(self.id, after)) and page.events:
             events += page.events
             del events[: -limit or None]
             after = page.events[-1].id
@@ -116,10 +116,10 @@ class Streaming:
 
     async def asnapshot(self) -> Snapshot:
         """How it stands now; of a task without a stream as far as the result backend knows."""
-        tower = await hub.tower(self.app)
-        record = await tower.store.look(self.id)
+        watcher = await watch_thread.watcher(self.app)
+        record = await watcher.store.look(self.id)
         if record.state == "unknown":
-            ends = await ended_without_stream(self.app, tower, [self.id])
+            ends = await ended_without_stream(self.app, watcher, [self.id])
             if (ended := ends.get(self.id)) is not None:
                 record = Record("ended", outcome=str(ended.outcome))
         return Snapshot(
@@ -134,7 +134,7 @@ class Streaming:
         )
 
     def snapshot(self) -> Snapshot:
-        return hub.call(self.asnapshot())
+        return watch_thread.call(self.asnapshot())
 
     async def aget(self, timeout_s: float | None = None) -> Any:
         """The task's value, or what it raised; as `AsyncResult.get`, and no thread waits.
@@ -159,14 +159,14 @@ class Streaming:
         return (await cancel_all(self.app, [self.id], grace_s))[self.id]
 
     def cancel(self, grace_s: float | None = None) -> Asked:
-        return hub.call(self.acancel(grace_s))
+        return watch_thread.call(self.acancel(grace_s))
 
     async def ainterrupt(self) -> Asked:
         """Raise KeyboardInterrupt in it, as Ctrl-C does; nothing happens before it begins."""
         return await self._tell(InterruptCommand())
 
     def interrupt(self) -> Asked:
-        return hub.call(self.ainterrupt())
+        return watch_thread.call(self.ainterrupt())
 
     async def arespond(
         self, text: str, *, request_id: str | None = None, eof: bool = False
@@ -191,7 +191,7 @@ class Streaming:
         answered.add(request_id)
 
     def respond(self, text: str, *, request_id: str | None = None, eof: bool = False) -> None:
-        hub.call(self.arespond(text, request_id=request_id, eof=eof))
+        watch_thread.call(self.arespond(text, request_id=request_id, eof=eof))
 
     async def aquestion(self) -> InputRequest | None:
         """The question that it asks now, if it does; of several the first that is open."""
@@ -210,7 +210,7 @@ class Streaming:
         return questions
 
     def question(self) -> InputRequest | None:
-        return hub.call(self.aquestion())
+        return watch_thread.call(self.aquestion())
 
     async def astack(self, timeout_s: float = 10.0, *, all_frames: bool = False) -> str:
         """The Python stacks of its process, wherever it runs.
@@ -232,12 +232,12 @@ class Streaming:
         raise ExecutionEnded(self.id, "")
 
     def stack(self, timeout_s: float = 10.0, *, all_frames: bool = False) -> str:
-        return hub.call(self.astack(timeout_s, all_frames=all_frames))
+        return watch_thread.call(self.astack(timeout_s, all_frames=all_frames))
 
     async def _tell(self, command: Command) -> Asked:
-        tower = await hub.tower(self.app)
-        states = await tower.tell_all([self.id], command)
-        asked = (await cancel_answer(self.app, tower, states))[self.id]
+        watcher = await watch_thread.watcher(self.app)
+        states = await watcher.send_command_to_all([self.id], command)
+        asked = (await cancel_answer(self.app, watcher, states))[self.id]
         if asked == "over":
             told = type(command).__struct_config__.tag
             log.info("execution %s is over: %s is ignored", self.id, told)

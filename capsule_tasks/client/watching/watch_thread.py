@@ -1,4 +1,4 @@
-"""One thread of a process that watches for those who block, and towers for those who await.
+"""One thread of a process that watches for those who block, and watchers for those who await.
 
 Each process has its own: after a fork the child makes new ones.
 """
@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from queue import Queue
 from typing import Any, TypeVar
 
-from capsule_tasks.client.configuration import kept_settings
+from capsule_tasks.client.configuration import retention_settings
 from capsule_tasks.client.redis_location import redis_of_backend, redis_url
 from capsule_tasks.client.watching.watcher import ExecutionWatcher
 from capsule_tasks.errors import InvalidSetting
@@ -22,15 +22,15 @@ from capsule_tasks.system.service import ThreadService
 
 T = TypeVar("T")
 
-_Place = tuple[str, ExecutionSettings, str | None]
-"""Apps that differ in any of it, be it the prefix of their keys, share no tower."""
+_Source = tuple[str, ExecutionSettings, str | None]
+"""Apps that differ in any of it, be it the prefix of their keys, share no watcher."""
 
 _AHEAD = 256
 """Events that a blocking iterator may have read ahead of who takes them."""
 
 
-class _Thread(ThreadService):
-    """Runs a loop; in the end what runs there is cancelled, and its towers are closed."""
+class _LoopThread(ThreadService):
+    """Runs a loop; in the end what runs there is cancelled, and its watchers are closed."""
 
     thread_name = "capsule-watch"
 
@@ -45,19 +45,19 @@ class _Thread(ThreadService):
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
-class _Hub:
-    """The thread, from its first use on, and the towers of every loop."""
+class WatchThread:
+    """The thread, from its first use on, and the watchers of every loop."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._thread: _Thread | None = None
-        self._towers: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, dict[_Place, ExecutionWatcher]
+        self._thread: _LoopThread | None = None
+        self._watchers: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[_Source, ExecutionWatcher]
         ] = weakref.WeakKeyDictionary()
-        self._keepers: weakref.WeakKeyDictionary[
+        self._closers: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, AsyncGenerator[None, None]
         ] = weakref.WeakKeyDictionary()
 
@@ -65,7 +65,7 @@ class _Hub:
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._thread is None:
-                self._thread = _Thread()
+                self._thread = _LoopThread()
                 self._thread.start()
             return self._thread.loop
 
@@ -76,37 +76,37 @@ class _Hub:
         if thread is not None:
             thread.stop()
 
-    async def tower(self, app: Any) -> ExecutionWatcher:
-        """The tower of the running loop for an app's Redis; closed when the loop shuts down."""
+    async def watcher(self, app: Any) -> ExecutionWatcher:
+        """The watcher of the running loop for an app's Redis; closed when the loop shuts down."""
         url = redis_url(app)
         if url is None:
             raise InvalidSetting(
                 "capsule_redis_url", None, "the URL of the Redis that the streams are in"
             )
-        place = url, kept_settings(app), redis_of_backend(app)
+        source = url, retention_settings(app), redis_of_backend(app)
         loop = asyncio.get_running_loop()
         with self._lock:
-            towers = self._towers.setdefault(loop, {})
-            tower = towers.get(place)
-            if tower is None:
-                tower = towers[place] = ExecutionWatcher(*place)
-            keeper = self._keepers.get(loop)
-            is_new = keeper is None
-            if keeper is None:
-                keeper = self._keepers[loop] = self._kept(loop)
+            watchers = self._watchers.setdefault(loop, {})
+            watcher = watchers.get(source)
+            if watcher is None:
+                watcher = watchers[source] = ExecutionWatcher(*source)
+            closer = self._closers.get(loop)
+            is_new = closer is None
+            if closer is None:
+                closer = self._closers[loop] = self._close_with_loop(loop)
         if is_new:
-            await anext(keeper)
-        return tower
+            await anext(closer)
+        return watcher
 
-    async def _kept(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
+    async def _close_with_loop(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
         """Its first step registers it with the loop, which closes it at its own end."""
         try:
             yield
         finally:
             with self._lock:
-                towers = self._towers.pop(loop, {})
-            for tower in towers.values():
-                await tower.close()
+                watchers = self._watchers.pop(loop, {})
+            for watcher in watchers.values():
+                await watcher.close()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it on the thread's loop and wait for it; a caller that is interrupted ends it."""
@@ -120,7 +120,7 @@ class _Hub:
         """What an asynchronous generator yields, one after another; leaving early ends it."""
         loop = self.loop
         found: Queue[tuple[str, Any]] = Queue()
-        room = _Room(loop)
+        room = _ReadAhead(loop)
 
         async def drive() -> None:
             generator = make()
@@ -151,7 +151,7 @@ class _Hub:
             driving.cancel()
 
 
-class _Room:
+class _ReadAhead:
     """How far a generator may be ahead of who takes from it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -165,5 +165,5 @@ class _Room:
         self._loop.call_soon_threadsafe(self._left.release)
 
 
-hub = _Hub()
-os.register_at_fork(after_in_child=hub.reset)
+watch_thread = WatchThread()
+os.register_at_fork(after_in_child=watch_thread.reset)

@@ -26,16 +26,16 @@ from capsule_tasks.storage.operations import new_operation
 
 T = TypeVar("T")
 
-_FIRST_LOOK_S = 0.5
-_LAST_LOOK_S = 15.0
-_AGAIN_S = 0.5
+_MIN_POLL_S = 0.5
+_MAX_POLL_S = 15.0
+_RETRY_DELAY_S = 0.5
 MAX_OUTAGE_S = 60.0
-_MOST_TELLING_S = 15.0
+_MAX_SEND_S = 15.0
 """A failover takes seconds; whoever cancels waits for it, but not for as long as a watcher does."""
 _GRACE_S = 0.25
 """A task's result is stored by its child, its last event a moment later by its worker."""
 _CLAIM_S = 0.25
-_AT_ONCE = 500
+_BATCH_SIZE = 500
 _CHECK_S = 2.0
 _CHECKS_PER_S = 100
 """No doorbell rings for a stream that is flushed, evicted, or expires after its worker has died: a
@@ -91,7 +91,7 @@ class ExecutionWatcher:
             rung.set()
 
         loop = asyncio.get_running_loop()
-        watch = _Watch(execution_id, after)
+        watch = StreamCursor(execution_id, after)
         result_ring = ResultPoller(self, result_channel, ask_backend, rung, outage_s)
         self._watchers += 1
         try:
@@ -119,25 +119,30 @@ class ExecutionWatcher:
                         return
                 else:
                     result_ring.rest()
-                await rung_or_late(rung, self._wait_s(watch, page, result_ring, loop.time()))
+                await wait_for_ring(rung, self._wait_s(watch, page, result_ring, loop.time()))
         finally:
             self._watchers -= 1
             self.bells.leave(channel, ring)
             result_ring.leave()
 
     def _wait_s(
-        self, watch: _Watch, page: Page | None, result_ring: ResultPoller, now: float
+        self, watch: StreamCursor, page: Page | None, result_ring: ResultPoller, now: float
     ) -> float:
         """How long a bell is waited for before the stream, or the result backend, is read again."""
         if watch.vanished_at is not None:
             left_s = watch.vanished_at + _VANISHED_S - now
-            return left_s if left_s > 0 else _AGAIN_S
+            return left_s if left_s > 0 else _RETRY_DELAY_S
         is_running = page is not None and page.state == "running"
         check_s = max(_CHECK_S, self._watchers / _CHECKS_PER_S)
         return check_s if is_running else result_ring.wait_s or check_s
 
     async def _moves_on(
-        self, watch: _Watch, page: Page | None, rung: asyncio.Event, grace_s: float, outage_s: float
+        self,
+        watch: StreamCursor,
+        page: Page | None,
+        rung: asyncio.Event,
+        grace_s: float,
+        outage_s: float,
     ) -> bool:
         """Whether the stream is ahead of that page, now or within the grace."""
         loop = asyncio.get_running_loop()
@@ -149,9 +154,9 @@ class ExecutionWatcher:
             left_s = until - loop.time()
             if left_s <= 0:
                 return False
-            await rung_or_late(rung, left_s)
+            await wait_for_ring(rung, left_s)
 
-    async def tell_all(self, ids: Sequence[str], command: Command) -> dict[str, State]:
+    async def send_command_to_all(self, ids: Sequence[str], command: Command) -> dict[str, State]:
         """Tell executions something; how each stands then.
 
         A task that began some milliseconds ago may not have been claimed yet: its worker hears
@@ -176,7 +181,7 @@ class ExecutionWatcher:
             heard = await self.states(unclaimed)
             silent -= {one for one, state in heard.items() if state != states[one]}
             if silent:
-                await rung_or_late(all_rang, _CLAIM_S)
+                await wait_for_ring(all_rang, _CLAIM_S)
             rang = [one for one in unclaimed if one not in silent]
             return states | heard | await self.states(rang)
         finally:
@@ -187,7 +192,7 @@ class ExecutionWatcher:
         told = new_operation()
         try:
             return await retry_while_unavailable(
-                lambda: self.store.tell(execution_id, command, command_id=told), _MOST_TELLING_S
+                lambda: self.store.tell(execution_id, command, command_id=told), _MAX_SEND_S
             )
         except ExecutionEnded:
             return "ended"
@@ -197,7 +202,7 @@ class ExecutionWatcher:
         records = await _for_each(ids, self.store.look)
         return {one: record.state for one, record in records.items()}
 
-    async def _end_without_result(self, watch: _Watch, now: float) -> Ended | None:
+    async def _end_without_result(self, watch: StreamCursor, now: float) -> Ended | None:
         """The end of one that has neither a stream nor a result: results may be ignored.
 
         A stream that was there and is gone does not come back. Its task may still run, so its
@@ -212,7 +217,7 @@ class ExecutionWatcher:
         vanished_at = watch.vanished_at
         return _EXPIRED if vanished_at is not None and now >= vanished_at + _VANISHED_S else None
 
-    async def _read(self, watch: _Watch, outage_s: float) -> Page | None:
+    async def _read(self, watch: StreamCursor, outage_s: float) -> Page | None:
         return await retry_while_unavailable(
             lambda: self.store.read(watch.execution_id, watch.after), outage_s
         )
@@ -221,14 +226,14 @@ class ExecutionWatcher:
 async def _for_each(ids: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
     """What each of them is answered; a few hundred are asked at a time."""
     answers: dict[str, T] = {}
-    for some in in_parts(ids):
+    for some in in_batches(ids):
         answers.update(zip(some, await asyncio.gather(*map(ask, some)), strict=True))
     return answers
 
 
-def in_parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+def in_batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """So many as are asked, or told, at a time."""
-    return (ids[first : first + _AT_ONCE] for first in range(0, len(ids), _AT_ONCE))
+    return (ids[first : first + _BATCH_SIZE] for first in range(0, len(ids), _BATCH_SIZE))
 
 
 class ResultPoller:
@@ -236,7 +241,7 @@ class ResultPoller:
 
     def __init__(
         self,
-        tower: ExecutionWatcher,
+        watcher: ExecutionWatcher,
         channel: str | None,
         ask: AskBackend | None,
         rung: asyncio.Event,
@@ -244,17 +249,17 @@ class ResultPoller:
     ) -> None:
         self._outage_s = outage_s
         self._silent_since: float | None = None
-        self._bells = tower._result_bells  # noqa: SLF001  its other half
+        self._bells = watcher._result_bells  # noqa: SLF001  its other half
         self._channel = channel
         self._ask = ask
         self._rung = rung
         self._listens = False
-        self._wait_s = _FIRST_LOOK_S
+        self._wait_s = _MIN_POLL_S
 
     async def look(self, execution_id: str) -> tuple[Ended | None, bool]:
         if self._ask is None:
             return None, False
-        self._wait_s = min(_LAST_LOOK_S, self._wait_s * 2)
+        self._wait_s = min(_MAX_POLL_S, self._wait_s * 2)
         began = asyncio.get_running_loop().time()
         try:
             if self._channel is not None and not self._listens:
@@ -278,7 +283,7 @@ class ResultPoller:
     def rest(self) -> None:
         """It has a stream that will end: no need to ask."""
         self.leave()
-        self._wait_s = _FIRST_LOOK_S
+        self._wait_s = _MIN_POLL_S
 
     def leave(self) -> None:
         if self._listens and self._channel is not None:
@@ -289,7 +294,7 @@ class ResultPoller:
         self._rung.set()
 
 
-class _Watch:
+class StreamCursor:
     """Where one watcher is in one stream. Decides, and does no I/O."""
 
     def __init__(self, execution_id: str, after: str | None) -> None:
@@ -380,7 +385,7 @@ def _parts(event_id: str) -> tuple[int, int]:
     return int(attempt or 0), int(seq or 0)
 
 
-async def rung_or_late(rung: asyncio.Event, wait_s: float | None) -> None:
+async def wait_for_ring(rung: asyncio.Event, wait_s: float | None) -> None:
     """Wait until it rings, so long at most."""
     try:
         async with asyncio.timeout(wait_s):

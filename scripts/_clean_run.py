@@ -60,6 +60,7 @@ def run_suite(clone: Path) -> int:
                 suite.wait()
             except KeyboardInterrupt:
                 os.killpg(suite.pid, signal.SIGKILL)
+                suite.wait()
             raise
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 ALONE = "(chaos or serial or soak)"
 BIN = Path(sys.executable).parent
 TESTS_FAILED, NOTHING_SELECTED = 1, 5  # pytest's exit codes
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,22 @@ def run(part: Part, env: Mapping[str, str], on_output: Callable[[bytes], None]) 
         part.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env=env, bufsize=0,
     ) as process:  # fmt: skip
-        assert process.stdout is not None
-        while chunk := process.stdout.read(65536):
-            on_output(chunk)
-            output += chunk
+        try:
+            read_all(process, output, on_output)
+        except KeyboardInterrupt:  # the process was interrupted too, and stops what it has started
+            read_all(process, output, on_output)
+            raise
     seconds = time.monotonic() - started
     return Outcome(part, process.returncode, seconds, output.decode(errors="replace"))
+
+
+def read_all(
+    process: subprocess.Popen[bytes], output: bytearray, on_output: Callable[[bytes], None]
+) -> None:
+    assert process.stdout is not None
+    while chunk := process.stdout.read(65536):
+        on_output(chunk)
+        output += chunk
 
 
 def write_to_screen(chunk: bytes) -> None:
@@ -191,4 +202,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

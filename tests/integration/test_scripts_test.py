@@ -15,6 +15,8 @@ from scripts import _clean_run
 from scripts._latest import differences, requirements
 from scripts._test_suite import Outcome, Part, result, run_live
 
+ROOT = Path(__file__).parents[2]
+
 # --- tests that failed once ----------------------------------------------------------------------
 
 
@@ -58,6 +60,35 @@ def test_a_second_run_that_breaks_off_proves_nothing() -> None:
     outcome = outcome_of(TWO_FAIL, "raise SystemExit(3)")
     assert outcome.is_failure
     assert list(result([], [outcome]))[1:] == ["3 passed, 3 failed, 1 skipped, 0 unsteady"]
+
+
+WAITING = """#!{python}
+import signal
+try:
+    print("waiting", flush=True)
+    signal.pause()
+except KeyboardInterrupt:
+    print("interrupted")
+    raise SystemExit(0)
+"""
+RUN_A_PART = """
+import os, signal, sys
+from scripts._test_suite import Part, run_live
+signal.signal(signal.SIGINT, signal.default_int_handler)
+run_live(Part("tests", [sys.executable, "-c", sys.argv[1]]), os.environ)
+"""
+
+
+def test_ctrl_c_waits_for_what_the_tests_have_started() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN_A_PART, WAITING],
+        cwd=ROOT, process_group=0, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert "waiting\n" in iter(process.stdout.readline, "")
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout.read() == "interrupted\n"
+    assert process.returncode != 0
 
 
 # --- the newest releases -------------------------------------------------------------------------
@@ -182,17 +213,6 @@ def test_a_worktree_that_is_on_no_branch_has_a_file_of_its_own(checkout: Checkou
     assert "on no branch" in output
     assert other.passed.read_text() == other.git("rev-parse", "HEAD") + "\n"
     assert not checkout.passed.exists()
-
-
-WAITING = """#!{python}
-import signal
-try:
-    print("waiting", flush=True)
-    signal.pause()
-except KeyboardInterrupt:
-    print("interrupted")
-    raise SystemExit(0)
-"""
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

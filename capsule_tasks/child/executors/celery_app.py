@@ -136,7 +136,6 @@ def _settle_in(app: Any, settings: TaskChildSettings, capture: Capture) -> None:
         app.set_current()
         set_default_app(app)
         app.finalize()
-        trace._tasks = app._tasks  # noqa: SLF001 - as prefork does
     else:
         trace.setup_worker_optimizations(app, settings.hostname)
     state.reset_state()

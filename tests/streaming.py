@@ -9,7 +9,7 @@ from typing import Any
 from capsule_tasks.executions.ends import End
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.origin import Origin
-from capsule_tasks.executions.publishing.loss_counter import Losses
+from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.states import Claim
 from capsule_tasks.executions.supervisor import Supervisor
@@ -76,12 +76,12 @@ class Reporter:
         self.heard.append("ended")
         self.has_ended.set()
 
-    def own_frames(self, stack: str) -> str:
+    def task_frames(self, stack: str) -> str:
         return stack
 
 
 class OutputLog:
-    def say(self, _source: Execution, _output: object) -> None: ...
+    def write(self, _source: Execution, _output: object) -> None: ...
 
     def forget(self, _source: Execution) -> None: ...
 
@@ -90,18 +90,18 @@ class Ground:
     """A supervisor with a publisher in one Redis, and who looks at what is stored."""
 
     def __init__(
-        self, url: str, *, drops: bool = True, lease_s: float = 15.0, **settings: Any
+        self, url: str, *, may_drop: bool = True, lease_s: float = 15.0, **settings: Any
     ) -> None:
-        self.kept = ExecutionSettings(prefix=fresh_prefix())
+        self.retention = ExecutionSettings(prefix=fresh_prefix())
         self.task_retention: Any = {}
         """The settings that the task of every execution has of its own."""
         self.publisher = Publisher(
             url,
             worker="w",
             settings=PublishSettings(**settings),
-            kept=self.kept,
+            retention=self.retention,
             lease=LeaseSettings(lease_s=lease_s),
-            drops=drops,
+            may_drop=may_drop,
             ended_elsewhere=lambda _: None,
             fail_result=lambda *_: None,
             task_retention=lambda _: self.task_retention,
@@ -110,7 +110,7 @@ class Ground:
             SessionPool({"blocking": Profile(), "async": Profile()}),
             async_limit=10,
             publisher=self.publisher,
-            losses=Losses(5),
+            losses=LossCounter(5),
             output_log=OutputLog(),
         )
         self.dispatcher = Dispatcher()
@@ -138,7 +138,7 @@ class Ground:
     async def running(self, task_id: str, **origin: Any) -> Execution:
         """An execution that has begun and is claimed, and not over."""
         execution = self.admitted(new_execution(task_id, **origin))
-        await eventually(lambda: execution.life.has_begun)
+        await eventually(lambda: execution.life.has_started)
         self.begin(execution)
         await eventually(lambda: is_held(execution))
         return execution
@@ -164,7 +164,7 @@ def reporter_of(execution: Execution) -> Reporter:
 
 def is_held(execution: Execution) -> bool:
     """Whether its attempt is claimed, and not over."""
-    return execution.life.claim is Claim.HELD
+    return execution.life.claim is Claim.CLAIMED
 
 
 async def eventually(condition: Callable[[], object]) -> None:

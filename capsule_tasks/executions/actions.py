@@ -98,7 +98,7 @@ class ConfirmLease(Action, frozen=True, gc=False):
     owner: str
 
 
-class Settle(Action, frozen=True, gc=False):
+class AwaitInFlight(Action, frozen=True, gc=False):
     """Send nothing more, and tell when nothing is on its way."""
 
 

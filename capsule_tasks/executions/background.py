@@ -14,13 +14,13 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 T = TypeVar("T")
 
-AGAIN_S = 1.0
+RETRY_DELAY_S = 1.0
 """Between two tries while Redis does not answer; each of them has tried for some seconds."""
 _WARN_EVERY_S = 30.0
 """Between two warnings of the same."""
 
 
-class Background:
+class BackgroundTasks:
     """Owns asyncio tasks: a failure in one is logged, and none outlives `stop`."""
 
     def __init__(self) -> None:
@@ -43,16 +43,16 @@ class Background:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def call_until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer of Redis, asked for again until there is one."""
         while True:
             try:
                 return await ask()
             except StorageError as error:
-                self.say_unavailable(error)
-                await asyncio.sleep(AGAIN_S)
+                self.warn_unavailable(error)
+                await asyncio.sleep(RETRY_DELAY_S)
 
-    def say_unavailable(self, error: BaseException) -> None:
+    def warn_unavailable(self, error: BaseException) -> None:
         """Log that Redis does not answer."""
         self.warn_seldom("Redis is unavailable; buffering task events: %s", error)
 

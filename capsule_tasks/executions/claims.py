@@ -2,7 +2,7 @@
 
 Half of `lifecycle.py`, and one that can be read alone:
 
-    UNCLAIMED ──▶ CLAIMING ──▶ HELD ──▶ MOVING ──▶ CLAIMING …      the lease was lost
+    UNCLAIMED ──▶ CLAIMING ──▶ CLAIMED ──▶ RECLAIMING ──▶ CLAIMING …      the lease was lost
         │          │    ▲
         ▼          ▼    │
        AWAITING_PREVIOUS                                           any of them ──▶ CLOSED
@@ -27,15 +27,15 @@ from capsule_tasks.executions.states import (
     AWAITING_PREVIOUS,
     CELERY,
     CLAIM_MOVES,
+    CLAIMED,
     CLAIMING,
     CLOSED,
     DEFERRED,
     DONE,
     ENDED,
-    HELD,
-    MOVING,
     NEW,
     NONE,
+    RECLAIMING,
     RUNNING,
     UNCLAIMED,
     moved,
@@ -43,7 +43,7 @@ from capsule_tasks.executions.states import (
 from capsule_tasks.protocol.events import AttemptEnded
 from capsule_tasks.protocol.messages import InputRequest
 
-_CLAIM_WITH_WORDS = do.ClaimWithEvents(takes_over=False)
+_CLAIM_WITH_EVENTS = do.ClaimWithEvents(takes_over=False)
 _START_CLAIM_WAIT = do.StartTimer(Timer.CLAIM_WAIT)
 
 
@@ -98,7 +98,7 @@ class ClaimAxis:
         """The execution is over."""
 
     @abstractmethod
-    def _tell_end(self, *, frees_slot: bool) -> None:
+    def _report_end(self, *, frees_slot: bool) -> None:
         """Have the end told, if it was not."""
 
     # --- the claim -----------------------------------------------------------------------------
@@ -112,16 +112,16 @@ class ClaimAxis:
             self.claim = moved(CLAIM_MOVES, self.claim, CLAIMING)
             self._do(do.ClaimFirst())
 
-    def _claim_with_words(self) -> None:
+    def _claim_with_events(self) -> None:
         if self.claim is UNCLAIMED:
             self.claim = moved(CLAIM_MOVES, self.claim, CLAIMING)
-            self._do(_CLAIM_WITH_WORDS)
+            self._do(_CLAIM_WITH_EVENTS)
 
     def _on_claim_due(self) -> None:
         if self.run is not RUNNING:
             return
         if self.claim is UNCLAIMED:
-            self._claim_with_words()
+            self._claim_with_events()
         elif self.claim is not CLOSED:
             self._do(do.Flush())
         if self.ack is DEFERRED:
@@ -130,7 +130,7 @@ class ClaimAxis:
     def _on_claim_stored(self, event: on.ClaimStored) -> None:
         if self.claim is not CLAIMING:
             return
-        self.claim = moved(CLAIM_MOVES, self.claim, HELD)
+        self.claim = moved(CLAIM_MOVES, self.claim, CLAIMED)
         self.owner = event.owner
         self._has_waited = False
         if self._end is None:
@@ -142,7 +142,7 @@ class ClaimAxis:
             self._begin()
         self._do(do.Flush())
         if event.owner != event.current_owner:  # that lease was lost while the claim was on its way
-            self._move()
+            self._reclaim()
         else:
             self._confirm_lease()
 
@@ -177,7 +177,7 @@ class ClaimAxis:
 
     def _on_successor_admitted(self, _event: on.SuccessorAdmitted) -> None:
         """The claim of the attempt that follows must not come before this one's."""
-        self._claim_with_words()
+        self._claim_with_events()
 
     def _on_append_refused(self, _event: on.AppendRefused) -> None:
         if self.claim is not CLOSED:
@@ -193,24 +193,24 @@ class ClaimAxis:
         self._do(do.Release())
         self._acknowledge()
         if self._end is not None:
-            self._tell_end(frees_slot=frees_slot)
+            self._report_end(frees_slot=frees_slot)
 
     # --- the lease -----------------------------------------------------------------------------
 
-    def _on_hold_noted(self, event: on.HoldRecorded) -> None:
+    def _on_hold_recorded(self, event: on.HoldRecorded) -> None:
         self._held_by = event.owner
         self._confirm_lease()
 
     def _confirm_lease(self) -> None:
         """Rule 3: the claim is stored and noted; whether the lease lasts is to be found out."""
-        is_stored = self.claim is HELD and self._held_by == self.owner
+        is_stored = self.claim is CLAIMED and self._held_by == self.owner
         if self.ack is DEFERRED and is_stored and self._end is None:
             self._do(_START_CLAIM_WAIT)
             self._do(do.ConfirmLease(self.owner))
 
     def _on_lease_confirmed(self, event: on.LeaseConfirmed) -> None:
-        is_sure = self.claim is HELD and self._held_by == self.owner == event.owner
-        if is_sure:
+        is_certain = self.claim is CLAIMED and self._held_by == self.owner == event.owner
+        if is_certain:
             self._acknowledge()
 
     def _on_claim_waited(self) -> None:
@@ -227,15 +227,15 @@ class ClaimAxis:
 
     def _on_lease_begun(self, event: on.LeaseBegun) -> None:
         """A reaper may end what was claimed under the lease before: claim it anew."""
-        if self.claim is HELD and self.owner != event.owner:
-            self._move()
+        if self.claim is CLAIMED and self.owner != event.owner:
+            self._reclaim()
 
-    def _move(self) -> None:
-        self.claim = moved(CLAIM_MOVES, self.claim, MOVING)
-        self._do(do.Settle())
+    def _reclaim(self) -> None:
+        self.claim = moved(CLAIM_MOVES, self.claim, RECLAIMING)
+        self._do(do.AwaitInFlight())
 
-    def _on_settled(self, _event: on.Settled) -> None:
-        if self.claim is MOVING:
+    def _on_in_flight_done(self, _event: on.InFlightDone) -> None:
+        if self.claim is RECLAIMING:
             self.claim = moved(CLAIM_MOVES, self.claim, CLAIMING)
             for request in self._questions.values():  # the end of an attempt closes its questions
                 self._do(do.Publish(request))
@@ -243,14 +243,14 @@ class ClaimAxis:
 
     # --- the bell ------------------------------------------------------------------------------
 
-    def _on_bell_rang(self, _event: on.DoorbellRang) -> None:
+    def _on_doorbell_rang(self, _event: on.DoorbellRang) -> None:
         """The reply to a claim brings the commands; until then the bell is remembered."""
-        if self.claim is HELD:
+        if self.claim is CLAIMED:
             self._do(do.ReadCommands())
         elif self.claim is not CLOSED:
             self._doorbell_rang = True
             if self.run is RUNNING:
-                self._claim_with_words()
+                self._claim_with_events()
 
     claim_timers: ClassVar[dict[Timer, Callable[[ClaimAxis], None]]] = {
         Timer.CLAIM_DUE: _on_claim_due,
@@ -261,10 +261,10 @@ class ClaimAxis:
         on.ClaimRefused: _on_claim_refused,
         on.PreviousEnded: _on_previous_ended,
         on.SuccessorAdmitted: _on_successor_admitted,
-        on.HoldRecorded: _on_hold_noted,
+        on.HoldRecorded: _on_hold_recorded,
         on.LeaseConfirmed: _on_lease_confirmed,
         on.LeaseBegun: _on_lease_begun,
-        on.Settled: _on_settled,
+        on.InFlightDone: _on_in_flight_done,
         on.AppendRefused: _on_append_refused,
-        on.DoorbellRang: _on_bell_rang,
+        on.DoorbellRang: _on_doorbell_rang,
     }

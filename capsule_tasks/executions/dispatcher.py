@@ -90,7 +90,7 @@ class Lane(Generic[W]):
         self._plan = pool.plan
         self._listener = listener
         self._sent = sent
-        self._unheard = Delay[Sent[W]](ASSUME_STARTED_AFTER_S, self._on_unheard)
+        self._unacknowledged = Delay[Sent[W]](ASSUME_STARTED_AFTER_S, self._on_unacknowledged)
         pool.set_listener(self, capacity)
 
     # --- children ------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Lane(Generic[W]):
         child.sent[execution_id] = self._sent[work] = sent
         self._listener.sent(work, child.pid, execution_id)
         try:
-            child.session.submit(call, partial(self._on_said, sent), execution_id=execution_id)
+            child.session.submit(call, partial(self._on_message, sent), execution_id=execution_id)
         except CapsuleError as error:
             # The child has ended, which its state says a moment later; or it is condemned by a
             # coroutine that does not stop. The work has not begun.
@@ -167,27 +167,27 @@ class Lane(Generic[W]):
             self.doom(child, str(error))
         else:
             if self.kind == "blocking":
-                self._unheard.add(sent)
+                self._unacknowledged.add(sent)
 
     # --- hearing -------------------------------------------------------------------------------
 
-    def _on_said(self, sent: Sent[W], message: Message) -> bool | None:
+    def _on_message(self, sent: Sent[W], message: Message) -> bool | None:
         """False if there is no room for more output of this work."""
         if isinstance(message, Ack):
             self._start(sent, message.accepted_at)
         elif isinstance(message, Terminal):
             self._finish(sent, message)
         else:
-            return self._listener.said(sent.work, message)
+            return self._listener.on_message(sent.work, message)
         return None
 
     def _start(self, sent: Sent[W], at: float) -> None:
         if not sent.is_started:
             sent.is_started = True
-            self._unheard.discard(sent)
+            self._unacknowledged.discard(sent)
             self._listener.started(sent.work, at)
 
-    def _on_unheard(self, unheard: list[Sent[W]]) -> None:
+    def _on_unacknowledged(self, unheard: list[Sent[W]]) -> None:
         for sent in unheard:
             if self._sent.get(sent.work) is sent:
                 self._start(sent, time.monotonic() - ASSUME_STARTED_AFTER_S)
@@ -253,7 +253,7 @@ class Dispatcher(Generic[W]):
 
     # --- looking -------------------------------------------------------------------------------
 
-    def in_hand(self) -> list[W]:
+    def sent_executions(self) -> list[W]:
         """All work that children have; on any thread."""
         return list(self._sent)
 

@@ -13,8 +13,8 @@ from capsule_tasks.protocol.events import AttemptEnded, AttemptOutcome, Ended, O
 from capsule_tasks.protocol.messages import Error, ErrorKind, TaskResult, Terminal
 from capsule_tasks.sessions.process.child_process import CRASHES
 
-_MOST_TEXT = 4096
-_MOST_TRACEBACK = 16 * 1024
+_MAX_TEXT = 4096
+_MAX_TRACEBACK = 16 * 1024
 _SUCCEEDED = Outcome.SUCCEEDED
 _REPLACED = "Replaced by new task"
 """The message of the Ignore that `Task.replace` raises; what replaces the task has the same id."""
@@ -132,7 +132,7 @@ def last_event(end: End, origin: Origin, *, is_worker_stopping: bool = False) ->
     return Ended(
         outcome=Outcome.CANCELLED if is_cancelled else Outcome.FAILED,
         type=end.kind.value,
-        message="it was cancelled" if is_cancelled else _message(end, origin)[:_MOST_TEXT],
+        message="it was cancelled" if is_cancelled else _message(end, origin)[:_MAX_TEXT],
         stdout_bytes=end.stdout_bytes,
         stderr_bytes=end.stderr_bytes,
     )
@@ -140,7 +140,7 @@ def last_event(end: End, origin: Origin, *, is_worker_stopping: bool = False) ->
 
 def another_follows(outcome: AttemptOutcome, detail: str = "") -> AttemptEnded:
     """This attempt is over, and another one follows."""
-    return AttemptEnded(outcome=outcome, detail=detail[:_MOST_TEXT])
+    return AttemptEnded(outcome=outcome, detail=detail[:_MAX_TEXT])
 
 
 def lost(reason: str) -> Ended:
@@ -174,7 +174,7 @@ def _of_traced(traced: TaskResult) -> LastEvent:
     if failure is None:
         return Ended(
             outcome=_SUCCEEDED,
-            result_text=(traced.text or "")[:_MOST_TEXT],
+            result_text=(traced.text or "")[:_MAX_TEXT],
             runtime_s=traced.runtime_s,
             stdout_bytes=traced.stdout_bytes,
             stderr_bytes=traced.stderr_bytes,
@@ -191,8 +191,8 @@ def _of_traced(traced: TaskResult) -> LastEvent:
     return Ended(
         outcome=outcome,
         type=failure.name,
-        message=failure.message[:_MOST_TEXT],
-        traceback=failure.traceback[-_MOST_TRACEBACK:],
+        message=failure.message[:_MAX_TEXT],
+        traceback=failure.traceback[-_MAX_TRACEBACK:],
         runtime_s=traced.runtime_s,
         stdout_bytes=traced.stdout_bytes,
         stderr_bytes=traced.stderr_bytes,

@@ -154,7 +154,7 @@ class LeaseBegun(Event, frozen=True, gc=False):
     owner: str
 
 
-class Settled(Event, frozen=True, gc=False):
+class InFlightDone(Event, frozen=True, gc=False):
     """Nothing is on its way to Redis any more."""
 
 

@@ -33,7 +33,7 @@ class Reporter(Protocol):
     def ended(self, end: End, *, frees_slot: bool) -> None:
         """The last call: everything that belongs to the execution may be forgotten."""
 
-    def own_frames(self, stack: str) -> str:
+    def task_frames(self, stack: str) -> str:
         """The stack without the frames that are not the task's."""
 
 
@@ -50,7 +50,7 @@ class _Unreported:
 
     def ended(self, end: End, *, frees_slot: bool) -> None: ...
 
-    def own_frames(self, stack: str) -> str:
+    def task_frames(self, stack: str) -> str:
         return stack
 
 
@@ -91,10 +91,10 @@ class Execution:
         return f"<Execution {self.call.name}[{self.call.task_id}] {self.life.run.name}>"
 
 
-class OutputLog(Protocol):
+class OutputListener(Protocol):
     """Where the output of executions is echoed on the worker's side."""
 
-    def say(self, source: Execution, output: Output | Gap) -> None: ...
+    def write(self, source: Execution, output: Output | Gap) -> None: ...
 
     def forget(self, source: Execution) -> None:
         """The execution is over: a line without a newline ends here."""

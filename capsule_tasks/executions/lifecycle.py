@@ -46,10 +46,10 @@ from capsule_tasks.executions.states import (
     AWAITING_CLAIM,
     AWAITING_JUDGEMENT,
     CLAIM_MOVES,
+    CLAIMED,
     CLOSED,
     DEFERRED,
     ENDED,
-    HELD,
     LOST,
     OVER,
     QUEUED,
@@ -65,7 +65,7 @@ from capsule_tasks.protocol.messages import TaskResult
 
 _ASYNC_GRACE_S = 5.0
 """From the cancel of a coroutine to the kill of its child, and so of its neighbours."""
-_MOST_REQUESTED_BY = 200
+_MAX_REQUESTED_BY = 200
 _SEND = do.Send()
 _FREE_SLOT = do.FreeSlot()
 _PUBLISH_START = do.PublishStart()
@@ -85,13 +85,13 @@ _WORKER_STOPPED = "its worker was stopped"
 class Lifecycle(ClaimAxis):
     """Feed every event to `handle`, and carry out what it returns, in order."""
 
-    __slots__ = ("_is_let_go", "_is_over_limit", "_suspected", "stop_signum")
+    __slots__ = ("_is_over_limit", "_is_worker_stopping", "_suspected", "stop_signum")
 
     def __init__(self, origin: Origin) -> None:
         super().__init__(origin)
         self.stop_signum: int | None = None
         """The signal that somebody wants the execution ended with."""
-        self._is_let_go = False
+        self._is_worker_stopping = False
         self._is_over_limit = False
         self._suspected: End | None = None
         """The loss that is being judged."""
@@ -116,7 +116,7 @@ class Lifecycle(ClaimAxis):
         return self.run is SENT or self.run is RUNNING
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the execution waits for nothing but a child, or has come to one."""
         return self.run in (QUEUED, SENT, RUNNING, LOST)
 
@@ -195,9 +195,9 @@ class Lifecycle(ClaimAxis):
         if is_streamed:
             self._do(_PUBLISH_START)
             if self._doorbell_rang:
-                self._claim_with_words()
+                self._claim_with_events()
             self._do(_START_CLAIM_DUE)
-            if self.claim is HELD:
+            if self.claim is CLAIMED:
                 self._confirm_lease()
             elif self._has_waited:
                 self._acknowledge()
@@ -207,7 +207,7 @@ class Lifecycle(ClaimAxis):
             self._do(_START_HARD_LIMIT)
 
     def _on_first_output(self, _event: on.FirstOutput) -> None:
-        self._claim_with_words()
+        self._claim_with_events()
 
     def _on_input_requested(self, event: on.InputRequested) -> None:
         """A question that reaches nobody is answered at once, with the end of the input."""
@@ -216,13 +216,13 @@ class Lifecycle(ClaimAxis):
             return
         self._questions[event.request.id] = event.request
         self._do(do.Publish(event.request))
-        self._claim_with_words()
+        self._claim_with_events()
 
     def _on_input_answered(self, event: on.InputAnswered) -> None:
         self._questions.pop(event.closed.request_id, None)
         if self.is_published:
             self._do(do.Publish(event.closed))
-            self._claim_with_words()
+            self._claim_with_events()
 
     def _on_finished(self, event: on.Finished) -> None:
         """Rule 1: a terminal message counts once, whatever was decided before."""
@@ -266,7 +266,7 @@ class Lifecycle(ClaimAxis):
         if self.run is OVER:
             return
         self.stop_signum = event.signum  # a second request, stronger, may follow
-        self._is_let_go = self._is_let_go or event.is_worker_stopping
+        self._is_worker_stopping = self._is_worker_stopping or event.is_worker_stopping
         if not self.is_with_child:
             self._finish(End(EndKind.TERMINATED, signum=event.signum))
         elif self.origin.is_async:
@@ -349,9 +349,9 @@ class Lifecycle(ClaimAxis):
             self._do(do.Unqueue())
         self._do(_CANCEL_TIMERS)
         if self.claim is CLOSED:
-            self._tell_end(frees_slot=True)
+            self._report_end(frees_slot=True)
             return
-        event = last_event(end, self.origin, is_worker_stopping=self._is_let_go)
+        event = last_event(end, self.origin, is_worker_stopping=self._is_worker_stopping)
         if was_unseen and isinstance(event, AttemptEnded):
             self._close(frees_slot=True)
             return
@@ -364,7 +364,7 @@ class Lifecycle(ClaimAxis):
         self._last = event
         self._questions.clear()  # they end with the execution
         self._do(do.PublishEnd(event))
-        self._claim_with_words()
+        self._claim_with_events()
 
     def _is_unseen(self) -> bool:
         """Whether neither Redis nor a watcher can know of this attempt."""
@@ -384,9 +384,9 @@ class Lifecycle(ClaimAxis):
     def _report_all(self) -> None:
         self._acknowledge()
         if self._end is not None:
-            self._tell_end(frees_slot=False)
+            self._report_end(frees_slot=False)
 
-    def _tell_end(self, *, frees_slot: bool) -> None:
+    def _report_end(self, *, frees_slot: bool) -> None:
         if self.report is not ENDED:
             self.report = moved(REPORT_MOVES, self.report, ENDED)
             assert self._end is not None
@@ -398,9 +398,7 @@ class Lifecycle(ClaimAxis):
         """Before the attempt is claimed only a cancel is meant for it."""
         command = event.command
         if isinstance(command, CancelCommand):
-            self._on_cancel_requested(
-                on.CancelRequested(command.grace_s, _quoted(command.requested_by))
-            )
+            self._on_cancel_requested(on.CancelRequested(command.grace_s, _quoted(command.requested_by)))
         elif self.is_with_child and self.owner and self.claim is not CLOSED:
             self._do(do.CommandChild(command, next(iter(self._questions), "")))
 
@@ -443,4 +441,4 @@ def _quoted(requested_by: str) -> str:
     """Quoted: whoever can write to Redis chooses the text, and it must stay one line of the log."""
     if not requested_by:
         return "Execution.cancel"
-    return f"{requested_by[:_MOST_REQUESTED_BY]!r} (Execution.cancel)"
+    return f"{requested_by[:_MAX_REQUESTED_BY]!r} (Execution.cancel)"

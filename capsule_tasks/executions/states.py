@@ -36,8 +36,8 @@ class Claim(_State):
     CLAIMING = auto()
     AWAITING_PREVIOUS = auto()
     """The attempt before is about to end: a retry's, or that of a task that replaced itself."""
-    HELD = auto()
-    MOVING = auto()
+    CLAIMED = auto()
+    RECLAIMING = auto()
     """The lease was lost; what is on its way to Redis still belongs to the old one."""
     CLOSED = auto()
     """Nothing more of this attempt is stored."""
@@ -58,7 +58,7 @@ class Ack(_State):
 
 # Reading a member from its class runs the metaclass's `__getattr__` (Python 3.11): 60 ns, not 2.
 NEW, AWAITING_CLAIM, AWAITING_JUDGEMENT, QUEUED, SENT, RUNNING, LOST, OVER = Run
-UNCLAIMED, CLAIMING, AWAITING_PREVIOUS, HELD, MOVING, CLOSED = Claim
+UNCLAIMED, CLAIMING, AWAITING_PREVIOUS, CLAIMED, RECLAIMING, CLOSED = Claim
 NONE, ACCEPTED, ENDED = Report
 CELERY, DEFERRED, DONE = Ack
 
@@ -74,10 +74,10 @@ RUN_MOVES: Final[Mapping[Run, frozenset[Run]]] = {
 }
 CLAIM_MOVES: Final[Mapping[Claim, frozenset[Claim]]] = {
     UNCLAIMED: frozenset({CLAIMING, AWAITING_PREVIOUS, CLOSED}),
-    CLAIMING: frozenset({AWAITING_PREVIOUS, HELD, CLOSED}),
+    CLAIMING: frozenset({AWAITING_PREVIOUS, CLAIMED, CLOSED}),
     AWAITING_PREVIOUS: frozenset({CLAIMING, CLOSED}),
-    HELD: frozenset({MOVING, CLOSED}),
-    MOVING: frozenset({CLAIMING, CLOSED}),
+    CLAIMED: frozenset({RECLAIMING, CLOSED}),
+    RECLAIMING: frozenset({CLAIMING, CLOSED}),
     CLOSED: frozenset(),
 }
 REPORT_MOVES: Final[Mapping[Report, frozenset[Report]]] = {

@@ -18,12 +18,12 @@ from capsule_tasks.errors import CapsuleError, TooManyLosses, UnknownInputReques
 from capsule_tasks.executions import actions as do
 from capsule_tasks.executions import events as on
 from capsule_tasks.executions.actions import Action
-from capsule_tasks.executions.background import Background
+from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.dispatcher import Dispatcher
 from capsule_tasks.executions.ends import End, EndKind
 from capsule_tasks.executions.events import Event, Streaming, Timer
-from capsule_tasks.executions.execution import Execution, OutputLog
-from capsule_tasks.executions.publishing.loss_counter import Losses
+from capsule_tasks.executions.execution import Execution, OutputListener
+from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.states import Run
@@ -52,7 +52,7 @@ _TIDY_S = 0.1
 """The time that a task's `finally` blocks have at a hard limit, as under prefork."""
 _LARGE_BYTES = 1024 * 1024
 """Messages from this size leave holes in the heap that are worth giving back."""
-_GIVE_BACK_AFTER_S = 1.0
+_RELEASE_MEMORY_AFTER_S = 1.0
 """Celery has been told of the end by then, and everything of the message is freed."""
 
 _SENT = on.Sent()
@@ -70,8 +70,8 @@ class Supervisor:
         *,
         async_limit: int,
         publisher: Publisher | None,
-        losses: Losses,
-        output_log: OutputLog,
+        losses: LossCounter,
+        output_log: OutputListener,
     ) -> None:
         self.dispatcher: Dispatcher[Execution] = Dispatcher(sessions, self, async_limit=async_limit)
         self.totals: Counter[str] = Counter()
@@ -84,12 +84,12 @@ class Supervisor:
         """Executions that are not over, in order of arrival."""
         self._unknown_tasks: set[str] = set()
         """Names that only children of the next generation know."""
-        self._early: dict[Execution, None] = {}
+        self._waiting_for_tasks: dict[Execution, None] = {}
         """Executions of tasks that no child knows yet."""
         self._actions: deque[tuple[Execution, Action]] = deque()
         self._is_acting = False
-        self._background = Background()
-        self._gives_back_soon = False
+        self._background = BackgroundTasks()
+        self._is_memory_release_due = False
 
     async def start(self) -> None:
         if self._publisher is not None:
@@ -176,7 +176,7 @@ class Supervisor:
 
     def kill_busy(self) -> None:
         """Wait for nothing that runs any more."""
-        for execution in self.dispatcher.in_hand():
+        for execution in self.dispatcher.sent_executions():
             self.feed(execution, on.KillRequested("the worker's cold shutdown"))
 
     def expect_tasks(self, names: set[str]) -> None:
@@ -188,14 +188,14 @@ class Supervisor:
     def tasks_known(self, names: set[str]) -> None:
         """The next child knows these tasks, or will never: either way their executions go on."""
         self._unknown_tasks -= names
-        early, self._early = self._early, {}
-        for execution in early:
+        waiting, self._waiting_for_tasks = self._waiting_for_tasks, {}
+        for execution in waiting:
             self._send(execution)
 
     def running(self, task_id: str) -> Execution | None:
         """The execution of a task that a child has."""
-        in_hand = self.dispatcher.in_hand()
-        return next((one for one in in_hand if one.call.task_id == task_id), None)
+        sent_executions = self.dispatcher.sent_executions()
+        return next((one for one in sent_executions if one.call.task_id == task_id), None)
 
     def resume_output(self, execution: Execution) -> None:
         self.dispatcher.resume_output(execution)
@@ -212,11 +212,11 @@ class Supervisor:
     def started(self, work: Execution, at: float) -> None:
         self.feed(work, on.ChildStarted(at))
 
-    def said(self, work: Execution, message: Message) -> bool | None:
+    def on_message(self, work: Execution, message: Message) -> bool | None:
         stream = work.stream
         if isinstance(message, Output):
             work.has_output = True
-            self._output_log.say(work, message)
+            self._output_log.write(work, message)
             return stream.write(message) if stream is not None else None
         if isinstance(message, InputRequest):
             self.feed(work, on.InputRequested(message))
@@ -225,7 +225,7 @@ class Supervisor:
         elif isinstance(message, (Gap, Progress)):
             if isinstance(message, Gap):
                 work.has_output = True
-                self._output_log.say(work, message)
+                self._output_log.write(work, message)
             if stream is not None:
                 stream.publish(message)
         return None
@@ -242,13 +242,13 @@ class Supervisor:
         if execution.life.run is not Run.QUEUED:
             return
         if execution.call.name in self._unknown_tasks:
-            self._early[execution] = None
+            self._waiting_for_tasks[execution] = None
         else:
             self.dispatcher.enqueue(execution)
 
     def _unqueue(self, execution: Execution, _action: do.Unqueue) -> None:
-        if execution in self._early:
-            del self._early[execution]
+        if execution in self._waiting_for_tasks:
+            del self._waiting_for_tasks[execution]
         else:
             self.dispatcher.remove(execution)
 
@@ -299,7 +299,7 @@ class Supervisor:
             elif isinstance(command, StackCommand):
                 text = await self.dispatcher.stack(execution)
                 if text is not None and execution.stream is not None:
-                    text = text if command.all_frames else execution.reporter.own_frames(text)
+                    text = text if command.all_frames else execution.reporter.task_frames(text)
                     execution.stream.publish(Stacks(in_reply_to=command.request_id, text=text))
         except UnknownInputRequest as error:
             log.info("an answer came too late: %s", error)
@@ -328,7 +328,7 @@ class Supervisor:
 
     # --- actions: the reporter -----------------------------------------------------------------
 
-    def _tell_accepted(self, execution: Execution, action: do.ReportAccepted) -> None:
+    def _report_accepted(self, execution: Execution, action: do.ReportAccepted) -> None:
         execution.reporter.accepted(execution.pid, action.at, defers_ack=action.defers_ack)
 
     def _acknowledge(self, execution: Execution, _action: do.Acknowledge) -> None:
@@ -337,7 +337,7 @@ class Supervisor:
     def _free_slot(self, execution: Execution, _action: do.FreeSlot) -> None:
         execution.reporter.free_slot()
 
-    def _tell_end(self, execution: Execution, action: do.ReportEnd) -> None:
+    def _report_end(self, execution: Execution, action: do.ReportEnd) -> None:
         if self._losses.counted_locally and action.end.kind is EndKind.TRACED:
             self._losses.forget_here(execution.call)
         execution.reporter.ended(action.end, frees_slot=action.frees_slot)
@@ -349,7 +349,7 @@ class Supervisor:
         if publisher is not None and timer is Timer.CLAIM_DUE:
             publisher.claims_due.add(execution)
         elif publisher is not None and timer is Timer.END_WAIT:
-            publisher.ends.add(execution)
+            publisher.ends_waiting.add(execution)
         else:
             timers = execution.timers
             if timers is None:
@@ -391,18 +391,18 @@ class Supervisor:
         del self._live[execution]
         call = execution.call
         if len(call.body) >= _LARGE_BYTES:
-            self._give_memory_back_soon()
-        if self._losses.noted and self._losses.is_noted(call):
+            self._release_memory_soon()
+        if self._losses.noted and self._losses.is_counted_on_delivery(call):
             self._background.spawn(self._losses.forget(call))
 
-    def _give_memory_back_soon(self) -> None:
+    def _release_memory_soon(self) -> None:
         """Once for all large messages of a second; on a thread, for the heap may be large, too."""
-        if not self._gives_back_soon:
-            self._gives_back_soon = True
-            asyncio.get_running_loop().call_later(_GIVE_BACK_AFTER_S, self._give_memory_back)
+        if not self._is_memory_release_due:
+            self._is_memory_release_due = True
+            asyncio.get_running_loop().call_later(_RELEASE_MEMORY_AFTER_S, self._release_memory)
 
-    def _give_memory_back(self) -> None:
-        self._gives_back_soon = False
+    def _release_memory(self) -> None:
+        self._is_memory_release_due = False
         asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
 
     _carry_out: ClassVar[dict[type[Action], Callable[[Supervisor, Execution, Any], None]]] = {
@@ -415,10 +415,10 @@ class Supervisor:
         do.CommandChild: _command_child,
         do.EndInput: _end_input,
         do.JudgeLoss: _judge_loss,
-        do.ReportAccepted: _tell_accepted,
+        do.ReportAccepted: _report_accepted,
         do.Acknowledge: _acknowledge,
         do.FreeSlot: _free_slot,
-        do.ReportEnd: _tell_end,
+        do.ReportEnd: _report_end,
         do.StartTimer: _start_timer,
         do.CancelTimers: _cancel_timers,
     }
@@ -432,15 +432,15 @@ _FOR_STREAM: Final[dict[type[Action], Callable[[StreamWriter, Any], None]]] = {
     do.ConfirmLease: lambda stream, action: stream.publisher.confirm_lease(
         stream.execution, action.owner
     ),
-    do.Settle: lambda stream, _: stream.settle(),
+    do.AwaitInFlight: lambda stream, _: stream.settle(),
     do.Publish: lambda stream, action: stream.publish(action.event),
     do.PublishStart: lambda stream, _: stream.publish_start(),
     do.Flush: lambda stream, _: stream.flush(),
     do.PublishEnd: lambda stream, action: stream.publish_end(action.event),
     do.CloseStream: lambda stream, _: stream.close(),
     do.ReadCommands: lambda stream, _: stream.read_commands(),
-    do.RecordRunning: lambda stream, _: stream.publisher.index.note_state(stream, "running"),
-    do.RecordEnd: lambda stream, action: stream.publisher.index.note_end(stream, action.event),
+    do.RecordRunning: lambda stream, _: stream.publisher.index.record_state(stream, "running"),
+    do.RecordEnd: lambda stream, action: stream.publisher.index.record_end(stream, action.event),
     do.Release: lambda stream, _: stream.publisher.release(stream.execution),
 }
 """Actions that are carried out by the stream of the execution, if there is one."""

@@ -44,7 +44,7 @@ class DispatchListener(Protocol[W_contra]):
         work may have begun.
         """
 
-    def said(self, work: W_contra, message: Message) -> bool | None:
+    def on_message(self, work: W_contra, message: Message) -> bool | None:
         """Output, Gap, Progress, InputRequest or InputClosed.
 
         False if there is no room for more output; `resume_output` says when there is.

@@ -13,7 +13,7 @@ from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.storage.keys import escaped
 
-_MOST_MEMBERS = 2**27
+_MAX_MEMBERS = 2**27
 """Members that a bitmap in Redis may count without being a danger to it: 16 MiB."""
 _DECODED = ("args", "kwargs")
 """The request dict repeats them beside the body; the child decodes them anew."""
@@ -97,7 +97,7 @@ def origin_of(
 def group_of(headers: Any) -> tuple[str, int]:
     """The group of a task, and its place there; none if no key can be made of it."""
     group, index = headers.get("group"), headers.get("group_index")
-    if group is None or not isinstance(index, int) or not 0 <= index < _MOST_MEMBERS:
+    if group is None or not isinstance(index, int) or not 0 <= index < _MAX_MEMBERS:
         return ("", -1)
     try:
         escaped("group id", group)

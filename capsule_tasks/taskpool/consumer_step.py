@@ -10,7 +10,7 @@ from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 
 from capsule_tasks.storage.connections.doorbells import Ring
-from capsule_tasks.taskpool.prefetch import count_beside
+from capsule_tasks.taskpool.prefetch import count_coroutines_apart
 from capsule_tasks.taskpool.reporting.requests import add_to_tasks
 from capsule_tasks.taskpool.stock_redis.failover import Failover
 from capsule_tasks.taskpool.stock_redis.kept_revokes import Revokes
@@ -24,34 +24,36 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
-        self._holding = VisibilityRenewal(parent)
+        self._renewal = VisibilityRenewal(parent)
         self._revokes = parent.capsule_revokes = Revokes(
             parent.app, parent.hub, getattr(parent.pool, "listen", _never)
         )
         if getattr(parent.pool, "takes_without_slot", None) is not None:
             # Now, since each task's strategy remembers both when the consumer starts.
             add_to_tasks(parent.app)
-            parent.on_task_request = _beside_the_slots(parent.pool, parent.on_task_request)
+            parent.on_task_request = _without_slots(parent.pool, parent.on_task_request)
             self._failover = Failover()
             self._failover.watch(parent.blueprint)
             parent.ensure_connected = self._prepared(parent.ensure_connected)
-            parent.cancel_active_requests = _leaving(parent.pool, parent.cancel_active_requests)
+            parent.cancel_active_requests = _reporting_shutdown(
+                parent.pool, parent.cancel_active_requests
+            )
 
     def start(self, parent: Any) -> None:
-        introduce = getattr(parent.pool, "introduce", None)
-        if introduce is not None:
-            count_beside(parent)
-            introduce(parent)
+        attach_consumer = getattr(parent.pool, "attach_consumer", None)
+        if attach_consumer is not None:
+            count_coroutines_apart(parent)
+            attach_consumer(parent)
             self._revokes.start()
-            self._holding.start()
+            self._renewal.start()
 
     def _prepared(self, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Each connection of the consumer is prepared before it is made."""
 
         def ensure_connected(connection: Any) -> Any:
-            self._holding.prepare(connection)
+            self._renewal.prepare(connection)
             close_wholly(connection)
-            self._failover.note_connection(connection)
+            self._failover.watch_connection(connection)
             return connect(connection)
 
         return ensure_connected
@@ -59,14 +61,14 @@ class ConsumerStep(bootsteps.StartStopStep):
     def shutdown(self, _parent: Any) -> None:
         """After the pool has ended: until then its last tasks hold their messages."""
         self._revokes.stop()
-        self._holding.stop()
+        self._renewal.stop()
 
 
 def _never(_channel: str, _ring: Ring) -> None:
     """Another pool hears no announcements."""
 
 
-def _leaving(pool: Any, cancel: Callable[[], object]) -> Callable[[], object]:
+def _reporting_shutdown(pool: Any, cancel: Callable[[], object]) -> Callable[[], object]:
     """A cold shutdown cancels requests first, and stores the end of each.
 
     A silent result backend holds the main thread up there for minutes, before Celery tells anybody
@@ -97,7 +99,7 @@ def close_wholly(connection: Any) -> None:
     connection.maybe_close_channel = maybe_close_channel
 
 
-def _beside_the_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:
+def _without_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:
     """Requests go to the pool when a slot is free, as Celery has it; those of coroutines at once.
 
     Else they would wait behind every blocking task that waits for a slot.

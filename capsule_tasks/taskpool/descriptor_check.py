@@ -18,16 +18,16 @@ from capsule_tasks.system.portable import IS_LINUX
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-_OF_NO_ACCOUNT = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_IGNORED = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
-class Inheritance:
+class DescriptorCheck:
     """What a fork of the worker inherits, as of the moment when this is made."""
 
     def __init__(self, app: Any) -> None:
         self._opened = _opened(app) if IS_LINUX else {}
         self._checked: Hashable = None
-        self._missed: set[str] = set()
+        self._missing: set[str] = set()
 
     def check(self, pid: int, origin: Hashable) -> None:
         """Compare a child that is ready with the worker; `origin` is what children come from.
@@ -45,10 +45,10 @@ class Inheritance:
         missed = {
             number: target
             for number, target in self._opened.items()
-            if still_open.get(number) == target and target not in has | self._missed
+            if still_open.get(number) == target and target not in has | self._missing
         }
         if missed:
-            self._missed |= set(missed.values())
+            self._missing |= set(missed.values())
             log.warning(
                 "children import the app afresh and do not have what this worker has open: %s. "
                 "Open it when the app is imported, or in worker_process_init",
@@ -59,7 +59,7 @@ class Inheritance:
 def _opened(app: Any) -> dict[int, str]:
     """The app's own: neither the standard streams nor what Celery keeps in its main process."""
     found = targets()
-    others = {found.get(number) for number in (0, 1, 2)}.union(_OF_NO_ACCOUNT)
+    others = {found.get(number) for number in (0, 1, 2)}.union(_IGNORED)
     state_db = _state_db(app)
     return {
         number: target

@@ -12,7 +12,7 @@ from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.sessions.pool.plan import EARLY_EXITS
 from capsule_tasks.taskpool.reporting.task_frames import only_task_frames
 
-_MOST_IDS = 20
+_MAX_IDS = 20
 """Of the coroutines that run in one session."""
 
 
@@ -37,7 +37,7 @@ def describe(child: Child[Execution]) -> dict[str, Any]:
         "pid": child.pid,
         "state": str(info.state),
         "tasks": child.slot.uses,
-        "running": list(info.running)[:_MOST_IDS],
+        "running": list(info.running)[:_MAX_IDS],
         "rss-kb": beat.rss_bytes // 1024 if beat is not None else None,
         "heartbeat-age-s": round(time.monotonic() - beat_at, 1) if beat_at is not None else None,
         "unresponsive": info.health.unresponsive,

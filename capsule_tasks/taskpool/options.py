@@ -13,7 +13,7 @@ from capsule_tasks.client.configuration import retention_settings
 from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.client.revokes import checked_revoke_ttl_s
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.executions.publishing.loss_counter import Losses
+from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.settings import (
     ChildSettings,
     ExecutorSettings,
@@ -151,8 +151,8 @@ def profile(app: Any, lane: TaskChildSettings, options: dict[str, Any]) -> Profi
     )
 
 
-def losses_of(app: Any) -> Losses:
+def loss_counter_of(app: Any) -> LossCounter:
     """The count of processes that each message has cost."""
-    return Losses(
+    return LossCounter(
         setting(app, "capsule_loss_limit"), redis_url(app), retention_settings(app).prefix
     )

@@ -24,23 +24,23 @@ from capsule_tasks.taskpool import remote_commands  # noqa: F401 - what it defin
 from capsule_tasks.taskpool.calls import is_coroutine_task, origin_of, task_call
 from capsule_tasks.taskpool.consumer_step import ConsumerStep
 from capsule_tasks.taskpool.hub.bridge import Bridge
-from capsule_tasks.taskpool.hub.deferred_replies import DeferredReplyNode, Later
+from capsule_tasks.taskpool.hub.deferred_replies import DeferredReply, DeferredReplyNode
 from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
 from capsule_tasks.taskpool.hub.slots import Slots
 from capsule_tasks.taskpool.inspection import describe, health, settings, stack, totals
 from capsule_tasks.taskpool.options import check, setting
-from capsule_tasks.taskpool.pool_runtime import Staff
+from capsule_tasks.taskpool.pool_runtime import PoolRuntime
 from capsule_tasks.taskpool.reporting.exception_info import info_of
 from capsule_tasks.taskpool.reporting.reporter import ExecutionPid, TaskReporter
 from capsule_tasks.taskpool.reporting.requests import PoolRequest
-from capsule_tasks.taskpool.server_checks import servers_answer
-from capsule_tasks.taskpool.shutdown_watchdog import Leaving
+from capsule_tasks.taskpool.server_checks import servers_reachable
+from capsule_tasks.taskpool.shutdown_watchdog import ShutdownWatchdog
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _STOP_S = 30.0
 _TERM = signal.SIGTERM
-_LONGEST_WAIT_S = 1.0
+_MAX_WAIT_S = 1.0
 """Between two looks at the hub's timers, while the pool waits for its last jobs."""
 
 
@@ -62,11 +62,11 @@ class TaskPool(prefork.TaskPool):
         self._task_reported = threading.Condition()
         self._kinds: dict[str, bool] = {}
         """Whether a task of this name is a coroutine, where that is known."""
-        self._beside: set[TaskReporter] = set()
+        self._coroutine_jobs: set[TaskReporter] = set()
         """Coroutines, from when they are applied until they are over."""
         self._bridge = Bridge()
-        self._runtime = RuntimeThread()
-        self._staff: Staff | None = None
+        self._thread = RuntimeThread()
+        self._runtime: PoolRuntime | None = None
         self._consumer: Any = None
         self._hub: Any = None
         self._last_info: dict[str, Any] = {}
@@ -76,9 +76,11 @@ class TaskPool(prefork.TaskPool):
         limits = (
             setting(self.app, name) for name in ("capsule_child_stop_s", "capsule_worker_stop_s")
         )
-        self._leaving = Leaving(sum(limits), self._is_busy, partial(servers_answer, self.app))
+        self._watchdog = ShutdownWatchdog(
+            sum(limits), self._is_busy, partial(servers_reachable, self.app)
+        )
         signals.worker_shutting_down.connect(self._on_shutting_down)
-        signals.worker_shutdown.connect(self._leaving.note_end)
+        signals.worker_shutdown.connect(self._watchdog.on_worker_stopped)
         self.app.steps["consumer"].add(ConsumerStep)
         self.app.control.mailbox.node_cls = DeferredReplyNode
 
@@ -86,56 +88,56 @@ class TaskPool(prefork.TaskPool):
 
     def on_start(self) -> None:
         signals.worker_before_create_process.send(sender=self)
-        self._staff = Staff(self.app, self.options, self._runtime)
-        self._leaving.start()
-        self._runtime.start()
-        self._runtime.begin(self._staff.start(self._size)).result()
+        self._runtime = PoolRuntime(self.app, self.options, self._thread)
+        self._watchdog.start()
+        self._thread.start()
+        self._thread.begin(self._runtime.start(self._size)).result()
         if self.options.get("threads", True):
             self._bridge.start()
 
     def did_start_ok(self) -> bool:
         """False if children cannot be started, so that the worker says so and ends."""
-        return self._staff is None or self._staff.can_start
+        return self._runtime is None or self._runtime.can_start
 
     def register_with_event_loop(self, hub: Any) -> None:
-        if not self._runtime.is_running:  # a cold shutdown while the worker was still starting
+        if not self._thread.is_running:  # a cold shutdown while the worker was still starting
             return
         self._bridge.register(hub)
-        hub.add_reader(self._runtime, self._on_news)
+        hub.add_reader(self._thread, self._on_readable)
         # A task that is alone goes at once. With others about, those that one turn of the hub
         # applied go just before it sleeps: the children do not compete with it for the machine.
-        hub.on_tick.add(self._runtime.run_posts)
+        hub.on_tick.add(self._thread.run_posts)
         self._hub = hub
-        self._runtime.attach_hub()
+        self._thread.attach_hub()
 
-    def _on_news(self) -> None:
+    def _on_readable(self) -> None:
         """The hub was woken by what children say: no other thread need be."""
         bridge = self._bridge
-        bridge.is_quiet = True
+        bridge.suppresses_wakeup = True
         try:
-            self._runtime.turn()
+            self._thread.run_once()
         except BaseException:  # an exit of the worker, from a signal's handler
-            bridge.is_quiet = False
+            bridge.suppresses_wakeup = False
             bridge.flush()
             raise
-        bridge.is_quiet = False
-        bridge.make_calls()
+        bridge.suppresses_wakeup = False
+        bridge.run_calls()
 
-    def introduce(self, consumer: Any) -> None:
+    def attach_consumer(self, consumer: Any) -> None:
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
         self._consumer = consumer
-        self._leaving.watch(consumer.controller.blueprint.shutdown_complete)
+        self._watchdog.watch(consumer.controller.blueprint.shutdown_complete)
         for task in self._tasks:  # their messages are not among those that it holds
-            task.give_room_back()
+            task.release_prefetch()
 
     def listen(self, channel: str, ring: Ring) -> None:
         """Have `ring` called on the runtime's loop; see `Publisher.listen`."""
-        if self._staff is not None:
-            self._staff.listen(channel, ring)
+        if self._runtime is not None:
+            self._runtime.listen(channel, ring)
 
     def on_close(self) -> None:
         """Nothing new will come; what there is goes on."""
-        self._leaving.begin()
+        self._watchdog.on_stopping()
 
     def _on_shutting_down(self, **_: Any) -> None:
         """In the signal's handler: Celery's main thread may hang before it closes the pool."""
@@ -149,37 +151,37 @@ class TaskPool(prefork.TaskPool):
     def on_stop(self) -> None:
         """Wait for every task and tell Celery of each, then end the children."""
         self.on_close()
-        self._runtime.detach_hub()
+        self._thread.detach_hub()
         hub = get_event_loop()
         kill_at = math.inf
-        while self._tasks and self._staff is not None:
-            self._await_news(hub)
-            kill_at = self._hurry(kill_at)
-            self._runtime.run_posts()
+        while self._tasks and self._runtime is not None:
+            self._await_calls(hub)
+            kill_at = self._stop_faster(kill_at)
+            self._thread.run_posts()
             if hub is not None:  # late acknowledgements are among these
                 prefork._run_ready_callbacks(hub)  # noqa: SLF001
         self._end()
 
-    def _await_news(self, hub: Any) -> None:
+    def _await_calls(self, hub: Any) -> None:
         if self._bridge.is_started:
             with self._task_reported:
-                self._task_reported.wait_for(lambda: not self._tasks, _LONGEST_WAIT_S)
+                self._task_reported.wait_for(lambda: not self._tasks, _MAX_WAIT_S)
         else:
-            timeout_s = hub.fire_timers() if hub is not None else _LONGEST_WAIT_S
-            self._bridge.wait(min(timeout_s, _LONGEST_WAIT_S))
+            timeout_s = hub.fire_timers() if hub is not None else _MAX_WAIT_S
+            self._bridge.wait(min(timeout_s, _MAX_WAIT_S))
             self._bridge.drain()
 
-    def _hurry(self, kill_at: float) -> float:
+    def _stop_faster(self, kill_at: float) -> float:
         """In a cold shutdown nothing begins any more, and what runs has a while; when that ends."""
-        staff = self._staff
-        if staff is None or not state.should_terminate:
+        runtime = self._runtime
+        if runtime is None or not state.should_terminate:
             return math.inf
         if self._consumer is not None:  # Celery has cancelled what it knew to run then
             self._consumer.cancel_active_requests()
-        staff.requeue_waiting()
+        runtime.requeue_waiting()
         now = time.monotonic()
         if now >= kill_at:
-            self._runtime.post(staff.supervisor.kill_busy)
+            self._thread.post(runtime.supervisor.kill_busy)
         return float(min(kill_at, now + setting(self.app, "capsule_child_stop_s")))
 
     def on_terminate(self) -> None:
@@ -188,36 +190,36 @@ class TaskPool(prefork.TaskPool):
 
     def _end(self) -> None:
         """Safe at any time, any number of times."""
-        if self._staff is None:
+        if self._runtime is None:
             return
-        self._runtime.detach_hub()
+        self._thread.detach_hub()
         hub = get_event_loop()
         if hub is not None:
             self._bridge.unregister(hub)
-            hub.remove_reader(self._runtime)
-            hub.on_tick.discard(self._runtime.run_posts)
+            hub.remove_reader(self._thread)
+            hub.on_tick.discard(self._thread.run_posts)
         self._last_info = self._get_info()
-        staff, self._staff = self._staff, None
-        ending = self._runtime.begin(staff.stop())
+        runtime, self._runtime = self._runtime, None
+        ending = self._thread.begin(runtime.stop())
         try:
             ending.result(_STOP_S)
         except TimeoutError:
             log.exception("the sessions did not end within %s s", _STOP_S)
-        self._runtime.stop()
-        staff.finish_output()
+        self._thread.stop()
+        runtime.finish_output()
         self._tasks.clear()
         self._bridge.stop()
 
     def restart(self) -> None:
         """New children, of an app that is imported anew; nothing that runs is lost."""
-        if self._staff is not None:
+        if self._runtime is not None:
             self._kinds.clear()
-            self._staff.restart()
+            self._runtime.restart()
 
     def flush(self) -> None:
         """The connection to the broker is lost: what no child has begun comes again."""
-        if self._staff is not None:
-            self._staff.requeue_waiting()
+        if self._runtime is not None:
+            self._runtime.requeue_waiting()
 
     # --- work ----------------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class TaskPool(prefork.TaskPool):
         waitforslot: bool = False,
         **_: Any,
     ) -> TaskReporter | None:
-        if self._staff is None:
+        if self._runtime is None:
             return None
         if len(args) != 6:
             raise TypeError(f"this pool runs Celery tasks only, not {target!r}")
@@ -266,13 +268,13 @@ class TaskPool(prefork.TaskPool):
             timeout_callback=timeout_callback,
         )
         if origin.is_async:
-            self._retire_for_others(task)
+            self._take_coroutine(task)
         elif waitforslot and self._slots is not None:
             self._slots.acquire()
         self._tasks.add(task)
-        self._runtime.post_with_batch(self._staff.supervisor.admit, task.execution)
+        self._thread.post_with_batch(self._runtime.supervisor.admit, task.execution)
         if self._hub is None or len(self._tasks) == 1:
-            self._runtime.run_posts()
+            self._thread.run_posts()
         return task
 
     def _refuse(self, error_callback: Any, args: Any, fault: Exception) -> None:
@@ -314,19 +316,19 @@ class TaskPool(prefork.TaskPool):
             known = self._kinds[name] = task is not None and is_coroutine_task(task)
         return known
 
-    def _retire_for_others(self, task: TaskReporter) -> None:
+    def _take_coroutine(self, task: TaskReporter) -> None:
         """A coroutine takes no slot; and one more message may be fetched while it runs."""
         task.has_slot = False
-        staff = self._staff
-        if staff is not None and not staff.dispatcher.lanes["async"].size:
+        runtime = self._runtime
+        if runtime is not None and not runtime.dispatcher.lanes["async"].size:
             children = setting(self.app, "capsule_async_children")
-            self._runtime.post(staff.dispatcher.resize, "async", children)
-        self._beside.add(task)
-        if self._consumer is not None and len(self._beside) <= self._most_coroutines():
+            self._thread.post(runtime.dispatcher.resize, "async", children)
+        self._coroutine_jobs.add(task)
+        if self._consumer is not None and len(self._coroutine_jobs) <= self._max_coroutines():
             task.qos = self._consumer.qos
-            task.qos.widen()
+            task.qos.add_one()
 
-    def _most_coroutines(self) -> int:
+    def _max_coroutines(self) -> int:
         return int(
             setting(self.app, "capsule_async_limit") * setting(self.app, "capsule_async_children")
         )
@@ -334,16 +336,16 @@ class TaskPool(prefork.TaskPool):
     @property
     def coroutines(self) -> int:
         """How many are in hand that need no slot."""
-        return min(len(self._beside), self._most_coroutines())
+        return min(len(self._coroutine_jobs), self._max_coroutines())
 
-    def on_told(self, task: TaskReporter) -> None:
+    def on_reported(self, task: TaskReporter) -> None:
         with self._task_reported:
             self._tasks.discard(task)
             self._task_reported.notify_all()
-        task.give_room_back()
+        task.release_prefetch()
 
     def on_over(self, task: TaskReporter) -> None:
-        self._beside.discard(task)
+        self._coroutine_jobs.discard(task)
         if task.has_slot:
             self._release_slot()
 
@@ -363,14 +365,14 @@ class TaskPool(prefork.TaskPool):
         task = pid.reporter() if isinstance(pid, ExecutionPid) else None
         if task is not None:
             task.terminate(signum)
-        elif self._staff is not None and not isinstance(pid, ExecutionPid):
-            self._staff.stop_process(pid, signum)
+        elif self._runtime is not None and not isinstance(pid, ExecutionPid):
+            self._runtime.stop_process(pid, signum)
 
     def stop_task(
         self, task: TaskReporter, signum: int, requested_by: str, *, is_worker_stopping: bool
     ) -> None:
-        if self._staff is not None:
-            self._staff.stop_execution(
+        if self._runtime is not None:
+            self._runtime.stop_execution(
                 task.execution, signum, requested_by, is_worker_stopping=is_worker_stopping
             )
 
@@ -387,7 +389,7 @@ class TaskPool(prefork.TaskPool):
         """ValueError if fewer than `n` children are idle."""
         if n > self._size:
             raise ValueError(f"can't shrink pool by {n}: it has {self._size} children")
-        if self._staff is not None and self._staff.dispatcher.free_slots() < n:
+        if self._runtime is not None and self._runtime.dispatcher.free_slots() < n:
             raise ValueError("Can't shrink pool. All processes busy!")
         self._resize(self._size - n)
         if self._semaphore is not None:
@@ -404,46 +406,48 @@ class TaskPool(prefork.TaskPool):
 
     def _resize(self, size: int) -> None:
         self._size = self.limit = size
-        if self._staff is not None:
-            self._runtime.post(self._staff.dispatcher.resize, "blocking", size)
+        if self._runtime is not None:
+            self._thread.post(self._runtime.dispatcher.resize, "blocking", size)
 
     # --- looking -------------------------------------------------------------------------------
 
     def _get_info(self) -> dict[str, Any]:
-        staff = self._staff
-        if staff is None and self._last_info:
+        runtime = self._runtime
+        if runtime is None and self._last_info:
             return self._last_info
         named = BasePool._get_info(self)  # noqa: SLF001 - prefork's asks the processes of its own
         named.update(settings(self.options, self._size))
-        if staff is None:
+        if runtime is None:
             return dict(named)
         return {
             **named,
             "put-guarded-by-semaphore": self.putlocks,
-            "processes": [child.pid for child in staff.dispatcher.children()],
-            "sessions": [describe(child) for child in staff.dispatcher.children()],
-            "capsule": totals(staff.supervisor, len(self._tasks), staff.last_error),
+            "processes": [child.pid for child in runtime.dispatcher.children()],
+            "sessions": [describe(child) for child in runtime.dispatcher.children()],
+            "capsule": totals(runtime.supervisor, len(self._tasks), runtime.last_error),
         }
 
     def health(self) -> dict[str, Any]:
         """The answer to `inspect capsule_health`."""
-        staff = self._staff
-        if staff is None:
+        runtime = self._runtime
+        if runtime is None:
             return {"healthy": False, "reasons": ["the pool is not running"]}
-        return health(staff.supervisor, len(self._tasks), staff.last_error)
+        return health(runtime.supervisor, len(self._tasks), runtime.last_error)
 
-    def stack_of(self, task_id: str, *, all_frames: bool = False) -> Later:
+    def stack_of(self, task_id: str, *, all_frames: bool = False) -> DeferredReply:
         """The answer to `inspect capsule_stack`, once the child has given it."""
-        later = Later()
-        if self._staff is None:
-            self._bridge.put(partial(later.give, {"error": "the pool is not running"}))
+        reply = DeferredReply()
+        if self._runtime is None:
+            self._bridge.put(partial(reply.give, {"error": "the pool is not running"}))
         else:
-            asking = self._ask_stack(self._staff.supervisor, task_id, later, all_frames=all_frames)
-            self._runtime.begin(asking)
-        return later
+            asking = self._ask_stack(
+                self._runtime.supervisor, task_id, reply, all_frames=all_frames
+            )
+            self._thread.begin(asking)
+        return reply
 
     async def _ask_stack(
-        self, supervisor: Supervisor, task_id: str, later: Later, *, all_frames: bool
+        self, supervisor: Supervisor, task_id: str, reply: DeferredReply, *, all_frames: bool
     ) -> None:
         answer = await stack(supervisor, task_id, all_frames=all_frames)
-        self._bridge.put(partial(later.give, answer))
+        self._bridge.put(partial(reply.give, answer))

@@ -17,14 +17,14 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.settings import Profile
 
 
-def renewed(profiles: Mapping[str, Profile], app: Any) -> dict[str, Profile]:
+def reloaded_profiles(profiles: Mapping[str, Profile], app: Any) -> dict[str, Profile]:
     """How children are started whose app is imported anew, with all that the worker imported."""
     modules = {type(task).__module__ for task in app.tasks.values()} | set(app.loader.task_modules)
     include = sorted({*app.conf.include, *modules})
-    return {kind: _renewed(profile, include) for kind, profile in profiles.items()}
+    return {kind: _reloaded(profile, include) for kind, profile in profiles.items()}
 
 
-def _renewed(profile: Profile, include: list[str]) -> Profile:
+def _reloaded(profile: Profile, include: list[str]) -> Profile:
     child = profile.session.child
     assert child.tasks is not None
     lane = msgspec.structs.replace(
@@ -35,7 +35,9 @@ def _renewed(profile: Profile, include: list[str]) -> Profile:
     return msgspec.structs.replace(profile, session=session)
 
 
-async def tried(profile: Profile, on_new: Callable[[Session], object]) -> TemplateSpawner:
+async def start_trial_child(
+    profile: Profile, on_new: Callable[[Session], object]
+) -> TemplateSpawner:
     """What starts such children, once one of them was ready; raises what that one failed with."""
     spawner = TemplateSpawner(profile)
     try:

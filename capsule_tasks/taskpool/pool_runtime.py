@@ -24,31 +24,31 @@ from capsule_tasks.settings import Profile
 from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool.app_settings import lane_settings
-from capsule_tasks.taskpool.descriptor_check import Inheritance
+from capsule_tasks.taskpool.descriptor_check import DescriptorCheck
 from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
-from capsule_tasks.taskpool.options import losses_of, profile, setting
-from capsule_tasks.taskpool.pool_restart import renewed, tried
+from capsule_tasks.taskpool.options import loss_counter_of, profile, setting
+from capsule_tasks.taskpool.pool_restart import reloaded_profiles, start_trial_child
 from capsule_tasks.taskpool.publishing import make_publisher
 from capsule_tasks.taskpool.reporting.discarded import DiscardedTasks
-from capsule_tasks.taskpool.reporting.output_log import Echo, FinishedTask
+from capsule_tasks.taskpool.reporting.output_log import FinishedTask, OutputLog
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 
-class Staff:
+class PoolRuntime:
     """Opened and closed as one; what is not said to be on the loop is for the hub thread."""
 
     def __init__(
         self,
         app: Any,
         options: dict[str, Any],
-        runtime: RuntimeThread,
+        thread: RuntimeThread,
     ) -> None:
         """Take the template, while this process is as it should be in every child."""
         self._app = app
-        self._runtime = runtime
+        self._thread = thread
         self._hostname = options["initargs"][1]
-        self._echo = Echo(app)
+        self._output_log = OutputLog(app)
         self._profiles: dict[str, Profile] = {
             kind: profile(
                 app,
@@ -65,7 +65,7 @@ class Staff:
             )
             for kind in ("blocking", "async")
         }
-        self._inheritance = Inheritance(app)
+        self._inheritance = DescriptorCheck(app)
         self._spawner = TemplateSpawner(self._profiles["blocking"], _template(app))
         self.sessions = SessionPool(self._profiles, spawner=self._spawner, on_new=self._listen)
         self._publisher = make_publisher(app, self._hostname)
@@ -73,12 +73,12 @@ class Staff:
             self.sessions,
             async_limit=setting(app, "capsule_async_limit"),
             publisher=self._publisher,
-            losses=losses_of(app),
-            output_log=self._echo,
+            losses=loss_counter_of(app),
+            output_log=self._output_log,
         )
         self.dispatcher = self.supervisor.dispatcher
-        self._discarded = DiscardedTasks(app, partial(runtime.post, self.supervisor.discard))
-        self._renewing = asyncio.Lock()
+        self._discarded = DiscardedTasks(app, partial(thread.post, self.supervisor.discard))
+        self._reloading = asyncio.Lock()
         self._names = set(app.tasks)
         """Tasks that the children know."""
         self.last_error = ""
@@ -86,7 +86,7 @@ class Staff:
 
     async def start(self, size: int) -> None:
         """On the loop, once."""
-        self._echo.start()
+        self._output_log.start()
         await self._spawner.start()
         await self.sessions.start()
         self.dispatcher.resize("blocking", size)
@@ -105,19 +105,19 @@ class Staff:
 
     def finish_output(self) -> None:
         """After `stop`, and not on the loop: write the output that waits, if that is possible."""
-        self._echo.stop()
+        self._output_log.stop()
 
     # --- new code ------------------------------------------------------------------------------
 
     def restart(self) -> None:
         """Children of an app that is imported anew; nothing that runs is lost."""
-        profiles = renewed(self._profiles, self._app)
+        profiles = reloaded_profiles(self._profiles, self._app)
         new = set(self._app.tasks) - self._names
-        self._runtime.post(self.supervisor.expect_tasks, new)
-        self._runtime.begin(self._renew(profiles, new))
+        self._thread.post(self.supervisor.expect_tasks, new)
+        self._thread.begin(self._reload(profiles, new))
 
-    async def _renew(self, profiles: dict[str, Profile], new: set[str]) -> None:
-        async with self._renewing:
+    async def _reload(self, profiles: dict[str, Profile], new: set[str]) -> None:
+        async with self._reloading:
             try:
                 await self._replace(profiles, new)
             except Exception:
@@ -130,13 +130,13 @@ class Staff:
         if lane is not None and not lane.app:
             log.warning("the app is in no importable module: new children have the same code")
             self.dispatcher.replace_all("the pool was restarted")
-        elif await self._start_anew(profiles):
+        elif await self._start_reloaded(profiles):
             self._names |= new
 
-    async def _start_anew(self, profiles: dict[str, Profile]) -> bool:
+    async def _start_reloaded(self, profiles: dict[str, Profile]) -> bool:
         """Have children started of the code as it now is, if they can be."""
         try:
-            spawner = await tried(profiles["blocking"], self._listen)
+            spawner = await start_trial_child(profiles["blocking"], self._listen)
         except Exception as fault:  # noqa: BLE001 - whatever the new code raises
             why = "\n".join((str(fault), *getattr(fault, "__notes__", ())))
             self.last_error = f"the pool was not restarted, and goes on as it was: {why}"
@@ -164,21 +164,21 @@ class Staff:
     def listen(self, channel: str, ring: Ring) -> None:
         """Have `ring` called on the loop; see `Publisher.listen`. Never without streams."""
         if self._publisher is not None:
-            self._runtime.post(self._publisher.listen, channel, ring)
+            self._thread.post(self._publisher.listen, channel, ring)
 
     def requeue_waiting(self) -> None:
         """Give up executions that no child has: their messages are delivered again."""
-        self._runtime.post(self.supervisor.requeue_waiting)
+        self._thread.post(self.supervisor.requeue_waiting)
 
     def stop_execution(
         self, execution: Execution, signum: int, requested_by: str, *, is_worker_stopping: bool
     ) -> None:
         stop = partial(self.supervisor.stop_execution, is_worker_stopping=is_worker_stopping)
-        self._runtime.post(stop, execution, signum, requested_by)
+        self._thread.post(stop, execution, signum, requested_by)
 
     def stop_process(self, pid: int, signum: int) -> None:
         """End the only execution of a process, for callers that know no better."""
-        self._runtime.post(self.supervisor.stop_process, pid, signum)
+        self._thread.post(self.supervisor.stop_process, pid, signum)
 
     # --- what they write -----------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Staff:
         """On the loop: what no task says that runs."""
         late = isinstance(output, Output) and output.late
         known = FinishedTask(output.execution_id or "", session.info.pid or 0) if late else None
-        self._echo.say(known, output)
+        self._output_log.write(known, output)
 
 
 def _is_log_coloured() -> bool:

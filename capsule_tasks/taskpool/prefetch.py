@@ -39,15 +39,15 @@ class Prefetch(QoS):
             self._not_counted -= forgiven
             return int(super().decrement_eventually(n - forgiven))
 
-    def widen(self) -> None:
+    def add_one(self) -> None:
         """One more message, that is no ETA's."""
         with self._mutex:
             if self.value:
                 self.value += 1
                 self._move_limit(1)
 
-    def narrow(self) -> None:
-        """Take back what `widen` gave."""
+    def remove_one(self) -> None:
+        """Take back what `add_one` gave."""
         with self._mutex:
             if self.value:
                 self.value = max(1, self.value - 1)
@@ -58,7 +58,7 @@ class Prefetch(QoS):
             self.max_prefetch += n
 
 
-def count_beside(consumer: Any) -> None:
+def count_coroutines_apart(consumer: Any) -> None:
     """Have a consumer that has just connected count in this way."""
     consumer.qos = Prefetch(consumer.qos)
     channel_qos: Any = getattr(consumer.task_consumer.channel, "qos", None)

@@ -10,7 +10,7 @@ from capsule_tasks.storage.connections.blocking import answers
 _TIMEOUT_S = 1.0
 
 
-def servers_answer(app: Any) -> bool:
+def servers_reachable(app: Any) -> bool:
     """Asks each for so long at most; one that is no plain Redis counts as if it answered."""
     urls = {redis_of_broker(app), redis_of_backend(app)}
     return all(answers(url, _TIMEOUT_S) for url in urls if url is not None)

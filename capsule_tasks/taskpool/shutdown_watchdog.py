@@ -28,25 +28,25 @@ _LOOKS = 8
 """So often is looked whether the servers answer, before the limit is over."""
 
 
-class Leaving(ThreadService):
+class ShutdownWatchdog(ThreadService):
     """Ends the process if the worker does not end by itself. Its children notice, and end too."""
 
     thread_name = "capsule-leaving"
     stop_limit_s = 1.0
 
     def __init__(
-        self, limit_s: float, is_busy: Callable[[], bool], servers_answer: Callable[[], bool]
+        self, limit_s: float, is_busy: Callable[[], bool], servers_reachable: Callable[[], bool]
     ) -> None:
-        """Both are asked on another thread.
+        """Both functions are called on the watchdog's thread.
 
-        `is_busy` says whether anything runs that is waited for, `servers_answer` whether the end of
-        that could be told.
+        `is_busy` tells whether tasks run, `servers_reachable` whether their ends can be stored and
+        acknowledged.
         """
         super().__init__()
         self._limit_s = limit_s
         self._is_busy = is_busy
-        self._servers_answer = servers_answer
-        self._has_complained = False
+        self._servers_answer = servers_reachable
+        self._has_warned = False
         self._ended = threading.Event()
         self._begun: SimpleQueue[None] = SimpleQueue()
 
@@ -63,12 +63,12 @@ class Leaving(ThreadService):
         """The worker will set `ended` when it has ended."""
         self._ended = ended
 
-    def note_end(self, **_: Any) -> None:
+    def on_worker_stopped(self, **_: Any) -> None:
         """The worker has ended; also one that never connected, so that nobody could `watch` it."""
         self._ended.set()
         self.stop()
 
-    def begin(self) -> None:
+    def on_stopping(self) -> None:
         """The worker is to leave. May be called in a signal's handler, and again."""
         self._begun.put(None)
 
@@ -93,8 +93,8 @@ class Leaving(ThreadService):
         try:
             return self._servers_answer()
         except Exception:
-            if not self._has_complained:
-                self._has_complained = True
+            if not self._has_warned:
+                self._has_warned = True
                 log.exception("cannot ask whether the servers answer: tasks are waited for")
             return True
 

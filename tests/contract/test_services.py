@@ -15,8 +15,8 @@ from capsule_tasks.client.watching.watch_thread import _LoopThread
 from capsule_tasks.system.service import ThreadService
 from capsule_tasks.taskpool.hub.bridge import Bridge
 from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
-from capsule_tasks.taskpool.reporting.output_log import Echo
-from capsule_tasks.taskpool.shutdown_watchdog import Leaving
+from capsule_tasks.taskpool.reporting.output_log import OutputLog
+from capsule_tasks.taskpool.shutdown_watchdog import ShutdownWatchdog
 from capsule_tasks.taskpool.stock_redis.kept_revokes import Revokes
 from capsule_tasks.taskpool.stock_redis.visibility import VisibilityRenewal
 from tests.servers import fresh_prefix
@@ -51,8 +51,8 @@ class Ground:
         service.prepare(connection)
         return service
 
-    def echo(self) -> Echo:
-        return Echo(Celery("services", set_as_current=False))
+    def output_log(self) -> OutputLog:
+        return OutputLog(Celery("services", set_as_current=False))
 
     def bridge(self) -> Bridge:
         return Bridge()
@@ -63,8 +63,8 @@ class Ground:
     def client(self) -> ThreadService:
         return _LoopThread()
 
-    def leaving(self) -> Leaving:
-        return Leaving(HANG_S, lambda: False, lambda: True)
+    def leaving(self) -> ShutdownWatchdog:
+        return ShutdownWatchdog(HANG_S, lambda: False, lambda: True)
 
 
 KINDS = [name for name in vars(Ground) if not name.startswith("_")]

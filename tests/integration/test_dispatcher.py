@@ -64,7 +64,7 @@ class Listener:
     def started(self, work: Work, at: float) -> None:
         work.started.set_result(at)
 
-    def said(self, work: Work, message: Message) -> None:
+    def on_message(self, work: Work, message: Message) -> None:
         if isinstance(message, (Output, InputRequest)) and not work.spoke.done():
             work.spoke.set_result(message)
 
@@ -136,7 +136,7 @@ async def test_one_of_many_coroutines_is_cancelled_and_the_others_go_with_their_
         assert len({here.dispatcher._sent[work].child.session for work in (one, two, three)}) == 1
         here.dispatcher.cancel(one, HANG_S)
         await one.end()
-        assert here.dispatcher.in_hand() == [two, three]
+        assert here.dispatcher.sent_executions() == [two, three]
         assert "hold_async" in (await here.dispatcher.stack(two) or "")
         here.dispatcher.kill(two)
         for work in (two, three):

@@ -47,14 +47,14 @@ def consumer() -> Any:
 
 
 @contextlib.contextmanager
-def connected(held: VisibilityRenewal, consumer: Any, url: str) -> Iterator[Any]:
+def connected(renewal: VisibilityRenewal, consumer: Any, url: str) -> Iterator[Any]:
     """The messages of a connection that a consumer has just made, and that is looked after."""
     with Connection(url, transport_options={"visibility_timeout": 1}) as connection:
-        held.prepare(connection)
+        renewal.prepare(connection)
         channel = connection.default_channel
         consumer.connection = connection
         consumer.task_consumer = SimpleNamespace(channel=channel)
-        held.start()
+        renewal.start()
         yield channel.qos
         channel.qos._delivered.clear()
 
@@ -62,14 +62,16 @@ def connected(held: VisibilityRenewal, consumer: Any, url: str) -> Iterator[Any]
 def test_a_task_of_the_connection_before_the_last_is_acknowledged(
     server: PrivateServer, client: Any, consumer: Any
 ) -> None:
-    held = VisibilityRenewal(consumer)
+    renewal = VisibilityRenewal(consumer)
     with contextlib.ExitStack() as stack:
-        first, *_ = [stack.enter_context(connected(held, consumer, server.url)) for _ in range(3)]
-        first.notes.hold("a", "{}")
-        first.notes.settle()
+        first, *_ = [
+            stack.enter_context(connected(renewal, consumer, server.url)) for _ in range(3)
+        ]
+        first.acks.hold("a", "{}")
+        first.acks.settle()
         assert client.hkeys("unacked") == ["a"]
         first.ack("a")
-        held.stop()
+        renewal.stop()
         assert client.hkeys("unacked") == []
 
 
@@ -88,19 +90,19 @@ def test_a_redis_that_allows_no_scripts_is_told_of_once(
     client.zadd("unacked_index", {"living": 0})
     scores: set[float] = set()
     connections: set[str] = set()
-    held = VisibilityRenewal(consumer)
-    with connected(held, consumer, f"redis://kombu:x@127.0.0.1:{server.port}") as qos:
+    renewal = VisibilityRenewal(consumer)
+    with connected(renewal, consumer, f"redis://kombu:x@127.0.0.1:{server.port}") as qos:
         qos._delivered["living"] = None
         while len(scores) < 4:
             scores.add(client.zscore("unacked_index", "living"))
             connections |= {entry["id"] for entry in client.client_list()}
-        held.stop()
+        renewal.stop()
     assert caplog.text.count("is put back by kombu alone") == 1
     assert "again" not in caplog.text
     assert len(connections) <= 5
 
 
-def test_what_lives_is_renewed_while_much_is_put_back(
+def test_what_lives_is_renewed_while_much_is_requeued(
     server: PrivateServer, client: Any, consumer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message that is put back takes a second here."""
@@ -119,9 +121,9 @@ def test_what_lives_is_renewed_while_much_is_put_back(
     long_ago = time.time() - 2 * visibility.DEFAULT_VISIBILITY_S
     client.zadd("unacked_index", {f"dead-{number}": long_ago for number in range(many)})
     client.zadd("unacked_index", {"living": time.time()})
-    held = VisibilityRenewal(consumer)
-    with connected(held, consumer, server.url) as qos:
+    renewal = VisibilityRenewal(consumer)
+    with connected(renewal, consumer, server.url) as qos:
         qos._delivered["living"] = None
         scores = [times.get(timeout=HANG_S) for _ in range(many)]
-        held.stop()
+        renewal.stop()
     assert len(set(scores)) == many

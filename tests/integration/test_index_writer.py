@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 from unittest.mock import AsyncMock
 
-from capsule_tasks.executions.background import Background
+from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.publishing.index_writer import IndexWriter
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings
@@ -31,11 +31,11 @@ async def test_two_may_write_at_once_as_when_the_worker_stops(valkey_url: str) -
     connection = PipelinedConnection(valkey_url)
     settings = ExecutionSettings(prefix=f"p{uuid.uuid4().hex[:8]}")
     store = ExecutionStore(connection, settings=settings)
-    indexes = IndexWriter(store, AsyncMock(), Background(), worker="w")
+    indexes = IndexWriter(store, AsyncMock(), BackgroundTasks(), worker="w")
     group = uuid.uuid4().hex
     for index in range(MEMBERS):
         member: Any = Writer(group, index)
-        indexes.note_end(member, Ended(outcome=Outcome.SUCCEEDED))
+        indexes.record_end(member, Ended(outcome=Outcome.SUCCEEDED))
     await asyncio.gather(*(indexes.write() for _ in range(3)))
     assert (await store.read_group(group)).counts["succeeded"] == MEMBERS
     assert len(await store.list_recent(limit=MEMBERS + 1)) == MEMBERS

@@ -12,7 +12,7 @@ from celery import Celery
 import capsule_tasks
 from capsule_tasks.client.revokes import store_revokes
 from capsule_tasks.protocol.messages import TaskCall
-from capsule_tasks.taskpool.options import losses_of
+from capsule_tasks.taskpool.options import loss_counter_of
 from tests.servers import fresh_prefix
 
 ID = "an-execution"
@@ -38,7 +38,7 @@ def test_of_revokes(app: Celery) -> None:
 
 
 async def test_of_losses(app: Celery) -> None:
-    losses = losses_of(app)
+    losses = loss_counter_of(app)
     await losses.judge(TaskCall(name="t", task_id=ID, body=b""))
     await losses.close()
     assert keys(app) == [f":{{E:{ID}}}:losses:0"]

@@ -69,10 +69,12 @@ class Ground:
         def ended_elsewhere(_name: str) -> None:
             return None
 
-        def kept_of(_name: str) -> ExecutionSettings:
+        def retention_of(_name: str) -> ExecutionSettings:
             return kept or self.settings
 
-        return Reaper(self.store, self.holdings, ended_elsewhere, fail_result, kept_of, present)
+        return Reaper(
+            self.store, self.holdings, ended_elsewhere, fail_result, retention_of, present
+        )
 
     async def look(self) -> None:
         """All of them have one end, everybody has been told, and nothing is left to see to."""

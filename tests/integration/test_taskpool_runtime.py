@@ -64,7 +64,7 @@ def test_for_a_hub_that_is_away_the_runtime_thread_stands_in(runtime: RuntimeThr
         runtime.post(of_runtime, made, names)
         assert made.wait(HANG_S)  # nobody turns here
         assert names == ["capsule-runtime"]
-        runtime.turn()  # it is back, and goes away again
+        runtime.run_once()  # it is back, and goes away again
 
 
 def test_timers_need_no_hub_also_those_that_it_sets(runtime: RuntimeThread) -> None:
@@ -84,7 +84,7 @@ def test_a_call_that_plans_another_has_it_made(runtime: RuntimeThread) -> None:
     runtime.post_with_batch(lambda: asyncio.get_running_loop().call_soon(of_runtime, made, names))
     runtime.run_posts()
     assert select.select([runtime], [], [], HANG_S)[0]
-    runtime.turn()
+    runtime.run_once()
     assert made.wait(HANG_S)
 
 
@@ -112,7 +112,7 @@ def test_a_signal_waits_for_the_end_of_the_turn(loop: SharedLoop) -> None:
 
     def handle(*_: object) -> None:
         loop.asyncio_loop.call_soon(heard.append, "turned by the handler")
-        loop.turn()
+        loop.run_once()
 
     def interrupted() -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
@@ -121,8 +121,8 @@ def test_a_signal_waits_for_the_end_of_the_turn(loop: SharedLoop) -> None:
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         loop.asyncio_loop.call_soon(interrupted)
-        loop.turn()
-        loop.do(interrupted)
+        loop.run_once()
+        loop.call_now(interrupted)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert heard == ["the rest of the call", "turned by the handler"] * 2
@@ -138,7 +138,7 @@ def test_a_turn_ends_though_there_is_always_more_to_do(loop: SharedLoop) -> None
         loop.asyncio_loop.call_soon(again)
 
     loop.asyncio_loop.call_soon(again)
-    loop.turn()
+    loop.run_once()
     assert turns >= 1
     assert loop.due_at <= loop.time()  # it says that it has to be turned again
 
@@ -146,12 +146,12 @@ def test_a_turn_ends_though_there_is_always_more_to_do(loop: SharedLoop) -> None
 def test_the_hub_is_not_woken_for_what_it_looks_at_anyway() -> None:
     bridge, made = Bridge(), list[int]()
     try:
-        bridge.is_quiet = True
+        bridge.suppresses_wakeup = True
         bridge.put(lambda: made.append(1))
         bridge.wait(0)
-        bridge.is_quiet = False
-        assert not select.select([bridge._bell], [], [], 0)[0]
-        bridge.make_calls()
+        bridge.suppresses_wakeup = False
+        assert not select.select([bridge._wakeup], [], [], 0)[0]
+        bridge.run_calls()
         bridge.put(lambda: made.append(2))
         bridge.wait(HANG_S)
         bridge.drain()

@@ -99,10 +99,10 @@ async def test_what_began_before_it_could_be_claimed_is_heard_before_its_end(
     """Also what it says later: in time it was due while nothing could be sent."""
     ground = Ground(valkey_url, claim_wait_s=0.0)
     execution = ground.admitted(new_execution("late"))
-    await eventually(lambda: execution.life.has_begun)
+    await eventually(lambda: execution.life.has_started)
     ground.begin(execution)
     ground.publisher._on_claims_due([execution])
-    ground.supervisor.said(execution, output("said while Redis was away"))
+    ground.supervisor.on_message(execution, output("said while Redis was away"))
     async with started(ground):
         await eventually(lambda: is_held(execution))
         assert execution.stream is not None
@@ -119,7 +119,7 @@ async def test_what_an_attempt_before_was_told_is_not_for_the_next(valkey_url: s
     await ground.store.claim("again", owner="another", claim="c")
     await ground.store.tell("again", InterruptCommand())
     execution = ground.admitted(new_execution("again"))
-    await eventually(lambda: execution.life.has_begun)
+    await eventually(lambda: execution.life.has_started)
     ground.begin(execution)
     async with started(ground):
         await eventually(lambda: is_held(execution))
@@ -132,7 +132,7 @@ async def test_what_an_attempt_before_was_told_is_not_for_the_next(valkey_url: s
 async def test_an_order_is_heard_when_redis_can_say_it(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "AGAIN_S", 0.0)
+    monkeypatch.setattr(background, "RETRY_DELAY_S", 0.0)
     await ground.running("told")
     monkeypatch.setattr(ground.store, "told", Away(ground.store.told, times=2))
     await ground.store.tell("told", CancelCommand())
@@ -162,15 +162,15 @@ async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
     ground: Ground, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of the lease that was lost nobody rings any more."""
-    monkeypatch.setattr(worker_lease, "AGAIN_S", 0.0)
+    monkeypatch.setattr(worker_lease, "RETRY_DELAY_S", 0.0)
     held = ground.publisher.lease
     life = (await ground.running("retaken")).life
     old = held.incarnation
     monkeypatch.setattr(held._holdings, "hold", Away(held._holdings.hold, times=2))
     with redis.from_url(valkey_url) as client:
         client.delete(f"{ground.kept.prefix}:{{W:{old}}}")
-    held._doubt.set()
-    await eventually(lambda: life.owner not in ("", old) and life.claim is Claim.HELD)
+    held._renew_now.set()
+    await eventually(lambda: life.owner not in ("", old) and life.claim is Claim.CLAIMED)
     assert (await ground.store.look("retaken")).owner == held.incarnation
     bells = {ground.store.core.bell_of(of).encode() for of in (held.incarnation, "")}
     assert set(ground.publisher._bells._rings) == bells
@@ -187,7 +187,7 @@ async def test_a_worker_does_not_reap_what_it_runs_before_it_has_claimed_that_an
     old = held.incarnation
     with redis.from_url(valkey_url) as client:
         client.delete(f"{ground.kept.prefix}:{{W:{old}}}")
-    held._doubt.set()
+    held._renew_now.set()
     await eventually(lambda: held.incarnation != old)
     await ground.publisher._reap(old)
     record = await ground.store.look("mine")
@@ -228,11 +228,11 @@ async def test_a_message_is_not_given_up_before_a_reaper_would_find_its_task(
 async def test_while_redis_is_away_only_so_many_wait_for_it_and_the_rest_runs_unseen(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "_MOST_UNSTORED", 3)
+    monkeypatch.setattr(publisher, "_MAX_UNSTORED", 3)
     ground = Ground(valkey_url, claim_wait_s=0.0, end_wait_s=0.0)
     for number in range(3):
         execution = ground.admitted(new_execution(f"waits-{number}"))
-        await eventually(lambda one=execution: one.life.has_begun)
+        await eventually(lambda one=execution: one.life.has_started)
         await ground.end(execution)
     unseen = ground.admitted(new_execution("unseen"))
     ground.supervisor.discard(new_execution("revoked"), "revoked")
@@ -240,11 +240,11 @@ async def test_while_redis_is_away_only_so_many_wait_for_it_and_the_rest_runs_un
     assert "unseen" in ground.dispatcher.queued
     assert not ground.publisher.background._tasks
     async with started(ground):
-        await eventually(lambda: not ground.publisher._late)
+        await eventually(lambda: not ground.publisher._unstored_ends)
         assert (await ground.store.look("waits-2")).outcome == "succeeded"
         await ground.end(ground.admitted(new_execution("seen")))
         ground.supervisor.discard(new_execution("revoked"), "revoked")
-        await eventually(lambda: not ground.publisher._late)
+        await eventually(lambda: not ground.publisher._unstored_ends)
 
 
 async def test_with_output_that_waits_in_plenty_the_rest_runs_unseen_while_redis_is_away(
@@ -254,8 +254,8 @@ async def test_with_output_that_waits_in_plenty_the_rest_runs_unseen_while_redis
     settings = ground.publisher.settings
     ground.publisher.settings = msgspec.structs.replace(settings, total_bytes=2048)
     running = ground.admitted(new_execution("running"))
-    await eventually(lambda: running.life.has_begun)
-    ground.supervisor.said(running, output("x" * 4096))
+    await eventually(lambda: running.life.has_started)
+    ground.supervisor.on_message(running, output("x" * 4096))
     seen = ground.admitted(new_execution("seen"))  # Redis may be there, and slow
     await ground.end(running)
     unseen = ground.admitted(new_execution("unseen"))

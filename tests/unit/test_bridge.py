@@ -15,7 +15,7 @@ from capsule_tasks.taskpool.hub.bridge import Bridge
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bridge]:
     monkeypatch.setattr(wakeup, "IS_LINUX", request.param)
     made = Bridge()
-    assert (made._bell._reader == made._bell._writer) is request.param
+    assert (made._wakeup._reader == made._wakeup._writer) is request.param
     yield made
     made.stop()
 

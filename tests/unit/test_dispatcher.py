@@ -135,7 +135,7 @@ class Listener:
     def started(self, work: Work, at: float) -> None:
         self.note("started", work, at)
 
-    def said(self, work: Work, message: Message) -> bool | None:
+    def on_message(self, work: Work, message: Message) -> bool | None:
         self.note("said", work, message)
         return False
 
@@ -216,7 +216,7 @@ async def test_work_is_sent_in_order_of_arrival_and_the_next_at_the_very_end_of_
             ("finished", three, TaskResult, None),
         ]
         assert here.dispatcher.free_slots() == 1
-        assert here.dispatcher.in_hand() == []
+        assert here.dispatcher.sent_executions() == []
 
 
 async def test_what_a_child_says_goes_to_the_listener_whose_answer_goes_back() -> None:
@@ -339,7 +339,7 @@ async def test_work_in_the_queue_can_be_taken_out_and_work_that_was_sent_cannot(
         assert here.dispatcher.remove(two)
         assert not here.dispatcher.remove(two)
         assert here.dispatcher.remove(three)
-        assert here.dispatcher.in_hand() == [one]
+        assert here.dispatcher.sent_executions() == [one]
 
 
 async def test_nothing_can_be_done_to_work_that_no_child_has() -> None:
@@ -485,16 +485,16 @@ async def happen(events: list[tuple[str, bool, int]], max_uses: int | None) -> N
                 here.dispatcher.resize("async" if is_async else "blocking", choice % 3)
             elif event == "replace":
                 here.dispatcher.replace_all("a test")
-            elif in_hand := here.dispatcher.in_hand():
-                happen_to(here, in_hand[choice % len(in_hand)], event)
+            elif sent_executions := here.dispatcher.sent_executions():
+                happen_to(here, sent_executions[choice % len(sent_executions)], event)
             if choice % 2:
                 await here.settled()
             check(here, works)
         here.dispatcher.resize("blocking", 1)
         here.dispatcher.resize("async", 1)
         await here.settled()
-        while in_hand := here.dispatcher.in_hand():
-            for work in in_hand:
+        while sent_executions := here.dispatcher.sent_executions():
+            for work in sent_executions:
                 here.child_of(work).end(work.call.task_id)
             await here.settled()
             check(here, works)
@@ -529,4 +529,4 @@ def check(here: Any, works: list[Work]) -> None:
         for child in here.dispatcher.lanes[kind].children.values():
             assert len(child.sent) == child.slot.load <= capacity
     sent = {work for work in works if here.listener.of(work)[-1:] in (["sent"], ["started"])}
-    assert set(here.dispatcher.in_hand()) == sent
+    assert set(here.dispatcher.sent_executions()) == sent

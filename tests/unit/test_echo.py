@@ -16,7 +16,7 @@ from celery import Celery
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall
-from capsule_tasks.taskpool.reporting.output_log import Echo, FinishedTask, Lines
+from capsule_tasks.taskpool.reporting.output_log import FinishedTask, Lines, OutputLog
 
 HANG_S = 30.0
 SIZE = 60_000
@@ -58,12 +58,12 @@ def heard() -> Iterator[Heard]:
 
 
 @pytest.fixture
-def echo(heard: Heard) -> Iterator[Echo]:
-    echo = Echo(Celery("shop", set_as_current=False))
-    echo.start()
-    yield echo
+def output_log(heard: Heard) -> Iterator[OutputLog]:
+    output_log = OutputLog(Celery("shop", set_as_current=False))
+    output_log.start()
+    yield output_log
     heard.gate.set()
-    echo.stop()
+    output_log.stop()
 
 
 def execution(task_id: str, pid: int = 17) -> Execution:
@@ -79,15 +79,15 @@ def text(data: str, *, late: bool = False) -> Output:
 
 
 def test_each_task_has_its_lines_in_order_and_its_last_one_at_its_end(
-    echo: Echo, heard: Heard
+    output_log: OutputLog, heard: Heard
 ) -> None:
     one, other = execution("one"), execution("other")
     for number in range(100):
-        echo.say(one, text(f"1.{number}"))
-        echo.say(other, text(f"2.{number}\n"))
-        echo.say(one, text("!\n"))
-    echo.say(one, text("the rest"))
-    echo.forget(one)
+        output_log.write(one, text(f"1.{number}"))
+        output_log.write(other, text(f"2.{number}\n"))
+        output_log.write(one, text("!\n"))
+    output_log.write(one, text("the rest"))
+    output_log.forget(one)
     lines = heard.take(201)
     assert [line for line in lines if line.startswith("2.")] == [f"2.{n}" for n in range(100)]
     ours = [line for line in lines if not line.startswith("2.")]
@@ -95,14 +95,14 @@ def test_each_task_has_its_lines_in_order_and_its_last_one_at_its_end(
 
 
 def test_a_line_names_its_task_its_id_and_its_process_also_after_the_end(
-    echo: Echo, heard: Heard
+    output_log: OutputLog, heard: Heard
 ) -> None:
     one = execution("one", 17)
-    echo.say(one, text("50 % done\n"))
-    echo.forget(one)
-    echo.say(FinishedTask("one", 17), text("late\n", late=True))
-    echo.say(FinishedTask("never heard of", 18), text("unknown\n", late=True))
-    echo.say(one, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
+    output_log.write(one, text("50 % done\n"))
+    output_log.forget(one)
+    output_log.write(FinishedTask("one", 17), text("late\n", late=True))
+    output_log.write(FinishedTask("never heard of", 18), text("unknown\n", late=True))
+    output_log.write(one, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
     heard.take(4)
     told = [(record.processName, record.process, record.getMessage()) for record in heard.records]
     assert told[:3] == [
@@ -115,16 +115,16 @@ def test_a_line_names_its_task_its_id_and_its_process_also_after_the_end(
 
 
 def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
-    echo: Echo, heard: Heard
+    output_log: OutputLog, heard: Heard
 ) -> None:
     heard.gate.clear()
     one = execution("one")
-    echo.say(one, text("first\n"))
+    output_log.write(one, text("first\n"))
     assert heard.stuck.wait(HANG_S)
     count = 1000
     begun = time.monotonic()
     for number in range(count):
-        echo.say(one, text(f"{number}" + " " * SIZE + "\n"))
+        output_log.write(one, text(f"{number}" + " " * SIZE + "\n"))
     assert time.monotonic() - begun < HANG_S / 3
     heard.gate.set()
     kept, dropped = [], 0
@@ -135,7 +135,7 @@ def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
             dropped = int(line.split()[0])
         else:
             kept.append(int(line))
-    echo.say(one, text("again\n"))
+    output_log.write(one, text("again\n"))
     while (line := heard.take(1)[0]) != "again":
         kept.append(int(line))
     assert kept == list(range(len(kept)))
@@ -143,11 +143,11 @@ def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
     assert dropped == sum(len(f"{n}") + SIZE + 1 for n in range(len(kept), count))
 
 
-def test_a_line_that_does_not_end_is_cut(echo: Echo, heard: Heard) -> None:
+def test_a_line_that_does_not_end_is_cut(output_log: OutputLog, heard: Heard) -> None:
     one = execution("one")
     for _ in range(400):
-        echo.say(one, text("x" * 1000))
-    echo.forget(one)
+        output_log.write(one, text("x" * 1000))
+    output_log.forget(one)
     lines: list[str] = []
     while sum(map(len, lines)) < 400_000:
         lines += heard.take(1)
@@ -155,33 +155,35 @@ def test_a_line_that_does_not_end_is_cut(echo: Echo, heard: Heard) -> None:
     assert max(map(len, lines)) < 70_000
 
 
-def test_what_a_task_leaves_behind_is_heard_and_forgotten(echo: Echo, heard: Heard) -> None:
-    echo.say(FinishedTask("one", 17), text("late", late=True))
-    echo.say(FinishedTask("one", 17), text("r", late=True))
+def test_what_a_task_leaves_behind_is_heard_and_forgotten(
+    output_log: OutputLog, heard: Heard
+) -> None:
+    output_log.write(FinishedTask("one", 17), text("late", late=True))
+    output_log.write(FinishedTask("one", 17), text("r", late=True))
     assert heard.take(1) == ["later"]
-    assert not len(echo._late)
-    echo.say(None, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
+    assert not len(output_log._late)
+    output_log.write(None, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
     assert heard.take(1) == ["7 bytes of the output of a task were dropped"]
 
 
 def test_at_the_end_all_is_written_and_one_that_hangs_is_left(
-    echo: Echo, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    output_log: OutputLog, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    echo.say(execution("one"), text("a\nb"))
-    echo.stop()
+    output_log.write(execution("one"), text("a\nb"))
+    output_log.stop()
     assert heard.take(2) == ["a", "b"]
-    monkeypatch.setattr(Echo, "stop_limit_s", 0.01)
-    stuck = Echo(Celery("shop", set_as_current=False))
+    monkeypatch.setattr(OutputLog, "stop_limit_s", 0.01)
+    stuck = OutputLog(Celery("shop", set_as_current=False))
     stuck.start()
     heard.gate.clear()
-    stuck.say(execution("one"), text("c\n"))
+    stuck.write(execution("one"), text("c\n"))
     stuck.stop()
     heard.gate.set()
     assert heard.take(1) == ["c"]
 
 
 def test_a_pipe_that_nobody_reads_stops_the_thread_only(
-    echo: Echo, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    output_log: OutputLog, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go, written = threading.Event(), threading.Event(), list[bytes]()
 
@@ -193,11 +195,11 @@ def test_a_pipe_that_nobody_reads_stops_the_thread_only(
 
     monkeypatch.setattr(os, "write", write)
     raw = Output(stream="stderr", data="raw", raw=True)
-    echo.say(execution("one"), raw)
+    output_log.write(execution("one"), raw)
     assert begun.wait(HANG_S)
-    echo.say(execution("one"), raw)
+    output_log.write(execution("one"), raw)
     go.set()
-    echo.stop()
+    output_log.stop()
     assert written == [b"raw", b"raw"]
 
 

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import pytest
 
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.taskpool.shutdown_watchdog import Leaving
+from capsule_tasks.taskpool.shutdown_watchdog import ShutdownWatchdog
 
 HANG_S = 30
 SHORT_S = 0.05
@@ -26,16 +26,16 @@ class Ground:
         self.ended = threading.Event()
         self.forced: SimpleQueue[str] = SimpleQueue()
         self._looked = threading.Semaphore(0)
-        leaving = Leaving(SHORT_S, lambda: self.is_busy, self._answer)
+        leaving = ShutdownWatchdog(SHORT_S, lambda: self.is_busy, self._answer)
 
         def force(reason: str) -> None:
             self.forced.put(reason)
-            leaving.note_end()
+            leaving.on_worker_stopped()
 
         monkeypatch.setattr(leaving, "_end_by_force", force)
         leaving.watch(self.ended)
         leaving.start()
-        leaving.begin()
+        leaving.on_stopping()
 
     def _answer(self) -> bool:
         self._looked.release()

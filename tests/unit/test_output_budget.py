@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from capsule_tasks.executions.publishing.event_buffer import Backlog
+from capsule_tasks.executions.publishing.event_buffer import EventBuffer
 from capsule_tasks.executions.publishing.output_budget import OutputBudget
 from capsule_tasks.protocol.events import decode_event
 from capsule_tasks.protocol.messages import Output, Progress
@@ -14,25 +14,25 @@ from capsule_tasks.settings import MIB, PublishSettings
 HANG_S = 10.0
 
 
-def new_budget(resume_output: Any, *, drops: bool = True) -> OutputBudget:
-    return OutputBudget(PublishSettings(), drops=drops, resume_output=resume_output)
+def new_budget(resume_output: Any, *, may_drop: bool = True) -> OutputBudget:
+    return OutputBudget(PublishSettings(), may_drop=may_drop, resume_output=resume_output)
 
 
 class Writer:
     """As much of a stream writer as the budget looks at."""
 
     def __init__(self, budget: OutputBudget) -> None:
-        self.backlog = Backlog(PublishSettings(), budget)
+        self.buffer = EventBuffer(PublishSettings(), budget)
 
 
 def a_writer(budget: OutputBudget) -> Any:
     return Writer(budget)
 
 
-def taken(backlog: Backlog) -> list[Any]:
+def taken(buffer: EventBuffer) -> list[Any]:
     said: list[Any] = []
-    while backlog:
-        said += [decode_event(event)[0] for event in backlog.take().events]
+    while buffer:
+        said += [decode_event(event)[0] for event in buffer.take().events]
     return said
 
 
@@ -61,7 +61,7 @@ async def test_a_descriptor_is_read_at_the_rate_though_nothing_leaves_the_worker
     resume_output: asyncio.Queue[Any] = asyncio.Queue()
     budget = new_budget(resume_output.put_nowait)
     writer = a_writer(budget)
-    writer.backlog.add_output(output(2 * MIB, raw=True))
+    writer.buffer.add_output(output(2 * MIB, raw=True))
     assert budget.has_room(writer, output(1, raw=True))
     assert not budget.has_room(writer, output(4 * MIB, raw=True))
     async with asyncio.timeout(HANG_S):
@@ -71,13 +71,13 @@ async def test_a_descriptor_is_read_at_the_rate_though_nothing_leaves_the_worker
 
 def test_of_progress_that_waits_only_the_latest_is_kept_when_there_is_much() -> None:
     budget = new_budget(lambda _: None)
-    backlog = a_writer(budget).backlog
+    buffer = a_writer(budget).buffer
     for done in range(100_000):
         if done % 1000 == 0:
-            backlog.add_output(output(10, raw=False))
-        backlog.add(progress(done))
-    assert len(backlog._items) < 1000
-    said = taken(backlog)
+            buffer.add_output(output(10, raw=False))
+        buffer.add(progress(done))
+    assert len(buffer._items) < 1000
+    said = taken(buffer)
     steps = [message.done for message in said if isinstance(message, Progress)]
     assert steps == sorted(steps)
     assert steps[-1] == 99_999
@@ -86,8 +86,8 @@ def test_of_progress_that_waits_only_the_latest_is_kept_when_there_is_much() -> 
 
 def test_a_little_progress_is_told_as_it_was_said() -> None:
     budget = new_budget(lambda _: None)
-    backlog = a_writer(budget).backlog
+    buffer = a_writer(budget).buffer
     for _ in range(3):
         for done in range(200):
-            backlog.add(progress(done))
-        assert [message.done for message in taken(backlog)] == list(range(200))
+            buffer.add(progress(done))
+        assert [message.done for message in taken(buffer)] == list(range(200))

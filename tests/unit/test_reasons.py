@@ -13,7 +13,7 @@ import capsule_tasks
 from capsule_tasks import errors
 from capsule_tasks.errors import reason_of
 from capsule_tasks.executions.publishing import loss_counter
-from capsule_tasks.executions.publishing.loss_counter import Losses
+from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.store import ExecutionStore
@@ -63,7 +63,7 @@ async def test_a_redis_that_does_not_answer_in_time_is_named_as_the_reason(
 
     monkeypatch.setattr(loss_counter, "drive_blocking", be_late)
     call = TaskCall(name="shop.count", task_id="one", body=b"")
-    counting = Losses(5, "redis://localhost")
+    counting = LossCounter(5, "redis://localhost")
     assert await counting.admit(call) == 0
     await counting.close()
     assert {line.rpartition(": ")[2] for line in caplog.messages} == {"TimeoutError"}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from capsule_tasks.executions.background import Background
+from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.protocol.events import Command, decode_command
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import Told
@@ -17,13 +17,13 @@ log = logging.getLogger("capsule_tasks.taskpool")
 class CommandReader:
     """Reads when the execution's bell rang; a reply to a claim brings commands, too."""
 
-    __slots__ = ("_background", "_execution_id", "_is_rung", "_last_id", "_on_command", "_store")
+    __slots__ = ("_background", "_execution_id", "_is_ringing", "_last_id", "_on_command", "_store")
 
     def __init__(
         self,
         execution_id: str,
         store: ExecutionStore,
-        background: Background,
+        background: BackgroundTasks,
         on_command: Callable[[Command], object],
     ) -> None:
         self._execution_id = execution_id
@@ -31,7 +31,7 @@ class CommandReader:
         self._background = background
         self._on_command = on_command
         self._last_id = ""
-        self._is_rung: bool | None = None
+        self._is_ringing: bool | None = None
         """None while nothing is being read; else whether the bell rang since."""
 
     def take(self, entries: Iterable[Told]) -> None:
@@ -47,19 +47,19 @@ class CommandReader:
 
     def read(self, is_wanted: Callable[[], bool]) -> None:
         """Read what is new, for as long as the bell rings."""
-        is_reading = self._is_rung is not None
-        self._is_rung = True
+        is_reading = self._is_ringing is not None
+        self._is_ringing = True
         if not is_reading:
             self._background.spawn(self._read(is_wanted))
 
     async def _read(self, is_wanted: Callable[[], bool]) -> None:
         try:
-            while self._is_rung and is_wanted():
-                self._is_rung = False
+            while self._is_ringing and is_wanted():
+                self._is_ringing = False
                 ask = partial(self._store.told, self._execution_id, self._last_id)
-                self.take(await self._background.insist(ask))
+                self.take(await self._background.call_until_answered(ask))
         finally:
-            self._is_rung = None
+            self._is_ringing = None
 
 
 def _is_after(entry_id: str, last_id: str) -> bool:

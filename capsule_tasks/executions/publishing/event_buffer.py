@@ -12,7 +12,7 @@ from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output, Progress, Stream
 from capsule_tasks.settings import PublishSettings
 
-_MOST_STEPS = 256
+_MAX_STEPS = 256
 """Progress events that may wait; beyond that the latest stands for all."""
 
 
@@ -34,7 +34,7 @@ class _Piece(Output, kw_only=True, tag="output"):
     timestamp: float = 0.0
 
 
-class Taken(NamedTuple):
+class EventBatch(NamedTuple):
     """Events for one call."""
 
     events: list[bytes]
@@ -44,10 +44,10 @@ class Taken(NamedTuple):
     """Whether anybody may want to read them once the execution is over."""
 
 
-class Backlog:
-    """One execution's backlog; where output may be lost, the oldest gives way, and is counted."""
+class EventBuffer:
+    """One execution's buffer; where output may be lost, the oldest gives way, and is counted."""
 
-    __slots__ = ("_budget", "_items", "_lost", "_settings", "_steps", "offset", "waiting_bytes")
+    __slots__ = ("_budget", "_dropped", "_items", "_settings", "_steps", "offset", "waiting_bytes")
 
     def __init__(self, settings: PublishSettings, budget: OutputBudget) -> None:
         self.offset = 0
@@ -59,7 +59,7 @@ class Backlog:
         self._items: deque[_Text | EventMessage] = deque()
         self._steps = 0
         """Progress events that wait."""
-        self._lost: dict[Stream, tuple[int, int]] = {}
+        self._dropped: dict[Stream, tuple[int, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._items)
@@ -67,24 +67,24 @@ class Backlog:
     def add(self, event: EventMessage) -> None:
         if isinstance(event, Progress):
             self._steps += 1
-            if self._steps > _MOST_STEPS:
-                self._thin()
+            if self._steps > _MAX_STEPS:
+                self._merge_progress()
         self._items.append(event)
 
     def add_output(self, output: Output) -> None:
         size = utf8_size(output.data)
         self._account(size)
         self._add_text(output.stream, (output.data,), size)
-        if output.raw and self._budget.drops:
+        if output.raw and self._budget.may_drop:
             self._drop_beyond(2 * self._settings.window_bytes)
 
-    def take(self) -> Taken:
+    def take(self) -> EventBatch:
         """The next events, encoded as they are stored."""
         events: list[bytes] = []
         size, has_stream_content = 0, False
-        for stream, (lost_bytes, lost) in self._lost.items():
+        for stream, (lost_bytes, lost) in self._dropped.items():
             self._encode(Gap(stream=stream, lost_bytes=lost_bytes, lost_messages=lost), events)
-        self._lost.clear()
+        self._dropped.clear()
         while self._items and len(events) < self._settings.batch_max:
             item = self._items.popleft()
             has_stream_content = has_stream_content or not isinstance(item, Accepted)
@@ -94,7 +94,7 @@ class Backlog:
                 self._encode_text(item, events)
             else:
                 self._encode(item, events)
-        return Taken(events, size, has_stream_content)
+        return EventBatch(events, size, has_stream_content)
 
     def stored(self, size: int) -> None:
         """So many bytes of what was taken have arrived."""
@@ -104,7 +104,7 @@ class Backlog:
         """Discard events that were never sent."""
         self._items.clear()
         self._steps = 0
-        self._lost.clear()
+        self._dropped.clear()
         self._account(-self.waiting_bytes)
 
     def _add_text(self, stream: Stream, parts: Iterable[str], size: int) -> None:
@@ -116,7 +116,7 @@ class Backlog:
         last.parts.extend(parts)
         last.size += size
 
-    def _thin(self) -> None:
+    def _merge_progress(self) -> None:
         """Keep the latest progress only: it stands for all before."""
         items, self._items, self._steps = self._items, deque(), 1
         for item in items:
@@ -143,8 +143,8 @@ class Backlog:
         while self._items and self.waiting_bytes > most // 2:
             item = self._items.popleft()
             if isinstance(item, _Text):
-                lost_bytes, lost = self._lost.get(item.stream, (0, 0))
-                self._lost[item.stream] = (lost_bytes + item.size, lost + 1)
+                lost_bytes, lost = self._dropped.get(item.stream, (0, 0))
+                self._dropped[item.stream] = (lost_bytes + item.size, lost + 1)
                 self._account(-item.size)
             else:
                 kept.append(item)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from capsule_tasks.errors import CapsuleError, LeaseLost, StorageError
-from capsule_tasks.executions.background import Background
+from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.ends import LastEvent, failure_of, outcome_of
 from capsule_tasks.executions.publishing.worker_lease import WorkerLease
 from capsule_tasks.storage.executions.store import ExecutionStore
@@ -22,7 +22,7 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 _GATHER_S = 0.05
 """How long notes gather."""
-_MOST = 200
+_BATCH_SIZE = 200
 """In one call."""
 
 
@@ -30,7 +30,7 @@ class IndexWriter:
     """Writes notes later, many in a call; then it gives back executions that are held no longer."""
 
     def __init__(
-        self, store: ExecutionStore, lease: WorkerLease, background: Background, *, worker: str
+        self, store: ExecutionStore, lease: WorkerLease, background: BackgroundTasks, *, worker: str
     ) -> None:
         self._store = store
         self._lease = lease
@@ -41,7 +41,7 @@ class IndexWriter:
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
 
-    def note_state(self, writer: StreamWriter, state: str) -> None:
+    def record_state(self, writer: StreamWriter, state: str) -> None:
         """The execution is `running`, `waiting`, or has this outcome."""
         attempt, name = writer.attempt, writer.execution.call.name
         execution_id = writer.execution_id
@@ -49,10 +49,10 @@ class IndexWriter:
         self._recent[execution_id] = (attempt, entry)
         self._wake.set()
 
-    def note_end(self, writer: StreamWriter, event: LastEvent) -> None:
+    def record_end(self, writer: StreamWriter, event: LastEvent) -> None:
         """The last event is stored; a group counts its member if no other attempt follows."""
         outcome = outcome_of(event)
-        self.note_state(writer, outcome or "waiting")
+        self.record_state(writer, outcome or "waiting")
         origin = writer.execution.life.origin
         if origin.group and origin.index >= 0 and outcome:
             member = (origin.index, outcome, writer.execution_id, failure_of(event))
@@ -63,13 +63,13 @@ class IndexWriter:
         self._lease.release(execution_id)
         self._wake.set()
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Write whatever is noted, for ever."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(_GATHER_S)
             self._wake.clear()
-            await self._background.insist(self.write)
+            await self._background.call_until_answered(self.write)
 
     async def write(self) -> None:
         """Groups first: what is no longer held nobody repairs."""
@@ -79,22 +79,22 @@ class IndexWriter:
     async def _write(self) -> None:
         while self._groups:
             group, members = next(iter(self._groups.items()))
-            part = members[:_MOST]
-            await _noted(self._store.record_group_ends(group, part))
+            part = members[:_BATCH_SIZE]
+            await _recorded(self._store.record_group_ends(group, part))
             del members[: len(part)]
             if not members:
                 del self._groups[group]
         while self._recent:
-            notes = {one: self._recent[one] for one in list(self._recent)[:_MOST]}
-            await _noted(self._store.record_recent(list(notes.values())))
+            notes = {one: self._recent[one] for one in list(self._recent)[:_BATCH_SIZE]}
+            await _recorded(self._store.record_recent(list(notes.values())))
             for execution_id, note in notes.items():
                 if self._recent[execution_id] is note:  # else there is news since
                     del self._recent[execution_id]
         with contextlib.suppress(LeaseLost):  # what was held under that lease is the reaper's
-            await self._lease.give_back()
+            await self._lease.flush_released()
 
 
-async def _noted(note: Awaitable[None]) -> None:
+async def _recorded(note: Awaitable[None]) -> None:
     """A note that is refused for what it is is dropped: all others are behind it."""
     try:
         await note

@@ -25,11 +25,11 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 Key = tuple[str, str]
 
-_MOST_KNOWN = 10_000
+_MAX_KNOWN = 10_000
 _TIMEOUT_S = 5.0
 
 
-class Losses:
+class LossCounter:
     """Counts and judges on the runtime's loop; Redis is asked from other threads."""
 
     def __init__(self, most: int, url: str | None = None, prefix: str = "capsule") -> None:
@@ -68,11 +68,11 @@ class Losses:
         if count >= self._most:
             return count
         self.counted_locally[key] = here
-        if len(self.counted_locally) > _MOST_KNOWN:
+        if len(self.counted_locally) > _MAX_KNOWN:
             del self.counted_locally[next(iter(self.counted_locally))]
         return 0
 
-    def is_noted(self, call: TaskCall) -> bool:
+    def is_counted_on_delivery(self, call: TaskCall) -> bool:
         return _key(call) in self.noted
 
     async def forget(self, call: TaskCall) -> None:

@@ -21,17 +21,17 @@ class OutputBudget:
         self,
         settings: PublishSettings,
         *,
-        drops: bool,
+        may_drop: bool,
         resume_output: Callable[[StreamWriter], object],
     ) -> None:
         self.waiting_bytes = 0
         """Bytes of all executions that wait for Redis."""
-        self.drops = drops
+        self.may_drop = may_drop
         """Whether output that there is no room for is lost; else the execution waits."""
         self._window_bytes = settings.window_bytes
         self._total_bytes = settings.total_bytes
         self._rate = settings.rate_bytes_per_second
-        self._read_on = resume_output
+        self._resume_output = resume_output
         self._paused: set[StreamWriter] = set()
         self._slowed: set[StreamWriter] = set()
         """Their descriptors are read again at the rate, whether Redis is there or not."""
@@ -47,7 +47,7 @@ class OutputBudget:
         """
         self._refresh()
         self._tokens = max(-self._rate, self._tokens - utf8_size(output.data))
-        is_lossy = output.raw and self.drops  # it has no credit to lose: its backlog drops
+        is_lossy = output.raw and self.may_drop  # it has no credit to lose: its buffer may_drop
         if self._tokens < 0:
             self._await_refill()
         elif is_lossy or not self._is_full(writer):
@@ -63,7 +63,7 @@ class OutputBudget:
         for one in list(self._paused) if is_roomy else [writer]:
             if one in self._paused and _waiting(one) <= self._window_bytes // 2:
                 self._paused.discard(one)
-                self._read_on(one)
+                self._resume_output(one)
 
     def _is_full(self, writer: StreamWriter) -> bool:
         return _waiting(writer) > self._window_bytes or self.waiting_bytes > self._total_bytes
@@ -86,11 +86,11 @@ class OutputBudget:
             return
         slowed, self._slowed = self._slowed, set()
         for writer in slowed:
-            self._read_on(writer)
+            self._resume_output(writer)
         for writer in list(self._paused):
             self.resume_output(writer)
 
 
 def _waiting(writer: StreamWriter) -> int:
     """Bytes of one execution that wait for Redis."""
-    return writer.backlog.waiting_bytes if writer.backlog is not None else 0
+    return writer.buffer.waiting_bytes if writer.buffer is not None else 0

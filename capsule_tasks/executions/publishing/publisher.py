@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from capsule_tasks.errors import CapsuleError, StorageError, StorageUnavailable, reason_of
 from capsule_tasks.executions import events as on
-from capsule_tasks.executions.background import Background
+from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.delay import Delay
 from capsule_tasks.executions.ends import LastEvent
 from capsule_tasks.executions.events import Event, Streaming, Timer
@@ -44,17 +44,17 @@ _CLAIM_DUE_S = 0.01
 _STOP_S = 5.0
 _BELLS_S = 5.0
 """How long nothing is claimed under a new lease because its bells are not heard yet, at most."""
-_MOST_UNSTORED = 5000
+_MAX_UNSTORED = 5000
 """Ends that wait for Redis, each with its execution; what comes then has no stream."""
-_MOST_CLAIMS = 500
+_CLAIM_BATCH_SIZE = 500
 """Noted as held in one call."""
-_MOST_RUNG = 10_000
+_MAX_RUNG = 10_000
 _PREVIOUS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Pauses between looks at the attempt before."""
-_MOST_UNKNOWN_S = 0.05
+_MAX_UNKNOWN_S = 0.05
 """How long the attempt before may be without its first words."""
 
-_BELL_RANG = on.DoorbellRang()
+_DOORBELL_RANG = on.DoorbellRang()
 _SUCCESSOR_ADMITTED = on.SuccessorAdmitted()
 _PREVIOUS_ENDED = on.PreviousEnded()
 _CLAIM_DUE = on.TimerFired(Timer.CLAIM_DUE)
@@ -79,54 +79,59 @@ class Publisher:
         *,
         worker: str,
         settings: PublishSettings,
-        kept: ExecutionSettings,
+        retention: ExecutionSettings,
         lease: LeaseSettings,
-        drops: bool,
+        may_drop: bool,
         ended_elsewhere: Callable[[str], LastEvent | None],
         fail_result: Callable[[str, str], object],
         task_retention: Callable[[str], dict[str, Any] | None],
     ) -> None:
         """`task_retention` has the settings that the task of a name has of its own."""
         self.worker = worker
-        self.prefix = kept.prefix
+        self.prefix = retention.prefix
         self.settings = settings
         self.connection = PipelinedConnection(
             url, replicas=settings.replicas, replica_wait_s=settings.replica_wait_s
         )
         self._is_started = False
         self._keeps_order = self.connection.preserves_order
-        self.store = ExecutionStore(self.connection, settings=kept)
-        self.background = Background()
-        self.budget = OutputBudget(settings, drops=drops, resume_output=self._read_on)
+        self.store = ExecutionStore(self.connection, settings=retention)
+        self.background = BackgroundTasks()
+        self.budget = OutputBudget(settings, may_drop=may_drop, resume_output=self._resume_output)
         self.claims_due = Delay[Execution](_CLAIM_DUE_S, self._on_claims_due)
-        self.ends = Delay[Execution](settings.end_wait_s, self._on_ends_waited)
+        self.ends_waiting = Delay[Execution](settings.end_wait_s, self._on_ends_waited)
         """Executions whose last event is on its way: Celery hears of the end, stored or not."""
         self.listener: PublisherListener | None = None
-        self._kept = kept
-        self._own_kept = task_retention
+        self._retention = retention
+        self._task_retention = task_retention
         self._bells = Doorbells(url, patience_s=min(_BELLS_S, lease.lease_s / 3))
         self._writers: dict[str, StreamWriter] = {}
-        self._late: set[Execution] = set()
+        self._unstored_ends: set[Execution] = set()
         """Over for Celery, and not in Redis."""
         self._unstreamed = 0
-        holdings = HoldStore(self.connection, kept)
+        holdings = HoldStore(self.connection, retention)
         self.lease = WorkerLease(
-            self.connection, holdings, lease, self.background, self._writers, prefix=kept.prefix
+            self.connection,
+            holdings,
+            lease,
+            self.background,
+            self._writers,
+            prefix=retention.prefix,
         )
         self.index = IndexWriter(self.store, self.lease, self.background, worker=worker)
         self._reaper = Reaper(
-            self.store, holdings, ended_elsewhere, fail_result, self._kept_of, self._writers
+            self.store, holdings, ended_elsewhere, fail_result, self._retention_of, self._writers
         )
         self._to_claim: deque[StreamWriter] = deque()
         self._has_claims = asyncio.Event()
         self._rung: dict[str, None] = {}
         """Executions that were sent a command, and have not come yet."""
-        self._unsure: dict[Execution, str] = {}
+        self._awaiting_renewal: dict[Execution, str] = {}
         """Executions whose owner's lease is in doubt."""
         self._heard: set[str] = set()
         """Owners whose bells are listened to."""
         self._of_tasks: dict[str, tuple[ExecutionSettings, bytes]] = {}
-        """By name of the task: how much of its stream is kept, and the first event."""
+        """By name of the task: how much of its stream is retained, and the first event."""
         self._claims_of, self._claims = os.urandom(6).hex(), 0
 
     # --- life ----------------------------------------------------------------------------------
@@ -137,9 +142,13 @@ class Publisher:
             return
         self._is_started = True
         spawn = self.background.spawn
-        spawn(self.lease.keep(self._listen, self._on_lease_begun, self._on_renewed, self._on_due))
+        spawn(
+            self.lease.run(
+                self._listen, self._on_lease_claimed_event, self._on_renewed, self._on_due
+            )
+        )
         spawn(self._claim_all())
-        spawn(self.index.keep())
+        spawn(self.index.run())
 
     async def stop(self) -> None:
         """See everything stored that can be, for some seconds; feed WorkerStopping before."""
@@ -193,20 +202,20 @@ class Publisher:
         if self._is_full():
             return False
         execution_id = execution.life.origin.execution_id
-        self._late.add(execution)
+        self._unstored_ends.add(execution)
         try:
             look = partial(self.store.look, execution_id)
-            state = (await self.background.insist(look)).state
+            state = (await self.background.call_until_answered(look)).state
         finally:
-            self._late.discard(execution)
+            self._unstored_ends.discard(execution)
         # Where its message came twice, the other one ends it.
         return state in ("unknown", "waiting") and execution_id not in self._writers
 
     def release(self, execution: Execution) -> None:
         """The execution is over here: no bell rings for it, and it is held no longer."""
-        self._late.discard(execution)
-        self._unsure.pop(execution, None)
-        self.ends.discard(execution)
+        self._unstored_ends.discard(execution)
+        self._awaiting_renewal.pop(execution, None)
+        self.ends_waiting.discard(execution)
         writer, execution.stream = execution.stream, None
         if writer is not None and self._writers.get(writer.execution_id) is writer:
             del self._writers[writer.execution_id]
@@ -225,8 +234,8 @@ class Publisher:
         )
 
     def _is_full(self) -> bool:
-        has_room = self.budget.waiting_bytes <= self.settings.total_bytes or not self._late
-        if has_room and len(self._late) + len(self.ends) < _MOST_UNSTORED:
+        has_room = self.budget.waiting_bytes <= self.settings.total_bytes or not self._unstored_ends
+        if has_room and len(self._unstored_ends) + len(self.ends_waiting) < _MAX_UNSTORED:
             return False
         self._unstreamed += 1
         self.background.warn_seldom(
@@ -241,15 +250,15 @@ class Publisher:
     def _of_task(self, name: str) -> tuple[ExecutionSettings, bytes]:
         known = self._of_tasks.get(name)
         if known is None:
-            begun = encode_event(AttemptClaimed(worker=self.worker, task=name))
-            known = self._of_tasks[name] = self._kept_of(name), begun
+            claimed_event = encode_event(AttemptClaimed(worker=self.worker, task=name))
+            known = self._of_tasks[name] = self._retention_of(name), claimed_event
         return known
 
-    def _kept_of(self, name: str) -> ExecutionSettings:
-        own = self._own_kept(name)
-        return self.store.core.kept_as(**own) if own else self._kept
+    def _retention_of(self, name: str) -> ExecutionSettings:
+        own = self._task_retention(name)
+        return self.store.core.kept_as(**own) if own else self._retention
 
-    def _read_on(self, writer: StreamWriter) -> None:
+    def _resume_output(self, writer: StreamWriter) -> None:
         if self.listener is not None:
             self.listener.resume_output(writer.execution)
 
@@ -264,7 +273,7 @@ class Publisher:
             self.feed(writer.execution, _CLAIM_DUE)
 
     def _on_ends_waited(self, late: list[Execution]) -> None:
-        self._late.update(late)
+        self._unstored_ends.update(late)
         for execution in late:
             self.feed(execution, _END_WAIT)
 
@@ -286,12 +295,12 @@ class Publisher:
             self._has_claims.clear()
             while self._to_claim:
                 await self.lease.is_held.wait()
-                count = min(len(self._to_claim), _MOST_CLAIMS)
+                count = min(len(self._to_claim), _CLAIM_BATCH_SIZE)
                 await self._claim([self._to_claim.popleft() for _ in range(count)])
 
     async def _claim(self, writers: list[StreamWriter]) -> None:
         if self._keeps_order:  # the note is sent before the claims
-            self.background.spawn(self.lease.hold_for_sure(writers))
+            self.background.spawn(self.lease.hold_until_recorded(writers))
         elif not await self.lease.hold(writers):
             self._to_claim.extendleft(reversed(writers))
             return
@@ -309,7 +318,7 @@ class Publisher:
                 state = (await self.store.look(execution.life.origin.execution_id)).state
             except StorageError:
                 break
-            if state != "running" and not (state == "unknown" and waited_s < _MOST_UNKNOWN_S):
+            if state != "running" and not (state == "unknown" and waited_s < _MAX_UNKNOWN_S):
                 break
             await asyncio.sleep(pause_s)
             waited_s += pause_s
@@ -325,7 +334,7 @@ class Publisher:
             answer = partial(self._on_reply, call, on_reply)
             self.connection.cast(call, answer, may_batch=may_batch)
         else:
-            self.background.spawn(self._insist(call, on_reply))
+            self.background.spawn(self._call_until_answered(call, on_reply))
 
     def _on_reply(
         self,
@@ -334,34 +343,36 @@ class Publisher:
         reply: Reply | StorageError,
     ) -> None:
         if isinstance(reply, StorageError):
-            self.background.spawn(self._insist(call, on_reply))
+            self.background.spawn(self._call_until_answered(call, on_reply))
         else:
             on_reply(call, reply)
 
-    async def _insist(self, call: Call, on_reply: Callable[[Call, Reply], object]) -> None:
-        on_reply(call, await self.insist(call))
+    async def _call_until_answered(
+        self, call: Call, on_reply: Callable[[Call, Reply], object]
+    ) -> None:
+        on_reply(call, await self.call_until_answered(call))
 
-    async def insist(self, call: Call) -> Reply:
+    async def call_until_answered(self, call: Call) -> Reply:
         """Make a call until Redis answers it."""
-        return await self.background.insist(partial(self.store.make, call))
+        return await self.background.call_until_answered(partial(self.store.make, call))
 
     # --- under a lease -------------------------------------------------------------------------
 
     def confirm_lease(self, execution: Execution, owner: str) -> None:
         """Feed LeaseConfirmed now if the lease is known to last, else once a renewal says so."""
-        if self.lease.is_sure(owner):
+        if self.lease.is_certain(owner):
             self.feed(execution, on.LeaseConfirmed(owner))
         else:
-            self._unsure[execution] = owner
+            self._awaiting_renewal[execution] = owner
 
     def _on_renewed(self, owner: str) -> None:
-        if self._unsure:
-            unsure, self._unsure = self._unsure, {}
+        if self._awaiting_renewal:
+            unsure, self._awaiting_renewal = self._awaiting_renewal, {}
             for execution, owner_of in unsure.items():
                 if owner_of == owner:
                     self.feed(execution, on.LeaseConfirmed(owner))
 
-    def _on_lease_begun(self, incarnation: str) -> None:
+    def _on_lease_claimed_event(self, incarnation: str) -> None:
         self.background.spawn(self._move_all(incarnation))
 
     def _on_due(self, worker: str) -> None:
@@ -384,22 +395,22 @@ class Publisher:
     def _on_bell(self, said: bytes | None) -> None:
         if said is None:
             for writer in list(self._writers.values()):
-                self.feed(writer.execution, _BELL_RANG)
+                self.feed(writer.execution, _DOORBELL_RANG)
             return
         execution_id = said.decode(errors="replace")
         if (rung := self._writers.get(execution_id)) is not None:
-            self.feed(rung.execution, _BELL_RANG)
+            self.feed(rung.execution, _DOORBELL_RANG)
             return
         self._rung[execution_id] = None
-        if len(self._rung) > _MOST_RUNG:
+        if len(self._rung) > _MAX_RUNG:
             del self._rung[next(iter(self._rung))]
 
     async def _move_all(self, incarnation: str) -> None:
         """Executions were claimed under a lease that is lost: claim them before they are reaped."""
         held = [one for one in self._writers.values() if one.execution.life.owner != incarnation]
-        for first in range(0, len(held), _MOST_CLAIMS):
-            part = held[first : first + _MOST_CLAIMS]
-            if not await self.lease.hold_for_sure(part):
+        for first in range(0, len(held), _CLAIM_BATCH_SIZE):
+            part = held[first : first + _CLAIM_BATCH_SIZE]
+            if not await self.lease.hold_until_recorded(part):
                 return  # that lease is lost too: what comes after it moves them
             for writer in part:
                 self.feed(writer.execution, on.LeaseBegun(incarnation))

@@ -21,7 +21,7 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 _WHY = "its worker died"
 _LOST = lost(_WHY)
-_AT_ONCE = 32
+_BATCH_SIZE = 32
 
 
 class _RunsHere(Exception):
@@ -37,16 +37,16 @@ class Reaper:
         holdings: HoldStore,
         ended_elsewhere: Callable[[str], LastEvent | None],
         fail_result: Callable[[str, str], object],
-        kept_of: Callable[[str], ExecutionSettings],
+        retention_of: Callable[[str], ExecutionSettings],
         present: Container[str],
     ) -> None:
-        """`kept_of` says how much is kept of the stream of a task with that name.
+        """`retention_of` says how much is kept of the stream of a task with that name.
 
         Executions that are `present` are left alone while the lost owner has them: after an outage
         of Redis this worker claims anew what it runs, and must not end it meanwhile.
         """
         self._present = present
-        self._kept_of = kept_of
+        self._retention_of = retention_of
         self._store = store
         self._holdings = holdings
         self._ended_elsewhere = ended_elsewhere
@@ -72,15 +72,15 @@ class Reaper:
                 if not held:
                     return  # what is left is for the next round
                 log.info("worker %s is gone; %d tasks of it are looked at", worker, len(held))
-                for first in range(0, len(held), _AT_ONCE):
-                    left |= await self._see_to_all(worker, held[first : first + _AT_ONCE])
+                for first in range(0, len(held), _BATCH_SIZE):
+                    left |= await self._reap_batch(worker, held[first : first + _BATCH_SIZE])
                 done = [one for one in held if one not in left]
         finally:
             self._busy.discard(worker)
 
-    async def _see_to_all(self, worker: str, part: list[str]) -> set[str]:
+    async def _reap_batch(self, worker: str, part: list[str]) -> set[str]:
         """Each whatever becomes of the others; those that are to be seen to again."""
-        seen_to = (self._see_to(worker, one) for one in part)
+        seen_to = (self._reap_one(worker, one) for one in part)
         notes: list[tuple[int, RecentEntry]] = []
         left: set[str] = set()
         for one, found in zip(
@@ -98,7 +98,7 @@ class Reaper:
         await self._store.record_recent(notes)
         return left
 
-    async def _see_to(self, worker: str, execution_id: str) -> tuple[int, RecentEntry] | None:
+    async def _reap_one(self, worker: str, execution_id: str) -> tuple[int, RecentEntry] | None:
         """Have it ended if nobody has, and all told of that; its note for the index.
 
         What another reaper has ended is told once more: it may have died before it could.
@@ -128,7 +128,7 @@ class Reaper:
         stored = await asyncio.to_thread(self._ended_elsewhere, execution_id)
         event = stored or _last_event_of(record)
         attempt, outcome = record.attempt, outcome_of(event)
-        kept = self._kept_of(record.task)
+        kept = self._retention_of(record.task)
         await self._store.reap(execution_id, worker, attempt, event, outcome, kept=kept)
         return failure_of(event)
 

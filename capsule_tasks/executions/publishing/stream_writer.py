@@ -13,7 +13,7 @@ from capsule_tasks.executions.ends import LastEvent, outcome_of, state_of
 from capsule_tasks.executions.events import Refusal
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.publishing.command_reader import CommandReader
-from capsule_tasks.executions.publishing.event_buffer import Backlog
+from capsule_tasks.executions.publishing.event_buffer import EventBuffer
 from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import Accepted, Command, EventMessage, Outcome, encode_event
 from capsule_tasks.protocol.messages import Output
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-_AGAIN = "again-"
+_REDELIVERED = "again-"
 """Begins the ids of claims for messages that were delivered before."""
 _YOUNG_S = 1.0
 """A worker that stood still for longer takes nothing from an attempt that came later."""
@@ -37,7 +37,7 @@ _YOUNG_S = 1.0
 _FIRST_OUTPUT = on.FirstOutput()
 _END_STORED = on.EndStored()
 _APPEND_REFUSED = on.AppendRefused()
-_SETTLED = on.Settled()
+_IN_FLIGHT_DONE = on.InFlightDone()
 
 
 class _Batch(NamedTuple):
@@ -58,12 +58,12 @@ class StreamWriter:
     """
 
     __slots__ = (
-        "_about",
         "_batch",
-        "_begun",
         "_came_at",
         "_claim_id",
+        "_claimed_event",
         "_commands",
+        "_details",
         "_ending",
         "_has_published",
         "_is_busy",
@@ -71,16 +71,16 @@ class StreamWriter:
         "_is_due",
         "_is_settling",
         "_is_started",
-        "_kept",
         "_keys",
         "_mark",
         "_may_append",
         "_owner",
+        "_retention",
         "_seq",
         "_start",
         "_waiters",
         "attempt",
-        "backlog",
+        "buffer",
         "execution",
         "execution_id",
         "is_held",
@@ -88,24 +88,28 @@ class StreamWriter:
     )
 
     def __init__(
-        self, publisher: Publisher, execution: Execution, kept: ExecutionSettings, begun: bytes
+        self,
+        publisher: Publisher,
+        execution: Execution,
+        retention: ExecutionSettings,
+        claimed_event: bytes,
     ) -> None:
         origin = execution.life.origin
         self.execution = execution
         self.execution_id = origin.execution_id
         self.attempt = 0
-        self.backlog: Backlog | None = None
+        self.buffer: EventBuffer | None = None
         """Made with the first output: most tasks are over before they say anything."""
         self.is_held = False
         """A reaper that looks at what this worker holds finds the execution, or soon will."""
         self.publisher = publisher
-        self._kept = kept
+        self._retention = retention
         self._keys = ExecutionKeys(origin.execution_id, publisher.prefix)
         ack = "late" if origin.acks_late else "early"
         worker, group, index = publisher.worker, origin.group, origin.index
-        self._about = attempt_details(ack, origin.task, worker, group, index, kept)
-        self._begun = begun
-        self._mark = _AGAIN if origin.is_redelivered else ""
+        self._details = attempt_details(ack, origin.task, worker, group, index, retention)
+        self._claimed_event = claimed_event
+        self._mark = _REDELIVERED if origin.is_redelivered else ""
         self._claim_id = self._mark + publisher.new_claim_id()
         self._owner = ""
         self._seq = 0
@@ -154,7 +158,7 @@ class StreamWriter:
         """The code runs; that goes with the first output, or when the claim is due."""
         self._is_started = True
         self._start = Accepted(pid=self.execution.pid)
-        if self.backlog is not None:
+        if self.buffer is not None:
             self._filled()
 
     def publish_end(self, event: LastEvent) -> None:
@@ -167,14 +171,14 @@ class StreamWriter:
         if self._may_append:
             self._send_next()
 
-    def _filled(self) -> Backlog:
-        """The backlog, with everything that was said before."""
-        if self.backlog is None:
-            self.backlog = Backlog(self.publisher.settings, self.publisher.budget)
+    def _filled(self) -> EventBuffer:
+        """The buffer, with everything that was said before."""
+        if self.buffer is None:
+            self.buffer = EventBuffer(self.publisher.settings, self.publisher.budget)
         if self._start is not None:
-            self.backlog.add(self._start)
+            self.buffer.add(self._start)
             self._start = None
-        return self.backlog
+        return self.buffer
 
     def _on_new_event(self) -> None:
         if not self._is_due:
@@ -219,7 +223,7 @@ class StreamWriter:
         self.publisher.background.spawn(self._claim_alone(call, is_first=False))
 
     async def _claim_alone(self, call: Call, *, is_first: bool) -> None:
-        reply = await self.publisher.insist(call)
+        reply = await self.publisher.call_until_answered(call)
         try:
             claimed = self._claimed(reply)
         except CapsuleError as news:
@@ -241,9 +245,9 @@ class StreamWriter:
         return self.publisher.store.core.claim_call(
             self._keys,
             self._claim_id,
-            self._about,
+            self._details,
             owner,
-            [self._begun, *events],
+            [self._claimed_event, *events],
             held_by=held_by,
             state=state_of(ending) if ending is not None else "",
             outcome=outcome_of(ending) if ending is not None else "",
@@ -286,23 +290,23 @@ class StreamWriter:
 
     def _log_refusal(self, news: CapsuleError) -> None:
         """Another attempt has the stream: of a message with the same id, or of this message."""
-        is_fault = not isinstance(news, AttemptStale) or self._is_robbed_by(news.claim)
+        is_fault = not isinstance(news, AttemptStale) or self._is_taken_over_by(news.claim)
         level = logging.WARNING if is_fault else logging.INFO
         log.log(level, "task %s: its output is no longer stored: %s", self, news)
 
-    def _is_robbed_by(self, claim_id: str) -> bool:
+    def _is_taken_over_by(self, claim_id: str) -> bool:
         """Whether a later attempt under this claim is a fault: another run of the same message.
 
         Without a redelivery there are two messages with one task id, as the application sent them.
         """
         is_reaped = claim_id == self._claim_id  # a reaper's attempt makes no claim of its own
-        return is_reaped or bool(self._mark) or claim_id.startswith(_AGAIN)
+        return is_reaped or bool(self._mark) or claim_id.startswith(_REDELIVERED)
 
     # --- calls ---------------------------------------------------------------------------------
 
     def _send_next(self) -> None:
         """Append what waits, unless a call is on its way."""
-        waits = self._start is not None or bool(self.backlog)
+        waits = self._start is not None or bool(self.buffer)
         has_work = self._ending is not None or (self._is_due and waits)
         if self._is_busy or self._is_settling or self._is_closed or not has_work:
             return
@@ -316,22 +320,22 @@ class StreamWriter:
             state=state_of(ending) if ending is not None else "",
             outcome=outcome_of(ending) if ending is not None else "",
             has_stream_content=batch.has_stream_content,
-            kept=self._kept,
+            kept=self._retention,
         )
         self._send(batch, call)
 
     def _next_batch(self, *, is_claim: bool) -> _Batch:
-        backlog = self.backlog
-        if backlog is not None:
-            events, size, has_stream_content = backlog.take()
+        buffer = self.buffer
+        if buffer is not None:
+            events, size, has_stream_content = buffer.take()
         else:
             events, size, has_stream_content = [], 0, False
             if self._start is not None:
                 events.append(encode_event(self._start))
                 self._start = None
-        ending = self._ending if not backlog else None
+        ending = self._ending if not buffer else None
         if ending is not None:
-            events.append(encode_event(ending, backlog.offset if backlog is not None else 0))
+            events.append(encode_event(ending, buffer.offset if buffer is not None else 0))
         return _Batch(events, size, has_stream_content, ending, is_claim)
 
     def _send(self, batch: _Batch, call: Call) -> None:
@@ -352,12 +356,12 @@ class StreamWriter:
                 self._on_append_reply(batch, call, reply)
         finally:
             if self._is_settling and not self._is_busy:
-                self._settled()
+                self._in_flight_done()
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-        if self.backlog is not None:
+        if self.buffer is not None:
             self.publisher.budget.resume_output(self)
 
     def _on_claim_reply(self, batch: _Batch, reply: Reply) -> None:
@@ -382,8 +386,8 @@ class StreamWriter:
 
     def _on_batch_stored(self, batch: _Batch) -> None:
         self._batch = None
-        if self.backlog is not None:
-            self.backlog.stored(batch.size)
+        if self.buffer is not None:
+            self.buffer.stored(batch.size)
         if batch.ending is not None:
             self._is_closed = True
             self.publisher.feed(self.execution, _END_STORED)
@@ -396,18 +400,18 @@ class StreamWriter:
         if self._is_busy:
             self._is_settling = True
         else:
-            self._settled()
+            self._in_flight_done()
 
-    def _settled(self) -> None:
+    def _in_flight_done(self) -> None:
         self._is_settling = False
-        self.publisher.feed(self.execution, _SETTLED)
+        self.publisher.feed(self.execution, _IN_FLIGHT_DONE)
 
     def close(self) -> None:
         """Discard what was not stored, and whatever comes from now on."""
         self._is_closed = True
         self._may_append = False
-        if self.backlog is not None:
-            self.backlog.clear()
+        if self.buffer is not None:
+            self.buffer.clear()
             self.publisher.budget.resume_output(self)
 
     async def drained(self) -> None:

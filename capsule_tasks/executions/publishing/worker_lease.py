@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
 
 from capsule_tasks.errors import LeaseLost, StorageError
-from capsule_tasks.executions.background import AGAIN_S, Background
+from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
 from capsule_tasks.settings import LeaseSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.holds import Due
@@ -46,7 +46,7 @@ class WorkerLease:
         connection: PipelinedConnection,
         holdings: HoldStore,
         settings: LeaseSettings,
-        background: Background,
+        background: BackgroundTasks,
         present: Container[str],
         *,
         prefix: str,
@@ -62,13 +62,13 @@ class WorkerLease:
         self._present = present
         self._prefix = prefix
         self._lease: Lease | None = None
-        self._doubt = asyncio.Event()
+        self._renew_now = asyncio.Event()
         """Redis refused something as if the lease were lost: renew at once to find out."""
         self._certain_until = 0.0
         """The lease lasts at least until then, by the clock of this process."""
         self._released: list[str] = []
 
-    async def keep(
+    async def run(
         self,
         on_begin: Callable[[str], Awaitable[object]],
         on_held: Callable[[str], object],
@@ -85,12 +85,12 @@ class WorkerLease:
             try:
                 incarnation = await self._begin(on_begin)
                 on_held(incarnation)
-                await self._go_on(incarnation, on_renewed, on_due)
+                await self._renew_until_lost(incarnation, on_renewed, on_due)
             except LeaseLost as lost:
                 log.warning("%s; what it held may have been taken over", lost)
             except StorageError as error:
-                self._background.say_unavailable(error)
-                await asyncio.sleep(AGAIN_S)
+                self._background.warn_unavailable(error)
+                await asyncio.sleep(RETRY_DELAY_S)
             self.is_held.clear()
 
     async def end(self) -> None:
@@ -101,7 +101,7 @@ class WorkerLease:
     async def _begin(self, on_begin: Callable[[str], Awaitable[object]]) -> str:
         incarnation = os.urandom(8).hex()
         lease = Lease(incarnation, self._connection, settings=self._settings, prefix=self._prefix)
-        await self._note_alive(incarnation)
+        await self._register(incarnation)
         sent_at = asyncio.get_running_loop().time()
         await lease.acquire()
         await on_begin(incarnation)
@@ -110,7 +110,7 @@ class WorkerLease:
         self.is_held.set()
         return incarnation
 
-    async def _go_on(
+    async def _renew_until_lost(
         self,
         incarnation: str,
         on_renewed: Callable[[str], object],
@@ -119,7 +119,7 @@ class WorkerLease:
         """Renew the lease until it is lost."""
         while True:
             wait_s = self._settings.lease_s / 3
-            self._doubt.clear()
+            self._renew_now.clear()
             if (due := await self._renew(incarnation)) is not None:
                 on_renewed(incarnation)
                 for worker in due.workers:
@@ -129,7 +129,7 @@ class WorkerLease:
                     wait_s = min(wait_s, due.next_s + 0.01)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(wait_s, 0.02)):
-                    await self._doubt.wait()
+                    await self._renew_now.wait()
 
     async def _renew(self, incarnation: str) -> Due | None:
         sent_at = asyncio.get_running_loop().time()
@@ -137,12 +137,12 @@ class WorkerLease:
             await self._owned().renew()
             self._certain_until = sent_at + self._settings.lease_s
             self.is_held.set()  # what was refused as if it were lost was refused wrongly
-            return await self._note_alive(incarnation)
+            return await self._register(incarnation)
         except StorageError as error:
-            self._background.say_unavailable(error)
+            self._background.warn_unavailable(error)
             return None
 
-    async def _note_alive(self, incarnation: str) -> Due:
+    async def _register(self, incarnation: str) -> Due:
         return await self._holdings.note_worker(incarnation, _LOOK * self._settings.lease_s)
 
     def _owned(self) -> Lease:
@@ -164,14 +164,14 @@ class WorkerLease:
                 self._released += released
                 if not isinstance(reply, StorageError):
                     self._is_refused(incarnation)
-                self._background.spawn(self.hold_for_sure(batch))
+                self._background.spawn(self.hold_until_recorded(batch))
             else:
                 _confirm(batch, incarnation)
 
         call = core.hold_call(incarnation, self._owned().core.token, _ids(batch), gone)
         self._connection.cast(call, on_reply, may_batch=True)
 
-    async def hold_for_sure(self, batch: Sequence[Held]) -> bool:
+    async def hold_until_recorded(self, batch: Sequence[Held]) -> bool:
         """Note executions, however long it takes; False if the lease is lost meanwhile."""
         incarnation = self.incarnation
         while incarnation == self.incarnation:
@@ -188,33 +188,33 @@ class WorkerLease:
         except LeaseLost:
             self._is_refused(incarnation)
         except StorageError as error:
-            self._background.say_unavailable(error)
-            await asyncio.sleep(AGAIN_S)
+            self._background.warn_unavailable(error)
+            await asyncio.sleep(RETRY_DELAY_S)
         else:
             _confirm(batch, incarnation)
             return True
         return False
 
-    def is_sure(self, incarnation: str) -> bool:
+    def is_certain(self, incarnation: str) -> bool:
         """Whether the lease lasts for certain; in doubt it is renewed at once."""
         if incarnation != self.incarnation or not self.is_held.is_set():
             return False
         if asyncio.get_running_loop().time() < self._certain_until:
             return True
-        self._doubt.set()
+        self._renew_now.set()
         return False
 
     def _is_refused(self, incarnation: str) -> None:
         """Claim nothing more until a renewal has told whether the lease is lost."""
         if incarnation == self.incarnation:  # else it was an older one
             self.is_held.clear()
-            self._doubt.set()
+            self._renew_now.set()
 
     def release(self, execution_id: str) -> None:
-        """The execution is over here; the next note, or `give_back`, says so."""
+        """The execution is over here; the next note, or `flush_released`, says so."""
         self._released.append(execution_id)
 
-    async def give_back(self) -> None:
+    async def flush_released(self) -> None:
         """Tell Redis what is held no longer."""
         if self._released and self._lease is not None:
             await self._hold(())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from capsule_tasks.system.service import ThreadService
-from capsule_tasks.taskpool.hub.wakeup import Bell
+from capsule_tasks.taskpool.hub.wakeup import WakeupFd
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -30,9 +30,9 @@ class Bridge(ThreadService):
     def __init__(self) -> None:
         super().__init__()
         self._calls: deque[Call] = deque()
-        self._rung = False
-        self._bell = Bell()
-        self.is_quiet = False
+        self._is_woken = False
+        self._wakeup = WakeupFd()
+        self.suppresses_wakeup = False
         """Set by the hub thread while it looks for calls afterwards and need not be woken."""
 
     def put(self, call: Call) -> None:
@@ -41,24 +41,24 @@ class Bridge(ThreadService):
 
     def flush(self) -> None:
         """Wake the hub thread if calls are waiting."""
-        if self._calls and not self._rung and not self.is_quiet:
-            self._rung = True
-            self._bell.ring()
+        if self._calls and not self._is_woken and not self.suppresses_wakeup:
+            self._is_woken = True
+            self._wakeup.ring()
 
     def register(self, hub: Any) -> None:
         """Have the hub drain; again after each reconnect, when it has forgotten."""
-        hub.add_reader(self._bell, self.drain)
+        hub.add_reader(self._wakeup, self.drain)
 
     def unregister(self, hub: Any) -> None:
-        hub.remove_reader(self._bell)
+        hub.remove_reader(self._wakeup)
 
     def drain(self) -> None:
         """Make every call that is waiting, because the descriptor is readable."""
-        self._bell.silence()
-        self._rung = False  # before looking: what is put from now on rings again
-        self.make_calls()
+        self._wakeup.clear()
+        self._is_woken = False  # before looking: what is put from now on rings again
+        self.run_calls()
 
-    def make_calls(self) -> None:
+    def run_calls(self) -> None:
         """Make every call that is waiting. MemoryError and exits of the worker pass through."""
         calls = self._calls
         while calls:
@@ -69,7 +69,7 @@ class Bridge(ThreadService):
                 log.exception("a callback of the pool failed: %r", call)
             except BaseException:
                 if calls:  # an exit of the worker: the rest is for whoever drains next
-                    self._bell.ring()
+                    self._wakeup.ring()
                 raise
 
     def wait(self, timeout_s: float | None) -> None:
@@ -79,19 +79,19 @@ class Bridge(ThreadService):
         """
         try:
             if not self.stopping.is_set():
-                select.select([self._bell], [], [], timeout_s)
+                select.select([self._wakeup], [], [], timeout_s)
         except OSError:
             if not self.stopping.is_set():
                 raise
 
     def stop(self) -> None:
         super().stop()
-        self._bell.close()
+        self._wakeup.close()
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._wakeup.ring()
 
     def run(self) -> None:
         while not self.stopping.is_set():
-            select.select([self._bell], [], [])
+            select.select([self._wakeup], [], [])
             self.drain()

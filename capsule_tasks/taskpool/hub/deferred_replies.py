@@ -12,18 +12,18 @@ from kombu.pidbox import Node
 log = logging.getLogger("capsule_tasks.taskpool")
 
 
-class Later:
+class DeferredReply:
     """What a command returns instead of its answer; `give` is called once, on the hub thread."""
 
     def __init__(self) -> None:
-        self._tell: Callable[[Any], object] | None = None
+        self._reply_with: Callable[[Any], object] | None = None
 
     def give(self, answer: Any) -> None:
-        if self._tell is not None:
-            self._tell(answer)
+        if self._reply_with is not None:
+            self._reply_with(answer)
 
-    def then(self, tell: Callable[[Any], object]) -> None:
-        self._tell = tell
+    def then(self, reply: Callable[[Any], object]) -> None:
+        self._reply_with = reply
 
 
 class DeferredReplyNode(Node):
@@ -34,7 +34,7 @@ class DeferredReplyNode(Node):
     ) -> None:
         reply = partial(self._reply, exchange, routing_key, ticket, options)
         answer = data.get(self.hostname)
-        if isinstance(answer, Later):
+        if isinstance(answer, DeferredReply):
             answer.then(reply)
         else:
             reply(answer)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from capsule_tasks.system.service import ThreadService
 from capsule_tasks.taskpool.hub.shared_loop import SharedLoop
-from capsule_tasks.taskpool.hub.wakeup import Bell
+from capsule_tasks.taskpool.hub.wakeup import WakeupFd
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 0.02
 """So long may the hub leave something undone before the runtime thread does it."""
-_LONGEST_POLL_MS = 3_600_000.0
+_MAX_POLL_MS = 3_600_000.0
 """`poll` refuses what does not fit into a C int, about 25 days."""
 
 
@@ -43,16 +43,16 @@ class RuntimeThread(ThreadService):
         super().__init__()
         self._loop: SharedLoop | None = None
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._rung = False
-        self._hub_is_there = False
-        self._hub_turns = 0
+        self._is_woken = False
+        self._is_hub_attached = False
+        self._hub_iterations = 0
         self._stand_in_iteration = -1
         """The hub's turns when it was found to be away; it is, until it turns again."""
         self._waits_until = math.inf
 
     def set_up(self) -> None:
-        self._loop = self._turned = SharedLoop()
-        self._bell = Bell()
+        self._loop = self._shared_loop = SharedLoop()
+        self._wakeup = WakeupFd()
 
     def stop(self) -> None:
         super().stop()
@@ -73,14 +73,14 @@ class RuntimeThread(ThreadService):
     def run_posts(self) -> None:
         """Make the calls that wait, on this thread; what they plan on the loop is done later."""
         loop = self._loop
-        if self._inbox and (self._rung or loop is None or not loop.do(self._take)):
+        if self._inbox and (self._is_woken or loop is None or not loop.call_now(self._take)):
             self.flush()
 
     def flush(self) -> None:
         """Wake whoever turns the loop if calls are waiting."""
         loop = self._loop
-        if self._inbox and not self._rung and loop is not None:
-            self._rung = True
+        if self._inbox and not self._is_woken and loop is not None:
+            self._is_woken = True
             try:
                 loop.call_soon_threadsafe(self._take)
             except RuntimeError:
@@ -93,7 +93,7 @@ class RuntimeThread(ThreadService):
 
     def wake(self) -> None:
         self._loop = None  # nothing is posted any more
-        self._bell.ring()
+        self._wakeup.ring()
 
     @property
     def is_running(self) -> bool:
@@ -102,70 +102,70 @@ class RuntimeThread(ThreadService):
     # --- from the hub thread -------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Readable when `turn` has something to do."""
+        """Readable when `run_once` has something to do."""
         assert self._loop is not None
         return self._loop.fileno()
 
     def attach_hub(self) -> None:
         """The hub turns the loop from now on."""
-        self._hub_is_there = True
+        self._is_hub_attached = True
 
     def detach_hub(self) -> None:
         """The runtime thread turns the loop from now on."""
-        if self._hub_is_there:
-            self._hub_is_there = False
-            self._bell.ring()
+        if self._is_hub_attached:
+            self._is_hub_attached = False
+            self._wakeup.ring()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Do what the sessions wait for."""
         loop = self._loop
         if loop is None:
             return
-        self._hub_turns += 1
-        loop.turn()
+        self._hub_iterations += 1
+        loop.run_once()
         if loop.due_at < self._waits_until:
-            self._bell.ring()  # a timer that the runtime thread does not know of
+            self._wakeup.ring()  # a timer that the runtime thread does not know of
 
     # --- the runtime thread --------------------------------------------------------------------
 
     def run(self) -> None:
-        loop, bell = self._turned, self._bell
+        loop, wakeup = self._shared_loop, self._wakeup
         asyncio.set_event_loop(loop.asyncio_loop)
         poller = select.poll()
         poller.register(loop, select.POLLIN)
-        poller.register(bell, select.POLLIN)
+        poller.register(wakeup, select.POLLIN)
         try:
             while not self.stopping.is_set():
-                if self._wait(loop, bell, poller):
-                    loop.turn()
+                if self._wait(loop, wakeup, poller):
+                    loop.run_once()
             loop.close()
         finally:
             asyncio.set_event_loop(None)
-            bell.close()
+            wakeup.close()
 
-    def _wait(self, loop: SharedLoop, bell: Bell, poller: select.poll) -> bool:
+    def _wait(self, loop: SharedLoop, wakeup: WakeupFd, poller: select.poll) -> bool:
         """Wait until there is something to do; whether this thread has to do it."""
         self._waits_until = math.inf  # a turn that ends right now rings, whichever comes first
         self._waits_until = loop.due_at
         timeout_s = self._waits_until - loop.time()
-        ready = {fd for fd, _ in poller.poll(min(max(0.0, timeout_s * 1000), _LONGEST_POLL_MS))}
-        if bell.fileno() in ready:
-            bell.silence()
+        ready = {fd for fd, _ in poller.poll(min(max(0.0, timeout_s * 1000), _MAX_POLL_MS))}
+        if wakeup.fileno() in ready:
+            wakeup.clear()
         if not ready:
             return True  # a timer is due
         if loop.fileno() not in ready or self.stopping.is_set():
             return False
-        if not self._hub_is_there or self._stand_in_iteration == self._hub_turns:
+        if not self._is_hub_attached or self._stand_in_iteration == self._hub_iterations:
             return True
-        turns = self._hub_turns
+        turns = self._hub_iterations
         time.sleep(_TIMEOUT_S)
-        if turns != self._hub_turns:
+        if turns != self._hub_iterations:
             return False
         self._stand_in_iteration = turns
         return True
 
     def _take(self) -> None:
-        self._rung = False  # before looking: what is posted from now on rings again
+        self._is_woken = False  # before looking: what is posted from now on rings again
         inbox = self._inbox
         while inbox:
             call, arguments = inbox.popleft()

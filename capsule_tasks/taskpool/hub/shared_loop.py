@@ -1,8 +1,8 @@
-"""An asyncio loop that several threads may turn, one at a time.
+"""An asyncio loop that several threads may run, one at a time.
 
-An ordinary loop waits on the thread that runs it. This one never waits: `turn` does what there is
-to do and returns, and when it is worth turning again its descriptor says, or its clock. Whichever
-thread is awake anyway can do that, so that a message needs no other thread to be woken for it.
+An ordinary loop waits on the thread that runs it. This one never waits: `run_once` does what can be
+done now and returns. The loop's descriptor (or its clock, for timers) tells when to run it again.
+Whichever thread is awake anyway runs the loop, so no other thread has to be woken for a message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from capsule_tasks.system.threads import DEFERRED_SIGNALS, set_mask
 
-_MOST_ROUNDS = 100
+_MAX_ROUNDS = 100
 """Of callbacks that plan callbacks, in one turn: whoever turns has other things to do."""
 
 
@@ -26,7 +26,7 @@ class _Selector(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.end_turn: Callable[[], None] = lambda: None
+        self.end_iteration: Callable[[], None] = lambda: None
         self.may_wait = False
         self.idle_s: float | None = None
         """How long until the loop's next timer, as it was when the turn ended."""
@@ -46,9 +46,9 @@ class _Selector(selectors.DefaultSelector):
             events = super().select(0)
         self._rounds += 1
         is_idle = not events and (timeout is None or timeout > 0)
-        if is_idle or self._rounds > _MOST_ROUNDS:
+        if is_idle or self._rounds > _MAX_ROUNDS:
             self.idle_s = timeout
-            self.end_turn()
+            self.end_iteration()
         return events
 
 
@@ -58,9 +58,9 @@ class SharedLoop:
     def __init__(self) -> None:
         self._selector = _Selector()
         self.asyncio_loop = asyncio.SelectorEventLoop(self._selector)
-        self._selector.end_turn = self.asyncio_loop.stop
+        self._selector.end_iteration = self.asyncio_loop.stop
         self._lock = threading.Lock()
-        self._turner: int | None = None
+        self._owner_thread: int | None = None
         self.due_at = math.inf
         """When it has to be turned though its descriptor is not readable, by `time`."""
 
@@ -71,28 +71,28 @@ class SharedLoop:
     def time(self) -> float:
         return self.asyncio_loop.time()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Do all that can be done without waiting."""
-        if self._turner == threading.get_ident():
+        if self._owner_thread == threading.get_ident():
             return  # in a signal handler, after all
-        old_mask = self._take_hold()
+        old_mask = self._acquire()
         try:
             self._selector.begin()
             self.asyncio_loop.run_forever()
             idle_s = self._selector.idle_s
             self.due_at = math.inf if idle_s is None else self.time() + idle_s
         finally:
-            self._let_go(old_mask)
+            self._release(old_mask)
 
-    def do(self, call: Callable[[], object]) -> bool:
+    def call_now(self, call: Callable[[], object]) -> bool:
         """Make one call as if on the loop, at a fraction of a turn's cost; False if it cannot be.
 
         What it plans there is done in the next turn.
         """
-        if self._turner == threading.get_ident():
+        if self._owner_thread == threading.get_ident():
             return False
         loop: Any = self.asyncio_loop
-        old_mask = self._take_hold()
+        old_mask = self._acquire()
         timers = len(loop._scheduled)  # noqa: SLF001 - no public way
         try:
             asyncio._set_running_loop(loop)  # noqa: SLF001 - meant for loops, as this one is
@@ -101,10 +101,10 @@ class SharedLoop:
             asyncio._set_running_loop(None)  # noqa: SLF001 - meant for loops
             if loop._ready or len(loop._scheduled) != timers:  # noqa: SLF001 - as above
                 loop.call_soon_threadsafe(_nothing)  # which asks for the turn
-            self._let_go(old_mask)
+            self._release(old_mask)
         return True
 
-    def _take_hold(self) -> Any:
+    def _acquire(self) -> Any:
         """Have the loop for this thread alone, and signals put off.
 
         A handler of Celery's may take as long as it likes (a soft shutdown sleeps in one), and
@@ -112,11 +112,11 @@ class SharedLoop:
         """
         old_mask = set_mask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         self._lock.acquire()
-        self._turner = threading.get_ident()
+        self._owner_thread = threading.get_ident()
         return old_mask
 
-    def _let_go(self, old_mask: Any) -> None:
-        self._turner = None
+    def _release(self, old_mask: Any) -> None:
+        self._owner_thread = None
         self._lock.release()
         set_mask(signal.SIG_SETMASK, old_mask)
 

@@ -12,7 +12,7 @@ from capsule_tasks.system.portable import IS_LINUX
 _ONE = (1).to_bytes(8, "little")
 
 
-class Bell:
+class WakeupFd:
     """Rung any number of times, it is readable until it is silenced once."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Bell:
             if not self._closed:
                 raise
 
-    def silence(self) -> None:
+    def clear(self) -> None:
         if self._closed:
             return
         with contextlib.suppress(OSError):  # it was not rung, or it is closed

@@ -28,16 +28,16 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 _REDIRECTED = "celery.redirected"
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
-_MOST_WAITING = 8 * 1024 * 1024
+_MAX_WAITING = 8 * 1024 * 1024
 """Characters that wait to be written; what they take beside their text counts too."""
 _OVERHEAD = 500
-_LONGEST_LINE = 64 * 1024
+_MAX_LINE = 64 * 1024
 _UNKNOWN = "???"
 """What Celery's own log has in the place of a task that it does not know."""
 _LATE_S = 1.0
 """After so long without output a line of a task that is over is not waited for any more."""
-_MOST_LATE = 100
-_MOST_KNOWN = 1000
+_MAX_LATE = 100
+_MAX_KNOWN = 1000
 """Tasks that have printed and are over, whose names are known for what they print later."""
 _FLUSH_S = 3.0
 """At the end, for what is not written yet."""
@@ -71,16 +71,16 @@ class Lines:
         if lines:
             lines[0] = self._take(key) + lines[0]
             for line in lines:
-                self._say(key, line)
+                self._put_line(key, line)
         if rest:
             self._begun.setdefault(key, []).append(rest)
             self._sizes[key] = self._sizes.get(key, 0) + len(rest)
-            if self._sizes[key] >= _LONGEST_LINE:
+            if self._sizes[key] >= _MAX_LINE:
                 self.end(key)
 
     def end(self, key: _Key) -> None:
         """What is there without a newline is a line."""
-        self._say(key, self._take(key))
+        self._put_line(key, self._take(key))
 
     def end_all(self) -> None:
         for key in list(self._begun):
@@ -90,19 +90,19 @@ class Lines:
         self._sizes.pop(key, None)
         return "".join(self._begun.pop(key, ()))
 
-    def _say(self, key: _Key, line: str) -> None:
+    def _put_line(self, key: _Key, line: str) -> None:
         if line.strip():
             self._put(key[0], line)
 
 
-class Echo(ThreadService):
-    """`say` and `forget` are for the runtime's loop, and never wait.
+class OutputLog(ThreadService):
+    """`write` and `forget` are for the runtime's loop, and never wait.
 
     Text that was printed is logged if the worker redirects. What one task writes stays in order.
     `stop` has what is there written, if that can be done in a while.
     """
 
-    thread_name = "capsule-echo"
+    thread_name = "capsule-output_log"
     stop_limit_s = _FLUSH_S
     # Nothing is logged of a thread that hangs: it may hang in a handler, with its lock.
 
@@ -114,24 +114,24 @@ class Echo(ThreadService):
         self._logger = get_logger(_REDIRECTED)
         self._lines = Lines(self._log)
         self._late = Lines(self._log)
-        self._heard: set[Execution] = set()
+        self._has_output: set[Execution] = set()
         """Executions that may have begun a line."""
         self._over: dict[str, tuple[str, str]] = {}
         """Name and id of tasks that printed, by execution; the oldest are forgotten."""
         self._waiting: deque[tuple[_Source, Output | Gap | None]] = deque()
         self._size = 0
-        self._lost_bytes = 0
+        self._dropped_bytes = 0
         """Not 0 from when there was no room until there is again."""
         self._changed = threading.Condition()
 
-    def say(self, source: _Source, output: Output | Gap) -> None:
+    def write(self, source: _Source, output: Output | Gap) -> None:
         """One message of a child: of an execution, of one that is over, or of none."""
         if isinstance(source, Execution):
-            self._heard.add(source)
+            self._has_output.add(source)
         with self._changed:
             size = _size(output)
-            if self._lost_bytes or (self._waiting and self._size + size > _MOST_WAITING):
-                self._lost_bytes += _bytes(output)
+            if self._dropped_bytes or (self._waiting and self._size + size > _MAX_WAITING):
+                self._dropped_bytes += _bytes(output)
                 return
             self._size += size
             self._waiting.append((source, output))
@@ -139,9 +139,9 @@ class Echo(ThreadService):
 
     def forget(self, source: Execution) -> None:
         """The task is over: what it left without a newline is a line."""
-        if source in self._heard:
-            self._heard.discard(source)
-            if len(self._over) >= _MOST_KNOWN:
+        if source in self._has_output:
+            self._has_output.discard(source)
+            if len(self._over) >= _MAX_KNOWN:
                 del self._over[next(iter(self._over))]
             self._over[source.child_execution_id] = source.call.name, source.call.task_id
             with self._changed:
@@ -163,8 +163,8 @@ class Echo(ThreadService):
                 self._echo(source, output)
             except Exception:
                 log.exception("what a task wrote could not be written")
-            if self._lost_bytes and self._size <= _MOST_WAITING // 2:
-                self._tell_lost()
+            if self._dropped_bytes and self._size <= _MAX_WAITING // 2:
+                self._log_dropped()
         self._lines.end_all()
         self._late.end_all()
 
@@ -178,9 +178,9 @@ class Echo(ThreadService):
                     return bool(self._waiting)
             self._late.end_all()
 
-    def _tell_lost(self) -> None:
+    def _log_dropped(self) -> None:
         with self._changed:
-            lost, self._lost_bytes = self._lost_bytes, 0
+            lost, self._dropped_bytes = self._dropped_bytes, 0
         log.warning("%d bytes of tasks' output were dropped: the worker's log is too slow", lost)
 
     def _echo(self, source: _Source, output: Output | Gap | None) -> None:
@@ -194,7 +194,7 @@ class Echo(ThreadService):
         elif output.raw or source is None or self._level is None or not self._logger.hasHandlers():
             _write(output)
         elif isinstance(source, FinishedTask):
-            if len(self._late) >= _MOST_LATE:
+            if len(self._late) >= _MAX_LATE:
                 self._late.end_all()
             self._late.add((source, output.stream), output.data)
         else:
@@ -205,7 +205,7 @@ class Echo(ThreadService):
         level = self._level or logging.WARNING
         if not self._logger.isEnabledFor(level):
             return
-        name, task_id, pid = self._speaker(source)
+        name, task_id, pid = self._source_name(source)
         task = {"task_name": name, "task_id": task_id}
         said = (name, task_id, line)
         record = self._logger.makeRecord(
@@ -214,7 +214,7 @@ class Echo(ThreadService):
         record.process, record.processName = pid, f"Session-{pid}"
         self._logger.handle(record)
 
-    def _speaker(self, source: _Source) -> tuple[str, str, int]:
+    def _source_name(self, source: _Source) -> tuple[str, str, int]:
         """The task's name, its id, and its process."""
         if isinstance(source, Execution):
             return source.call.name, source.call.task_id, source.pid

@@ -28,7 +28,7 @@ class ReportedPool(Protocol):
     def on_over(self, reporter: TaskReporter) -> None:
         """The task needs its slot no longer."""
 
-    def on_told(self, reporter: TaskReporter) -> None:
+    def on_reported(self, reporter: TaskReporter) -> None:
         """Celery has heard of the end."""
 
     def stop_task(
@@ -99,101 +99,101 @@ class TaskReporter:
     # --- on the loop ---------------------------------------------------------------------------
 
     def accepted(self, pid: int, at: float, *, defers_ack: bool) -> None:
-        self._bridge.put(partial(self._tell_accepted, pid, at, defers_ack))
+        self._bridge.put(partial(self._report_accepted, pid, at, defers_ack))
 
     def acknowledge(self) -> None:
         self._bridge.put(self._acknowledge)
 
     def soft_limit(self) -> None:
-        self._bridge.put(self._tell_soft_limit)
+        self._bridge.put(self._report_soft_limit)
 
     def free_slot(self) -> None:
         self._bridge.put(partial(self._pool.on_over, self))
 
     def ended(self, end: End, *, frees_slot: bool) -> None:
-        self._bridge.put(partial(self._tell_end, end, frees_slot))
+        self._bridge.put(partial(self._report_end, end, frees_slot))
 
-    def own_frames(self, stack: str) -> str:
+    def task_frames(self, stack: str) -> str:
         return only_task_frames(stack)
 
     # --- on the hub thread ---------------------------------------------------------------------
 
-    def give_room_back(self) -> None:
+    def release_prefetch(self) -> None:
         """The message is held no more, or nobody counts it any more."""
         counter, self.qos = self.qos, None
         if counter is not None:
-            counter.narrow()
+            counter.remove_one()
 
-    def fail(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """The pool could not bring the task to its end."""
         if self._error_callback is not None:
             self._error_callback(info_of(error))
         if isinstance(error, TaskNotCarried) and self._acks_early:
             self._request.acknowledge()  # the task has not begun, and would come again for ever
 
-    def _tell_accepted(self, pid: int, at: float, defers_ack: bool) -> None:
+    def _report_accepted(self, pid: int, at: float, defers_ack: bool) -> None:
         if self._accept_callback is not None:
             if defers_ack:
                 self._request.defers_ack = True
             self._accept_callback(ExecutionPid(pid, self), at)
         if self._acks_early and not defers_ack:
-            self.give_room_back()
+            self.release_prefetch()
 
     def _acknowledge(self) -> None:
         self._request.on_claimed()
-        self.give_room_back()
+        self.release_prefetch()
 
-    def _tell_soft_limit(self) -> None:
+    def _report_soft_limit(self) -> None:
         if self._timeout_callback is not None:
             soft_limit_s = self.execution.life.origin.soft_limit_s
             self._timeout_callback(soft=True, timeout=soft_limit_s)
 
-    def _tell_end(self, end: End, frees_slot: bool) -> None:
+    def _report_end(self, end: End, frees_slot: bool) -> None:
         """The slot is free first, so that the next task is on its way."""
         if frees_slot:
             self._pool.on_over(self)
         try:
-            self._tell(end)
+            self._report(end)
         finally:
-            self._pool.on_told(self)
+            self._pool.on_reported(self)
             self._forget()
 
-    def _tell(self, end: End) -> None:
+    def _report(self, end: End) -> None:
         call, hard_limit_s = self.execution.call, self.execution.life.origin.hard_limit_s
         match end.kind:
             case EndKind.TRACED:
                 assert end.traced is not None
-                self._tell_traced(end.traced)
+                self._report_result(end.traced)
             case EndKind.TERMINATED:
-                self.fail(Terminated(-end.signum))
+                self.report_failure(Terminated(-end.signum))
             case EndKind.OVER_LIMIT:
-                self.fail(TimeLimitExceeded(hard_limit_s))
+                self.report_failure(TimeLimitExceeded(hard_limit_s))
                 if self._timeout_callback is not None:
                     self._timeout_callback(soft=False, timeout=hard_limit_s)
             case EndKind.LOST:
-                self.fail(WorkerLostError(end.message))
+                self.report_failure(WorkerLostError(end.message))
             case EndKind.TOO_MANY_LOSSES:
                 error = TooManyLosses(end.message)
                 error.task_id, error.losses = call.task_id, end.losses
-                self.fail(error)
+                self.report_failure(error)
             case EndKind.NOT_CARRIED:
-                self.fail(TaskNotCarried(call.name, call.task_id, end.message))
+                self.report_failure(TaskNotCarried(call.name, call.task_id, end.message))
 
-    def _tell_traced(self, traced: TaskResult) -> None:
+    def _report_result(self, traced: TaskResult) -> None:
         """The tracer came to its end; or something escaped it, which is for the pool to report."""
         failure = traced.failure
         if failure is None:
-            self._tell_value((0, traced.text, traced.runtime_s))
+            self._report_value((0, traced.text, traced.runtime_s))
         elif not traced.escaped_tracer:
-            self._tell_value((1, rebuild_info(failure), traced.runtime_s))
+            self._report_value((1, rebuild_info(failure), traced.runtime_s))
         elif failure.name == "MemoryError":
             # Celery would raise it again in the worker's own process, which is not short of memory.
             why = failure.message or failure.name
-            self.fail(WorkerLostError(f"The task ran out of memory: {why}"))
+            self.report_failure(WorkerLostError(f"The task ran out of memory: {why}"))
         elif self._error_callback is not None:
             self._error_callback(rebuild_info(failure))
 
-    def _tell_value(self, outcome: tuple[int, Any, float | None]) -> None:
+    def _report_value(self, outcome: tuple[int, Any, float | None]) -> None:
         if self._callback is not None:
             self._callback(outcome)
 

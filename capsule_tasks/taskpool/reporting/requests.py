@@ -31,11 +31,11 @@ from celery.worker.state import task_ready
 
 from capsule_tasks.errors import reason_of
 from capsule_tasks.taskpool.reporting.exception_info import info_of
-from capsule_tasks.taskpool.stock_redis.batched_acks import leave
+from capsule_tasks.taskpool.stock_redis.batched_acks import leave_for_redelivery
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-_MOST_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 """To read a stored state; the hub thread waits for it, as it does when it stores one."""
 _ENDS_OF_THE_POOL = (Terminated, TimeLimitExceeded, WorkerLostError)
 _CLOCK_SLACK_S = 1.0
@@ -46,7 +46,7 @@ _NOT_READ = (DisabledBackend, RPCBackend)
 class PoolRequest:
     """Mixed in before the request class of a task, be it Celery's or the application's own."""
 
-    _has_told = False
+    _is_reported = False
     """Its end was in the result backend already, and was told so."""
     defers_ack = False
     """Its message is acknowledged when its stream is claimed, and not before."""
@@ -91,7 +91,7 @@ class PoolRequest:
         self: Any, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
         """`return_ok` says that it is the task's own failure, which the child has stored."""
-        with self._left_if_untold():
+        with self._left_if_unreported():
             return self._on_failure(exc_info, send_failed_event, return_ok)
 
     def _on_failure(self: Any, exc_info: Any, send_failed_event: bool, return_ok: bool) -> Any:
@@ -100,9 +100,9 @@ class PoolRequest:
         if isinstance(error, _ENDS_OF_THE_POOL) and not return_ok:
             stored = self._stored_end()
             if stored is not None and not self._runs_again(error, stored):
-                self._tell_as_stored(stored, error)
+                self._report_as_stored(stored, error)
                 return None
-            if isinstance(error, TimeLimitExceeded) and self._is_told_by_timeout():
+            if isinstance(error, TimeLimitExceeded) and self._is_reported_by_timeout():
                 return None
         return super().on_failure(  # type: ignore[misc]
             exc_info, send_failed_event=send_failed_event, return_ok=return_ok
@@ -128,23 +128,23 @@ class PoolRequest:
 
     def on_timeout(self: Any, soft: bool, timeout: float) -> None:
         """Of a hard limit Celery tells here all that `on_failure` has told already."""
-        if soft or not self._has_told:
-            with self._left_if_untold():
+        if soft or not self._is_reported:
+            with self._left_if_unreported():
                 super().on_timeout(soft, timeout)  # type: ignore[misc]
 
     @contextlib.contextmanager
-    def _left_if_untold(self: Any) -> Iterator[None]:
+    def _left_if_unreported(self: Any) -> Iterator[None]:
         """A message whose end cannot be told is for another delivery, not held for ever."""
         try:
             yield
         except MemoryError:
             raise
         except Exception:
-            comes_again = not self.acknowledged and leave(self.message)
+            comes_again = not self.acknowledged and leave_for_redelivery(self.message)
             later = " now; its message comes again" if comes_again else ""
             log.exception("how %s[%s] ended cannot be told%s", self.name, self.id, later)
 
-    def _is_told_by_timeout(self: Any) -> bool:
+    def _is_reported_by_timeout(self: Any) -> bool:
         """Whether `on_timeout` comes next and does all, so that errbacks are called only once.
 
         Not in a worker that is leaving, where it stores nothing; and a request class of the
@@ -162,7 +162,7 @@ class PoolRequest:
             super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
         else:
             self._already_revoked = True
-            self._tell_as_stored(stored, reason)
+            self._report_as_stored(stored, reason)
 
     def _stored_end(self: Any) -> dict[str, Any] | None:
         """The SUCCESS or FAILURE that the task has stored, if the result backend can say it."""
@@ -175,7 +175,7 @@ class PoolRequest:
                 fallback_exc=LookupError,
                 fallback_msg="no meta",
                 task_id=self.id,
-                max_retries=min(backend.max_retries, _MOST_ATTEMPTS),
+                max_retries=min(backend.max_retries, _MAX_ATTEMPTS),
             )
         except Exception as fault:  # noqa: BLE001 - a result backend may raise anything
             why = reason_of(fault)
@@ -196,9 +196,9 @@ class PoolRequest:
         except (AttributeError, TypeError, ValueError):
             return False
 
-    def _tell_as_stored(self: Any, stored: dict[str, Any], reason: object) -> None:
+    def _report_as_stored(self: Any, stored: dict[str, Any], reason: object) -> None:
         """The task has ended, whatever became of its process: settle its message accordingly."""
-        self._has_told = True
+        self._is_reported = True
         has_succeeded = stored["status"] == states.SUCCESS
         log.info("%s[%s] has ended as %s before: %s", self.name, self.id, stored["status"], reason)
         task_ready(self, successful=has_succeeded)
@@ -238,7 +238,7 @@ def _signal_of(signum: Any) -> Any:
 
 
 @functools.cache
-def truthful(base: Any) -> Any:
+def pool_request(base: Any) -> Any:
     """A request class that is `base` with our part before it."""
     if issubclass(base, PoolRequest):
         return base
@@ -248,4 +248,4 @@ def truthful(base: Any) -> Any:
 def add_to_tasks(app: Any) -> None:
     """Before a consumer starts, which then remembers each task's class of requests."""
     for task in (app.Task, *app.tasks.values()):
-        task.Request = truthful(symbol_by_name(task.Request))
+        task.Request = pool_request(symbol_by_name(task.Request))

@@ -25,12 +25,12 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 _TIMEOUT_S = 0.002
 """For company; and for the answer, which is asked for less and less often."""
-_MOST_PATIENCE_S = 1.0
+_MAX_TIMEOUT_S = 1.0
 _WARN_EVERY_S = 30.0
 _LATER = "when its visibility timeout is over"
 
 
-class Notes:
+class BatchedAcks:
     """Of one worker, on the hub thread; nothing fails when Redis does not answer.
 
     They outlive its connections: tasks that a lost one brought are acknowledged on the next.
@@ -41,14 +41,16 @@ class Notes:
         self._hub: Any = None
         self._is_planned = False
         self._patience_s = _TIMEOUT_S
-        self._complained_at = -_WARN_EVERY_S
+        self._warned_at = -_WARN_EVERY_S
 
     def follow(self, qos: Any, hub: Any, *, has_marks: bool) -> None:
         """From now on over the channel of this one, which has had no message yet."""
         before, self._line = self._line, UnackedWriter(qos.channel, has_marks=has_marks)
         self._hub, self._is_planned = hub, False
-        qos.__class__ = noting(marking(qos.__class__) if has_marks else qos.__class__)
-        qos.notes = self
+        qos.__class__ = with_batched_acks(
+            with_renewal_marks(qos.__class__) if has_marks else qos.__class__
+        )
+        qos.acks = self
         if before is not None:
             self._line.take_over(before)
             self.write()
@@ -84,10 +86,10 @@ class Notes:
         try:
             call()
         except StorageError as error:
-            self._patience_s = _MOST_PATIENCE_S
+            self._patience_s = _MAX_TIMEOUT_S
             now = time.monotonic()
-            if now - self._complained_at >= _WARN_EVERY_S:
-                self._complained_at = now
+            if now - self._warned_at >= _WARN_EVERY_S:
+                self._warned_at = now
                 log.warning("what this worker holds is not noted yet: %s", error)
 
     def _plan(self) -> None:
@@ -98,7 +100,7 @@ class Notes:
 
     def _on_time(self) -> None:
         self._is_planned = False
-        self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
+        self._patience_s = min(2 * self._patience_s, _MAX_TIMEOUT_S)
         if self._line.is_answered:
             self.write()
         else:
@@ -110,16 +112,16 @@ class Notes:
 class BatchedAckQoS:
     """Mixed into kombu's QoS; those of one worker's channels share their notes."""
 
-    notes: Notes
+    acks: BatchedAcks
 
     def append(self: Any, message: Any, delivery_tag: str) -> None:
         info = message.delivery_info
         stored = [message._raw, info["exchange"], info["routing_key"]]  # noqa: SLF001
-        self.notes.hold(delivery_tag, dumps(stored))
+        self.acks.hold(delivery_tag, dumps(stored))
         virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self: Any, delivery_tag: str) -> None:
-        self.notes.let_go(delivery_tag)
+        self.acks.let_go(delivery_tag)
         virtual.QoS.ack(self, delivery_tag)
 
     def reject(self: Any, delivery_tag: str, requeue: bool = False) -> None:
@@ -133,15 +135,15 @@ class BatchedAckQoS:
             if isinstance(refusal, StorageUnavailable):
                 raise
             log.warning("a message is put back only %s: %s", _LATER, refusal)
-            self.leave(delivery_tag)
+            self.leave_for_redelivery(delivery_tag)
 
-    def leave(self: Any, delivery_tag: str) -> None:
+    def leave_for_redelivery(self: Any, delivery_tag: str) -> None:
         """This worker does no more about it, and renews it no more; its note stays."""
         virtual.QoS.ack(self, delivery_tag)
 
     def restore_by_tag(self: Any, tag: str, client: Any = None, leftmost: bool = False) -> None:
         """It looks for what was noted."""
-        self.notes.settle()
+        self.acks.settle()
         super().restore_by_tag(tag, client, leftmost)  # type: ignore[misc]
 
 
@@ -153,22 +155,22 @@ class RenewalMarkQoS:
         return pipe.zrem(renewal_marks(self.unacked_index_key), delivery_tag)
 
 
-def leave(message: Any) -> bool:
+def leave_for_redelivery(message: Any) -> bool:
     """Have a message delivered again later; False if its broker does not do that."""
-    leave_it = getattr(getattr(message.channel, "qos", None), "leave", None)
+    leave_it = getattr(getattr(message.channel, "qos", None), "leave_for_redelivery", None)
     if leave_it is not None:
         leave_it(message.delivery_tag)
     return leave_it is not None
 
 
 @functools.cache
-def noting(base: Any) -> Any:
+def with_batched_acks(base: Any) -> Any:
     """A QoS that is the class `base` and notes behind."""
     return _mixed(BatchedAckQoS, base)
 
 
 @functools.cache
-def marking(base: Any) -> Any:
+def with_renewal_marks(base: Any) -> Any:
     """A QoS that is the class `base` and forgets the marks of what it lets go."""
     return _mixed(RenewalMarkQoS, base)
 

@@ -18,9 +18,9 @@ from celery.worker.state import maybe_shutdown
 
 from capsule_tasks.storage.connections.faults import is_temporary
 
-_FIRST_PAUSE_S = 0.25
-_LAST_PAUSE_S = 5.0
-_chance = random.Random()  # noqa: S311  spreads load, and leaves the program's own chance alone
+_MIN_PAUSE_S = 0.25
+_MAX_PAUSE_S = 5.0
+_random = random.Random()  # noqa: S311  spreads load, and leaves the program's own chance alone
 
 
 class BrokerNotReadyError(ConnectionError):
@@ -57,7 +57,7 @@ class Failover:
 
         blueprint.start = start_after_pause
 
-    def note_connection(self, connection: Any) -> None:
+    def watch_connection(self, connection: Any) -> None:
         """It is about to be made."""
         self._made = connection
 
@@ -70,8 +70,8 @@ class Failover:
     def _plan_pause(self, *, did_serve: bool) -> None:
         """Pauses begin anew once the loop has run: the steps before it write to the broker."""
         self._pauses = 0 if did_serve else self._pauses + 1
-        longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._pauses, 10))
-        self._pause_s = longest_s * _chance.uniform(0.5, 1)
+        longest_s = min(_MAX_PAUSE_S, _MIN_PAUSE_S * 2 ** min(self._pauses, 10))
+        self._pause_s = longest_s * _random.uniform(0.5, 1)
 
     def _pause(self) -> None:
         pause_s, self._pause_s = self._pause_s, 0.0

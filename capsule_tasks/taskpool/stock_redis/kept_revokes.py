@@ -38,7 +38,7 @@ _GATHER_S = 0.1
 """Between two reads at least: revokes that are announced together are read together."""
 _SLACK_MS = 2000
 """Read once more: a failover may have changed the clock."""
-_MOST_WAITING = 10_000
+_MAX_WAITING = 10_000
 
 
 class Revokes(ThreadService):
@@ -65,7 +65,7 @@ class Revokes(ThreadService):
         self._is_announced = False
         self._changed = threading.Condition()
         self._new: deque[News] = deque()
-        self._is_rung = False
+        self._is_ringing = False
         self._reading = threading.Lock()
         self._since_ms = 0
         self._read_all_at = 0.0
@@ -83,7 +83,7 @@ class Revokes(ThreadService):
             except CapsuleError as fault:
                 log.warning("what was revoked cannot be read yet: %s", fault)
                 with self._changed:  # the connection may have been a lost one: read again soon
-                    self._is_rung = True
+                    self._is_ringing = True
                     self._changed.notify()
 
     def set_up(self) -> None:
@@ -99,7 +99,7 @@ class Revokes(ThreadService):
         if not self.is_started:
             return
         with self._changed:
-            if len(self._new) >= _MOST_WAITING:
+            if len(self._new) >= _MAX_WAITING:
                 log.warning("revokes come faster than Redis takes them: some are in memory only")
                 return
             self._new.append((list(ids), list(stamps)))
@@ -108,7 +108,7 @@ class Revokes(ThreadService):
     def ring(self, _said: bytes | None = None) -> None:
         """Read what was announced, or may have been announced unheard; from any thread."""
         with self._changed:
-            self._is_announced = self._is_rung = True
+            self._is_announced = self._is_ringing = True
             self._changed.notify()
 
     # --- the thread ----------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Revokes(ThreadService):
     def run(self) -> None:
         store = self._store
         assert store is not None
-        unwritten: deque[News] = deque(maxlen=_MOST_WAITING)
+        unwritten: deque[News] = deque(maxlen=_MAX_WAITING)
         is_over, is_well = False, True
         read_at = time.monotonic()
         due = read_at + self._poll_s
@@ -146,12 +146,12 @@ class Revokes(ThreadService):
         """Wait for something to do, until then; whether it is over, and whether the bell rang."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._new or self._is_rung or self.stopping.is_set(),
+                lambda: self._new or self._is_ringing or self.stopping.is_set(),
                 max(0.0, due - time.monotonic()),
             )
             unwritten += self._new
             self._new.clear()
-            is_rung, self._is_rung = self._is_rung, False
+            is_rung, self._is_ringing = self._is_ringing, False
             return self.stopping.is_set(), is_rung
 
     def _read(self, store: RevokeStore) -> Revoked:

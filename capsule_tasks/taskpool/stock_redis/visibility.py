@@ -28,17 +28,17 @@ from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.stock_redis.unacked import MOST, Overdue, claim, claimed
 from capsule_tasks.system.service import ThreadService
-from capsule_tasks.taskpool.stock_redis.batched_acks import Notes, marking
+from capsule_tasks.taskpool.stock_redis.batched_acks import BatchedAcks, with_renewal_marks
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 DEFAULT_VISIBILITY_S = 3600.0
 """Kombu's own default: what workers that do not renew are given, whatever is configured here."""
-_SHORTEST_S = 1.0
+_MIN_S = 1.0
 _RENEW_AT_LEAST_EVERY_S = 2.5
 """Also under a long timeout: another worker of these queues may have been given a shorter one."""
 _SWEEP_EVERY_S = 5.0
-_MOST_AT_ONCE = 1000
+_BATCH_SIZE = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class VisibilityRenewal(ThreadService):
         self._following = threading.Lock()
         self._followed: _Followed | None = None
         self._short_s: float | None = None
-        self._notes = Notes()
+        self._acks = BatchedAcks()
         self._connection: Any = None
         self._channel: Any = None
         self._connected_for: _Followed | None = None
@@ -95,11 +95,11 @@ class VisibilityRenewal(ThreadService):
     def _follow(self, qos: Any) -> None:
         source, short_s = self._consumer.connection, self._short_s
         timeout_s = short_s or float(qos.channel.visibility_timeout)
-        self._notes.follow(qos, self._consumer.hub, has_marks=short_s is not None)
+        self._acks.follow(qos, self._consumer.hub, has_marks=short_s is not None)
         self._followed = _Followed(
             qos,
             source,
-            {**_patience(timeout_s), **source.transport_options},
+            {**_socket_timeouts(timeout_s), **source.transport_options},
             Overdue(timeout_s, max(timeout_s, DEFAULT_VISIBILITY_S)),
             min(timeout_s / 4, _RENEW_AT_LEAST_EVERY_S),
         )
@@ -108,7 +108,7 @@ class VisibilityRenewal(ThreadService):
         """Let go: what is still held is given back by kombu, or found by others."""
         super().stop()
         with self._following:
-            self._notes.stop()
+            self._acks.stop()
 
     # --- the thread ----------------------------------------------------------------------------
 
@@ -134,10 +134,10 @@ class VisibilityRenewal(ThreadService):
     def _renew(self, followed: _Followed) -> None:
         self._next_renewal = time.monotonic() + followed.renew_every_s
         channel = self._channel
-        tags = held(followed.qos)
-        for start in range(0, len(tags), _MOST_AT_ONCE):
+        tags = unacknowledged_tags(followed.qos)
+        for start in range(0, len(tags), _BATCH_SIZE):
             now_s = time.time()  # kombu's clock, which others compare with theirs
-            scores = dict.fromkeys(tags[start : start + _MOST_AT_ONCE], now_s)
+            scores = dict.fromkeys(tags[start : start + _BATCH_SIZE], now_s)
             with channel.conn_or_acquire() as client:
                 pipe = client.pipeline(transaction=False)
                 pipe.zadd(channel.unacked_index_key, scores, xx=True)
@@ -154,7 +154,7 @@ class VisibilityRenewal(ThreadService):
             return
         self._next_sweep = now + _SWEEP_EVERY_S
         try:
-            self._put_back(followed)
+            self._requeue(followed)
         except FAULTS as fault:
             refusal = told(fault, was_sent=True)
             if not isinstance(refusal, (StorageDenied, StorageUnusable)):
@@ -165,7 +165,7 @@ class VisibilityRenewal(ThreadService):
         else:
             self._is_refused = False
 
-    def _put_back(self, followed: _Followed) -> None:
+    def _requeue(self, followed: _Followed) -> None:
         """A dead worker may leave thousands: what lives is renewed meanwhile."""
         channel = self._channel
         index = f"{channel.global_keyprefix}{channel.unacked_index_key}"
@@ -190,7 +190,7 @@ class VisibilityRenewal(ThreadService):
         if self._channel is None:
             self._connection = followed.source.clone(transport_options=followed.options)
             self._channel = self._connection.channel()
-            self._channel.qos.__class__ = marking(self._channel.qos.__class__)
+            self._channel.qos.__class__ = with_renewal_marks(self._channel.qos.__class__)
             self._connected_for = followed
         return followed
 
@@ -216,7 +216,7 @@ def protect_other_workers(connection: Any) -> float | None:
     return timeout_s
 
 
-def held(qos: Any) -> list[str]:
+def unacknowledged_tags(qos: Any) -> list[str]:
     """The tags of the messages that this worker has in hand.
 
     Of this connection all that is not acknowledged; of those before only what still runs, as kombu
@@ -240,13 +240,13 @@ def _copied(things: Any) -> list[Any]:
 
 def _checked(timeout_s: Any) -> float:
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if not is_number or timeout_s < _SHORTEST_S:
-        must = f"a number of seconds from {_SHORTEST_S:g}: how long a dead worker is waited for"
+    if not is_number or timeout_s < _MIN_S:
+        must = f"a number of seconds from {_MIN_S:g}: how long a dead worker is waited for"
         raise InvalidSetting("broker_transport_options['visibility_timeout']", timeout_s, must)
     return float(timeout_s)
 
 
-def _patience(timeout_s: float) -> dict[str, float]:
+def _socket_timeouts(timeout_s: float) -> dict[str, float]:
     """How long the thread waits for Redis, unless the user has said so: it must not be for ever."""
     socket_s = max(1.0, min(timeout_s / 4, 10.0))
     return {"socket_timeout": socket_s, "socket_connect_timeout": socket_s}

@@ -509,8 +509,8 @@ def test_a_lost_lease_is_taken_anew_with_the_open_questions() -> None:
         EARLY, on.InputRequested(question), on.InputRequested(answered), on.InputAnswered(closed)
     )
     assert life.handle(on.LeaseBegun(OURS)) == []
-    assert life.handle(on.LeaseBegun("new")) == [do.Settle()]
-    assert life.handle(on.Settled()) == [do.Publish(question), do.Reclaim(OURS)]
+    assert life.handle(on.LeaseBegun("new")) == [do.AwaitInFlight()]
+    assert life.handle(on.InFlightDone()) == [do.Publish(question), do.Reclaim(OURS)]
     assert life.handle(on.HoldRecorded("new")) == []
     assert life.handle(on.ClaimStored("new", "new")) == [
         do.RecordRunning(),
@@ -524,12 +524,12 @@ def test_a_lost_lease_is_taken_anew_with_the_open_questions() -> None:
 def test_a_lease_that_is_lost_while_the_claim_is_on_its_way_is_taken_anew() -> None:
     life = running(LATE, on.FirstOutput())
     assert life.handle(on.LeaseBegun("new")) == []
-    assert life.handle(on.ClaimStored(OURS, "new"))[-1] == do.Settle()
-    assert life.handle(on.Settled()) == [do.Reclaim(OURS)]
+    assert life.handle(on.ClaimStored(OURS, "new"))[-1] == do.AwaitInFlight()
+    assert life.handle(on.InFlightDone()) == [do.Reclaim(OURS)]
 
 
 def test_what_another_worker_has_taken_meanwhile_runs_on_unseen() -> None:
-    life = claimed(LATE, on.LeaseBegun("new"), on.Settled())
+    life = claimed(LATE, on.LeaseBegun("new"), on.InFlightDone())
     assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [do.CloseStream(), do.Release()]
     assert life.run is Run.RUNNING
 
@@ -538,7 +538,7 @@ def test_an_end_that_waits_for_a_new_claim_is_published_once_and_nothing_after_i
     question = InputRequest(execution_id="id", id="open")
     life = claimed(LATE, on.InputRequested(question), on.LeaseBegun("new"))
     assert do.PublishEnd(SUCCESS) in life.handle(ENDS_WELL)
-    assert life.handle(on.Settled()) == [do.Reclaim(OURS)]
+    assert life.handle(on.InFlightDone()) == [do.Reclaim(OURS)]
     assert life.handle(on.ClaimStored("new", "new")) == [do.Flush()]
 
 
@@ -589,7 +589,7 @@ def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() ->
 
 
 @pytest.mark.parametrize(
-    ("origin", "is_sure", "event"),
+    ("origin", "is_certain", "event"),
     [
         (LATE, False, AttemptEnded(outcome="requeued", detail="its worker was stopped")),
         (EARLY, False, AttemptEnded(outcome="requeued", detail="its worker was stopped")),
@@ -602,10 +602,10 @@ def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() ->
     ids=["late", "early, not acknowledged", "early, acknowledged"],
 )
 def test_a_worker_that_stops_leaves_what_runs_to_others_unless_its_message_is_gone(
-    origin: Origin, is_sure: bool, event: AttemptEnded | Ended
+    origin: Origin, is_certain: bool, event: AttemptEnded | Ended
 ) -> None:
     life = claimed(origin, on.HoldRecorded(OURS))
-    if is_sure:
+    if is_certain:
         life.handle(on.LeaseConfirmed(OURS))
     assert life.handle(on.WorkerStopping()) == [do.CancelTimers(), do.PublishEnd(event)]
     assert life.handle(on.EndStored()) == [do.RecordEnd(event), do.Release()]
@@ -655,7 +655,7 @@ WAY_TO: dict[tuple[object, object], tuple[Origin, list[Event]]] = {
         LATE,
         [CLAIM_LATER, on.FirstOutput(), on.ClaimRefused(Refusal.RUNS_ELSEWHERE)],
     ),
-    (Claim.CLAIMING, Claim.HELD): (LATE, [CLAIM_FIRST, CLAIMED]),
+    (Claim.CLAIMING, Claim.CLAIMED): (LATE, [CLAIM_FIRST, CLAIMED]),
     (Claim.CLAIMING, Claim.CLOSED): (LATE, [CLAIM_FIRST, on.ClaimRefused(Refusal.CLOSED)]),
     (Claim.AWAITING_PREVIOUS, Claim.CLAIMING): (RETRIED, [CLAIM_FIRST, on.PreviousEnded()]),
     (Claim.AWAITING_PREVIOUS, Claim.CLOSED): (
@@ -666,13 +666,13 @@ WAY_TO: dict[tuple[object, object], tuple[Origin, list[Event]]] = {
             on.PreviousEnded(),
         ],
     ),
-    (Claim.HELD, Claim.MOVING): (LATE, [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new")]),
-    (Claim.HELD, Claim.CLOSED): (LATE, [CLAIM_FIRST, CLAIMED, on.AppendRefused()]),
-    (Claim.MOVING, Claim.CLAIMING): (
+    (Claim.CLAIMED, Claim.RECLAIMING): (LATE, [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new")]),
+    (Claim.CLAIMED, Claim.CLOSED): (LATE, [CLAIM_FIRST, CLAIMED, on.AppendRefused()]),
+    (Claim.RECLAIMING, Claim.CLAIMING): (
         LATE,
-        [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new"), on.Settled()],
+        [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new"), on.InFlightDone()],
     ),
-    (Claim.MOVING, Claim.CLOSED): (
+    (Claim.RECLAIMING, Claim.CLOSED): (
         LATE,
         [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new"), on.AppendRefused()],
     ),

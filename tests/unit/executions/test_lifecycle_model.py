@@ -190,11 +190,11 @@ class World:
             case do.Acknowledge():
                 assert self.accepted is not None
                 assert self.accepted.defers_ack
-                is_sure = self.stored_owner == self.noted_owner and (
+                is_certain = self.stored_owner == self.noted_owner and (
                     self.stored_owner in self.confirmed
                 )
                 is_over = self.is_closed or self.is_end_stored or self.has_end_waited
-                assert is_sure or self.has_waited or is_over
+                assert is_certain or self.has_waited or is_over
                 self.acks += 1
             case do.FreeSlot():
                 self.freed += 1
@@ -219,7 +219,7 @@ class World:
                 self.is_looking = True
             case do.ConfirmLease(owner):
                 self.confirms.add(owner)
-            case do.Settle():
+            case do.AwaitInFlight():
                 self.may_append, self.is_settling = False, True
                 self.stored_owner = ""
             case do.Publish() | do.PublishStart():
@@ -320,7 +320,7 @@ class World:
     def settle(self) -> None:
         asked = [] if self.is_closed else list(self.questions.values())
         self.is_settling = False
-        actions = self.life.handle(on.Settled())
+        actions = self.life.handle(on.InFlightDone())
         for action in actions:
             self.carry_out(action)
         if not self.is_closed and self.end is None:
@@ -724,7 +724,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         late += [on.CommandReceived(command) for command in COMMANDS]
         late += [on.TimerFired(timer) for timer in Timer if timer is not Timer.END_WAIT]
         if life.claim is Claim.CLOSED and life.report is Report.ENDED:
-            late += [on.ClaimStored("a", "b"), on.ClaimRefused(Refusal.CLOSED), on.Settled()]
+            late += [on.ClaimStored("a", "b"), on.ClaimRefused(Refusal.CLOSED), on.InFlightDone()]
             late += [on.AppendRefused(), on.EndStored(), on.HoldRecorded("a")]
             late += [on.TimerFired(Timer.END_WAIT), on.FirstOutput(), on.DoorbellRang()]
         before = repr(life)
@@ -769,7 +769,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_held_is_held_under_the_present_lease(self) -> None:
         life = self.world.life
-        assert life.claim is not Claim.HELD or life.owner == self.world.lease
+        assert life.claim is not Claim.CLAIMED or life.owner == self.world.lease
 
     @invariant()
     def an_execution_that_is_over_has_one_timer_at_most(self) -> None:

@@ -113,7 +113,7 @@ async def test_the_first_output_claims_and_what_follows_waits_for_the_reply(
 ) -> None:
     execution = started(ground)
     for text in ("a", "b", "c"):
-        assert ground.supervisor.said(execution, output(text))
+        assert ground.supervisor.on_message(execution, output(text))
     assert link.sent() == [CLAIM_OF]
     assert link.held == ["e"]
     call = link.answer(Code.DONE, b"7", b"3")
@@ -122,13 +122,13 @@ async def test_the_first_output_claims_and_what_follows_waits_for_the_reply(
     call = link.calls[0][0]
     assert call.args[:2] == [7, 4]
     assert [event.data for event in events_of(call)] == ["bc"]
-    assert execution.life.claim is Claim.HELD
+    assert execution.life.claim is Claim.CLAIMED
 
 
 async def test_the_end_goes_behind_the_output_that_waits(ground: Ground, link: Link) -> None:
     execution = started(ground)
-    ground.supervisor.said(execution, output("first"))
-    ground.supervisor.said(execution, output("last"))
+    ground.supervisor.on_message(execution, output("first"))
+    ground.supervisor.on_message(execution, output("last"))
     ground.finish(execution)
     link.answer(Code.DONE, b"7", b"3")
     assert "ended" not in reporter_of(execution).heard
@@ -144,7 +144,7 @@ async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_befor
     looked: list[Execution] = []
     monkeypatch.setattr(ground.publisher, "await_previous_end", looked.append)
     execution = started(ground)
-    ground.supervisor.said(execution, output("kept"))
+    ground.supervisor.on_message(execution, output("kept"))
     refused = link.answer(Code.STALE, b"6", b"another-claim")
     assert looked == [execution]
     assert not link.calls
@@ -152,17 +152,17 @@ async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_befor
     again = link.answer(Code.DONE, b"7", b"3")
     assert again.args[9:] == refused.args[9:]
     assert again.args[2] == ""  # from whoever has it
-    assert execution.life.claim is Claim.HELD
+    assert execution.life.claim is Claim.CLAIMED
 
 
 async def test_a_stale_attempt_says_nothing_more(ground: Ground, link: Link) -> None:
     execution = started(ground)
-    ground.supervisor.said(execution, output("mine"))
+    ground.supervisor.on_message(execution, output("mine"))
     link.answer(Code.DONE, b"7", b"3")
-    ground.supervisor.said(execution, output("late"))
+    ground.supervisor.on_message(execution, output("late"))
     link.answer(Code.STALE, b"8", b"again-another")
     assert execution.life.claim is Claim.CLOSED
-    assert ground.supervisor.said(execution, output("later")) is None
+    assert ground.supervisor.on_message(execution, output("later")) is None
     ground.finish(execution)
     assert not link.calls
     assert ground.publisher.budget.waiting_bytes == 0
@@ -172,7 +172,7 @@ async def test_a_stale_attempt_says_nothing_more(ground: Ground, link: Link) -> 
 async def test_a_call_whose_reply_is_lost_is_made_again_until_redis_answers(
     ground: Ground, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "AGAIN_S", 0.0)
+    monkeypatch.setattr(background, "RETRY_DELAY_S", 0.0)
     made: list[Call] = []
 
     async def make(call: Call) -> list[Any]:
@@ -183,10 +183,10 @@ async def test_a_call_whose_reply_is_lost_is_made_again_until_redis_answers(
 
     monkeypatch.setattr(ground.publisher.store, "make", make)
     execution = started(ground)
-    ground.supervisor.said(execution, output("a"))
+    ground.supervisor.on_message(execution, output("a"))
     call = link.calls[0][0]
     link.fail()
-    await eventually(lambda: execution.life.claim is Claim.HELD)
+    await eventually(lambda: execution.life.claim is Claim.CLAIMED)
     assert made == [call] * 3
 
 
@@ -201,15 +201,15 @@ async def test_nothing_is_sent_under_a_lost_lease_and_the_claim_is_made_anew(
 
     monkeypatch.setattr(ground.publisher.store, "make", make)
     execution = started(ground)
-    ground.supervisor.said(execution, output("under the old lease"))
+    ground.supervisor.on_message(execution, output("under the old lease"))
     link.answer(Code.DONE, b"7", b"3")
-    ground.supervisor.said(execution, output("on its way"))
+    ground.supervisor.on_message(execution, output("on its way"))
     ground.publisher.lease.incarnation = "new"
     ground.supervisor.feed(execution, publisher_module.on.LeaseBegun("new"))
     assert not made  # the call on its way belongs to the attempt before
-    ground.supervisor.said(execution, output("waits"))
+    ground.supervisor.on_message(execution, output("waits"))
     link.answer(Code.DONE, b"4")
-    await eventually(lambda: execution.life.claim is Claim.HELD)
+    await eventually(lambda: execution.life.claim is Claim.CLAIMED)
     assert [call.args[1:3] for call in made] == [["new", OWNER]]
     assert made[0].args[0] != ""
     call = link.answer(Code.DONE, b"2")
@@ -225,7 +225,7 @@ async def test_an_execution_that_a_reaper_ended_while_it_runs_is_not_taken_for_a
 
     monkeypatch.setattr(ground.publisher.store, "make", make)
     execution = started(ground)
-    ground.supervisor.said(execution, output("under the old lease"))
+    ground.supervisor.on_message(execution, output("under the old lease"))
     link.answer(Code.DONE, b"7", b"3")
     ground.publisher.lease.incarnation = "new"
     ground.supervisor.feed(execution, publisher_module.on.LeaseBegun("new"))
@@ -236,13 +236,13 @@ async def test_an_execution_that_a_reaper_ended_while_it_runs_is_not_taken_for_a
 
 
 async def test_a_full_window_stops_the_reading_until_redis_has_taken_some(link: Link) -> None:
-    ground = Ground("redis://nowhere.invalid", drops=False, window_bytes=1024)
+    ground = Ground("redis://nowhere.invalid", may_drop=False, window_bytes=1024)
     ground.publisher.lease.incarnation = OWNER
     ground.publisher.lease.is_held.set()
     ground.publisher.connection.cast = link.cast  # type: ignore[method-assign]
     ground.publisher.lease.hold_soon = lambda writers: hold(link, writers)  # type: ignore[method-assign]
     execution = started(ground)
-    assert ground.supervisor.said(execution, output("x" * 2048)) is False
+    assert ground.supervisor.on_message(execution, output("x" * 2048)) is False
     assert ground.dispatcher.done == []
     link.answer(Code.DONE, b"7", b"3")
     assert ground.dispatcher.done == ["read on"]

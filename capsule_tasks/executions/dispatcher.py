@@ -1,8 +1,8 @@
-"""Which child has which piece of work. Everything here runs on the runtime's loop.
+"""Which child has which execution. Everything here runs on the runtime's loop.
 
-Work waits in one queue for each kind of child, and is sent in order of arrival. `SubPool` decides
-how many children there are and which of them gets the next piece. The dispatcher sends it there,
-remembers where it is, and tells its listener what becomes of it:
+Executions wait in one queue for each kind of child and are sent in order of arrival. `SubPool`
+decides how many children there are and which of them gets the next execution. The dispatcher sends
+it there, remembers where it is, and tells its listener what becomes of it:
 
     enqueue ──▶ waiting ──sent──▶ with a child ──started──▶ running ──finished──▶ (forgotten)
                    ▲                    │ └───────────finished──────────────────────▲
@@ -11,24 +11,22 @@ remembers where it is, and tells its listener what becomes of it:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any, Generic
+from typing import Literal, Protocol
 
 import msgspec
 
 from capsule_tasks.errors import CapsuleError, UnknownInputRequest
+from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.delay import Delay
-from capsule_tasks.executions.work import DispatchListener, Kind, W
+from capsule_tasks.executions.execution import Execution
 from capsule_tasks.protocol.messages import Ack, Message, Result, TaskResult, Terminal
 from capsule_tasks.sessions import SessionPool
-from capsule_tasks.sessions.info import PoolInfo
 from capsule_tasks.sessions.pool.profile_pool import SubPool
 from capsule_tasks.sessions.pool.slot import Slot
 from capsule_tasks.sessions.session import Session
@@ -36,12 +34,14 @@ from capsule_tasks.sessions.stopping import StopOutcome
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-MAX_EXTRA_CHILDREN: dict[Kind, int] = {"blocking": 1, "async": 9}
-"""Children that may be there beside the size, while they finish what they have.
+Kind = Literal["blocking", "async"]
 
-The place of a blocking child is taken until its one task has ended, so that only the process that
-is being ended is beside the others. The coroutines of an async child may go on for hours, and those
-that wait do not depend on them.
+MAX_EXTRA_CHILDREN: dict[Kind, int] = {"blocking": 1, "async": 9}
+"""Children beyond the size of the pool, while they finish what they have.
+
+A blocking child keeps its place until its one task has ended, so only the process that is being
+ended is extra. The coroutines of an async child may go on for hours, and executions that wait must
+not depend on them.
 """
 ASSUME_STARTED_AFTER_S = 0.05
 """An idle child that has not acknowledged a task by then counts as having started it, so that
@@ -49,62 +49,79 @@ limits and cancels apply. Code that holds the interpreter from its first line, o
 process, keeps the child from acknowledging."""
 
 
-class Child(msgspec.Struct, Generic[W], eq=False):
-    """A session of the pool, and the work that was sent to it."""
+class DispatchListener(Protocol):
+    """Receives what becomes of each execution; called on the loop, from within the dispatcher."""
+
+    def sent(self, execution: Execution, pid: int, execution_id: str) -> None:
+        """The child gets the execution now, and knows it as `execution_id`.
+
+        That is the task id, followed by `~` if the child has the same message twice.
+        """
+
+    def refused(self, execution: Execution) -> None:
+        """The child takes nothing new: the execution is at the front of the queue again."""
+
+    def started(self, execution: Execution, at: float) -> None:
+        """The child has acknowledged the execution, or is assumed to have started it.
+
+        Called at most once; `at` is on the monotonic clock.
+        """
+
+    def on_message(self, execution: Execution, message: Message) -> bool | None:
+        """Output, Gap, Progress, InputRequest or InputClosed.
+
+        False if there is no room for more output; call `resume_output` when there is.
+        """
+
+    def finished(self, execution: Execution, end: Terminal, exit_status: int | None) -> None:
+        """Called exactly once for each `sent`, unless the execution was refused.
+
+        `exit_status` is the child's, if the child has ended before the execution did. The child is
+        sent its next execution when this returns.
+        """
+
+
+class Child(msgspec.Struct, eq=False):
+    """A session of the pool, and the executions that were sent to it."""
 
     kind: Kind
     slot: Slot
     session: Session
     pid: int
-    sent: dict[str, Sent[W]] = {}
+    sent: dict[str, Sent] = {}
     """By execution id."""
 
 
-class Sent(msgspec.Struct, Generic[W], eq=False):
-    """A piece of work that a child has."""
+class Sent(msgspec.Struct, eq=False):
+    """An execution that a child has."""
 
-    work: W
-    child: Child[W]
+    execution: Execution
+    child: Child
     execution_id: str
     is_started: bool = False
 
 
-class Lane(Generic[W]):
-    """Sends work in order of arrival to the sessions that `SubPool` chooses, and hears them."""
+class Lane:
+    """Sends executions in order of arrival to the sessions that `SubPool` chooses."""
 
     def __init__(
         self,
         kind: Kind,
         pool: SubPool,
         capacity: int,
-        listener: DispatchListener[W],
-        sent: dict[W, Sent[W]],
+        listener: DispatchListener,
+        sent: dict[Execution, Sent],
     ) -> None:
-        """`sent` is kept up to date here: all that children have."""
+        """`sent` is shared by all lanes: every execution that a child has."""
         self.kind: Kind = kind
-        self.size = 0
-        self.waiting: deque[W] = deque()
-        self.children: dict[int, Child[W]] = {}
+        self.pool = pool
+        self.waiting: deque[Execution] = deque()
+        self.children: dict[int, Child] = {}
         """By number of the slot."""
-        self._pool = pool
-        self._plan = pool.plan
         self._listener = listener
         self._sent = sent
-        self._unacknowledged = Delay[Sent[W]](ASSUME_STARTED_AFTER_S, self._on_unacknowledged)
+        self._unacknowledged = Delay[Sent](ASSUME_STARTED_AFTER_S, self._on_unacknowledged)
         pool.set_listener(self, capacity)
-
-    # --- children ------------------------------------------------------------------------------
-
-    def resize(self, size: int) -> None:
-        self.size = size
-        self._pool.set_size(size, self._most)
-
-    def replace_all(self, reason: str) -> None:
-        self._pool.replace_all(reason)
-
-    def doom(self, child: Child[W], reason: str) -> None:
-        """Send the child nothing new, and replace it."""
-        self._pool.retire_when_idle(child.slot, reason)
 
     def child_ready(self, slot: Slot, session: Session) -> None:
         self.children[slot.number] = Child(self.kind, slot, session, session.pid or 0)
@@ -113,237 +130,238 @@ class Lane(Generic[W]):
     def child_retired(self, slot: Slot) -> None:
         self.children.pop(slot.number, None)
 
-    def info(self) -> PoolInfo:
-        return self._pool.info()
+    @property
+    def size(self) -> int:
+        """The number of children that the lane should have."""
+        return self.pool.plan.size or 0
 
     @property
     def is_stuck(self) -> bool:
-        """Whether work waits and there may be no other child until one has finished; any thread."""
+        """Whether executions wait and no child may be started until one ends; any thread."""
         children = list(self.children.values())
-        is_full = len(children) >= self._most and all(
-            child.slot.retire_reason for child in children
+        is_full = len(children) >= self.size + MAX_EXTRA_CHILDREN[self.kind]
+        return (
+            is_full and all(child.slot.retire_reason for child in children) and bool(self.waiting)
         )
-        return is_full and bool(self.waiting)
-
-    @property
-    def _most(self) -> int:
-        return self.size + MAX_EXTRA_CHILDREN[self.kind]
 
     # --- sending -------------------------------------------------------------------------------
 
-    def enqueue(self, work: W) -> None:
-        self.waiting.append(work)
-        self.dispatch()
-
     def dispatch(self) -> None:
-        """Send what waits while there is room for it."""
-        waiting = self.waiting
+        """Send the executions that wait while a child has room."""
+        waiting, plan = self.waiting, self.pool.plan
         while waiting:
-            slot = self._plan.assign()
+            slot = plan.assign()
             if slot is None:
                 return
-            if slot.retire_reason:  # this work is its last; a successor may start beside it
-                self._pool.decide()
+            if slot.retire_reason:  # this execution is its last; a successor may start meanwhile
+                self.pool.decide()
             self._send(self.children[slot.number], waiting.popleft())
 
-    def _send(self, child: Child[W], work: W) -> None:
-        call = work.call
+    def _send(self, child: Child, execution: Execution) -> None:
+        call = execution.call
         execution_id = call.task_id
         while execution_id in child.sent:  # the same message, delivered twice
             execution_id += "~"
-        sent = Sent(work, child, execution_id)
-        child.sent[execution_id] = self._sent[work] = sent
-        self._listener.sent(work, child.pid, execution_id)
+        sent = Sent(execution, child, execution_id)
+        child.sent[execution_id] = self._sent[execution] = sent
+        self._listener.sent(execution, child.pid, execution_id)
         try:
             child.session.submit(call, partial(self._on_message, sent), execution_id=execution_id)
         except CapsuleError as error:
-            # The child has ended, which its state says a moment later; or it is condemned by a
-            # coroutine that does not stop. The work has not begun.
-            log.info("a task goes to another session: %s", error)
-            del child.sent[execution_id], self._sent[work]
-            self.waiting.appendleft(work)
-            self._listener.refused(work)
+            # The child has ended, which its state tells a moment later; or a coroutine that does
+            # not stop has condemned it. The execution has not started.
+            log.info("task goes to another child: the chosen one takes nothing new: %s", error)
+            del child.sent[execution_id], self._sent[execution]
+            self.waiting.appendleft(execution)
+            self._listener.refused(execution)
             self._release(child)
-            self.doom(child, str(error))
+            self.pool.retire_when_idle(child.slot, str(error))
         else:
             if self.kind == "blocking":
                 self._unacknowledged.add(sent)
 
-    # --- hearing -------------------------------------------------------------------------------
+    # --- messages of children ------------------------------------------------------------------
 
-    def _on_message(self, sent: Sent[W], message: Message) -> bool | None:
-        """False if there is no room for more output of this work."""
+    def _on_message(self, sent: Sent, message: Message) -> bool | None:
+        """False if there is no room for more output of this execution."""
         if isinstance(message, Ack):
             self._start(sent, message.accepted_at)
         elif isinstance(message, Terminal):
             self._finish(sent, message)
         else:
-            return self._listener.on_message(sent.work, message)
+            return self._listener.on_message(sent.execution, message)
         return None
 
-    def _start(self, sent: Sent[W], at: float) -> None:
+    def _start(self, sent: Sent, at: float) -> None:
         if not sent.is_started:
             sent.is_started = True
             self._unacknowledged.discard(sent)
-            self._listener.started(sent.work, at)
+            self._listener.started(sent.execution, at)
 
-    def _on_unacknowledged(self, unheard: list[Sent[W]]) -> None:
-        for sent in unheard:
-            if self._sent.get(sent.work) is sent:
+    def _on_unacknowledged(self, unacknowledged: list[Sent]) -> None:
+        for sent in unacknowledged:
+            if self._sent.get(sent.execution) is sent:
                 self._start(sent, time.monotonic() - ASSUME_STARTED_AFTER_S)
 
-    def _finish(self, sent: Sent[W], end: Terminal) -> None:
+    def _finish(self, sent: Sent, end: Terminal) -> None:
         child = sent.child
-        del child.sent[sent.execution_id], self._sent[sent.work]
+        del child.sent[sent.execution_id], self._sent[sent.execution]
         exit_status = None
         if isinstance(end, TaskResult):
             if end.escaped_tracer:
-                self.doom(child, "a task tried to end the process")
+                self.pool.retire_when_idle(child.slot, "a task tried to end the process")
         elif not isinstance(end, Result):
             exit_status = child.session.exit_status
-            if exit_status is not None:
-                self._start(sent, time.monotonic())
         try:
-            self._listener.finished(sent.work, end, exit_status)
+            self._listener.finished(sent.execution, end, exit_status)
         finally:
             self._release(child)
             self.dispatch()
 
-    def _release(self, child: Child[W]) -> None:
-        """The child has a piece of work less."""
-        plan, slot = self._plan, child.slot
+    def _release(self, child: Child) -> None:
+        """The child has one execution less."""
+        plan, slot = self.pool.plan, child.slot
         if plan.settings.max_rss_bytes is not None or not child.session.is_alive:
-            self._pool.check_child(slot)
+            self.pool.examine(slot)
         plan.finished(slot, time.monotonic())
         if slot.retire_reason:
-            self._pool.decide()
+            self.pool.decide()
 
 
-class Dispatcher(Generic[W]):
-    """Two lanes, one for each kind of child, and what is done to work wherever it is."""
+class Dispatcher:
+    """Two lanes, one for each kind of child, and the ways to act on an execution in a child."""
 
     def __init__(
-        self, sessions: SessionPool, listener: DispatchListener[W], *, async_limit: int
+        self, sessions: SessionPool, listener: DispatchListener, *, async_limit: int
     ) -> None:
         """The profiles `blocking` and `async` say how children are started and when replaced.
 
-        A blocking child has one piece of work at a time, an async one up to `async_limit`.
+        A blocking child has one execution at a time, an async child up to `async_limit`.
         """
-        self._sent: dict[W, Sent[W]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sent: dict[Execution, Sent] = {}
+        self._background = BackgroundTasks()
         capacities: dict[Kind, int] = {"blocking": 1, "async": async_limit}
-        self.lanes: dict[Kind, Lane[W]] = {
+        self.lanes: dict[Kind, Lane] = {
             kind: Lane(kind, sessions.subpool(kind), capacity, listener, self._sent)
             for kind, capacity in capacities.items()
         }
 
     # --- the queue -----------------------------------------------------------------------------
 
-    def enqueue(self, work: W) -> None:
-        """Send the work to a child, at once or in its turn."""
-        self.lanes["async" if work.is_async else "blocking"].enqueue(work)
+    def enqueue(self, execution: Execution) -> None:
+        """Send the execution to a child, now or after those that came before."""
+        lane = self._lane_of(execution)
+        lane.waiting.append(execution)
+        lane.dispatch()
 
-    def remove(self, work: W) -> bool:
-        """Take the work out of the queue; False if it is not there."""
+    def remove(self, execution: Execution) -> bool:
+        """Take the execution out of the queue; False if it is not there."""
         try:
-            self.lanes["async" if work.is_async else "blocking"].waiting.remove(work)
+            self._lane_of(execution).waiting.remove(execution)
         except ValueError:
             return False
         return True
 
-    # --- looking -------------------------------------------------------------------------------
+    def _lane_of(self, execution: Execution) -> Lane:
+        return self.lanes["async" if execution.is_async else "blocking"]
 
-    def sent_executions(self) -> list[W]:
-        """All work that children have; on any thread."""
+    # --- lists ---------------------------------------------------------------------------------
+
+    def sent_executions(self) -> list[Execution]:
+        """All executions that children have; any thread."""
         return list(self._sent)
 
-    def execution_of(self, pid: int) -> W | None:
-        """The work of the blocking child with this process."""
+    def execution_of(self, pid: int) -> Execution | None:
+        """The execution of the blocking child with this process."""
         for child in self.lanes["blocking"].children.values():
             if child.pid == pid:
-                return next((sent.work for sent in child.sent.values()), None)
+                return next((sent.execution for sent in child.sent.values()), None)
         return None
 
-    def children(self) -> list[Child[W]]:
-        """Those that are ready, and not being ended; on any thread."""
+    def children(self) -> list[Child]:
+        """The children that are ready and not being ended; any thread."""
         return [child for lane in self.lanes.values() for child in list(lane.children.values())]
 
-    # --- what is done to work that a child has; nothing happens if none has it -------------------
+    # --- an execution that a child has; nothing happens if no child has it -----------------------
 
-    def signal(self, work: W, signum: int, reason: str) -> None:
-        """Send the child of a blocking work a signal, and nothing new; SIGKILL is `kill`.
+    def signal(self, execution: Execution, signum: int, reason: str) -> None:
+        """Send the child of a blocking execution a signal, and nothing new; SIGKILL is `kill`.
 
-        It cannot hit another task: a blocking child has one at a time, and gets the next one only
-        when this thread has heard the end of the last.
+        The signal cannot hit another task: a blocking child has one at a time, and is sent the next
+        one only when this thread has received the end of the last.
         """
-        sent = self._sent.get(work)
+        sent = self._sent.get(execution)
         if sent is None:
             return
         if signum == signal.SIGKILL:
-            self._kill(sent.child)
-            return
-        self._doom(sent.child, reason)
-        sent.child.session.signal(signum)
+            self.kill(execution)
+        else:
+            self._doom(sent.child, reason)
+            sent.child.session.signal(signum)
 
-    def kill(self, work: W) -> None:
-        """Kill the child with its descendants, and so its other work as well."""
-        sent = self._sent.get(work)
-        if sent is not None:
-            self._kill(sent.child)
+    def kill(self, execution: Execution) -> None:
+        """Kill the child with its descendants, and so its other executions as well."""
+        if (sent := self._sent.get(execution)) is not None:
+            self._doom(sent.child, "it was killed")
+            self._background.spawn(sent.child.session.terminate())
 
-    def cancel(self, work: W, grace_s: float) -> None:
-        """End the work in order; after the grace its child is killed."""
-        sent = self._sent.get(work)
-        if sent is not None:
-            self._spawn(sent.child.session.cancel(sent.execution_id, grace_s))
+    def cancel(self, execution: Execution, grace_s: float) -> None:
+        """End the execution in order; after the grace its child is killed."""
+        if (sent := self._sent.get(execution)) is not None:
+            self._background.spawn(sent.child.session.cancel(sent.execution_id, grace_s))
 
-    def soft_limit(self, work: W) -> bool:
-        """Raise in the work that its soft time limit has passed; False if no child has it."""
-        sent = self._sent.get(work)
+    def soft_limit(self, execution: Execution) -> bool:
+        """Raise SoftTimeLimitExceeded in the execution; False if no child has it."""
+        sent = self._sent.get(execution)
         return sent is not None and sent.child.session.soft_limit(sent.execution_id)
 
-    def resume_output(self, work: W) -> None:
-        """There is room for output of the work again."""
-        sent = self._sent.get(work)
-        if sent is not None:
+    def resume_output(self, execution: Execution) -> None:
+        """There is room for output of the execution again."""
+        if (sent := self._sent.get(execution)) is not None:
             sent.child.session.resume_output(sent.execution_id)
 
-    def end_input(self, work: W, request_id: str) -> None:
-        """Have `input()` raise EOFError: nobody can hear what it asks."""
-        if work in self._sent:
-            self._spawn(self._end_input(work, request_id))
+    def end_input(self, execution: Execution, request_id: str) -> None:
+        """Have `input()` raise EOFError: the question cannot reach anyone."""
+        if execution in self._sent:
+            self._background.spawn(self._end_input(execution, request_id))
 
-    async def respond(self, work: W, request_id: str, text: str, *, eof: bool = False) -> None:
-        """Answer `input()`; UnknownInputRequest if nothing waits for that."""
-        sent = self._sent.get(work)
+    async def _end_input(self, execution: Execution, request_id: str) -> None:
+        with contextlib.suppress(CapsuleError):  # the execution has ended, or its child has
+            await self.respond(execution, request_id, "", eof=True)
+
+    async def respond(
+        self, execution: Execution, request_id: str, text: str, *, eof: bool = False
+    ) -> None:
+        """Answer `input()`; UnknownInputRequest if no such question is open."""
+        sent = self._sent.get(execution)
         if sent is None:
-            raise UnknownInputRequest(request_id, work.call.task_id)
+            raise UnknownInputRequest(request_id, execution.call.task_id)
         await sent.child.session.input_response(
             text, request_id=request_id, execution_id=sent.execution_id, eof=eof
         )
 
-    async def interrupt(self, work: W) -> StopOutcome:
-        """Raise KeyboardInterrupt in the work."""
-        sent = self._sent.get(work)
+    async def interrupt(self, execution: Execution) -> StopOutcome:
+        """Raise KeyboardInterrupt in the execution."""
+        sent = self._sent.get(execution)
         if sent is None:
             return "not_running"
         return await sent.child.session.interrupt(sent.execution_id)
 
-    async def stack(self, work: W) -> str | None:
-        """Where the code of the work is; None if no child has it."""
-        sent = self._sent.get(work)
+    async def stack(self, execution: Execution) -> str | None:
+        """The stack of the execution's code; None if no child has the execution."""
+        sent = self._sent.get(execution)
         return await sent.child.session.stack(sent.execution_id) if sent is not None else None
 
     # --- children ------------------------------------------------------------------------------
 
     def resize(self, kind: Kind, size: int) -> None:
-        """Have so many children from now on; busy ones that are too many finish first."""
-        self.lanes[kind].resize(size)
+        """Have that many children from now on; surplus children that are busy finish first."""
+        self.lanes[kind].pool.set_size(size, size + MAX_EXTRA_CHILDREN[kind])
 
     def free_slots(self) -> int:
-        """Blocking children that have no work and get none, those on their way included.
+        """Blocking children without an execution, now or soon, including those that start.
 
-        On any thread.
+        Any thread.
         """
         lane = self.lanes["blocking"]
         busy = sum(bool(child.sent) for child in list(lane.children.values()))
@@ -352,26 +370,11 @@ class Dispatcher(Generic[W]):
     def replace_all(self, reason: str) -> None:
         """Replace every child, once it has finished what it has."""
         for lane in self.lanes.values():
-            lane.replace_all(reason)
+            lane.pool.replace_all(reason)
 
     async def stop(self) -> None:
         """Send nothing more. What children have finishes when the pool of sessions stops."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.stop()
 
-    def _kill(self, child: Child[W]) -> None:
-        self._doom(child, "it was killed")
-        self._spawn(child.session.terminate())
-
-    def _doom(self, child: Child[W], reason: str) -> None:
-        self.lanes[child.kind].doom(child, reason)
-
-    async def _end_input(self, work: W, request_id: str) -> None:
-        with contextlib.suppress(CapsuleError):  # the work has ended, or its child has
-            await self.respond(work, request_id, "", eof=True)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _doom(self, child: Child, reason: str) -> None:
+        self.lanes[child.kind].pool.retire_when_idle(child.slot, reason)

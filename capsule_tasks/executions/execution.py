@@ -1,4 +1,4 @@
-"""One execution in a worker: what is to run, its lifecycle, and who hears of it."""
+"""One execution in a worker: the call, its lifecycle, and its reporter."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 
 
-class Reporter(Protocol):
-    """Whoever sent the execution, and hears of it in this order. Called on the loop."""
+class Reporter:
+    """Tells the sender of an execution what becomes of it: called on the loop, in this order.
+
+    This one reports nothing; subclasses override what their sender wants to know.
+    """
 
     def accepted(self, pid: int, at: float, *, defers_ack: bool) -> None:
         """A child runs the execution. With `defers_ack`, `acknowledge` follows."""
@@ -25,7 +28,7 @@ class Reporter(Protocol):
         """The message may be acknowledged now."""
 
     def soft_limit(self) -> None:
-        """The task was told that its soft limit has passed."""
+        """SoftTimeLimitExceeded was raised in the task."""
 
     def free_slot(self) -> None:
         """The next execution may come."""
@@ -35,31 +38,15 @@ class Reporter(Protocol):
 
     def task_frames(self, stack: str) -> str:
         """The stack without the frames that are not the task's."""
-
-
-class _Unreported:
-    """Everybody was told already."""
-
-    def accepted(self, pid: int, at: float, *, defers_ack: bool) -> None: ...
-
-    def acknowledge(self) -> None: ...
-
-    def soft_limit(self) -> None: ...
-
-    def free_slot(self) -> None: ...
-
-    def ended(self, end: End, *, frees_slot: bool) -> None: ...
-
-    def task_frames(self, stack: str) -> str:
         return stack
 
 
-UNREPORTED = _Unreported()
-"""The reporter of an execution that nobody waits for, or waits for any more."""
+UNREPORTED = Reporter()
+"""The reporter of an execution whose end was reported, or need not be."""
 
 
 class Execution:
-    """The adapters keep what they know of an execution here; only the lifecycle decides."""
+    """Carries what each adapter knows about one execution; only the lifecycle decides."""
 
     __slots__ = (
         "__weakref__",
@@ -78,7 +65,7 @@ class Execution:
         self.call = call
         self.is_async = origin.is_async
         self.life = Lifecycle(origin)
-        self.reporter: Reporter = reporter
+        self.reporter = reporter
         self.has_output = False
         self.pid = 0
         """The child that the execution was sent to."""
@@ -92,7 +79,7 @@ class Execution:
 
 
 class OutputListener(Protocol):
-    """Where the output of executions is echoed on the worker's side."""
+    """Receives the output of executions, for the worker's own log."""
 
     def write(self, source: Execution, output: Output | Gap) -> None: ...
 

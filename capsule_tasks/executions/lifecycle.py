@@ -398,7 +398,9 @@ class Lifecycle(ClaimAxis):
         """Before the attempt is claimed only a cancel is meant for it."""
         command = event.command
         if isinstance(command, CancelCommand):
-            self._on_cancel_requested(on.CancelRequested(command.grace_s, _quoted(command.requested_by)))
+            self._on_cancel_requested(
+                on.CancelRequested(command.grace_s, _quoted(command.requested_by))
+            )
         elif self.is_with_child and self.owner and self.claim is not CLOSED:
             self._do(do.CommandChild(command, next(iter(self._questions), "")))
 

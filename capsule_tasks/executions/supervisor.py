@@ -73,7 +73,7 @@ class Supervisor:
         losses: LossCounter,
         output_log: OutputListener,
     ) -> None:
-        self.dispatcher: Dispatcher[Execution] = Dispatcher(sessions, self, async_limit=async_limit)
+        self.dispatcher = Dispatcher(sessions, self, async_limit=async_limit)
         self.totals: Counter[str] = Counter()
         self._publisher = publisher
         if publisher is not None:

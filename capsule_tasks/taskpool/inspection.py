@@ -7,7 +7,6 @@ from typing import Any
 
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.executions.dispatcher import Child
-from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.sessions.pool.plan import EARLY_EXITS
 from capsule_tasks.taskpool.reporting.task_frames import only_task_frames
@@ -27,7 +26,7 @@ def settings(options: dict[str, Any], size: int) -> dict[str, Any]:
     }
 
 
-def describe(child: Child[Execution]) -> dict[str, Any]:
+def describe(child: Child) -> dict[str, Any]:
     """One child."""
     info = child.session.info
     beat, beat_at = info.last_heartbeat, info.last_heartbeat_at
@@ -48,11 +47,11 @@ def describe(child: Child[Execution]) -> dict[str, Any]:
 def totals(supervisor: Supervisor, tasks: int, last_error: str) -> dict[str, Any]:
     """The pool as a whole."""
     lanes = supervisor.dispatcher.lanes
-    pool = lanes["blocking"].info()
+    pool = lanes["blocking"].pool.info()
     return {
         "jobs": tasks,
         "waiting": sum(len(lane.waiting) for lane in lanes.values()),
-        "children-lost": sum(lane.info().lost_total for lane in lanes.values()),
+        "children-lost": sum(lane.pool.info().lost_total for lane in lanes.values()),
         "hard-limits": supervisor.totals["hard_limits"],
         "starts": pool.starts_total,
         "start-failures": pool.start_failures_total,
@@ -75,7 +74,7 @@ def health(supervisor: Supervisor, tasks: int, last_error: str) -> dict[str, Any
 def _complaints(supervisor: Supervisor, last_error: str) -> list[str]:
     found = []
     for kind, lane in supervisor.dispatcher.lanes.items():
-        pool = lane.info()
+        pool = lane.pool.info()
         if lane.size and pool.breaker_open:
             why = last_error or pool.last_error
             found.append(f"{kind} children do not become ready: {why}")

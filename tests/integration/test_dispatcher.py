@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from capsule_tasks.executions.dispatcher import Dispatcher
+from capsule_tasks.executions.execution import UNREPORTED, Execution
+from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import (
     Error,
     InputRequest,
@@ -32,10 +34,10 @@ from capsule_tasks.settings import (
 from tests.sessions import HANG_S
 
 
-class Work:
+class Work(Execution):
     def __init__(self, name: str, task_id: str) -> None:
-        self.is_async = name.endswith("_async")
-        self.call = TaskCall(
+        is_async = name.endswith("_async")
+        call = TaskCall(
             name=f"tests.integration.dispatch_app.{name}",
             task_id=task_id,
             body=b'[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]',
@@ -43,6 +45,8 @@ class Work:
             content_encoding="utf-8",
             request={"id": task_id, "task": name, "delivery_info": {}},
         )
+        origin = Origin(execution_id=task_id, task=name, is_async=is_async)
+        super().__init__(call, origin, UNREPORTED)
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[float] = loop.create_future()
         self.spoke: asyncio.Future[Message] = loop.create_future()
@@ -73,7 +77,7 @@ class Listener:
 
 
 class Ground:
-    def __init__(self, dispatcher: Dispatcher[Work]) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self._ids = 0
 
@@ -104,7 +108,7 @@ async def ground(
 ) -> AsyncIterator[Ground]:
     profiles = {kind: profile(kind, **changes) for kind in ("blocking", "async")}
     async with asyncio.timeout(2 * HANG_S), SessionPool(profiles) as sessions:
-        dispatcher = Dispatcher[Work](sessions, Listener(), async_limit=10)
+        dispatcher = Dispatcher(sessions, Listener(), async_limit=10)
         dispatcher.resize("blocking", blocking)
         dispatcher.resize("async", asynchronous)
         yield Ground(dispatcher)
@@ -127,7 +131,7 @@ async def test_a_crash_ends_one_task_and_its_successor_takes_the_next() -> None:
         assert exit_status == -signal.SIGSEGV
         assert crash.started.done()
         assert isinstance(await after.end(), TaskResult)
-        assert here.dispatcher.lanes["blocking"].info().lost_total == 1
+        assert here.dispatcher.lanes["blocking"].pool.info().lost_total == 1
 
 
 async def test_one_of_many_coroutines_is_cancelled_and_the_others_go_with_their_child() -> None:

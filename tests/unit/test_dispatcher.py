@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from capsule_tasks.errors import SessionStateError, UnknownInputRequest
 from capsule_tasks.executions import dispatcher as dispatcher_module
 from capsule_tasks.executions.dispatcher import Dispatcher
+from capsule_tasks.executions.execution import UNREPORTED, Execution
+from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import (
     Ack,
     Error,
@@ -36,10 +38,10 @@ from capsule_tasks.settings import PoolSettings, Profile
 from tests.sessions import HANG_S
 
 
-class Work:
+class Work(Execution):
     def __init__(self, task_id: str, *, is_async: bool = False) -> None:
-        self.call = TaskCall(name="task", task_id=task_id, body=b"")
-        self.is_async = is_async
+        origin = Origin(execution_id=task_id, task="task", is_async=is_async)
+        super().__init__(TaskCall(name="task", task_id=task_id, body=b""), origin, UNREPORTED)
 
     def __repr__(self) -> str:
         return self.call.task_id
@@ -154,7 +156,7 @@ class Ground:
         profile = Profile(pool=settings, start="cold")
         self.sessions = SessionPool({"blocking": profile, "async": profile})
         self.listener = Listener()
-        self.dispatcher = Dispatcher[Work](self.sessions, self.listener, async_limit=3)
+        self.dispatcher = Dispatcher(self.sessions, self.listener, async_limit=3)
 
     @property
     def heard(self) -> list[tuple[Any, ...]]:
@@ -271,7 +273,7 @@ async def test_a_child_that_refuses_keeps_what_it_has() -> None:
         condemned.end("1")
         await here.settled()
         assert here.children() == [here.child_of(two)]
-        assert here.dispatcher.lanes["async"].info().lost_total == 0
+        assert here.dispatcher.lanes["async"].pool.info().lost_total == 0
 
 
 async def test_a_child_whose_end_nobody_has_heard_of_yet_is_counted_as_lost_once() -> None:
@@ -284,7 +286,7 @@ async def test_a_child_whose_end_nobody_has_heard_of_yet_is_counted_as_lost_once
         child.die(-9)
         await here.settled()
         assert here.listener.of(work) == ["sent", "refused", "sent"]
-        assert here.dispatcher.lanes["blocking"].info().lost_total == 1
+        assert here.dispatcher.lanes["blocking"].pool.info().lost_total == 1
 
 
 async def test_a_message_that_is_delivered_twice_has_two_ids_in_its_child() -> None:
@@ -306,18 +308,18 @@ async def test_work_that_cannot_be_sent_is_over_at_once_and_holds_up_nothing() -
         assert [here.listener.of(work) for work in works] == [["sent", "finished"]] * 3
 
 
-async def test_work_that_dies_with_its_child_unheard_may_have_started() -> None:
+async def test_work_that_dies_with_its_child_finishes_with_its_exit_status() -> None:
     async with ground() as here:
         one, two = Work("1"), Work("2")
         here.enqueue(one, two)
         dead = here.child_of(one)
         dead.die(-11)
-        assert here.listener.of(one) == ["sent", "started", "finished"]
-        assert here.heard[2] == ("finished", one, Error, -11)
+        assert here.listener.of(one) == ["sent", "finished"]
+        assert here.heard[1] == ("finished", one, Error, -11)
         await here.settled()
         assert here.listener.of(two) == ["sent"]
         assert here.child_of(two) is not dead
-        assert here.dispatcher.lanes["blocking"].info().lost_total == 1
+        assert here.dispatcher.lanes["blocking"].pool.info().lost_total == 1
 
 
 async def test_a_task_that_tried_to_end_its_process_is_the_last_of_its_child() -> None:
@@ -386,7 +388,7 @@ async def test_a_child_that_is_killed_was_not_lost(how: str) -> None:
         await here.settled()
         assert not busy.is_alive
         assert len(here.children()) == 2
-        info = dispatcher.lanes["blocking"].info()
+        info = dispatcher.lanes["blocking"].pool.info()
         assert (info.lost_total, info.starts_total) == (0, 3)
 
 

@@ -11,7 +11,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 
 from capsule_tasks.errors import TaskNotCarried, TooManyLosses
 from capsule_tasks.executions.ends import End, EndKind
-from capsule_tasks.executions.execution import UNREPORTED, Execution
+from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
 from capsule_tasks.taskpool.hub.bridge import Bridge
@@ -52,7 +52,7 @@ class ExecutionPid(int):
         return number
 
 
-class TaskReporter:
+class TaskReporter(Reporter):
     """Celery keeps a weak reference to it, the pool a strong one until Celery heard of the end."""
 
     def __init__(

@@ -222,7 +222,7 @@ class Lane:
         """The child has one execution less."""
         plan, slot = self.pool.plan, child.slot
         if plan.settings.max_rss_bytes is not None or not child.session.is_alive:
-            self.pool.examine(slot)
+            self.pool.check_child(slot)
         plan.finished(slot, time.monotonic())
         if slot.retire_reason:
             self.pool.decide()

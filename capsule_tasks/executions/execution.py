@@ -48,19 +48,6 @@ UNREPORTED = Reporter()
 class Execution:
     """Carries what each adapter knows about one execution; only the lifecycle decides."""
 
-    __slots__ = (
-        "__weakref__",
-        "call",
-        "child_execution_id",
-        "has_output",
-        "is_async",
-        "life",
-        "pid",
-        "reporter",
-        "stream",
-        "timers",
-    )
-
     def __init__(self, call: TaskCall, origin: Origin, reporter: Reporter) -> None:
         self.call = call
         self.is_async = origin.is_async

@@ -22,7 +22,7 @@ class Run(_State):
     NEW = auto()
     AWAITING_CLAIM = auto()
     AWAITING_JUDGEMENT = auto()
-    """The message came before, and may have cost too many processes."""
+    """The message was delivered before, and may have cost too many child processes."""
     QUEUED = auto()
     SENT = auto()
     RUNNING = auto()
@@ -35,10 +35,10 @@ class Claim(_State):
     UNCLAIMED = auto()
     CLAIMING = auto()
     AWAITING_PREVIOUS = auto()
-    """The attempt before is about to end: a retry's, or that of a task that replaced itself."""
+    """The previous attempt is about to end: of a retry, or of a task that replaced itself."""
     CLAIMED = auto()
     RECLAIMING = auto()
-    """The lease was lost; what is on its way to Redis still belongs to the old one."""
+    """The lease was lost; the calls on their way to Redis still name the old one."""
     CLOSED = auto()
     """Nothing more of this attempt is stored."""
 
@@ -51,7 +51,7 @@ class Report(_State):
 
 class Ack(_State):
     CELERY = auto()
-    """Celery acknowledges in its own time: late, or when it hears that the task was accepted."""
+    """Celery acknowledges by itself: at the end, or when the task is reported as accepted."""
     DEFERRED = auto()
     DONE = auto()
 
@@ -62,7 +62,7 @@ UNCLAIMED, CLAIMING, AWAITING_PREVIOUS, CLAIMED, RECLAIMING, CLOSED = Claim
 NONE, ACCEPTED, ENDED = Report
 CELERY, DEFERRED, DONE = Ack
 
-RUN_MOVES: Final[Mapping[Run, frozenset[Run]]] = {
+MOVES: Final[Mapping[_State, frozenset[_State]]] = {
     NEW: frozenset({AWAITING_CLAIM, AWAITING_JUDGEMENT, QUEUED, OVER}),
     AWAITING_CLAIM: frozenset({AWAITING_JUDGEMENT, QUEUED, OVER}),
     AWAITING_JUDGEMENT: frozenset({QUEUED, OVER}),
@@ -71,30 +71,24 @@ RUN_MOVES: Final[Mapping[Run, frozenset[Run]]] = {
     RUNNING: frozenset({LOST, OVER}),
     LOST: frozenset({OVER}),
     OVER: frozenset(),
-}
-CLAIM_MOVES: Final[Mapping[Claim, frozenset[Claim]]] = {
     UNCLAIMED: frozenset({CLAIMING, AWAITING_PREVIOUS, CLOSED}),
     CLAIMING: frozenset({AWAITING_PREVIOUS, CLAIMED, CLOSED}),
     AWAITING_PREVIOUS: frozenset({CLAIMING, CLOSED}),
     CLAIMED: frozenset({RECLAIMING, CLOSED}),
     RECLAIMING: frozenset({CLAIMING, CLOSED}),
     CLOSED: frozenset(),
-}
-REPORT_MOVES: Final[Mapping[Report, frozenset[Report]]] = {
     NONE: frozenset({ACCEPTED, ENDED}),
     ACCEPTED: frozenset({ENDED}),
     ENDED: frozenset(),
-}
-ACK_MOVES: Final[Mapping[Ack, frozenset[Ack]]] = {
     CELERY: frozenset({DEFERRED}),
     DEFERRED: frozenset({DONE}),
     DONE: frozenset(),
 }
 
 
-def moved(moves: Mapping[S, frozenset[S]], state: S, to: S) -> S:
+def moved(state: S, to: S) -> S:
     """The new state; InternalError for a move that the table does not allow."""
-    if to not in moves[state]:
+    if to not in MOVES[state]:
         raise InternalError(
             f"an execution whose {type(state).__name__} is {state.name} cannot become {to.name}"
         )

@@ -92,11 +92,16 @@ def test_a_link_within_the_page_leads_to_a_heading() -> None:
 
 # --- states --------------------------------------------------------------------------------------
 
+
+def moves_of(axis: type[Enum]) -> dict[Any, Iterable[Any]]:
+    return {state: ends for state, ends in states.MOVES.items() if isinstance(state, axis)}
+
+
 DIAGRAMS: dict[str, Mapping[Any, Iterable[Any]]] = {
-    "run of an execution": states.RUN_MOVES,
-    "claim of an execution": states.CLAIM_MOVES,
-    "report of an execution": states.REPORT_MOVES,
-    "acknowledgement of an execution": states.ACK_MOVES,
+    "run of an execution": moves_of(states.Run),
+    "claim of an execution": moves_of(states.Claim),
+    "report of an execution": moves_of(states.Report),
+    "acknowledgement of an execution": moves_of(states.Ack),
     "run": types.TRANSITIONS,
 }
 """Each diagram by its title, with the table that it draws."""

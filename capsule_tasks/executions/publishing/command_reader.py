@@ -17,8 +17,6 @@ log = logging.getLogger("capsule_tasks.taskpool")
 class CommandReader:
     """Reads when the execution's bell rang; a reply to a claim brings commands, too."""
 
-    __slots__ = ("_background", "_execution_id", "_is_ringing", "_last_id", "_on_command", "_store")
-
     def __init__(
         self,
         execution_id: str,

@@ -19,8 +19,6 @@ _MAX_STEPS = 256
 class _Text:
     """Output that waits; more output of the same stream joins it."""
 
-    __slots__ = ("parts", "size", "stream")
-
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.parts: list[str] = []
@@ -46,8 +44,6 @@ class EventBatch(NamedTuple):
 
 class EventBuffer:
     """One execution's buffer; where output may be lost, the oldest gives way, and is counted."""
-
-    __slots__ = ("_budget", "_dropped", "_items", "_settings", "_steps", "offset", "waiting_bytes")
 
     def __init__(self, settings: PublishSettings, budget: OutputBudget) -> None:
         self.offset = 0

@@ -57,36 +57,6 @@ class StreamWriter:
     Redis answers.
     """
 
-    __slots__ = (
-        "_batch",
-        "_came_at",
-        "_claim_id",
-        "_claimed_event",
-        "_commands",
-        "_details",
-        "_ending",
-        "_has_published",
-        "_is_busy",
-        "_is_closed",
-        "_is_due",
-        "_is_settling",
-        "_is_started",
-        "_keys",
-        "_mark",
-        "_may_append",
-        "_owner",
-        "_retention",
-        "_seq",
-        "_start",
-        "_waiters",
-        "attempt",
-        "buffer",
-        "execution",
-        "execution_id",
-        "is_held",
-        "publisher",
-    )
-
     def __init__(
         self,
         publisher: Publisher,

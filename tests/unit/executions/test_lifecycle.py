@@ -15,10 +15,7 @@ from capsule_tasks.executions.events import Event, Refusal, Streaming, Timer
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.states import (
-    ACK_MOVES,
-    CLAIM_MOVES,
-    REPORT_MOVES,
-    RUN_MOVES,
+    MOVES,
     Ack,
     Claim,
     Report,
@@ -701,11 +698,10 @@ def test_an_execution_can_take_each_move_of_the_tables(before: object, after: ob
 
 
 def test_the_tables_allow_no_move_that_no_execution_takes() -> None:
-    tables = (RUN_MOVES, CLAIM_MOVES, REPORT_MOVES, ACK_MOVES)
-    allowed = {(before, after) for table in tables for before in table for after in table[before]}
+    allowed = {(before, after) for before in MOVES for after in MOVES[before]}
     assert allowed == set(WAY_TO)
 
 
 def test_a_move_that_the_table_does_not_allow_is_a_fault_of_ours() -> None:
     with pytest.raises(InternalError, match="whose Run is OVER cannot become QUEUED"):
-        moved(RUN_MOVES, Run.OVER, Run.QUEUED)
+        moved(Run.OVER, Run.QUEUED)

@@ -46,7 +46,7 @@ def app_of(url: str, prefix: str) -> Celery:
 
 @pytest.fixture
 def app(valkey_url: str, ground: Ground) -> Iterator[Celery]:
-    app = app_of(valkey_url, ground.kept.prefix)
+    app = app_of(valkey_url, ground.retention.prefix)
     yield app
     app.close()
 
@@ -104,8 +104,8 @@ async def test_an_announcement_that_was_missed_is_found_on_reconnect(valkey_url:
         redis.Redis.from_url(valkey_url) as client,
     ):
         ground = Ground(proxy.url)
-        app = app_of(valkey_url, ground.kept.prefix)
-        channel = RevokeKeys(ground.kept.prefix).channel
+        app = app_of(valkey_url, ground.retention.prefix)
+        channel = RevokeKeys(ground.retention.prefix).channel
         revokes = Revokes(app, None, ground.publisher.listen, poll_s=NEVER_S, reread_s=NEVER_S)
         await ground.start()
         revokes.start()

@@ -168,7 +168,7 @@ async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
     old = held.incarnation
     monkeypatch.setattr(held._holdings, "hold", Away(held._holdings.hold, times=2))
     with redis.from_url(valkey_url) as client:
-        client.delete(f"{ground.kept.prefix}:{{W:{old}}}")
+        client.delete(f"{ground.retention.prefix}:{{W:{old}}}")
     held._renew_now.set()
     await eventually(lambda: life.owner not in ("", old) and life.claim is Claim.CLAIMED)
     assert (await ground.store.look("retaken")).owner == held.incarnation
@@ -186,7 +186,7 @@ async def test_a_worker_does_not_reap_what_it_runs_before_it_has_claimed_that_an
     held = ground.publisher.lease
     old = held.incarnation
     with redis.from_url(valkey_url) as client:
-        client.delete(f"{ground.kept.prefix}:{{W:{old}}}")
+        client.delete(f"{ground.retention.prefix}:{{W:{old}}}")
     held._renew_now.set()
     await eventually(lambda: held.incarnation != old)
     await ground.publisher._reap(old)
@@ -283,7 +283,7 @@ async def test_a_worker_that_is_stopped_ends_what_it_had_acknowledged(
         monkeypatch.setattr(ground.publisher.lease, "_renew", AsyncMock(return_value=None))
         ground.publisher.lease._certain_until = 0.0  # so that it is not acknowledged yet
         put_off = await ground.running("put off", ack_waits_for_claim=True)
-    async with ExecutionStore(valkey_url, settings=ground.kept) as store:
+    async with ExecutionStore(valkey_url, settings=ground.retention) as store:
         assert (await store.look("early")).outcome == "lost"
         assert [(await store.look(one)).state for one in ("kept", "put off")] == ["waiting"] * 2
     assert not reporter_of(put_off).is_acknowledged.is_set()

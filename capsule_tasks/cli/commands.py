@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import click
 from celery.exceptions import OperationalError
 
-from capsule_tasks.cli import views
+from capsule_tasks.cli import screen, views
 from capsule_tasks.cli.broker import Queues
 from capsule_tasks.cli.health import (
     destination_option,
@@ -21,7 +22,7 @@ from capsule_tasks.cli.health import (
 )
 from capsule_tasks.cli.options import Duration, Unavailable, app_of, command_line, json_option
 from capsule_tasks.cli.terminal import cleaned, without_controls
-from capsule_tasks.client import Event, Execution, GroupExecution
+from capsule_tasks.client import Event, Execution, GroupExecution, GroupState
 from capsule_tasks.client.cancelling import cancel_all
 from capsule_tasks.client.groups.group import saved_group, saved_groups
 from capsule_tasks.client.redis_location import redis_url
@@ -29,8 +30,6 @@ from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import CapsuleError, StorageNotReady, StorageUnavailable
 from capsule_tasks.storage.executions.types import RecentEntry
 
-_CLEAR = "\x1b[H\x1b[J"
-_START = "\r\x1b[K"
 _REFRESH_S = 0.5
 _LOOK_AGAIN_S = 1.0
 _NOT_STARTED = 1
@@ -135,20 +134,19 @@ def _group(app: Any, group_id: str, total: int | None) -> GroupExecution | None:
 
 
 def _tail_group(group: GroupExecution, *, as_json: bool, no_wait: bool) -> int:
-    is_live = sys.stdout.isatty() and not as_json
+    states: Iterable[GroupState] = [group.snapshot()] if no_wait else group.watch()
+    is_live = not as_json and screen.can_redraw()
     state = None
-    for state in [group.snapshot()] if no_wait else group.watch():
+    for state in screen.with_progress(states) if is_live else states:
         if as_json:
             record = {"done": state.done, "total": state.total, "counts": state.counts}
             failures = [[failure.execution_id, failure.reason] for failure in state.failures]
             click.echo(views.format_line({**record, "failures": failures}))
-            continue
-        for failure in state.failures:
-            click.echo(f"{_START if is_live else ''}{views.failure_line(failure)}")
-        click.echo(f"{_START}{views.bar(state)}" if is_live else views.bar(state), nl=not is_live)
+        elif not is_live:
+            for failure in state.failures:
+                click.echo(views.failure_line(failure))
+            click.echo(views.bar(state))
         _flush()
-    if is_live:
-        click.echo()
     return views.group_status(state)
 
 
@@ -325,17 +323,15 @@ def ps(
 def top(ctx: click.Context, limit: int, queues: str, as_json: bool) -> None:
     """A live table of recent executions and queues; when piped, one table."""
     app = app_of(ctx)
-    if as_json or not sys.stdout.isatty():
+    if as_json or not screen.can_redraw():
         entries = watch_thread.call(_recent(app, None, None, None, limit))
         _show(_lengths_or_why(app, queues), entries, as_json=as_json)
         return
-    try:
-        watch_thread.call(_live(app, limit, queues))
-    except KeyboardInterrupt:
-        click.echo()
+    with contextlib.suppress(KeyboardInterrupt), screen.full_screen() as draw:
+        watch_thread.call(_live(app, limit, queues, draw))
 
 
-async def _live(app: Any, limit: int, queues: str) -> None:
+async def _live(app: Any, limit: int, queues: str, draw: screen.Draw) -> None:
     watcher = await watch_thread.watcher(app)
     waiting = _queues(app, queues)
     changed = asyncio.Event()
@@ -343,10 +339,8 @@ async def _live(app: Any, limit: int, queues: str) -> None:
     while True:
         changed.clear()
         entries = await watcher.store.list_recent(limit=limit)
-        lengths, why = await asyncio.to_thread(_known_lengths, waiting)
-        told = [views.queued_line(lengths), *why, views.table(entries)]
-        click.echo(_CLEAR + "\n".join(told))
-        _flush()
+        lengths, remarks = await asyncio.to_thread(_known_lengths, waiting)
+        draw(lengths, remarks, entries)
         await asyncio.sleep(_REFRESH_S)
         # Of times that go on, and of queues, nothing rings.
         await _or_after(changed, _LOOK_AGAIN_S)
@@ -400,7 +394,7 @@ def _show(lengths: dict[str, int | None], entries: list[RecentEntry], *, as_json
         return
     if lengths:
         click.echo(views.queued_line(lengths))
-    click.echo(views.table(entries))
+    screen.print_table(entries)
 
 
 def _flush() -> None:

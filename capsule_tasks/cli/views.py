@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import click
@@ -23,14 +22,6 @@ from capsule_tasks.protocol.events import (
 from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress
 from capsule_tasks.storage.executions.types import RecentEntry
 
-_COLOURS = {
-    "running": "cyan",
-    "waiting": "yellow",
-    "succeeded": "green",
-    "failed": "red",
-    "lost": "red",
-    "cancelled": "magenta",
-}
 _BAR = 30
 _CONTROLS = re.compile("[\x7f-\x9f]")
 
@@ -117,8 +108,12 @@ def bar(state: GroupState) -> str:
     """A group's progress in one line."""
     share = state.done / state.total if state.total else 1.0
     filled = int(share * _BAR)
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(state.counts.items()))
-    return f"[{'#' * filled}{'-' * (_BAR - filled)}] {state.done}/{state.total} {counts}"
+    return f"[{'#' * filled}{'-' * (_BAR - filled)}] {state.done}/{state.total} {counts(state)}"
+
+
+def counts(state: GroupState) -> str:
+    """How many members of a group have ended, by outcome."""
+    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(state.counts.items()))
 
 
 def group_status(state: GroupState | None) -> int:
@@ -161,34 +156,3 @@ def queued_line(lengths: dict[str, int | None]) -> str:
         for queue, length in lengths.items()
     )
     return f"queued: {', '.join(queues)}"
-
-
-def table(entries: list[RecentEntry]) -> str:
-    """Executions, one a line."""
-    now = time.time()
-    rows = [("ID", "STATE", "TASK", "WORKER", "TIME")]
-    rows += [
-        (
-            cleaned(entry.execution_id),
-            entry.state,
-            cleaned(entry.task),
-            cleaned(entry.worker),
-            _took(entry, now),
-        )
-        for entry in entries
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[1] = click.style(cells[1], fg=_COLOURS.get(row[1]))
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _took(entry: RecentEntry, now: float) -> str:
-    if entry.began_at is None:
-        return ""
-    end = now if entry.state == "running" else entry.noted_at
-    seconds = max(0.0, end - entry.began_at)
-    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

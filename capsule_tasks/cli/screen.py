@@ -1,0 +1,108 @@
+"""Tables and displays that rich draws: `ps`, `top` and the progress of a group."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from capsule_tasks.cli import views
+from capsule_tasks.cli.terminal import cleaned
+from capsule_tasks.client import GroupState
+from capsule_tasks.storage.executions.types import RecentEntry
+
+_COLOURS = {
+    "running": "cyan",
+    "waiting": "yellow",
+    "succeeded": "green",
+    "failed": "red",
+    "lost": "red",
+    "cancelled": "magenta",
+}
+_WIDTH_OF_A_PIPE = 10_000
+"""What is piped is never wrapped."""
+
+Draw = Callable[[dict[str, int | None], list[str], list[RecentEntry]], None]
+
+
+def can_redraw() -> bool:
+    """Whether standard output is a terminal on which lines can be drawn again."""
+    return _console().is_interactive
+
+
+def print_table(entries: list[RecentEntry]) -> None:
+    """Executions, one a line; without colours unless on a terminal."""
+    _console().print(_table(entries))
+
+
+@contextlib.contextmanager
+def full_screen() -> Iterator[Draw]:
+    """Give the function that draws queues, remarks and executions anew, until the block ends."""
+    with Live(console=_console(), screen=True, auto_refresh=False) as live:
+
+        def draw(
+            lengths: dict[str, int | None], remarks: list[str], entries: list[RecentEntry]
+        ) -> None:
+            lines = map(Text.from_ansi, [views.queued_line(lengths), *remarks])
+            live.update(Group(*lines, _table(entries)), refresh=True)
+
+        yield draw
+
+
+def with_progress(states: Iterable[GroupState]) -> Iterator[GroupState]:
+    """The states, each shown as a bar in the same line; failures are listed above it."""
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False)
+    with Progress(*columns, console=_console(), auto_refresh=False) as progress:
+        bar = progress.add_task("")
+        for state in states:
+            for failure in state.failures:
+                line = Text.from_ansi(views.failure_line(failure))
+                progress.console.print(line, soft_wrap=True)
+            counts = views.counts(state)
+            progress.update(bar, description=counts, total=state.total, completed=state.done)
+            progress.refresh()
+            yield state
+
+
+def _console() -> Console:
+    # Decided here: rich would also believe environment variables.
+    is_terminal = False
+    with contextlib.suppress(AttributeError):  # None where standard output was closed
+        is_terminal = sys.stdout.isatty()
+    return Console(force_terminal=is_terminal, width=None if is_terminal else _WIDTH_OF_A_PIPE)
+
+
+def _table(entries: list[RecentEntry]) -> Table:
+    now = time.time()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("ID", "STATE", "TASK", "WORKER", "TIME"):
+        table.add_column(name, no_wrap=name in ("ID", "STATE", "TIME"), overflow="fold")
+    for entry in entries:
+        table.add_row(
+            _text(entry.execution_id),
+            Text(entry.state, _COLOURS.get(entry.state, "")),
+            _text(entry.task),
+            _text(entry.worker),
+            _duration(entry, now),
+        )
+    return table
+
+
+def _text(text: str) -> Text:
+    """Text of a task or another program, without anything that controls a terminal but colours."""
+    return Text.from_ansi(cleaned(text))
+
+
+def _duration(entry: RecentEntry, now: float) -> str:
+    if entry.began_at is None:
+        return ""
+    end = now if entry.state == "running" else entry.noted_at
+    seconds = max(0.0, end - entry.began_at)
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

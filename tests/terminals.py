@@ -37,7 +37,7 @@ ROWS, COLUMNS = 300, 120
 class Terminal:
     """A program on a pseudo-terminal of its own, and the screen that it draws."""
 
-    def __init__(self, command: list[str] = CONSOLE) -> None:
+    def __init__(self, command: list[str] = CONSOLE, term: str = "xterm") -> None:
         self._ours, theirs = os.openpty()
         termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
         self._process = subprocess.Popen(
@@ -46,7 +46,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             cwd=ROOT,
-            env=os.environ | {"TERM": "xterm"},
+            env=os.environ | {"TERM": term},
             start_new_session=True,
         )
         os.close(theirs)

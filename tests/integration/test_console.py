@@ -250,3 +250,20 @@ def test_without_prompt_toolkit_it_says_what_to_install() -> None:
     with Terminal([sys.executable, "-c", hidden + start]) as terminal:
         terminal.shows(r".*: pip install 'capsule-tasks\[console\]'")
         assert terminal.leave() == 1
+
+
+def test_a_terminal_that_cannot_be_drawn_on_has_a_plain_prompt() -> None:
+    with Terminal(term="dumb") as terminal:
+        terminal.until(">>> ")
+        terminal.type("len(__import__('getpass').getpass('Pass' + 'word? '))\n")
+        terminal.until("Password? ")
+        terminal.type("sesame\n")
+        terminal.until("6\n>>> ")
+        assert "sesame" not in terminal.transcript
+        terminal.type("import time; print('at', 'work'); time.sleep(3600)\n")
+        terminal.until("at work\n")
+        terminal.type(CTRL_C)
+        terminal.until("# interrupted after ")
+        terminal.until(">>> ")
+        terminal.type(CTRL_D)
+        assert terminal.leave() == 0

@@ -186,6 +186,11 @@ def test_a_pipe_needs_no_prompt_toolkit() -> None:
     assert (ended.stdout, ended.stderr, ended.returncode) == ("42\n", "", 0)
 
 
+def test_standard_input_may_be_closed() -> None:
+    closed = ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *CONSOLE]
+    assert subprocess.run(closed, timeout=HANG_S, cwd=ROOT, check=False).returncode == 0
+
+
 # --- options --------------------------------------------------------------------------------------
 
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 import re
 import sys
+import termios
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from capsule_tasks.protocol.messages import Stream
 
 FIRST_PROMPT, NEXT_PROMPT, ANSWER_PROMPT = ">>> ", "... ", ""
 _MAX_LINES_READ_AHEAD = 100
+_STDIN = 0
+_LOCAL_FLAGS = 3
 _RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
 
 class Frontend:
-    """Reads lines from standard input; writes without a prompt, coloured only on a terminal."""
-
-    is_interactive = False
+    """Reads from pipes, or from a terminal that cannot be drawn on; writes text as it comes."""
 
     def __init__(self) -> None:
+        self.is_interactive = os.isatty(_STDIN)
         self._lines = asyncio.Queue[str | None]()
         self._read_ahead = threading.Semaphore(_MAX_LINES_READ_AHEAD)
         self._given_back: list[str] = []
@@ -40,15 +43,12 @@ class Frontend:
     async def close(self) -> None:
         """Leave standard input and output as they were."""
 
-    async def next_line(self, prompt: str, *, password: bool = False) -> str | None:  # noqa: ARG002 - shown at a terminal
+    async def next_line(self, prompt: str, *, password: bool = False) -> str | None:
         """The next line, None at the end of input."""
-        if self._given_back:
-            return self._given_back.pop()
-        line = await self._lines.get()
-        self._read_ahead.release()
-        if line is None and not self.is_interactive:
-            self._lines.put_nowait(None)  # nothing follows the end of a pipe
-        return line
+        if self.is_interactive:
+            self._put(sys.stderr, prompt)
+        with _hidden_typing() if password and self.is_interactive else contextlib.nullcontext():
+            return await self._take()
 
     def give_back(self, line: str) -> None:
         """Have `next_line` return this line again."""
@@ -75,15 +75,28 @@ class Frontend:
         self._start_line()
         self._write(sys.stderr, f"# {text}\n", _DIM)
 
+    async def _take(self) -> str | None:
+        if self._given_back:
+            return self._given_back.pop()
+        line = await self._lines.get()
+        self._read_ahead.release()
+        if line is None:
+            self._after_end()
+        return line
+
+    def _after_end(self) -> None:
+        self._lines.put_nowait(None)  # nothing follows the end of a pipe
+
     def _read_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A file object of its own: at exit the interpreter would wait for the lock of sys.stdin.
-        with (
-            contextlib.suppress(RuntimeError),  # the event loop is closed
-            open(0, encoding="utf-8", errors="replace", closefd=False) as stdin,
-        ):
-            for line in stdin:
-                self._read_ahead.acquire()
-                loop.call_soon_threadsafe(self._lines.put_nowait, line.removesuffix("\n"))
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            # Not sys.stdin, for whose lock the interpreter would wait at exit.
+            with (
+                contextlib.suppress(OSError),  # it is closed, or the terminal has gone away
+                open(_STDIN, encoding="utf-8", errors="replace", closefd=False) as stdin,
+            ):
+                for line in stdin:
+                    self._read_ahead.acquire()
+                    loop.call_soon_threadsafe(self._lines.put_nowait, line.removesuffix("\n"))
             loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
     def _start_line(self) -> None:
@@ -100,18 +113,31 @@ class Frontend:
 
 
 def make_frontend(on_command: Callable[[str], bool]) -> Frontend:
-    """The terminal where a person sits at one, or else pipes.
+    """Make the frontend for standard input and output.
 
-    `on_command` is given the lines that are typed while code runs, and returns whether the line
-    was a command that has been obeyed.
+    A terminal that can be drawn on gives `on_command` the lines that are typed while code runs; it
+    returns whether a line was a command that has been obeyed.
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    is_terminal = os.isatty(_STDIN) and sys.stdout.isatty()
+    if not is_terminal or os.environ.get("TERM") in ("dumb", "unknown"):
         return Frontend()
     try:
         from capsule_tasks.sessions.console.terminal import Terminal  # noqa: PLC0415 - an extra
     except ImportError:
         sys.exit("the console needs prompt_toolkit: pip install 'capsule-tasks[console]'")
     return Terminal(on_command)
+
+
+@contextlib.contextmanager
+def _hidden_typing() -> Iterator[None]:
+    """Keep the terminal from showing what is typed."""
+    mode = termios.tcgetattr(_STDIN)
+    hidden = [*mode[:_LOCAL_FLAGS], mode[_LOCAL_FLAGS] & ~termios.ECHO, *mode[_LOCAL_FLAGS + 1 :]]
+    termios.tcsetattr(_STDIN, termios.TCSADRAIN, hidden)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(_STDIN, termios.TCSADRAIN, mode)
 
 
 def _file(stream: Stream) -> TextIO:

@@ -27,13 +27,12 @@ class Terminal(Frontend):
     turn. A line gets its place in the transcript when it is taken.
     """
 
-    is_interactive = True
-
     def __init__(self, on_command: Callable[[str], bool]) -> None:
         super().__init__()
+        self.is_interactive = True
         self._on_command = on_command
-        self._open_line = ""
         self._asking_with: str | None = None  # the prompt of `next_line` while it waits
+        self._open_line = ""
         self._is_password = False
         self._prompt = PromptSession[str](
             self._message,
@@ -62,7 +61,7 @@ class Terminal(Frontend):
             self._asking_with, self._is_password = prompt, password
             self._prompt.app.invalidate()
         try:
-            line = await super().next_line(prompt)
+            line = await self._take()
         except asyncio.CancelledError:
             if prompt:
                 self._echo(prompt, self._prompt.default_buffer.text)
@@ -78,6 +77,9 @@ class Terminal(Frontend):
         if prompt:
             self._start_line()
         self._put(sys.stdout, f"{prompt}{line}\n")
+
+    def _after_end(self) -> None:
+        """Ctrl-D ends one question, and no other."""
 
     def _start_line(self) -> None:
         if self._open_line:

@@ -30,8 +30,8 @@ import capsule_tasks
 from capsule_tasks.client.capsule import _mixing
 from capsule_tasks.client.task import mixed
 from capsule_tasks.taskpool.prefetch import _for_slots
-from capsule_tasks.taskpool.reporting.requests import truthful
-from capsule_tasks.taskpool.stock_redis.batched_acks import marking, noting
+from capsule_tasks.taskpool.reporting.requests import pool_request
+from capsule_tasks.taskpool.stock_redis.batched_acks import with_batched_acks, with_renewal_marks
 from tests.private_names import NAMES, Names
 
 PACKAGE = Path(capsule_tasks.__file__).parent
@@ -252,8 +252,8 @@ def test_uses_are_found() -> None:
 
 LIBRARIES = ("billiard", "celery", "kombu", "redis")
 MIXED = (
-    *(_for_slots(Autoscaler), _mixing(TaskRegistry), mixed(Task), marking(QoS), noting(QoS)),
-    truthful(Request),
+    *(mixed(Task), _mixing(TaskRegistry), _for_slots(Autoscaler), pool_request(Request)),
+    *(with_batched_acks(QoS), with_renewal_marks(QoS)),
 )
 """Classes that are made when a worker or an app starts."""
 OF_EVERY_CLASS = set(dir(type("Any", (), {}))) - {"__init__"} | {

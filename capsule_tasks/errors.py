@@ -51,6 +51,7 @@ class InvalidSetting(CallerError, ValueError):
         super().__init__(f"{name} = {_shortened(value, 300)}: must be {must}")
         self.name = name
         self.value = value
+        self.must = must
 
 
 class SessionStateError(CallerError, RuntimeError):

@@ -6,24 +6,23 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from capsule_tasks.client.configuration import retention_settings
+from capsule_tasks.client.configuration import retention_settings, setting
 from capsule_tasks.client.redis_location import redis_url
-from capsule_tasks.errors import CapsuleError, InvalidSetting
+from capsule_tasks.errors import CapsuleError
 from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.drivers import drive_blocking
 from capsule_tasks.storage.revokes import RevokeCore, Revoked
 
 log = logging.getLogger("capsule_tasks.client")
 
-REVOKE_TTL_SETTING = "capsule_revoke_ttl_s"
-DEFAULT_REVOKE_TTL_S = 86_400.0
-
 
 class RevokeStore:
     """What was revoked, in the Redis of an app; blocks its caller, never longer than its limits."""
 
     def __init__(self, app: Any, connections: Any) -> None:
-        self._core = RevokeCore(checked_revoke_ttl_s(app), retention_settings(app).prefix)
+        self._core = RevokeCore(
+            setting(app, "capsule_revoke_ttl_s"), retention_settings(app).prefix
+        )
         self._connections = connections
 
     @property
@@ -45,13 +44,6 @@ def revoke_store(app: Any) -> RevokeStore | None:
     """The store of an app; None if no Redis is known to it."""
     url = redis_url(app)
     return None if url is None else RevokeStore(app, SyncConnections(url))
-
-
-def checked_revoke_ttl_s(app: Any) -> float:
-    ttl_s = app.conf.get(REVOKE_TTL_SETTING, DEFAULT_REVOKE_TTL_S)
-    if not isinstance(ttl_s, (int, float)) or isinstance(ttl_s, bool) or ttl_s < 1:
-        raise InvalidSetting(REVOKE_TTL_SETTING, ttl_s, "a number of seconds from 1")
-    return float(ttl_s)
 
 
 def store_revokes(app: Any, *task_ids: str) -> None:

@@ -16,6 +16,7 @@ from celery.concurrency.base import BasePool
 from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
+from capsule_tasks.client.configuration import setting
 from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.values import NotCarried
@@ -28,7 +29,7 @@ from capsule_tasks.taskpool.hub.deferred_replies import DeferredReply, DeferredR
 from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
 from capsule_tasks.taskpool.hub.slots import Slots
 from capsule_tasks.taskpool.inspection import describe, health, settings, stack, totals
-from capsule_tasks.taskpool.options import check, setting
+from capsule_tasks.taskpool.options import check
 from capsule_tasks.taskpool.pool_runtime import PoolRuntime
 from capsule_tasks.taskpool.reporting.exception_info import info_of
 from capsule_tasks.taskpool.reporting.reporter import ExecutionPid, TaskReporter

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from capsule_tasks.child.executors import celery_app
+from capsule_tasks.client.configuration import setting
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.messages import Gap, Output
@@ -26,7 +27,7 @@ from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool.app_settings import lane_settings
 from capsule_tasks.taskpool.descriptor_check import DescriptorCheck
 from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
-from capsule_tasks.taskpool.options import loss_counter_of, profile, setting
+from capsule_tasks.taskpool.options import loss_counter_of, profile
 from capsule_tasks.taskpool.pool_restart import reloaded_profiles, start_trial_child
 from capsule_tasks.taskpool.publishing import make_publisher
 from capsule_tasks.taskpool.reporting.discarded import DiscardedTasks

@@ -7,13 +7,12 @@ from typing import Any
 
 from billiard.exceptions import WorkerLostError
 
-from capsule_tasks.client.configuration import retention_settings, settings_of
+from capsule_tasks.client.configuration import retention_settings, setting, settings_of
 from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.client.watching.results import end_from_result
 from capsule_tasks.executions.ends import LastEvent
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.settings import LeaseSettings, PublishSettings
-from capsule_tasks.taskpool.options import setting
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -42,7 +41,7 @@ def make_publisher(app: Any, worker: str) -> Publisher | None:
     return Publisher(
         url,
         worker=worker,
-        settings=settings_of(PublishSettings, "capsule_publish", setting(app, "capsule_publish")),
+        settings=settings_of(PublishSettings, app, "capsule_publish"),
         retention=retention_settings(app),
         lease=LeaseSettings(lease_s=setting(app, "capsule_lease_s")),
         may_drop=setting(app, "capsule_output") == "drop_oldest",

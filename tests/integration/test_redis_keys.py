@@ -15,10 +15,10 @@ import redis
 
 from capsule_tasks import settings
 from capsule_tasks.client import Steps
-from capsule_tasks.client.revokes import KEEP_S
 from capsule_tasks.protocol.events import Accepted, CancelCommand, Ended, Outcome, encode_event
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import (
+    AppSettings,
     ExecutionSettings,
     HistorySettings,
     LeaseSettings,
@@ -52,7 +52,7 @@ TTL = re.compile(
 
 def seconds_of(match: re.Match[str]) -> float:
     if match["revokes"]:
-        return KEEP_S
+        return AppSettings().revoke_ttl_s
     if match["number"]:
         return int(match["number"]) * {"minutes": 60, "days": 86_400}[match["unit"]]
     section = (
@@ -162,7 +162,7 @@ async def write_workers(store: Watched, prefix: str) -> None:
     await drive(LossCore("early", "0", prefix).add("a"), store)
     await drive(LossCore("early", "0", prefix).add("b"), store)
     await drive(LossCore("early", "0", prefix).drop("a"), store)
-    await drive(RevokeCore(KEEP_S, prefix).add(["early"]), store)
+    await drive(RevokeCore(AppSettings().revoke_ttl_s, prefix).add(["early"]), store)
 
 
 async def write_steps(store: Watched, prefix: str) -> None:

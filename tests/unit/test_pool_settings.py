@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from celery import Celery
 
+from capsule_tasks.client.configuration import setting
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import TaskChildSettings
-from capsule_tasks.taskpool.options import check, profile, setting
+from capsule_tasks.taskpool.options import check, profile
 
 
 def test_a_name_that_nobody_knows_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,8 +25,36 @@ def test_a_name_that_nobody_knows_is_told(caplog: pytest.LogCaptureFixture) -> N
 def test_a_value_that_cannot_be_is_refused() -> None:
     app = Celery("shop")
     app.conf.update(capsule_async_children=0)
-    with pytest.raises(InvalidSetting, match="capsule_async_children = 0"):
+    with pytest.raises(InvalidSetting, match="capsule_async_children = 0: must be a whole number"):
         check(app)
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"capsule_lease_s": 0}, "capsule_lease_s = 0: must be a number of seconds from 0.05 to"),
+        ({"capsule_output": "drop"}, "capsule_output = 'drop': must be one of 'block', 'drop_old"),
+        ({"capsule_prefix": 5}, "capsule_prefix = 5: must be of type str"),
+        ({"capsule_streams": "no"}, "capsule_streams = 'no': must be of type bool"),
+        ({"capsule_retention": "long"}, "capsule_retention = 'long': must be a dict of str to"),
+        (
+            {"capsule_retention": {"retention_s": "long"}},
+            "capsule_retention['retention_s'] = 'long': must be a number of seconds from 1 to",
+        ),
+        (
+            {"capsule_retention": {"live_bytes": 1}},
+            "capsule_retention['live_bytes'] = 1: must be at least retention_bytes (65536)",
+        ),
+        ({"capsule_retention": {"colour": 1}}, "capsule_retention['colour'] = 1: must be one of"),
+    ],
+    ids=str,
+)
+def test_an_error_names_the_setting_as_the_app_does(conf: dict[str, Any], message: str) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(conf)
+    with pytest.raises(InvalidSetting) as caught:
+        check(app)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_loop_that_is_blocked_may_be_sent_all_that_it_may_run() -> None:

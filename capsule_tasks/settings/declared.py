@@ -1,0 +1,139 @@
+"""How settings are declared: as structs whose annotations are the rules for their values.
+
+msgspec applies the annotations of a struct to what it decodes, but not to what a constructor is
+called with. `Settings` applies the same annotations there.
+"""
+
+# The annotations are needed as objects when a settings struct is first made, also by each child:
+# without `from __future__ import annotations` nothing has to be evaluated then.
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from capsule_tasks.errors import InvalidSetting
+
+__all__ = ["KIB", "MIB", "Settings", "checked_setting"]
+
+T = TypeVar("T")
+
+KIB = 1024
+MIB = 1024 * KIB
+
+_MAX_SECONDS = 10**9
+"""Three decades; beyond three centuries the timers of the system fail."""
+_MAX_COUNT = 2**63 - 1
+
+Seconds = Annotated[float, Meta(ge=0)]
+PositiveSeconds = Annotated[float, Meta(ge=0.001)]
+BriefSeconds = Annotated[float, Meta(ge=0.0001)]
+"""For what happens many times a second."""
+TimeToLive = Annotated[float, Meta(ge=1)]
+"""Seconds until Redis forgets something."""
+Count = Annotated[int, Meta(ge=0)]
+PositiveCount = Annotated[int, Meta(ge=1)]
+ByteCount = Annotated[int, Meta(ge=1)]
+Kibibytes = Annotated[int, Meta(ge=KIB)]
+"""Bytes, at least a KiB of them."""
+
+
+class Relation(msgspec.Struct, frozen=True):
+    """A limit of one setting that depends on another; which of the two is named is `name`."""
+
+    holds: bool
+    owner: msgspec.Struct
+    name: str
+    must: str
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of settings. Making one refuses any value that its annotation does not allow."""
+
+    def __post_init__(self) -> None:
+        for name, rule in _rules_of(type(self)).items():
+            value = getattr(self, name)
+            if not rule.allows(value):
+                raise InvalidSetting(f"{type(self).__name__}.{name}", value, rule.must)
+        for relation in self._relations():
+            if not relation.holds:
+                name = f"{type(relation.owner).__name__}.{relation.name}"
+                raise InvalidSetting(name, getattr(relation.owner, relation.name), relation.must)
+
+    def _relations(self) -> Sequence[Relation]:
+        """The limits of one setting that depend on another setting."""
+        return ()
+
+
+def checked_setting(kind: type[Settings], field: str, value: T, name: str) -> T:
+    """A value for one field, if the field allows it; else InvalidSetting under another name."""
+    rule = _rules_of(kind)[field]
+    if not rule.allows(value):
+        raise InvalidSetting(name, value, rule.must)
+    return value
+
+
+class _Rule(msgspec.Struct, frozen=True):
+    """The values that an annotation allows, as a test and in words."""
+
+    allows: Callable[[Any], bool]
+    must: str
+
+
+@cache
+def _rules_of(kind: type[Settings]) -> dict[str, _Rule]:
+    return {name: _rule(kind.__annotations__[name]) for name in kind.__struct_fields__}
+
+
+def _rule(kind: Any) -> _Rule:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _bounded(*args)
+    if origin is Literal:
+        return _Rule(args.__contains__, "one of " + ", ".join(map(repr, args)))
+    if origin in {Union, UnionType}:
+        given = _rule(args[0])  # the other one is None
+        return _Rule(lambda value: value is None or given.allows(value), f"{given.must}, or None")
+    if origin is tuple:
+        item = _rule(args[0])
+        return _Rule(
+            lambda value: isinstance(value, tuple) and all(map(item.allows, value)),
+            f"a tuple of {args[0].__name__}",
+        )
+    if origin is dict:
+        key, item = map(_rule, args)
+        return _Rule(
+            lambda value: (
+                isinstance(value, dict)
+                and all(map(key.allows, value))
+                and all(map(item.allows, value.values()))
+            ),
+            f"a dict of {args[0].__name__} to {args[1].__name__}",
+        )
+    return _Rule(lambda value: kind is Any or _is(value, kind), f"of type {kind.__name__}")
+
+
+def _bounded(kind: Any, bounds: Meta) -> _Rule:
+    if bounds.min_length is not None:
+        most, rule = bounds.min_length, _rule(kind)
+        return _Rule(
+            lambda value: rule.allows(value) and len(value) >= most,
+            f"{rule.must}, with at least {most} of them",
+        )
+    is_count = kind is int
+    types, noun, limit = (
+        (int, "whole number", _MAX_COUNT)
+        if is_count
+        else ((int, float), "number of seconds", _MAX_SECONDS)
+    )
+    low, high = bounds.ge, bounds.le or limit
+    return _Rule(
+        lambda value: _is(value, types) and low <= value <= high, f"a {noun} from {low} to {high}"
+    )
+
+
+def _is(value: object, kind: type | tuple[type, ...]) -> bool:
+    """Like isinstance, but True and False are no numbers."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -1,0 +1,107 @@
+"""How a parent starts and treats the child of one session."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
+from msgspec.structs import force_setattr
+
+from capsule_tasks.settings.child import ChildSettings
+from capsule_tasks.settings.declared import (
+    KIB,
+    MIB,
+    BriefSeconds,
+    ByteCount,
+    PositiveCount,
+    PositiveSeconds,
+    Relation,
+    Seconds,
+    Settings,
+)
+from capsule_tasks.settings.environment import scrubbed_environment
+
+__all__ = ["RoutingSettings", "SessionConfig", "TimeoutSettings"]
+
+
+class TimeoutSettings(Settings, frozen=True, kw_only=True):
+    """Deadlines that the parent keeps; all of them are measured on the monotonic clock."""
+
+    ready_s: PositiveSeconds = 10.0
+    """From spawn to `Ready`."""
+    warmup_s: PositiveSeconds = 60.0
+    """For the warmup code."""
+    shutdown_s: PositiveSeconds = 5.0
+    """From `Shutdown` to the child's exit; after it the child is killed."""
+    grace_s: Seconds = 0.5
+    """From a cancel to the kill, unless the caller names another grace."""
+    drain_s: Seconds = 5.0
+    """For the neighbours of a coroutine that does not stop, before their child is killed."""
+    stack_s: Seconds = 0.2
+    """For the stacks of a child that is about to be cancelled or killed."""
+    idle_s: PositiveSeconds = 1.0
+    """READY for so long is IDLE."""
+    unresponsive_s: PositiveSeconds = 10.0
+    """Silence of the heartbeat after which the session is reported unresponsive; several times
+    `heartbeat_interval_s`."""
+
+
+class RoutingSettings(Settings, frozen=True, kw_only=True):
+    """How the parent shares its attention between control messages and bulk."""
+
+    control_weight: PositiveCount = 64
+    bulk_weight: PositiveCount = 16
+    """Messages of each kind that are handled in a row while both are waiting."""
+    read_bytes: Annotated[int, Meta(ge=4 * KIB)] = 256 * KIB
+    """The most read from one pipe in one iteration of the event loop."""
+    session_queue: PositiveCount = 1000
+    """Messages of no execution kept for `receive_message`; beyond it the oldest is dropped."""
+    session_queue_bytes: ByteCount = 64 * MIB
+    """The most bytes in those; beyond it the oldest is dropped, but never the newest."""
+    interceptor_budget_s: BriefSeconds = 0.010
+    interceptor_overruns: PositiveCount = 3
+    """After so many calls over budget an interceptor is quarantined."""
+    log_output: bool = True
+    """Whether output of no execution also goes to the log `capsule_tasks.sessions`."""
+    quarantine_queue: PositiveCount = 1000
+    """Messages kept for a quarantined interceptor; beyond it the oldest is dropped and counted."""
+    run_bytes: ByteCount = 64 * MIB
+    """Output that `run` keeps of one execution; beyond it the oldest is dropped and counted in
+    `gaps`."""
+
+
+class SessionConfig(Settings, frozen=True, kw_only=True):
+    """One session: what its child is sent, and how the parent treats it."""
+
+    child: ChildSettings = ChildSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+    routing: RoutingSettings = RoutingSettings()
+    python: str = sys.executable
+    """The interpreter of the child; it must be able to import capsule_tasks and msgspec."""
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    """The child's environment; None hands on the parent's, or nothing of it to a sandbox."""
+    warmup: str | None = None
+    """Code run once after the handshake; its output goes to the log."""
+    enable_metrics: bool = True
+    replace_killed: bool = True
+    """Whether a session whose child was killed by a cancel or a limit starts a new one itself."""
+    protocol_versions: Annotated[tuple[int, ...], Meta(min_length=1)] = (1,)
+    """Versions offered to the child, best first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.child.sandbox is not None and self.env is None:
+            force_setattr(self, "env", scrubbed_environment())
+
+    def _relations(self) -> Sequence[Relation]:
+        # A healthy child is silent between two heartbeats: a pool would replace it for that.
+        interval_s = self.child.diagnostics.heartbeat_interval_s
+        return [
+            Relation(
+                interval_s < self.timeouts.unresponsive_s,
+                self.timeouts,
+                "unresponsive_s",
+                f"more than DiagnosticSettings.heartbeat_interval_s ({interval_s})",
+            )
+        ]

@@ -1,0 +1,50 @@
+"""Connections to Redis, how calls are retried, and histories."""
+
+from capsule_tasks.settings.declared import (
+    MIB,
+    ByteCount,
+    PositiveCount,
+    PositiveSeconds,
+    Seconds,
+    Settings,
+)
+
+__all__ = ["ConnectionSettings", "HistorySettings", "RetrySettings"]
+
+
+class RetrySettings(Settings, frozen=True, kw_only=True):
+    """How often a call to Redis is repeated after its reply was lost, or Redis refused it."""
+
+    attempts: PositiveCount = 6
+    """Calls in all; 1 never repeats."""
+    first_delay_s: Seconds = 0.05
+    """The longest pause before the first repeat; it doubles, and each pause is a random part."""
+    max_delay_s: Seconds = 2.0
+
+
+class ConnectionSettings(Settings, frozen=True, kw_only=True):
+    """How connections to Redis are made and used."""
+
+    connect_timeout_s: PositiveSeconds = 5.0
+    reply_timeout_s: PositiveSeconds = 5.0
+    """Silence after which a connection is closed; a call that was sent may still have been done."""
+    max_connections: PositiveCount = 64
+    """Connections of one event loop; further calls wait for their turn."""
+
+
+class HistorySettings(Settings, frozen=True, kw_only=True):
+    """How long a history is kept, and how large it may grow."""
+
+    ttl_s: PositiveSeconds = 90 * 86400.0
+    """From the last write to the end of the history; every write begins it anew."""
+    renew_on_read: bool = False
+    """Whether reading begins it anew, too."""
+    max_item_bytes: ByteCount = 8 * MIB
+    max_items: PositiveCount = 100_000
+    max_bytes: ByteCount = 256 * MIB
+    """Of all items of one history together."""
+    max_quarantined: PositiveCount = 1000
+    """Corrupt records kept for inspection; the newest stay."""
+    prefix: str = "capsule"
+    """The beginning of every key."""
+    retry: RetrySettings = RetrySettings()

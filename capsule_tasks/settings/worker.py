@@ -1,0 +1,49 @@
+"""The settings of a Celery app for its workers and producers."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from capsule_tasks.settings.child import Backpressure
+from capsule_tasks.settings.declared import PositiveCount, PositiveSeconds, Settings, TimeToLive
+
+__all__ = ["AppSettings"]
+
+
+class AppSettings(Settings, frozen=True, kw_only=True):
+    """Settings in a Celery app's configuration, where each name begins with `capsule_`."""
+
+    start: Literal["fork", "exec", "cold"] = "fork"
+    """`fork` copies the worker; `exec` imports the app in a fresh interpreter that is then copied;
+    `cold` imports the app in a fresh interpreter for each child."""
+    async_children: PositiveCount = 1
+    """Children for `async def` tasks. They start with the first such task."""
+    async_limit: PositiveCount = 1000
+    """Tasks that each of these children runs at once."""
+    loss_limit: PositiveCount = 5
+    """Child processes that one task message may cost, before it is not delivered again."""
+    ready_s: PositiveSeconds = 60.0
+    """How long a child may take to become ready, imports included."""
+    child_stop_s: PositiveSeconds = 5.0
+    """How long an idle child, and in a cold shutdown a task, may take to stop before the kill."""
+    worker_stop_s: PositiveSeconds = 30.0
+    """How much longer a worker that is stopping may take once no task runs, or while Redis does not
+    answer, before it exits by force."""
+    streams: bool = True
+    """Whether tasks have streams."""
+    redis_url: str | None = None
+    """Where the streams are; else the environment's `CAPSULE_REDIS_URL`, the broker, or the result
+    backend, the first of these that is a Redis."""
+    prefix: str | None = "capsule"
+    """The beginning of every key; None is the default."""
+    output: Backpressure = "drop_oldest"
+    """`drop_oldest` never waits for a reader; `block` never drops output."""
+    retention: dict[str, Any] | None = None
+    """How much of an execution is retained, and how long (fields of `ExecutionSettings`). A task
+    may have an attribute `capsule_retention`, too."""
+    publish: dict[str, Any] | None = None
+    """Fields of `PublishSettings`."""
+    lease_s: Annotated[float, Meta(ge=0.05)] = 15.0
+    """How long a worker that does not renew its lease counts as alive."""
+    revoke_ttl_s: TimeToLive = 86400.0
+    """How long Redis knows that a task was revoked."""

@@ -202,13 +202,15 @@ def _of_traced(traced: TaskResult) -> LastEvent:
 # --- the end in Redis -------------------------------------------------------------------------
 
 
-def state_of(event: LastEvent) -> str:
-    """The state that the last event leaves behind."""
+def state_of(event: LastEvent | None) -> str:
+    """The state of an execution's record after its last event."""
+    if event is None:
+        return ""
     return "ended" if isinstance(event, Ended) else "waiting"
 
 
-def outcome_of(event: LastEvent) -> str:
-    """The outcome, empty if another attempt follows."""
+def outcome_of(event: LastEvent | None) -> str:
+    """The outcome; empty before the last event, and if another attempt follows."""
     return str(event.outcome) if isinstance(event, Ended) else ""
 
 

@@ -347,7 +347,7 @@ class Supervisor:
     def _start_timer(self, execution: Execution, action: do.StartTimer) -> None:
         publisher, timer = self._publisher, action.timer
         if publisher is not None and timer is Timer.CLAIM_DUE:
-            publisher.claims_due.add(execution)
+            publisher.claimer.due.add(execution)
         elif publisher is not None and timer is Timer.END_WAIT:
             publisher.ends_waiting.add(execution)
         else:
@@ -379,7 +379,7 @@ class Supervisor:
 
     def _cancel_timers(self, execution: Execution, _action: do.CancelTimers) -> None:
         if self._publisher is not None:
-            self._publisher.claims_due.discard(execution)
+            self._publisher.claimer.due.discard(execution)
         timers, execution.timers = execution.timers, None
         if timers:
             for handle in timers.values():
@@ -425,14 +425,14 @@ class Supervisor:
 
 
 _FOR_STREAM: Final[dict[type[Action], Callable[[StreamWriter, Any], None]]] = {
-    do.ClaimFirst: lambda stream, _: stream.publisher.claim_first(stream),
+    do.ClaimFirst: lambda stream, _: stream.publisher.claimer.claim_first(stream),
     do.ClaimWithEvents: lambda stream, action: stream.claim_with_events(action.takes_over),
     do.Reclaim: lambda stream, action: stream.reclaim(action.owner_before),
-    do.AwaitPrevious: lambda stream, _: stream.publisher.await_previous_end(stream.execution),
-    do.ConfirmLease: lambda stream, action: stream.publisher.confirm_lease(
+    do.AwaitPrevious: lambda stream, _: stream.await_previous_end(),
+    do.ConfirmLease: lambda stream, action: stream.publisher.claimer.confirm_lease(
         stream.execution, action.owner
     ),
-    do.AwaitInFlight: lambda stream, _: stream.settle(),
+    do.AwaitInFlight: lambda stream, _: stream.await_in_flight(),
     do.Publish: lambda stream, action: stream.publish(action.event),
     do.PublishStart: lambda stream, _: stream.publish_start(),
     do.Flush: lambda stream, _: stream.flush(),

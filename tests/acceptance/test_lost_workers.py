@@ -143,7 +143,7 @@ def test_a_stopped_worker_is_taken_for_dead_and_what_it_says_later_is_refused(
             stopped.go(key)
             assert stopped.get("add", 1, 1) == 2
             assert [event.id for event in watched(execution)] == [event.id for event in events]
-        refused = f"WARNING/MainProcess] task {execution.id}: its output is no longer stored"
+        refused = f"WARNING/MainProcess] another attempt owns the stream of task {execution.id}"
         eventually(lambda: refused in stopped.log, "the warning")
 
 

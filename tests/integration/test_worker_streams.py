@@ -101,12 +101,13 @@ async def test_what_began_before_it_could_be_claimed_is_heard_before_its_end(
     execution = ground.admitted(new_execution("late"))
     await eventually(lambda: execution.life.has_started)
     ground.begin(execution)
-    ground.publisher._on_claims_due([execution])
+    ground.publisher.claimer._on_due([execution])
     ground.supervisor.on_message(execution, output("said while Redis was away"))
     async with started(ground):
         await eventually(lambda: is_held(execution))
         assert execution.stream is not None
-        await execution.stream.drained()
+        stream = execution.stream
+        await eventually(lambda: not stream.is_busy)
         page = await ground.store.read("late")
     assert page is not None
     said = [event.message for event in page.events]
@@ -144,7 +145,7 @@ async def test_a_redis_that_lets_nobody_listen_delays_no_task_and_its_orders_com
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose user lacks the permission for channels."""
-    monkeypatch.setattr(publisher, "_BELLS_S", 0.05)
+    monkeypatch.setattr(publisher, "_DOORBELLS_S", 0.05)
     name = fresh_prefix()
     with redis.from_url(valkey_url) as client:
         client.execute_command("ACL SETUSER", name, "on", ">p", "~*", "&*", "+@all", "-subscribe")
@@ -166,22 +167,22 @@ async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
     held = ground.publisher.lease
     life = (await ground.running("retaken")).life
     old = held.incarnation
-    monkeypatch.setattr(held._holdings, "hold", Away(held._holdings.hold, times=2))
+    monkeypatch.setattr(held.hold_store, "hold", Away(held.hold_store.hold, times=2))
     with redis.from_url(valkey_url) as client:
         client.delete(f"{ground.retention.prefix}:{{W:{old}}}")
     held._renew_now.set()
     await eventually(lambda: life.owner not in ("", old) and life.claim is Claim.CLAIMED)
     assert (await ground.store.look("retaken")).owner == held.incarnation
     bells = {ground.store.core.bell_of(of).encode() for of in (held.incarnation, "")}
-    assert set(ground.publisher._bells._rings) == bells
-    assert all(len(rings) == 1 for rings in ground.publisher._bells._rings.values())
+    assert set(ground.publisher._doorbells._rings) == bells
+    assert all(len(rings) == 1 for rings in ground.publisher._doorbells._rings.values())
 
 
 async def test_a_worker_does_not_reap_what_it_runs_before_it_has_claimed_that_anew(
     ground: Ground, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an outage of Redis its own lost lease is due, like those of the dead."""
-    monkeypatch.setattr(ground.publisher, "_move_all", AsyncMock())
+    monkeypatch.setattr(ground.publisher.claimer, "_reclaim_all", AsyncMock())
     await ground.running("mine", acks_late=False)
     held = ground.publisher.lease
     old = held.incarnation
@@ -189,14 +190,14 @@ async def test_a_worker_does_not_reap_what_it_runs_before_it_has_claimed_that_an
         client.delete(f"{ground.retention.prefix}:{{W:{old}}}")
     held._renew_now.set()
     await eventually(lambda: held.incarnation != old)
-    await ground.publisher._reap(old)
+    await ground.publisher.claimer._reap(old)
     record = await ground.store.look("mine")
     assert (record.state, record.owner) == ("running", old)
 
 
 async def test_a_lease_that_was_taken_for_lost_and_lasts_is_held(ground: Ground) -> None:
     held = ground.publisher.lease
-    held._is_refused(held.incarnation)
+    held._on_refused(held.incarnation)
     assert not held.is_held.is_set()
     async with asyncio.timeout(30):
         await held.is_held.wait()
@@ -207,7 +208,7 @@ async def test_a_message_is_not_given_up_before_a_reaper_would_find_its_task(
 ) -> None:
     """The link is cut: that it is held, and its claim, are said anew, in whatever order."""
     held, may_hold = ground.publisher.lease, asyncio.Event()
-    hold = held._holdings.hold
+    hold = held.hold_store.hold
 
     async def hold_later(*arguments: Any) -> None:
         await may_hold.wait()
@@ -216,7 +217,7 @@ async def test_a_message_is_not_given_up_before_a_reaper_would_find_its_task(
     def cut(_call: Any, answer: Any, **_: Any) -> None:
         asyncio.get_running_loop().call_soon(answer, StorageUnavailable("Redis: cut"))
 
-    monkeypatch.setattr(held._holdings, "hold", hold_later)
+    monkeypatch.setattr(held.hold_store, "hold", hold_later)
     monkeypatch.setattr(ground.publisher.connection, "cast", cut)
     reporter = reporter_of(await ground.running("early", ack_waits_for_claim=True))
     assert not reporter.is_acknowledged.is_set()

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from capsule_tasks.executions.background import BackgroundTasks
-from capsule_tasks.protocol.events import Command, decode_command
-from capsule_tasks.storage.executions.store import ExecutionStore
+from capsule_tasks.executions.events import CommandReceived
+from capsule_tasks.protocol.events import decode_command
 from capsule_tasks.storage.executions.types import Told
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 
 class CommandReader:
-    """Reads when the execution's bell rang; a reply to a claim brings commands, too."""
+    """Reads when the execution's doorbell rang; the reply to a claim brings commands, too."""
 
-    def __init__(
-        self,
-        execution_id: str,
-        store: ExecutionStore,
-        background: BackgroundTasks,
-        on_command: Callable[[Command], object],
-    ) -> None:
-        self._execution_id = execution_id
-        self._store = store
-        self._background = background
-        self._on_command = on_command
+    def __init__(self, writer: StreamWriter) -> None:
+        self._writer = writer
         self._last_id = ""
         self._is_ringing: bool | None = None
-        """None while nothing is being read; else whether the bell rang since."""
+        """None while nothing is being read; else whether the doorbell rang since."""
 
     def take(self, entries: Iterable[Told]) -> None:
         """Hand on the commands that are new."""
@@ -39,23 +33,24 @@ class CommandReader:
                 self._last_id = entry.id
                 command = decode_command(entry.data)
                 if command is None:
-                    log.warning("task %s was sent an unknown command", self._execution_id)
+                    log.warning("task %s was sent an unknown command", self._writer)
                 else:
-                    self._on_command(command)
+                    self._writer.feed(CommandReceived(command))
 
-    def read(self, is_wanted: Callable[[], bool]) -> None:
-        """Read what is new, for as long as the bell rings."""
+    def read(self) -> None:
+        """Read new commands until the doorbell is quiet."""
         is_reading = self._is_ringing is not None
         self._is_ringing = True
         if not is_reading:
-            self._background.spawn(self._read(is_wanted))
+            self._writer.publisher.background.spawn(self._read())
 
-    async def _read(self, is_wanted: Callable[[], bool]) -> None:
+    async def _read(self) -> None:
+        publisher, execution_id = self._writer.publisher, self._writer.execution_id
         try:
-            while self._is_ringing and is_wanted():
+            while self._is_ringing and self._writer.takes_commands:
                 self._is_ringing = False
-                ask = partial(self._store.told, self._execution_id, self._last_id)
-                self.take(await self._background.call_until_answered(ask))
+                read = partial(publisher.store.told, execution_id, self._last_id)
+                self.take(await publisher.background.call_until_answered(read))
         finally:
             self._is_ringing = None
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from capsule_tasks.errors import CapsuleError, LeaseLost, StorageError
@@ -21,31 +23,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _GATHER_S = 0.05
-"""How long notes gather."""
+"""How long records gather before they are written."""
 _BATCH_SIZE = 200
 """In one call."""
 
 
+@dataclass(eq=False)
 class IndexWriter:
-    """Writes notes later, many in a call; then it gives back executions that are held no longer."""
+    """Writes later, many records in a call; then it releases executions that are over."""
 
-    def __init__(
-        self, store: ExecutionStore, lease: WorkerLease, background: BackgroundTasks, *, worker: str
-    ) -> None:
-        self._store = store
-        self._lease = lease
-        self._background = background
-        self._worker = worker
-        self._recent: dict[str, tuple[int, RecentEntry]] = {}
-        self._groups: dict[str, list[tuple[int, str, str, str]]] = {}
-        self._wake = asyncio.Event()
-        self._writing = asyncio.Lock()
+    store: ExecutionStore
+    lease: WorkerLease
+    background: BackgroundTasks
+    worker: str
+    _recent: dict[str, tuple[int, RecentEntry]] = field(default_factory=dict)
+    _groups: dict[str, list[tuple[int, str, str, str]]] = field(default_factory=dict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def record_state(self, writer: StreamWriter, state: str) -> None:
         """The execution is `running`, `waiting`, or has this outcome."""
         attempt, name = writer.attempt, writer.execution.call.name
         execution_id = writer.execution_id
-        entry = RecentEntry(execution_id, 0.0, state, name, self._worker, attempt / 1000)
+        entry = RecentEntry(execution_id, 0.0, state, name, self.worker, attempt / 1000)
         self._recent[execution_id] = (attempt, entry)
         self._wake.set()
 
@@ -59,20 +59,20 @@ class IndexWriter:
             self._groups.setdefault(origin.group, []).append(member)
 
     def release(self, execution_id: str) -> None:
-        """The execution is over here, and no longer held once everything noted of it is written."""
-        self._lease.release(execution_id)
+        """The execution is over here: release its hold once its records are written."""
+        self.lease.release(execution_id)
         self._wake.set()
 
     async def run(self) -> None:
-        """Write whatever is noted, for ever."""
+        """Write what is recorded; until cancelled."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(_GATHER_S)
             self._wake.clear()
-            await self._background.call_until_answered(self.write)
+            await self.background.call_until_answered(self.write)
 
     async def write(self) -> None:
-        """Groups first: what is no longer held nobody repairs."""
+        """Groups first: no reaper repairs what is no longer held."""
         async with self._writing:
             await self._write()
 
@@ -80,25 +80,25 @@ class IndexWriter:
         while self._groups:
             group, members = next(iter(self._groups.items()))
             part = members[:_BATCH_SIZE]
-            await _recorded(self._store.record_group_ends(group, part))
+            await _recorded(self.store.record_group_ends(group, part))
             del members[: len(part)]
             if not members:
                 del self._groups[group]
         while self._recent:
-            notes = {one: self._recent[one] for one in list(self._recent)[:_BATCH_SIZE]}
-            await _recorded(self._store.record_recent(list(notes.values())))
+            notes = dict(itertools.islice(self._recent.items(), _BATCH_SIZE))
+            await _recorded(self.store.record_recent(list(notes.values())))
             for execution_id, note in notes.items():
-                if self._recent[execution_id] is note:  # else there is news since
+                if self._recent[execution_id] is note:  # else it has changed since
                     del self._recent[execution_id]
-        with contextlib.suppress(LeaseLost):  # what was held under that lease is the reaper's
-            await self._lease.flush_released()
+        with contextlib.suppress(LeaseLost):  # a reaper releases what was held under that lease
+            await self.lease.flush_released()
 
 
 async def _recorded(note: Awaitable[None]) -> None:
-    """A note that is refused for what it is is dropped: all others are behind it."""
+    """Drop a record that Redis refuses for good: all others wait behind it."""
     try:
         await note
     except StorageError:
         raise
     except CapsuleError as error:
-        log.warning("the ends of some tasks cannot be noted: %s", error)
+        log.warning("index of recent executions or group counts not updated: %s", error)

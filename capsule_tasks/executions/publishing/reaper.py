@@ -1,7 +1,7 @@
-"""The reaper: writes the ends of what a worker held that is gone. Any worker may be it.
+"""The reaper writes the ends of executions whose worker died. Any worker may be the reaper.
 
-Each end is one script that compares owner and attempt, so two reapers at once do no harm; what a
-reaper leaves half done the next one finds where it was.
+Each end is one script that compares owner and attempt, so two reapers of one worker do no
+harm. The next reaper goes on where one that died has stopped.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 
 from capsule_tasks.errors import InvalidId
 from capsule_tasks.executions.ends import LastEvent, another_follows, failure_of, lost, outcome_of
@@ -28,33 +29,25 @@ class _RunsHere(Exception):
     """The execution runs in this worker, and is about to be claimed under its present lease."""
 
 
+@dataclass(eq=False)
 class Reaper:
-    """Sees to one dead worker at a time."""
+    """Reaps one dead worker at a time."""
 
-    def __init__(
-        self,
-        store: ExecutionStore,
-        holdings: HoldStore,
-        ended_elsewhere: Callable[[str], LastEvent | None],
-        fail_result: Callable[[str, str], object],
-        retention_of: Callable[[str], ExecutionSettings],
-        present: Container[str],
-    ) -> None:
-        """`retention_of` says how much is kept of the stream of a task with that name.
-
-        Executions that are `present` are left alone while the lost owner has them: after an outage
-        of Redis this worker claims anew what it runs, and must not end it meanwhile.
-        """
-        self._present = present
-        self._retention_of = retention_of
-        self._store = store
-        self._holdings = holdings
-        self._ended_elsewhere = ended_elsewhere
-        self._fail_result = fail_result
-        self._busy: set[str] = set()
+    store: ExecutionStore
+    hold_store: HoldStore
+    ended_elsewhere: Callable[[str], LastEvent | None]
+    """The end that the result backend knows of an execution."""
+    fail_result: Callable[[str, str], object]
+    """Stores a failure in the result backend."""
+    retention_of: Callable[[str], ExecutionSettings]
+    """How long the streams of a task are retained, by its name."""
+    present: Container[str]
+    """Executions in this worker. They are left alone while the dead owner has them: after an outage
+    of Redis this worker reclaims what it runs, and must not end it meanwhile."""
+    _busy: set[str] = field(default_factory=set)
 
     async def reap(self, worker: str) -> None:
-        """See to all that a worker held; nothing happens while its lease lasts."""
+        """End all that a worker held; nothing happens while its lease lasts."""
         if worker in self._busy:
             return
         self._busy.add(worker)
@@ -62,16 +55,16 @@ class Reaper:
             done: list[str] = []
             left: set[str] = set()
             while True:
-                held = await self._holdings.held_by(worker, done)
+                held = await self.hold_store.held_by(worker, done)
                 if held is None:
                     return
                 if not held:
-                    await self._holdings.note_worker("", 0, [worker])
+                    await self.hold_store.note_worker("", 0, [worker])
                     return
                 held = [one for one in held if one not in left]
                 if not held:
-                    return  # what is left is for the next round
-                log.info("worker %s is gone; %d tasks of it are looked at", worker, len(held))
+                    return  # the rest is reaped in the next round
+                log.info("worker %s died: reaping %d executions", worker, len(held))
                 for first in range(0, len(held), _BATCH_SIZE):
                     left |= await self._reap_batch(worker, held[first : first + _BATCH_SIZE])
                 done = [one for one in held if one not in left]
@@ -79,62 +72,68 @@ class Reaper:
             self._busy.discard(worker)
 
     async def _reap_batch(self, worker: str, part: list[str]) -> set[str]:
-        """Each whatever becomes of the others; those that are to be seen to again."""
-        seen_to = (self._reap_one(worker, one) for one in part)
+        """Reap each execution, even if others fail; return those that have to be reaped again."""
+        reaped = (self._reap_one(worker, execution_id) for execution_id in part)
         notes: list[tuple[int, RecentEntry]] = []
         left: set[str] = set()
-        for one, found in zip(
-            part, await asyncio.gather(*seen_to, return_exceptions=True), strict=True
+        for execution_id, found in zip(
+            part, await asyncio.gather(*reaped, return_exceptions=True), strict=True
         ):
             if isinstance(found, _RunsHere):
-                left.add(one)
+                left.add(execution_id)
             elif isinstance(found, BaseException):
-                log.warning("task %r of worker %s cannot be ended: %r", one, worker, found)
-                if not isinstance(found, InvalidId):  # that would never be otherwise
-                    left.add(one)
+                log.warning(
+                    "execution %r of dead worker %s could not be reaped: %r",
+                    execution_id,
+                    worker,
+                    found,
+                )
+                if not isinstance(found, InvalidId):  # that would fail each time
+                    left.add(execution_id)
             elif found is not None:
                 notes.append(found)
-        # Before it is forgotten who held them: nobody else would repair the index.
-        await self._store.record_recent(notes)
+        # Before the holds are released: afterwards no reaper would repair the index.
+        await self.store.record_recent(notes)
         return left
 
     async def _reap_one(self, worker: str, execution_id: str) -> tuple[int, RecentEntry] | None:
-        """Have it ended if nobody has, and all told of that; its note for the index.
+        """End the execution if it has not ended, and return its record for the index.
 
-        What another reaper has ended is told once more: it may have died before it could.
+        The result and the group are written again even if another reaper has ended the execution:
+        that reaper may have died before it wrote them.
         """
-        record, failure = await self._store.look(execution_id), ""
+        record, failure = await self.store.look(execution_id), ""
         if record.state == "running" and record.owner == worker:
-            if execution_id in self._present:
+            if execution_id in self.present:
                 raise _RunsHere
             failure = await self._end(worker, execution_id, record)
-            record = await self._store.look(execution_id)
+            record = await self.store.look(execution_id)
         if record.state not in ("ended", "waiting"):
             return None
         if record.outcome == Outcome.LOST:
             failure = failure or failure_of(_LOST)
-            if await asyncio.to_thread(self._ended_elsewhere, execution_id) is None:
-                await asyncio.to_thread(self._fail_result, execution_id, _WHY)
+            if await asyncio.to_thread(self.ended_elsewhere, execution_id) is None:
+                await asyncio.to_thread(self.fail_result, execution_id, _WHY)
         if record.group and record.index >= 0 and record.outcome:
             member = (record.index, record.outcome, execution_id, failure)
-            await self._store.record_group_ends(record.group, [member])
+            await self.store.record_group_ends(record.group, [member])
         state = record.outcome or "waiting"
         return record.attempt, RecentEntry(
             execution_id, 0.0, state, record.task, record.worker, record.begun_at
         )
 
     async def _end(self, worker: str, execution_id: str, record: Record) -> str:
-        """Write the end of the attempt, if nobody else has; what went wrong."""
-        stored = await asyncio.to_thread(self._ended_elsewhere, execution_id)
+        """Write the end of the attempt, unless it has one; return what went wrong."""
+        stored = await asyncio.to_thread(self.ended_elsewhere, execution_id)
         event = stored or _last_event_of(record)
         attempt, outcome = record.attempt, outcome_of(event)
-        kept = self._retention_of(record.task)
-        await self._store.reap(execution_id, worker, attempt, event, outcome, kept=kept)
+        kept = self.retention_of(record.task)
+        await self.store.reap(execution_id, worker, attempt, event, outcome, kept=kept)
         return failure_of(event)
 
 
 def _last_event_of(record: Record) -> LastEvent:
-    """A message that was acknowledged does not come again; one that was not does."""
+    """A message that was acknowledged is not redelivered; one that was not is."""
     if record.ack == "early":
         return _LOST
     return another_follows("lost", _WHY)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from capsule_tasks.errors import AttemptStale, CapsuleError, ExecutionEnded
 from capsule_tasks.executions import events as on
 from capsule_tasks.executions.ends import LastEvent, outcome_of, state_of
-from capsule_tasks.executions.events import Refusal
+from capsule_tasks.executions.events import Event, Refusal
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.publishing.command_reader import CommandReader
 from capsule_tasks.executions.publishing.event_buffer import EventBuffer
 from capsule_tasks.executions.states import Claim
-from capsule_tasks.protocol.events import Accepted, Command, EventMessage, Outcome, encode_event
+from capsule_tasks.protocol.events import Accepted, EventMessage, Outcome, encode_event
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.executions.core import NOBODY, attempt_details
@@ -51,9 +51,9 @@ class _Batch(NamedTuple):
 
 
 class StreamWriter:
-    """Decides nothing about the execution: it is told when to claim, and when to close.
+    """Decides nothing about the execution: the lifecycle says when to claim and when to close.
 
-    Never two calls are on their way, so that they keep their order. A call is made again until
+    One call at a time is on its way, so that events keep their order. A call is made again until
     Redis answers.
     """
 
@@ -69,18 +69,18 @@ class StreamWriter:
         self.execution_id = origin.execution_id
         self.attempt = 0
         self.buffer: EventBuffer | None = None
-        """Made with the first output: most tasks are over before they say anything."""
+        """Made with the first event: most tasks end without one."""
         self.is_held = False
-        """A reaper that looks at what this worker holds finds the execution, or soon will."""
+        """The execution is recorded as held by this worker, or will be soon."""
         self.publisher = publisher
         self._retention = retention
-        self._keys = ExecutionKeys(origin.execution_id, publisher.prefix)
+        self._keys = ExecutionKeys(origin.execution_id, publisher.retention.prefix)
         ack = "late" if origin.acks_late else "early"
         worker, group, index = publisher.worker, origin.group, origin.index
         self._details = attempt_details(ack, origin.task, worker, group, index, retention)
         self._claimed_event = claimed_event
         self._mark = _REDELIVERED if origin.is_redelivered else ""
-        self._claim_id = self._mark + publisher.new_claim_id()
+        self._claim_id = self._mark + publisher.claimer.new_id()
         self._owner = ""
         self._seq = 0
         self._commands: CommandReader | None = None
@@ -93,11 +93,11 @@ class StreamWriter:
         self._has_published = False
         self._is_started = False
         self._is_due = False
-        """Also events that nobody is in a hurry to hear are sent now."""
-        self._is_busy = False
+        """Events that watchers need not see at once are sent now, too."""
+        self.is_busy = False
+        """A call is on its way."""
         self._is_closed = False
-        self._is_settling = False
-        self._waiters: list[asyncio.Future[None]] = []
+        self._awaits_in_flight = False
         self._came_at = asyncio.get_running_loop().time()
 
     @property
@@ -125,7 +125,7 @@ class StreamWriter:
             self._on_new_event()
 
     def publish_start(self) -> None:
-        """The code runs; that goes with the first output, or when the claim is due."""
+        """The code runs; the event goes with the first output, or when the claim is due."""
         self._is_started = True
         self._start = Accepted(pid=self.execution.pid)
         if self.buffer is not None:
@@ -142,7 +142,7 @@ class StreamWriter:
             self._send_next()
 
     def _filled(self) -> EventBuffer:
-        """The buffer, with everything that was said before."""
+        """The buffer, with the start in it if that was not sent."""
         if self.buffer is None:
             self.buffer = EventBuffer(self.publisher.settings, self.publisher.budget)
         if self._start is not None:
@@ -157,12 +157,12 @@ class StreamWriter:
             self._send_next()
         elif not self._has_published:
             self._has_published = True
-            self.publisher.feed(self.execution, _FIRST_OUTPUT)
+            self.feed(_FIRST_OUTPUT)
 
     # --- claims --------------------------------------------------------------------------------
 
     def claim_with_events(self, takes_over: bool) -> None:
-        """Claim the execution, with all that it has said until now."""
+        """Claim the execution, together with all of its events until now."""
         self._has_published = self._is_due = True
         batch = self._batch if takes_over else None
         if batch is None:
@@ -182,13 +182,13 @@ class StreamWriter:
         self._send(batch, call)
 
     async def claim_first(self) -> None:
-        """Claim the execution before it begins, from whoever has it."""
+        """Claim the execution before it starts, from any owner."""
         call = self._claim_call(self.publisher.lease.incarnation, "")
         await self._claim_alone(call, is_first=True)
 
     def reclaim(self, owner_before: str) -> None:
         """Claim the execution under the present lease, if the owner before still has it."""
-        self._claim_id = self._mark + self.publisher.new_claim_id()
+        self._claim_id = self._mark + self.publisher.claimer.new_id()
         call = self._claim_call(self.publisher.lease.incarnation, owner_before)
         self.publisher.background.spawn(self._claim_alone(call, is_first=False))
 
@@ -197,9 +197,9 @@ class StreamWriter:
         try:
             claimed = self._claimed(reply)
         except CapsuleError as news:
-            self._on_claim_refused(news, may_take_over=False)
+            self._on_claim_refused(news)
             return
-        if is_first:  # these were meant for attempts before, except for a cancel
+        if is_first:  # all but a cancel were meant for earlier attempts
             self._take_commands(claimed)
         self._on_claimed(claimed)
 
@@ -219,8 +219,8 @@ class StreamWriter:
             owner,
             [self._claimed_event, *events],
             held_by=held_by,
-            state=state_of(ending) if ending is not None else "",
-            outcome=outcome_of(ending) if ending is not None else "",
+            state=state_of(ending),
+            outcome=outcome_of(ending),
             has_stream_content=has_stream_content,
         )
 
@@ -232,14 +232,14 @@ class StreamWriter:
     def _on_claimed(self, claimed: Claimed) -> None:
         self._may_append = True
         event = on.ClaimStored(self._owner, self.publisher.lease.incarnation)
-        self.publisher.feed(self.execution, event)
+        self.feed(event)
         self._take_commands(claimed)
 
     def _take_commands(self, claimed: Claimed) -> None:
         if claimed.told:
             self._reader().take(claimed.told)
 
-    def _on_claim_refused(self, news: CapsuleError, *, may_take_over: bool) -> None:
+    def _on_claim_refused(self, news: CapsuleError, *, may_take_over: bool = False) -> None:
         why = Refusal.CLOSED
         if isinstance(news, AttemptStale):
             age_s = asyncio.get_running_loop().time() - self._came_at
@@ -250,19 +250,19 @@ class StreamWriter:
         elif isinstance(news, ExecutionEnded) and self.attempt:
             self._log_refusal(news)  # a reaper ended the execution while it ran here
         elif isinstance(news, ExecutionEnded):
-            # The id has had its end: an errback called twice, a frozen canvas applied again.
-            log.info("task %s runs again after its end: its output is not stored", self)
+            # The id has ended before: an errback called twice, a frozen canvas applied again.
+            log.info("task %s was delivered again after its end: no stream", self)
             if news.outcome == Outcome.CANCELLED:
                 why = Refusal.CANCELLED
         else:
             log.warning("task %s has no stream: %s", self, news)
-        self.publisher.feed(self.execution, on.ClaimRefused(why))
+        self.feed(on.ClaimRefused(why))
 
     def _log_refusal(self, news: CapsuleError) -> None:
-        """Another attempt has the stream: of a message with the same id, or of this message."""
+        """Log that another attempt has the stream: of this message, or of one with the same id."""
         is_fault = not isinstance(news, AttemptStale) or self._is_taken_over_by(news.claim)
         level = logging.WARNING if is_fault else logging.INFO
-        log.log(level, "task %s: its output is no longer stored: %s", self, news)
+        log.log(level, "another attempt owns the stream of task %s: %s", self, news)
 
     def _is_taken_over_by(self, claim_id: str) -> bool:
         """Whether a later attempt under this claim is a fault: another run of the same message.
@@ -275,10 +275,10 @@ class StreamWriter:
     # --- calls ---------------------------------------------------------------------------------
 
     def _send_next(self) -> None:
-        """Append what waits, unless a call is on its way."""
+        """Append the events that wait, unless a call is on its way."""
         waits = self._start is not None or bool(self.buffer)
         has_work = self._ending is not None or (self._is_due and waits)
-        if self._is_busy or self._is_settling or self._is_closed or not has_work:
+        if self.is_busy or self._awaits_in_flight or self._is_closed or not has_work:
             return
         batch = self._next_batch(is_claim=False)
         ending = batch.ending
@@ -287,8 +287,8 @@ class StreamWriter:
             self.attempt,
             self._seq + 1,
             batch.events,
-            state=state_of(ending) if ending is not None else "",
-            outcome=outcome_of(ending) if ending is not None else "",
+            state=state_of(ending),
+            outcome=outcome_of(ending),
             has_stream_content=batch.has_stream_content,
             kept=self._retention,
         )
@@ -309,28 +309,24 @@ class StreamWriter:
         return _Batch(events, size, has_stream_content, ending, is_claim)
 
     def _send(self, batch: _Batch, call: Call) -> None:
-        self._is_busy = True
+        self.is_busy = True
         self._batch = batch
         may_batch = batch.ending is not None or not batch.size
         self.publisher.send(call, self._on_reply, may_batch=may_batch)
 
     def _on_reply(self, call: Call, reply: Reply) -> None:
-        """The call has arrived, and was done or refused."""
+        """Redis has done or refused the call."""
         batch = self._batch
         assert batch is not None, "a reply belongs to a batch"
-        self._is_busy = False
+        self.is_busy = False
         try:
             if batch.is_claim:
                 self._on_claim_reply(batch, reply)
             else:
                 self._on_append_reply(batch, call, reply)
         finally:
-            if self._is_settling and not self._is_busy:
+            if self._awaits_in_flight and not self.is_busy:
                 self._in_flight_done()
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
         if self.buffer is not None:
             self.publisher.budget.resume_output(self)
 
@@ -349,7 +345,7 @@ class StreamWriter:
             self._seq = self.publisher.store.core.appended(self.execution_id, call, reply)
         except CapsuleError as news:
             self._log_refusal(news)
-            self.publisher.feed(self.execution, _APPEND_REFUSED)
+            self.feed(_APPEND_REFUSED)
             return
         self._on_batch_stored(batch)
         self._send_next()
@@ -360,58 +356,54 @@ class StreamWriter:
             self.buffer.stored(batch.size)
         if batch.ending is not None:
             self._is_closed = True
-            self.publisher.feed(self.execution, _END_STORED)
+            self.feed(_END_STORED)
+
+    def await_previous_end(self) -> None:
+        claimer = self.publisher.claimer
+        self.publisher.background.spawn(claimer.await_previous_end(self.execution))
 
     # --- under another lease, and the end ------------------------------------------------------
 
-    def settle(self) -> None:
-        """Send nothing until the execution is claimed anew; tell when no call is on its way."""
+    def await_in_flight(self) -> None:
+        """Send nothing until the execution is reclaimed; feed InFlightDone once all is answered."""
         self._may_append = False
-        if self._is_busy:
-            self._is_settling = True
+        if self.is_busy:
+            self._awaits_in_flight = True
         else:
             self._in_flight_done()
 
     def _in_flight_done(self) -> None:
-        self._is_settling = False
-        self.publisher.feed(self.execution, _IN_FLIGHT_DONE)
+        self._awaits_in_flight = False
+        self.feed(_IN_FLIGHT_DONE)
 
     def close(self) -> None:
-        """Discard what was not stored, and whatever comes from now on."""
+        """Discard events that are not stored, and all that come from now on."""
         self._is_closed = True
         self._may_append = False
         if self.buffer is not None:
             self.buffer.clear()
             self.publisher.budget.resume_output(self)
 
-    async def drained(self) -> None:
-        """Wait until no call is on its way."""
-        while self._is_busy:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-
     # --- commands ------------------------------------------------------------------------------
 
+    def feed(self, event: Event) -> None:
+        self.publisher.listener.feed(self.execution, event)
+
     def read_commands(self) -> None:
-        self._reader().read(self._takes_commands)
+        self._reader().read()
 
     def _reader(self) -> CommandReader:
         if self._commands is None:
-            publisher = self.publisher
-            store, background = publisher.store, publisher.background
-            self._commands = CommandReader(self.execution_id, store, background, self._on_command)
+            self._commands = CommandReader(self)
         return self._commands
 
-    def _takes_commands(self) -> bool:
+    @property
+    def takes_commands(self) -> bool:
         return self._may_append and not self._is_closed
 
-    def _on_command(self, command: Command) -> None:
-        self.publisher.feed(self.execution, on.CommandReceived(command))
-
     def on_held(self, incarnation: str) -> None:
-        """A reaper that looks at what that incarnation holds finds the execution."""
-        self.publisher.feed(self.execution, on.HoldRecorded(incarnation))
+        """The execution is recorded as held by that incarnation: a reaper finds it."""
+        self.feed(on.HoldRecorded(incarnation))
 
     def __str__(self) -> str:
         return self.execution_id

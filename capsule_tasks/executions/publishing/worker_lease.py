@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from capsule_tasks.errors import LeaseLost, StorageError
@@ -24,9 +25,9 @@ from capsule_tasks.storage.runs.store import Lease
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-_LOOK = 2
-"""Lease times without a renewal until other workers look at what a worker held. After an outage of
-Redis each worker has the time to claim its running executions anew before that."""
+_LAPSED_AFTER = 2
+"""Lease times without a renewal after which other workers reap what a worker held. After an outage
+of Redis each worker has the time to claim its running executions again before that."""
 
 
 class Held(Protocol):
@@ -38,58 +39,56 @@ class Held(Protocol):
     def on_held(self, incarnation: str) -> None: ...
 
 
+class LeaseListener(Protocol):
+    """Receives what happens to the lease."""
+
+    async def prepare(self, incarnation: str) -> None:
+        """The lease is acquired; nothing is claimed under it before this returns."""
+
+    def lease_started(self, incarnation: str) -> None:
+        """Executions may be claimed under this incarnation."""
+
+    def lease_renewed(self, incarnation: str) -> None: ...
+
+    def worker_lapsed(self, worker: str) -> None:
+        """Another worker was not heard of for so long that it may have died."""
+
+
+@dataclass(eq=False)
 class WorkerLease:
-    """Renews the lease, and notes executions as held before they are claimed."""
+    """Renews the lease, and records executions as held before they are claimed."""
 
-    def __init__(
-        self,
-        connection: PipelinedConnection,
-        holdings: HoldStore,
-        settings: LeaseSettings,
-        background: BackgroundTasks,
-        present: Container[str],
-        *,
-        prefix: str,
-    ) -> None:
-        """An execution that was released stays held if it is `present` again."""
-        self.incarnation = ""
-        """The owner in whose name executions are claimed now."""
-        self.is_held = asyncio.Event()
-        self._connection = connection
-        self._holdings = holdings
-        self._settings = settings
-        self._background = background
-        self._present = present
-        self._prefix = prefix
-        self._lease: Lease | None = None
-        self._renew_now = asyncio.Event()
-        """Redis refused something as if the lease were lost: renew at once to find out."""
-        self._certain_until = 0.0
-        """The lease lasts at least until then, by the clock of this process."""
-        self._released: list[str] = []
+    connection: PipelinedConnection
+    hold_store: HoldStore
+    settings: LeaseSettings
+    background: BackgroundTasks
+    present: Container[str]
+    """The executions in this worker; one that was released and is back stays held."""
+    prefix: str
+    incarnation: str = ""
+    """The owner in whose name executions are claimed now."""
+    is_held: asyncio.Event = field(default_factory=asyncio.Event)
+    _lease: Lease | None = None
+    _renew_now: asyncio.Event = field(default_factory=asyncio.Event)
+    """Redis refused something as if the lease were lost: renew now to find out."""
+    _certain_until: float = 0.0
+    """The lease lasts at least until then, by the clock of this process."""
+    _released: list[str] = field(default_factory=list)
 
-    async def run(
-        self,
-        on_begin: Callable[[str], Awaitable[object]],
-        on_held: Callable[[str], object],
-        on_renewed: Callable[[str], object],
-        on_due: Callable[[str], object],
-    ) -> None:
-        """Hold a lease for ever.
-
-        `on_begin` is awaited before anything is claimed under an incarnation, `on_held` called when
-        that may begin, `on_renewed` after each renewal, and `on_due` with each worker that is to be
-        looked at.
-        """
+    async def run(self, listener: LeaseListener) -> None:
+        """Hold a lease, and acquire another whenever it is lost; until cancelled."""
         while True:
             try:
-                incarnation = await self._begin(on_begin)
-                on_held(incarnation)
-                await self._renew_until_lost(incarnation, on_renewed, on_due)
+                incarnation = await self._acquire(listener)
+                listener.lease_started(incarnation)
+                await self._renew_until_lost(incarnation, listener)
             except LeaseLost as lost:
-                log.warning("%s; what it held may have been taken over", lost)
+                log.warning(
+                    "the worker's lease was lost; other workers may have taken its executions: %s",
+                    lost,
+                )
             except StorageError as error:
-                self._background.warn_unavailable(error)
+                self.background.warn_unavailable(error)
                 await asyncio.sleep(RETRY_DELAY_S)
             self.is_held.clear()
 
@@ -98,33 +97,27 @@ class WorkerLease:
         if self._lease is not None:
             await self._lease.release()
 
-    async def _begin(self, on_begin: Callable[[str], Awaitable[object]]) -> str:
+    async def _acquire(self, listener: LeaseListener) -> str:
         incarnation = os.urandom(8).hex()
-        lease = Lease(incarnation, self._connection, settings=self._settings, prefix=self._prefix)
+        lease = Lease(incarnation, self.connection, settings=self.settings, prefix=self.prefix)
         await self._register(incarnation)
         sent_at = asyncio.get_running_loop().time()
         await lease.acquire()
-        await on_begin(incarnation)
+        await listener.prepare(incarnation)
         self.incarnation, self._lease = incarnation, lease
-        self._certain_until = sent_at + self._settings.lease_s
+        self._certain_until = sent_at + self.settings.lease_s
         self.is_held.set()
         return incarnation
 
-    async def _renew_until_lost(
-        self,
-        incarnation: str,
-        on_renewed: Callable[[str], object],
-        on_due: Callable[[str], object],
-    ) -> None:
-        """Renew the lease until it is lost."""
+    async def _renew_until_lost(self, incarnation: str, listener: LeaseListener) -> None:
         while True:
-            wait_s = self._settings.lease_s / 3
+            wait_s = self.settings.lease_s / 3
             self._renew_now.clear()
             if (due := await self._renew(incarnation)) is not None:
-                on_renewed(incarnation)
+                listener.lease_renewed(incarnation)
                 for worker in due.workers:
                     if worker != incarnation:
-                        on_due(worker)
+                        listener.worker_lapsed(worker)
                 if due.next_s is not None:
                     wait_s = min(wait_s, due.next_s + 0.01)
             with contextlib.suppress(TimeoutError):
@@ -135,44 +128,53 @@ class WorkerLease:
         sent_at = asyncio.get_running_loop().time()
         try:
             await self._owned().renew()
-            self._certain_until = sent_at + self._settings.lease_s
-            self.is_held.set()  # what was refused as if it were lost was refused wrongly
+            self._certain_until = sent_at + self.settings.lease_s
+            self.is_held.set()  # what was refused as if the lease were lost was refused wrongly
             return await self._register(incarnation)
         except StorageError as error:
-            self._background.warn_unavailable(error)
+            self.background.warn_unavailable(error)
             return None
 
     async def _register(self, incarnation: str) -> Due:
-        return await self._holdings.note_worker(incarnation, _LOOK * self._settings.lease_s)
+        return await self.hold_store.note_worker(incarnation, _LAPSED_AFTER * self.settings.lease_s)
 
     def _owned(self) -> Lease:
         assert self._lease is not None, "nothing is held before the first lease"
         return self._lease
 
-    # --- what is held --------------------------------------------------------------------------
+    def is_certain(self, incarnation: str) -> bool:
+        """Whether the lease lasts for certain; in doubt it is renewed now."""
+        if incarnation != self.incarnation or not self.is_held.is_set():
+            return False
+        if asyncio.get_running_loop().time() < self._certain_until:
+            return True
+        self._renew_now.set()
+        return False
+
+    # --- holds ---------------------------------------------------------------------------------
 
     def hold_soon(self, batch: Sequence[Held]) -> None:
-        """Note executions that are about to be claimed, so that a reaper finds them.
+        """Record executions that are about to be claimed, so that a reaper finds them.
 
-        Only where calls keep their order: the note is sent before the claims, and done before them.
+        Only where calls keep their order: the record is sent, and so written, before the claims.
         """
-        core, incarnation = self._holdings.core, self.incarnation
+        core, incarnation = self.hold_store.core, self.incarnation
         released, gone = self._take_released()
 
         def on_reply(reply: list[Any] | StorageError) -> None:
             if isinstance(reply, StorageError) or not core.is_held(reply):
                 self._released += released
                 if not isinstance(reply, StorageError):
-                    self._is_refused(incarnation)
-                self._background.spawn(self.hold_until_recorded(batch))
+                    self._on_refused(incarnation)
+                self.background.spawn(self.hold_until_recorded(batch))
             else:
                 _confirm(batch, incarnation)
 
         call = core.hold_call(incarnation, self._owned().core.token, _ids(batch), gone)
-        self._connection.cast(call, on_reply, may_batch=True)
+        self.connection.cast(call, on_reply, may_batch=True)
 
     async def hold_until_recorded(self, batch: Sequence[Held]) -> bool:
-        """Note executions, however long it takes; False if the lease is lost meanwhile."""
+        """Record executions, however long it takes; False if the lease is lost meanwhile."""
         incarnation = self.incarnation
         while incarnation == self.incarnation:
             if await self.hold(batch):
@@ -181,66 +183,55 @@ class WorkerLease:
         return False
 
     async def hold(self, batch: Sequence[Held]) -> bool:
-        """Note executions that are about to be claimed; False, after a pause, if that failed."""
+        """Record executions that are about to be claimed; False, after a pause, if that failed."""
         incarnation = self.incarnation
         try:
             await self._hold(_ids(batch))
         except LeaseLost:
-            self._is_refused(incarnation)
+            self._on_refused(incarnation)
         except StorageError as error:
-            self._background.warn_unavailable(error)
+            self.background.warn_unavailable(error)
             await asyncio.sleep(RETRY_DELAY_S)
         else:
             _confirm(batch, incarnation)
             return True
         return False
 
-    def is_certain(self, incarnation: str) -> bool:
-        """Whether the lease lasts for certain; in doubt it is renewed at once."""
-        if incarnation != self.incarnation or not self.is_held.is_set():
-            return False
-        if asyncio.get_running_loop().time() < self._certain_until:
-            return True
-        self._renew_now.set()
-        return False
-
-    def _is_refused(self, incarnation: str) -> None:
-        """Claim nothing more until a renewal has told whether the lease is lost."""
-        if incarnation == self.incarnation:  # else it was an older one
+    def _on_refused(self, incarnation: str) -> None:
+        """Claim nothing more until a renewal has shown whether the lease is lost."""
+        if incarnation == self.incarnation:  # else the refusal concerns an older lease
             self.is_held.clear()
             self._renew_now.set()
 
     def release(self, execution_id: str) -> None:
-        """The execution is over here; the next note, or `flush_released`, says so."""
+        """The execution is over here; the next record, or `flush_released`, tells Redis."""
         self._released.append(execution_id)
 
     async def flush_released(self) -> None:
-        """Tell Redis what is held no longer."""
         if self._released and self._lease is not None:
             await self._hold(())
 
     async def _hold(self, ids: Sequence[str]) -> None:
         released, gone = self._take_released()
         try:
-            token = self._owned().core.token
-            await self._holdings.hold(self.incarnation, token, ids, gone)
+            await self.hold_store.hold(self.incarnation, self._owned().core.token, ids, gone)
         except StorageError:
             self._released += released
             raise
 
     def _take_released(self) -> tuple[list[str], list[str]]:
-        """The executions that were released, and those of them that did not come again."""
+        """The executions that were released, and those of them that are not back."""
         released, self._released = self._released, []
-        return released, [one for one in released if one not in self._present]
+        return released, [name for name in released if name not in self.present]
 
 
 def _ids(batch: Sequence[Held]) -> list[str]:
-    """The ids; the executions count as held from now on, however long the note takes."""
-    for one in batch:
-        one.is_held = True
-    return [one.execution_id for one in batch]
+    """The ids; the executions count as held from now on, however long the record takes."""
+    for held in batch:
+        held.is_held = True
+    return [held.execution_id for held in batch]
 
 
 def _confirm(batch: Sequence[Held], incarnation: str) -> None:
-    for one in batch:
-        one.on_held(incarnation)
+    for held in batch:
+        held.on_held(incarnation)

@@ -10,7 +10,7 @@ import pytest
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.executions import background
 from capsule_tasks.executions.execution import Execution
-from capsule_tasks.executions.publishing import publisher as publisher_module
+from capsule_tasks.executions.publishing import claimer
 from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import (
@@ -142,13 +142,15 @@ async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_befor
     ground: Ground, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Execution] = []
-    monkeypatch.setattr(ground.publisher, "await_previous_end", looked.append)
+    monkeypatch.setattr(
+        StreamWriter, "await_previous_end", lambda writer: looked.append(writer.execution)
+    )
     execution = started(ground)
     ground.supervisor.on_message(execution, output("kept"))
     refused = link.answer(Code.STALE, b"6", b"another-claim")
     assert looked == [execution]
     assert not link.calls
-    ground.supervisor.feed(execution, publisher_module._PREVIOUS_ENDED)
+    ground.supervisor.feed(execution, claimer._PREVIOUS_ENDED)
     again = link.answer(Code.DONE, b"7", b"3")
     assert again.args[9:] == refused.args[9:]
     assert again.args[2] == ""  # from whoever has it
@@ -205,7 +207,7 @@ async def test_nothing_is_sent_under_a_lost_lease_and_the_claim_is_made_anew(
     link.answer(Code.DONE, b"7", b"3")
     ground.supervisor.on_message(execution, output("on its way"))
     ground.publisher.lease.incarnation = "new"
-    ground.supervisor.feed(execution, publisher_module.on.LeaseBegun("new"))
+    ground.supervisor.feed(execution, claimer.on.LeaseBegun("new"))
     assert not made  # the call on its way belongs to the attempt before
     ground.supervisor.on_message(execution, output("waits"))
     link.answer(Code.DONE, b"4")
@@ -228,11 +230,11 @@ async def test_an_execution_that_a_reaper_ended_while_it_runs_is_not_taken_for_a
     ground.supervisor.on_message(execution, output("under the old lease"))
     link.answer(Code.DONE, b"7", b"3")
     ground.publisher.lease.incarnation = "new"
-    ground.supervisor.feed(execution, publisher_module.on.LeaseBegun("new"))
+    ground.supervisor.feed(execution, claimer.on.LeaseBegun("new"))
     await eventually(lambda: execution.life.claim is Claim.CLOSED)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "its output is no longer stored" in record.message
+    assert "another attempt owns the stream" in record.message
 
 
 async def test_a_full_window_stops_the_reading_until_redis_has_taken_some(link: Link) -> None:

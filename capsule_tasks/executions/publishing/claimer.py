@@ -1,0 +1,201 @@
+"""Claims executions under the worker's lease, and rings those that were sent commands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from typing import TYPE_CHECKING
+
+from capsule_tasks.errors import StorageError, StorageUnavailable
+from capsule_tasks.executions import events as on
+from capsule_tasks.executions.delay import Delay
+from capsule_tasks.executions.events import Timer
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.origin import Origin
+from capsule_tasks.executions.publishing.reaper import Reaper
+from capsule_tasks.storage.connections.doorbells import Doorbells
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.publishing.publisher import Publisher
+    from capsule_tasks.executions.publishing.stream_writer import StreamWriter
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_CLAIM_DUE_S = 0.01
+"""How long a new task runs before it is claimed, if it publishes nothing and does not end."""
+_BATCH_SIZE = 500
+"""Executions that are recorded as held in one call."""
+_MAX_RUNG = 10_000
+_PREVIOUS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Pauses between reads of the previous attempt's state."""
+_MAX_UNKNOWN_S = 0.05
+"""How long the previous attempt may be without its first event."""
+
+_DOORBELL_RANG = on.DoorbellRang()
+_PREVIOUS_ENDED = on.PreviousEnded()
+_CLAIM_DUE = on.TimerFired(Timer.CLAIM_DUE)
+
+
+class Claimer:
+    """Listens to the lease of a publisher: everything runs on the loop."""
+
+    def __init__(self, publisher: Publisher, doorbells: Doorbells, reaper: Reaper) -> None:
+        self.due = Delay[Execution](_CLAIM_DUE_S, self._on_due)
+        """New executions that run and are not claimed."""
+        self._publisher = publisher
+        self._doorbells = doorbells
+        self._reaper = reaper
+        self._keeps_order = publisher.connection.preserves_order
+        self._to_claim: deque[StreamWriter] = deque()
+        self._has_claims = asyncio.Event()
+        self._awaiting_renewal: dict[Execution, str] = {}
+        """Executions whose owner's lease is in doubt, with that owner."""
+        self._rung: dict[str, None] = {}
+        """Executions that were sent a command, and have not come yet."""
+        self._subscribed: set[str] = set()
+        """Owners whose doorbells are subscribed to."""
+        self._id_prefix, self._claims = os.urandom(6).hex(), 0
+
+    def new_id(self) -> str:
+        """An id that no other claim has."""
+        self._claims += 1
+        return f"{self._id_prefix}{self._claims}"
+
+    def is_new(self, origin: Origin) -> bool:
+        """Whether the execution may start before it is claimed."""
+        was_rung = origin.execution_id in self._rung
+        self._rung.pop(origin.execution_id, None)
+        return (
+            not (was_rung or origin.is_retry or origin.is_redelivered)
+            and self._keeps_order
+            and self._publisher.lease.is_held.is_set()
+        )
+
+    def forget(self, execution: Execution) -> None:
+        self._awaiting_renewal.pop(execution, None)
+
+    def _on_due(self, due: list[Execution]) -> None:
+        """Record in one call that all of them are held, before they are claimed."""
+        writers = [one.stream for one in due if one.stream is not None and not one.life.is_over]
+        if unheld := [one for one in writers if one.is_unclaimed and not one.is_held]:
+            self._publisher.lease.hold_soon(unheld)
+        for writer in writers:
+            writer.feed(_CLAIM_DUE)
+
+    # --- claims before the start ---------------------------------------------------------------
+
+    def claim_first(self, writer: StreamWriter) -> None:
+        """Claim the execution together with others, once all are recorded as held."""
+        self._to_claim.append(writer)
+        self._has_claims.set()
+
+    async def run(self) -> None:
+        """Claim what has to be claimed before it starts; until cancelled."""
+        while True:
+            await self._has_claims.wait()
+            self._has_claims.clear()
+            while self._to_claim:
+                await self._publisher.lease.is_held.wait()
+                count = min(len(self._to_claim), _BATCH_SIZE)
+                await self._claim([self._to_claim.popleft() for _ in range(count)])
+
+    async def _claim(self, writers: list[StreamWriter]) -> None:
+        lease, spawn = self._publisher.lease, self._publisher.background.spawn
+        if self._keeps_order:  # the record is sent before the claims
+            spawn(lease.hold_until_recorded(writers))
+        elif not await lease.hold(writers):
+            self._to_claim.extendleft(reversed(writers))
+            return
+        for writer in writers:
+            spawn(writer.claim_first())
+
+    async def await_previous_end(self, execution: Execution) -> None:
+        """Wait for a while until the previous attempt has published its end.
+
+        Its first event may not be stored yet either.
+        """
+        waited_s = 0.0
+        for pause_s in _PREVIOUS_S:
+            try:
+                record = await self._publisher.store.look(execution.life.origin.execution_id)
+            except StorageError:
+                break
+            is_young = record.state == "unknown" and waited_s < _MAX_UNKNOWN_S
+            if record.state != "running" and not is_young:
+                break
+            await asyncio.sleep(pause_s)
+            waited_s += pause_s
+        self._publisher.listener.feed(execution, _PREVIOUS_ENDED)
+
+    # --- the lease -----------------------------------------------------------------------------
+
+    def confirm_lease(self, execution: Execution, owner: str) -> None:
+        """Feed LeaseConfirmed now if the lease is known to last, else after a renewal."""
+        if self._publisher.lease.is_certain(owner):
+            self._publisher.listener.feed(execution, on.LeaseConfirmed(owner))
+        else:
+            self._awaiting_renewal[execution] = owner
+
+    def lease_renewed(self, owner: str) -> None:
+        waiting, self._awaiting_renewal = self._awaiting_renewal, {}
+        for execution, owner_before in waiting.items():
+            if owner_before == owner:
+                self._publisher.listener.feed(execution, on.LeaseConfirmed(owner))
+
+    def lease_started(self, incarnation: str) -> None:
+        self._publisher.background.spawn(self._reclaim_all(incarnation))
+
+    async def _reclaim_all(self, incarnation: str) -> None:
+        """Reclaim what was claimed under a lost lease, before a reaper ends it."""
+        writers = self._publisher.writers.values()
+        stale = [writer for writer in writers if writer.execution.life.owner != incarnation]
+        for first in range(0, len(stale), _BATCH_SIZE):
+            batch = stale[first : first + _BATCH_SIZE]
+            if not await self._publisher.lease.hold_until_recorded(batch):
+                return  # that lease is lost too: the one that follows it reclaims them
+            for writer in batch:
+                writer.feed(on.LeaseBegun(incarnation))
+
+    def worker_lapsed(self, worker: str) -> None:
+        self._publisher.background.spawn(self._reap(worker))
+
+    async def _reap(self, worker: str) -> None:
+        try:
+            await self._reaper.reap(worker)
+        except StorageError as error:
+            log.info("reaping of worker %s failed; another worker will try: %s", worker, error)
+
+    # --- doorbells -----------------------------------------------------------------------------
+
+    async def prepare(self, incarnation: str) -> None:
+        """Subscribe to the doorbells of the new owner, and leave those of a lost lease."""
+        new = {incarnation, ""} - self._subscribed
+        self._subscribed |= new
+        channel_of, listen = self._publisher.store.core.bell_of, self._doorbells.listen
+        try:
+            await asyncio.gather(*(listen(channel_of(owner), self._on_doorbell) for owner in new))
+        except StorageUnavailable as error:
+            # Doorbells are hints: a claim brings the commands that were sent before, and all
+            # executions are rung once the doorbells are subscribed to.
+            self._publisher.background.warn_seldom(
+                "doorbells are not subscribed yet: running tasks cannot be cancelled: %s", error
+            )
+        for owner in self._subscribed - {incarnation, ""}:
+            self._subscribed.discard(owner)
+            self._doorbells.leave(channel_of(owner), self._on_doorbell)
+
+    def _on_doorbell(self, message: bytes | None) -> None:
+        """`message` is an execution id; None after messages may have been missed."""
+        if message is None:
+            for writer in list(self._publisher.writers.values()):
+                writer.feed(_DOORBELL_RANG)
+            return
+        execution_id = message.decode(errors="replace")
+        if (rung := self._publisher.writers.get(execution_id)) is not None:
+            rung.feed(_DOORBELL_RANG)
+            return
+        self._rung[execution_id] = None
+        if len(self._rung) > _MAX_RUNG:
+            del self._rung[next(iter(self._rung))]

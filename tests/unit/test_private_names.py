@@ -189,7 +189,7 @@ def own_names(tree: ast.AST) -> Counter[str]:
 def private_uses(tree: ast.AST, own: Counter[str], ours: Counter[str]) -> Iterator[tuple[int, str]]:
     """Private names that a module uses of something that is not its own; `ours` are the package's.
 
-    What it cannot see: a name that the module has also defined for something of its own.
+    A name that the module also defines for an object of its own is not found.
     """
     texts = set()
     for node in ast.walk(tree):

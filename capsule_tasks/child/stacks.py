@@ -18,7 +18,7 @@ _INTERNAL = "capsule_tasks.child."
 def collect(
     executions: list[Execution], occupant: Execution | None, only: str | None
 ) -> list[Stack]:
-    """The stacks of one execution, or, without a name, of every thread and task.
+    """The stacks of the execution `only`; without it, of every thread and task.
 
     `occupant` is the execution whose code the main thread is in.
     """
@@ -57,7 +57,7 @@ def _task_stacks(execution: Execution) -> list[Stack]:
             lines.append(Frame(code.co_filename, number, code.co_qualname))
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
     if not lines:
-        return []  # it is running: its thread has its stack
+        return []  # the task is running: its frames are in the stack of its thread
     return [Stack(name=task.get_name(), kind="task", frames=lines, execution_id=execution.id)]
 
 
@@ -65,7 +65,7 @@ def _position(awaited: Any) -> tuple[CodeType | None, int]:
     frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(
         awaited, "gi_frame", None
     )
-    if frame is None or _is_ours(frame):
+    if frame is None or _is_internal(frame):
         return None, 0
     return frame.f_code, frame.f_lineno or 0
 
@@ -73,7 +73,7 @@ def _position(awaited: Any) -> tuple[CodeType | None, int]:
 def _frames(frame: FrameType | None) -> list[Frame]:
     frames: list[Frame] = []
     while frame is not None and len(frames) < _MAX_FRAMES:
-        if not _is_ours(frame):
+        if not _is_internal(frame):
             code = frame.f_code
             frames.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_qualname))
         frame = frame.f_back
@@ -81,6 +81,6 @@ def _frames(frame: FrameType | None) -> list[Frame]:
     return frames
 
 
-def _is_ours(frame: FrameType) -> bool:
+def _is_internal(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__")
     return type(name) is str and name.startswith(_INTERNAL)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from capsule_tasks.child.control import Timers
-from capsule_tasks.child.stopping.condition import Gate
+from capsule_tasks.child.stopping.condition import InterruptibleCondition
 from tests.sessions import HANG_S
-from tests.unit.sinks import WatchedGate
+from tests.unit.sinks import WatchedCondition
 
 
 class Cancelled(BaseException):
@@ -23,46 +23,46 @@ def never() -> bool:
 
 
 def test_who_finds_the_condition_true_does_not_wait() -> None:
-    gate = Gate()
+    gate = InterruptibleCondition()
     assert gate.wait(lambda: True)
     assert gate.wait(lambda: True, timeout_s=0)
 
 
 def test_opening_a_gate_at_which_nobody_waits_is_remembered_by_nobody() -> None:
-    gate = Gate()
-    gate.open()
+    gate = InterruptibleCondition()
+    gate.notify_all()
     assert not gate.wait(never, timeout_s=0.001)
 
 
 def test_a_waiter_goes_on_when_its_condition_holds() -> None:
-    gate, ready = WatchedGate(), threading.Event()
+    gate, ready = WatchedCondition(), threading.Event()
     thread = threading.Thread(target=gate.wait, args=(ready.is_set,), daemon=True)
     thread.start()
     assert gate.blocked.wait(HANG_S)
     ready.set()
-    gate.open()
+    gate.notify_all()
     thread.join(HANG_S)
     assert not thread.is_alive()
 
 
 def test_a_waiter_that_is_woken_for_nothing_waits_again() -> None:
-    gate, ready = WatchedGate(), threading.Event()
+    gate, ready = WatchedCondition(), threading.Event()
     thread = threading.Thread(target=gate.wait, args=(ready.is_set,), daemon=True)
     thread.start()
     for _ in range(3):
         assert gate.blocked.wait(HANG_S)
         gate.blocked.clear()
-        gate.open()
+        gate.notify_all()
         assert gate.blocked.wait(HANG_S)
     assert thread.is_alive()
     ready.set()
-    gate.open()
+    gate.notify_all()
     thread.join(HANG_S)
     assert not thread.is_alive()
 
 
 def test_all_waiters_are_woken() -> None:
-    gate, ready, through = Gate(), threading.Event(), threading.Semaphore(0)
+    gate, ready, through = InterruptibleCondition(), threading.Event(), threading.Semaphore(0)
 
     def pass_through() -> None:
         gate.wait(ready.is_set)
@@ -71,13 +71,13 @@ def test_all_waiters_are_woken() -> None:
     for _ in range(5):
         threading.Thread(target=pass_through, daemon=True).start()
     ready.set()
-    gate.open()
+    gate.notify_all()
     for _ in range(5):
         assert through.acquire(timeout=HANG_S)
 
 
 def test_when_the_time_is_up_the_condition_decides() -> None:
-    gate = Gate()
+    gate = InterruptibleCondition()
     assert not gate.wait(never, timeout_s=0)
     assert not gate.wait(never, timeout_s=0.01)
     looks = iter([False, True])
@@ -86,18 +86,18 @@ def test_when_the_time_is_up_the_condition_decides() -> None:
 
 def test_a_wake_up_between_the_look_and_the_wait_is_not_missed() -> None:
     """The condition comes true, and the gate is opened, while the condition is looked at."""
-    gate, state = Gate(), [False]
+    gate, state = InterruptibleCondition(), [False]
 
     def looked_at_too_early() -> bool:
         was, state[0] = state[0], True
-        gate.open()
+        gate.notify_all()
         return was
 
     assert gate.wait(looked_at_too_early)
 
 
 def test_one_who_leaves_by_an_exception_takes_nobody_along() -> None:
-    gate, ready = WatchedGate(), threading.Event()
+    gate, ready = WatchedCondition(), threading.Event()
 
     def interrupted() -> bool:
         raise Cancelled
@@ -108,16 +108,16 @@ def test_one_who_leaves_by_an_exception_takes_nobody_along() -> None:
     thread.start()
     assert gate.blocked.wait(HANG_S)
     ready.set()
-    gate.open()
+    gate.notify_all()
     thread.join(HANG_S)
     assert not thread.is_alive()
 
 
 def test_many_that_wait_and_give_up_leave_nothing_behind() -> None:
-    gate = Gate()
+    gate = InterruptibleCondition()
     for _ in range(100):
         gate.wait(never, timeout_s=0)
-    gate.open()
+    gate.notify_all()
     assert not gate._waiters
 
 

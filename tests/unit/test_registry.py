@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.registry import _REMEMBERED_CANCELS, Execution, Registry, Stage
+from capsule_tasks.child.registry import _MAX_EARLY_CANCELS, Execution, Registry, Stage
 from capsule_tasks.protocol.messages import Cancel, Checkpoint, Code, Execute
 from tests.sessions import HANG_S
 
@@ -146,11 +146,11 @@ def test_a_later_number_is_not_taken_back() -> None:
 
 def test_early_cancels_are_bounded_and_the_oldest_goes() -> None:
     registry = Registry()
-    for number in range(1, _REMEMBERED_CANCELS + 11):
+    for number in range(1, _MAX_EARLY_CANCELS + 11):
         assert registry.remember_early_cancel(cancel(seq=number))
     assert registry.take_early_cancels(10) == []
     assert len(registry.take_early_cancels(11)) == 1
-    assert len(registry.take_early_cancels(_REMEMBERED_CANCELS + 10)) == 1
+    assert len(registry.take_early_cancels(_MAX_EARLY_CANCELS + 10)) == 1
 
 
 def test_a_cancel_is_for_the_execution_of_its_number_and_not_for_a_namesake() -> None:

@@ -1,4 +1,4 @@
-"""A summary of the namespace for the curious: names, types and sizes, nothing of the values."""
+"""A summary of the namespace: names, types and sizes, never values."""
 
 from __future__ import annotations
 

@@ -38,26 +38,23 @@ class Outbox:
         with self._control_lock:
             self._send(self._control, frame)
 
-    def bulk(self, message: Message) -> None:
-        """Send in order with output; FrameTooLarge leaves the channel as it was."""
+    def bulk(self, message: Message, *, deferred_until: float | None = None) -> None:
+        """Send in order with output; FrameTooLarge leaves the channel as it was.
+
+        A deferred message is sent with the next one, or after its time by `flush_from_pump`.
+        """
         frame = encode_frame(message, self.ceiling)
         with self._bulk_lock:
             if self._deferred is not None:
                 frame, self._deferred = self._deferred + frame, None
-            self._send(self._bulk, frame)
-
-    def bulk_by(self, message: Message, deadline: float) -> None:
-        """Send with the next bulk message, or by `flush_from_pump` after the deadline."""
-        frame = encode_frame(message, self.ceiling)
-        with self._bulk_lock:
-            if self._deferred is not None:
-                frame = self._deferred + frame
-            self._deferred = frame
-            # Checked after the frame was stored. The control thread looks at `has_deferred` once,
-            # after the deadline: if it looked before the frame was there, this check sends it.
-            if time.monotonic() >= deadline:
+            if deferred_until is not None:
+                self._deferred = frame
+                # Checked after the frame was stored. The control thread looks at `has_deferred`
+                # once, when the time has come: if it looked too early, this check sends the frame.
+                if time.monotonic() < deferred_until:
+                    return
                 self._deferred = None
-                self._send(self._bulk, frame)
+            self._send(self._bulk, frame)
 
     @property
     def has_deferred(self) -> bool:

@@ -232,15 +232,8 @@ def _bridge_coroutines(app: Any, bridge: Callable[[Any], Any]) -> None:
             task.__class__ = type(
                 type(task).__name__,
                 (type(task),),
-                {"__call__": _as_method(bridge(called)), "__module__": type(task).__module__},
+                {"__call__": bridge(called), "__module__": type(task).__module__},
             )
-
-
-def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(task: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(task, *args, **kwargs)
-
-    return call
 
 
 class CeleryTracer:

@@ -78,10 +78,8 @@ class _TaskExecutor(Executor):
             return False
         now = time.monotonic()
         ack = Ack(ack_of=execution.work.id, execution_id=execution.id, accepted_at=now)
-        if execution.ack_by > now:
-            self._outbox.bulk_by(ack, execution.ack_by)
-        else:
-            self._outbox.bulk(ack)
+        deferred_until = execution.ack_by if execution.ack_by > now else None
+        self._outbox.bulk(ack, deferred_until=deferred_until)
         return True
 
     def _run(self, execution: Execution) -> Message:

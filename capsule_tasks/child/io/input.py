@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
+
 from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.child.io.streams import SessionStream
 from capsule_tasks.child.outbox import Outbox
@@ -23,13 +25,10 @@ _MAX_PROMPT = 4096
 Reason = Literal["answered", "timeout", "cancelled", "eof"]
 
 
-class _Question:
-    __slots__ = ("answer", "condition", "request")
-
-    def __init__(self, request: InputRequest) -> None:
-        self.request = request
-        self.condition = InterruptibleCondition()
-        self.answer: InputResponse | None = None
+class _Question(msgspec.Struct, eq=False):
+    request: InputRequest
+    answer: InputResponse | None = None
+    condition: InterruptibleCondition = msgspec.field(default_factory=InterruptibleCondition)
 
     def resolve(self, answer: InputResponse) -> None:
         """Wake the code that asks; the first answer counts."""

@@ -16,15 +16,7 @@ class SessionStream(io.TextIOBase):
     def isatty(self) -> bool:
         return False
 
-    def reconfigure(
-        self,
-        *,
-        encoding: str | None = None,
-        errors: str | None = None,
-        newline: str | None = None,
-        line_buffering: bool | None = None,
-        write_through: bool | None = None,
-    ) -> None:
+    def reconfigure(self, **_options: object) -> None:
         """Accept the call, with which many programs start, and change nothing."""
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.sessions.stream import ExecutionStream
 from capsule_tasks.settings import OutputSettings
-from tests.unit.sinks import Bench
+from tests.unit.child.io.sinks import Bench
 from tests.unit.strategies import any_text
 
 

@@ -26,14 +26,14 @@ USER = compile("1", "<cell 1>", "exec")
 
 @pytest.fixture
 def interrupter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupter]:
-    """One whose signals are counted, and sent to nobody."""
+    """An interrupter whose signals are counted instead of sent."""
     made: Any = Interrupter()
-    made.fired = 0
+    made.signals_sent = 0
 
-    def fire() -> None:
-        made.fired += 1
+    def count() -> None:
+        made.signals_sent += 1
 
-    monkeypatch.setattr(made, "_send_signal", fire)
+    monkeypatch.setattr(made, "_send_signal", count)
     yield made
     deferred_stop.is_pending = False
 
@@ -163,10 +163,10 @@ def passes(interrupter: Any, frame: Any) -> None:
         pytest.fail(f"{error!r} was raised")
 
 
-def test_what_is_aimed_is_raised_once_in_its_own_execution(interrupter: Any) -> None:
+def test_a_stop_is_raised_once_and_only_in_its_own_execution(interrupter: Any) -> None:
     one, other = running("one"), running("other")
     interrupter.request_stop(one, lambda: ExecutionCancelled("for one"))
-    assert interrupter.fired == 1
+    assert interrupter.signals_sent == 1
     for current in (None, other):
         interrupter._current = lambda current=current: current
         passes(interrupter, user_frame())
@@ -176,7 +176,7 @@ def test_what_is_aimed_is_raised_once_in_its_own_execution(interrupter: Any) -> 
     passes(interrupter, user_frame())
 
 
-def test_where_nothing_may_be_raised_it_is_put_off(interrupter: Any) -> None:
+def test_a_stop_is_deferred_where_nothing_may_be_raised(interrupter: Any) -> None:
     one = running()
     interrupter._current = lambda: one
     interrupter.request_stop(one, ExecutionCancelled)
@@ -195,7 +195,7 @@ def test_a_request_for_an_execution_that_has_ended_is_not_kept(interrupter: Any)
     assert interrupter.retry_due(0) is None
 
 
-def test_what_is_forgotten_is_not_raised(interrupter: Any) -> None:
+def test_a_forgotten_stop_is_not_raised(interrupter: Any) -> None:
     one = running()
     interrupter._current = lambda: one
     interrupter.request_stop(one, ExecutionCancelled)
@@ -231,10 +231,10 @@ def test_until_it_is_delivered_the_signal_is_sent_again_a_little_later_each_time
     request = interrupter.request_stop(one, ExecutionCancelled)
     now, waits = request.retry_at, []
     assert interrupter.retry_due(now - 1e-6) == now
-    assert interrupter.fired == 1
+    assert interrupter.signals_sent == 1
     for sent in range(2, 12):
         due = interrupter.retry_due(now)
-        assert interrupter.fired == sent
+        assert interrupter.signals_sent == sent
         waits.append(due - now)
         now = due
     assert waits == sorted(waits)
@@ -247,9 +247,9 @@ def test_until_it_is_delivered_the_signal_is_sent_again_a_little_later_each_time
 
 def test_one_signal_serves_all_that_are_due(interrupter: Any) -> None:
     requests = [interrupter.request_stop(running(name), ExecutionCancelled) for name in "abc"]
-    before = interrupter.fired
+    before = interrupter.signals_sent
     due = interrupter.retry_due(max(request.retry_at for request in requests))
-    assert interrupter.fired == before + 1
+    assert interrupter.signals_sent == before + 1
     assert due == min(request.retry_at for request in requests)
 
 
@@ -259,9 +259,9 @@ def test_an_exception_that_python_swallowed_is_raised_again(interrupter: Any) ->
     interrupter.request_stop(one, ExecutionCancelled)
     with pytest.raises(ExecutionCancelled) as first:
         interrupter._raise_in(user_frame())
-    before = interrupter.fired
+    before = interrupter.signals_sent
     interrupter._on_unraisable(SimpleNamespace(exc_value=first.value))
-    assert interrupter.fired == before + 1
+    assert interrupter.signals_sent == before + 1
     with pytest.raises(ExecutionCancelled):
         interrupter._raise_in(user_frame())
 

@@ -11,7 +11,7 @@ from capsule_tasks.child.io.sink import OutputLimitReached, OutputSink
 from capsule_tasks.child.io.streams import CapturedStream
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.messages import Gap, Output, Progress
-from tests.unit.sinks import Bench, FakeOutbox
+from tests.unit.child.io.sinks import Bench, FakeOutbox
 
 
 def test_the_first_text_calls_the_pump_and_the_next_one_does_not() -> None:

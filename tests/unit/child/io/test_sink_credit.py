@@ -13,7 +13,7 @@ from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost
 from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress
 from tests.sessions import HANG_S
-from tests.unit.sinks import Bench
+from tests.unit.child.io.sinks import Bench
 
 QUESTION = InputRequest(execution_id="e", prompt="?")
 HALF_WAY = Progress(execution_id="e", done=0.5)

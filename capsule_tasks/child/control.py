@@ -178,7 +178,6 @@ class ControlThread:
 
     def _on_execute(self, message: Execute) -> None:
         registry = self._registry
-        registry.note_seq(message.seq)
         early = registry.take_early_cancels(message.seq)
         refusal = self._refusal(message)
         if refusal is not None:

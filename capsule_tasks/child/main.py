@@ -34,6 +34,7 @@ from capsule_tasks.protocol.codec import MessageDecoder
 from capsule_tasks.protocol.framing import HEADER
 from capsule_tasks.protocol.messages import ErrorKind, Hello, Ready, Rejected, ToChild
 from capsule_tasks.protocol.negotiation import VERSIONS, choose_version, common_capabilities
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import ChildSettings
 from capsule_tasks.system.family import kill_descendants, kill_own_group
 from capsule_tasks.system.prctl import DEATH_SIGNAL, become_subreaper, die_with_parent
@@ -224,7 +225,7 @@ class _SessionLog(logging.Handler):
         self._sink = sink
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._sink.accept_text("stderr", self.format(record) + "\n")
+        self._sink.accept([(None, "stderr", sendable(self.format(record) + "\n"))])
 
 
 def _log_to(sink: OutputSink, config: ChildSettings) -> None:

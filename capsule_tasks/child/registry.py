@@ -88,9 +88,6 @@ class Registry:
             self._known[execution.id] = execution
             self.waiting.append(execution)
 
-    def note_seq(self, seq: int) -> None:
-        self._last_seq = max(self._last_seq, seq)
-
     def target_of(self, cancel: Cancel) -> Execution | None:
         """The execution to cancel, unless a later execution has its id by now."""
         execution = self._known.get(cancel.execution_id)
@@ -106,7 +103,8 @@ class Registry:
         return True
 
     def take_early_cancels(self, seq: int) -> list[Cancel]:
-        """The cancels that overtook this execute."""
+        """The cancels that overtook this execute. A later cancel for it is not early."""
+        self._last_seq = max(self._last_seq, seq)
         return self._early.pop(seq, [])
 
     def first_waiting(self) -> Execution | None:

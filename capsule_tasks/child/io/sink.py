@@ -329,11 +329,8 @@ class OutputSink:
         if self._late is not None:
             self._late.accept(late)
 
-    def accept_text(self, stream: Stream, text: str) -> None:
-        """Queue text of this package itself."""
-        self.accept([(self.execution_id, stream, sendable(text))])
-
     def accept(self, segments: Iterable[Segment]) -> None:
+        """Send late text of another sink, or text of this package itself."""
         with self._lock:
             self._enqueue_written()
             self._queue.extend(segments)

@@ -207,8 +207,6 @@ class SessionLifecycle(SessionListeners):
         """Move from WARMING to READY; or to ERROR, with nothing of the child left."""
         try:
             await self._prepare_child()
-            if not self._move(SessionState.READY):
-                raise self._stopped_early()
         except BaseException as error:
             self._last_error = reason_of(error)
             reason = KillReason(f"the start failed: {self._last_error}", ErrorKind.LOST)
@@ -261,6 +259,8 @@ class SessionLifecycle(SessionListeners):
             await warm_up(child, config.warmup, config.timeouts)
         if child.is_over:  # it died between its last message and this moment
             raise SessionStartFailed(f"the child was lost: {self._last_error}")
+        if not self._move(SessionState.READY):
+            raise self._stopped_early()
 
     async def shutdown(self, reason: str = "") -> None:
         """Ask the child to stop, let `finally` blocks run, and kill it after `shutdown_s`.

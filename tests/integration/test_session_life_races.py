@@ -87,7 +87,7 @@ async def test_a_session_that_is_terminated_while_its_child_is_killed_does_not_c
     await watched.until(Output)
     cancelling = asyncio.create_task(session.cancel(watched.execution_id, 0.0))
     child: Any = session._child
-    await until_holds(lambda: child._doom is not None)
+    await until_holds(lambda: child._kill_reason is not None)
     await session.terminate()
     assert await cancelling == "killed"
     await watched.ended()

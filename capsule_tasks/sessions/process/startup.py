@@ -9,7 +9,7 @@ import logging
 import msgspec
 
 from capsule_tasks.errors import SessionStartFailed
-from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Ready, Terminal, new_id
+from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Terminal, new_id
 from capsule_tasks.sessions.process import stack_dump
 from capsule_tasks.sessions.process.child_process import ChildProcess
 from capsule_tasks.sessions.process.live_child import LiveChild
@@ -37,11 +37,11 @@ async def start_process(spawner: Spawner, config: SessionConfig) -> ChildProcess
     return ChildProcess(spawned, wires, marker, asyncio.get_running_loop(), sandbox_directory)
 
 
-async def await_ready(child: LiveChild, timeouts: TimeoutSettings) -> Ready:
-    """What the child answered to Hello; SessionStartFailed carries its stack if it did not."""
+async def await_ready(child: LiveChild, timeouts: TimeoutSettings) -> None:
+    """Wait for the child's answer to Hello; SessionStartFailed carries its stack if none came."""
     try:
         async with asyncio.timeout(timeouts.ready_s):
-            return await asyncio.shield(child.ready)
+            await asyncio.shield(child.ready)
     except TimeoutError:
         why = f"the child was not ready within {timeouts.ready_s} s"
         raise await _failure(child, timeouts, why) from None

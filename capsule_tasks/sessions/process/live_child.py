@@ -109,8 +109,8 @@ class LiveChild:
         self.process = process
         self.channel = Channel(
             self._loop,
-            process.wires.control,
-            process.wires.bulk,
+            process.descriptors.control,
+            process.descriptors.bulk,
             config.routing,
             config.child.max_frame_bytes,
             self._deliver,
@@ -133,8 +133,8 @@ class LiveChild:
             on_session_output,
         )
         self._raw = (
-            RawOutput(self._loop, process.wires.stdout, "stdout", self.router.on_raw),
-            RawOutput(self._loop, process.wires.stderr, "stderr", self.router.on_raw),
+            RawOutput(self._loop, process.descriptors.stdout, "stdout", self.router.on_raw),
+            RawOutput(self._loop, process.descriptors.stderr, "stderr", self.router.on_raw),
         )
         self.process.exited.add_done_callback(self._on_exit)
         self.send_control(
@@ -198,14 +198,15 @@ class LiveChild:
     @property
     def queues(self) -> QueueStats:
         streams = self.router.streams.values()
+        control_handled, bulk_handled = self.channel.handled
         return QueueStats(
             executions=len(streams),
             buffered_messages=sum(stream.buffered_messages for stream in streams),
             buffered_bytes=sum(stream.buffered_bytes for stream in streams),
             session_messages=len(self.router.session_messages),
             session_messages_dropped=self.router.session_messages.dropped,
-            control_handled=self.channel.control_handled,
-            bulk_handled=self.channel.bulk_handled,
+            control_handled=control_handled,
+            bulk_handled=bulk_handled,
             priority_reads=self.channel.priority_reads,
         )
 

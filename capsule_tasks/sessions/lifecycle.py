@@ -19,7 +19,6 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.protocol.messages import Error, ErrorKind, Heartbeat, Terminal, new_id
 from capsule_tasks.sessions.arguments import check_callable, check_loop, check_text, check_type
-from capsule_tasks.sessions.background import BackgroundTasks, shielded
 from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
 from capsule_tasks.sessions.listeners import SessionListeners
@@ -27,6 +26,7 @@ from capsule_tasks.sessions.process.confinement import Confinement
 from capsule_tasks.sessions.process.live_child import KillReason, LiveChild
 from capsule_tasks.sessions.process.spawn import ColdSpawner, Spawner
 from capsule_tasks.sessions.process.startup import await_ready, start_process, warm_up
+from capsule_tasks.sessions.session_tasks import SessionTasks, shielded
 from capsule_tasks.sessions.states import ALIVE, OVER, SessionState, may_move
 from capsule_tasks.sessions.stopping import Stopper
 from capsule_tasks.sessions.stream import ExecutionStream
@@ -64,7 +64,7 @@ class SessionLifecycle(SessionListeners):
         self.session_id = session_id or new_id()
         self._state = SessionState.CREATING
         self._created_at = time.monotonic()
-        self._background = BackgroundTasks(self.session_id)
+        self._background = SessionTasks(self.session_id)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         """Starts a child: the first one, or that of a restart."""

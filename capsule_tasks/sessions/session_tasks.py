@@ -1,4 +1,4 @@
-"""Background tasks of a session."""
+"""The asyncio tasks of a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("capsule_tasks.sessions")
 T = TypeVar("T")
 
 
-class BackgroundTasks:
+class SessionTasks:
     """The asyncio tasks that work on a session's child. Failures are logged."""
 
     def __init__(self, session_id: str) -> None:

@@ -52,10 +52,6 @@ class SessionListeners:
         check_callable("listener", listener)
         self._health_listeners.append(listener)
 
-    def remove_health_listener(self, listener: HealthListener) -> None:
-        """Remove a listener; ValueError if it was not added."""
-        self._health_listeners.remove(listener)
-
     def add_heartbeat_listener(self, listener: HeartbeatListener) -> None:
         """Have `listener(heartbeat)` called for every heartbeat of the child."""
         check_callable("listener", listener)

@@ -1,7 +1,6 @@
-"""What crosses a pipe between parent and child: messages, their encoding, frames, negotiation.
+"""Messages between parent and child: structs, their encoding, frames, negotiation; and events.
 
-The parent is authoritative for which executions exist; the child for what they do. Each message
-names the execution it is about, so nothing is inferred from order across channels. Two channels
-connect the sides: *control*, small and never behind anything, and *bulk*, which carries whatever
-can be large or many.
+The parent is authoritative for which executions exist, the child for what they do. Each message
+names its execution, so nothing is inferred from order across channels. Two channels connect the
+sides: *control* for small messages that never wait, and *bulk* for messages that are large or many.
 """

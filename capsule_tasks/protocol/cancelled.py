@@ -7,10 +7,10 @@ from typing import Any
 
 
 class CancelledFailure(asyncio.CancelledError, Exception):
-    """A CancelledError that a coroutine task raised although nobody stopped it.
+    """A CancelledError that a coroutine task raised without being stopped.
 
-    Celery takes a BaseException that is no Exception for the end of its worker. This one is both:
-    handlers and `autoretry_for` see asyncio's type, and under its name it is stored and raised.
+    Celery takes a BaseException that is no Exception for the end of its worker. This class is both:
+    handlers and `autoretry_for` see asyncio's type, and it is stored and raised under its name.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -22,7 +22,7 @@ CancelledFailure.__qualname__ = CancelledFailure.__name__ = asyncio.CancelledErr
 
 
 def as_failure(error: asyncio.CancelledError) -> CancelledFailure:
-    """The same with its arguments, its notes and the place where it was raised."""
+    """A copy with the arguments, the notes and the traceback of `error`."""
     failure = CancelledFailure(*error.args)
     failure.__dict__.update(error.__dict__)
     failure.__cause__, failure.__context__ = error.__cause__, error.__context__

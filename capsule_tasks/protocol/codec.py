@@ -16,7 +16,7 @@ from capsule_tasks.protocol.values import revive
 Incoming = TypeVar("Incoming", bound=Message)
 
 _MAX_QUOTED = 200
-"""Characters of a peer's words that errors and answers repeat: the rest may be megabytes."""
+"""Characters of a peer's text that errors and answers quote: the rest may be megabytes."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -41,7 +41,7 @@ def encode_frame(message: Message, ceiling: int) -> bytearray:
 
 
 class Unknown(NamedTuple):
-    """A frame of a type that this code does not know: to be answered with `Unsupported`."""
+    """A message of an unknown type, to be answered with `Unsupported`."""
 
     what: str
     id: str
@@ -49,15 +49,15 @@ class Unknown(NamedTuple):
 
 @functools.cache
 def decoder_of(union: Any) -> Callable[[memoryview], Any]:
-    """One for each direction: the first takes most of a millisecond to make."""
+    """The decoder of one direction, cached: the first takes most of a millisecond to make."""
     return msgspec.msgpack.Decoder(union, ext_hook=revive).decode
 
 
 class MessageDecoder(Generic[Incoming]):
-    """Bytes of one transport to messages of one direction.
+    """Decodes the bytes of one channel into messages of one direction.
 
-    A frame of an unknown type comes out as `Unknown`, so that a newer peer does no harm; any other
-    fault in a frame raises BadFrame, and so does whatever is fed after it.
+    A message of an unknown type becomes `Unknown`, so that a newer peer does no harm. Any other
+    fault in a frame raises BadFrame, as do all bytes that are fed after it.
     """
 
     def __init__(self, union: Any, ceiling: int) -> None:
@@ -84,11 +84,11 @@ class MessageDecoder(Generic[Incoming]):
         try:
             envelope = _envelope.decode(body)
         except Exception:  # noqa: BLE001 - as above
-            raise self._spent("a frame holds no message", fault) from fault
+            raise self._broken("a frame holds no message", fault) from fault
         if envelope.type in self._known:
-            raise self._spent(f"a malformed {envelope.type!r} message", fault) from fault
+            raise self._broken(f"a malformed {envelope.type!r} message", fault) from fault
         return Unknown(envelope.type[:_MAX_QUOTED], envelope.id[:_MAX_QUOTED])
 
-    def _spent(self, what: str, fault: Exception) -> BadFrame:
-        self._frames.spend()
+    def _broken(self, what: str, fault: Exception) -> BadFrame:
+        self._frames.refuse_all()
         return BadFrame(f"{what}: {str(fault)[:_MAX_QUOTED]}")

@@ -1,4 +1,4 @@
-"""An exception of a Celery task as data: what can be carried of it, and words for the rest."""
+"""An exception of a Celery task as data: the parts that can be carried, and text for the rest."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import msgspec
 
 
 class Raised(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Enough of an exception to make one of the same type again, where that type is known."""
+    """Enough of an exception to rebuild it where its type is known."""
 
     module: str
     name: str
-    """The qualified name of its type in that module."""
+    """The qualified name of the type in that module."""
     args: list[Any] | None = None
-    """None if one of them cannot be carried."""
+    """None if an argument cannot be carried."""
     message: str = ""
     text: str = ""
-    """Its `repr`."""
+    """The `repr` of the exception."""
     notes: tuple[str, ...] = ()
     state: dict[str, Any] = {}
     """Attributes that Celery reads: `when` of a retry, `requeue` of a reject."""
@@ -28,6 +28,6 @@ class Failure(Raised, kw_only=True, omit_defaults=True):
 
     traceback: str = ""
     internal: bool = False
-    """Celery's own machinery raised it, not the task."""
+    """Celery's own code raised the exception, not the task."""
     inner: Raised | None = None
-    """What a retry was raised for."""
+    """The exception that a retry was raised for."""

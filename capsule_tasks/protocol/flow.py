@@ -1,4 +1,4 @@
-"""What a message costs of an execution's credit; both sides count alike."""
+"""The cost of a message in credit, which both sides count in the same way."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def utf8_size(text: str) -> int:
 
 
 def message_cost(message: Message) -> int:
-    """Bytes of credit that `message` uses."""
+    """The bytes of credit that `message` uses."""
     if isinstance(message, Output):
         return OVERHEAD + utf8_size(message.data)
     if isinstance(message, InputRequest):
         return 2 * OVERHEAD + utf8_size(message.prompt)
     if isinstance(message, InputClosed):
-        return 0  # paid by its request: a question is closed also when there is no credit
+        return 0  # its request has paid: a question is closed even without credit
     if isinstance(message, Progress):
         return OVERHEAD + utf8_size(message.note)
     return OVERHEAD

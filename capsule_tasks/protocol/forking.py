@@ -1,22 +1,22 @@
-"""What parent and template say to each other, one MessagePack struct a packet."""
+"""Messages between parent and template, one MessagePack struct in each packet."""
 
 from __future__ import annotations
 
 import msgspec
 
 MARKER_ROOM = 64
-"""Bytes a template keeps free in its environment, so that a fork can show its own marker there."""
+"""Bytes that a template reserves in its environment for the marker of a fork."""
 
 
 class Loaded(msgspec.Struct, kw_only=True):
-    """The template's first word: it can be forked, or why it cannot."""
+    """The template's first message: it can be forked, or why it cannot."""
 
     pid: int
     error: str = ""
 
 
 class Fork(msgspec.Struct, kw_only=True):
-    """Asks for a child. Its ends of the wires come along as descriptors."""
+    """Asks for a child. The child's descriptors are sent along."""
 
     id: int
     marker: str
@@ -26,7 +26,7 @@ class Fork(msgspec.Struct, kw_only=True):
 
 
 class Forked(msgspec.Struct, kw_only=True):
-    """The answer: a pid, or why there is none."""
+    """The answer to `Fork`: a pid, or why there is none."""
 
     id: int
     pid: int = 0

@@ -1,4 +1,4 @@
-"""The messages, one struct each, told apart by their tag, the field `t`.
+"""The messages between parent and child, one struct each, with their tag in the field `t`.
 
 Unknown fields are ignored and new fields have defaults, so that neighbouring versions understand
 each other; a type that the receiver does not know is answered with `Unsupported`.
@@ -21,7 +21,7 @@ Stream = Literal["stdout", "stderr"]
 
 
 class _Ids:
-    """Ids unique across processes, forks included, for a tenth of a uuid's price."""
+    """Makes ids that are unique across processes, forks included, in a tenth of a uuid's time."""
 
     def __init__(self) -> None:
         self.renew()
@@ -44,19 +44,19 @@ class ErrorKind(StrEnum):
     RAISED = "raised"
     """The code raised."""
     CANCELLED = "cancelled"
-    """Stopped by a cancel, in order; the namespace is kept."""
+    """A cancel stopped the code in order; the namespace is kept."""
     KILLED = "killed"
-    """Would not stop: its child was killed after the grace."""
+    """The code did not stop: its child was killed after the grace."""
     TIMEOUT = "timeout"
-    """Stopped because its caller's deadline passed."""
+    """The caller's deadline passed."""
     LIMIT = "limit"
-    """Stopped because it used more of a resource than it may."""
+    """The execution used more of a resource than it may."""
     BUSY = "busy"
-    """Not accepted: something else is running and the caller did not ask to wait."""
+    """Not accepted: another execution runs, and the caller did not ask to wait."""
     TOO_LARGE = "too_large"
-    """Its result, or its source, does not fit into a frame."""
+    """The result, or the source, does not fit into a frame."""
     SHUTDOWN = "shutdown"
-    """The session was shut down under it."""
+    """The session was shut down."""
     LOST = "lost"
     """The child died."""
     LOST_WITH_NEIGHBOUR = "lost_with_neighbour"
@@ -68,7 +68,7 @@ class ErrorKind(StrEnum):
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="t", omit_defaults=True):
-    """What every message has."""
+    """The fields of every message."""
 
     id: str = msgspec.field(default_factory=new_id)
     timestamp: float = msgspec.field(default_factory=time.monotonic)
@@ -78,7 +78,7 @@ class Message(msgspec.Struct, kw_only=True, tag_field="t", omit_defaults=True):
 
 
 class Hello(Message, kw_only=True, tag="hello"):
-    """Opens the conversation: what the parent speaks, and how the child is to be set up."""
+    """The first message: the versions of the parent, and the settings of the child."""
 
     versions: tuple[int, ...]
     session_id: str
@@ -87,7 +87,7 @@ class Hello(Message, kw_only=True, tag="hello"):
 
 
 class Cancel(Message, kw_only=True, tag="cancel"):
-    """Stop one execution. `seq` tells one that has not arrived yet from one that is over."""
+    """Stop one execution. `seq` shows whether it has not arrived yet or has ended."""
 
     execution_id: str
     seq: int
@@ -96,13 +96,13 @@ class Cancel(Message, kw_only=True, tag="cancel"):
 
 
 class Interrupt(Message, kw_only=True, tag="interrupt"):
-    """Raise KeyboardInterrupt in one execution, or in whatever runs."""
+    """Raise KeyboardInterrupt in one execution, or in all that run."""
 
     execution_id: str | None = None
 
 
 class SoftLimit(Message, kw_only=True, tag="soft_limit"):
-    """The soft time limit of one execution has passed: raise that in it. It may go on."""
+    """Raise the soft time limit in one execution, which may go on."""
 
     execution_id: str
     seq: int
@@ -119,14 +119,14 @@ class NamespaceRequest(Message, kw_only=True, tag="namespace_request"):
 
 
 class Credit(Message, kw_only=True, tag="credit"):
-    """So many more bytes of an execution's output may be sent."""
+    """Allow so many more bytes of an execution's output."""
 
     execution_id: str | None
     bytes: int
 
 
 class Shutdown(Message, kw_only=True, tag="shutdown"):
-    """Stop everything and exit. `credit` is for the last words of each execution."""
+    """Stop everything and exit. `credit` is for the final output of each execution."""
 
     reason: str = ""
     credit: int = 0
@@ -143,13 +143,13 @@ class Code(msgspec.Struct, tag="code", tag_field="t", kw_only=True, omit_default
 
 
 class TaskCall(msgspec.Struct, tag="task", tag_field="t", kw_only=True, omit_defaults=True):
-    """A message of a Celery queue, for the app lane. Its body travels as the producer wrote it."""
+    """A task message of Celery. Its body travels as the producer wrote it."""
 
     name: str
     task_id: str
     body: bytes
     is_text: bool = False
-    """The body came as text, and is here in UTF-8."""
+    """The body came as text, and is UTF-8 here."""
     request: dict[str, Any] = {}
     content_type: str | None = None
     content_encoding: str | None = None
@@ -158,7 +158,7 @@ class TaskCall(msgspec.Struct, tag="task", tag_field="t", kw_only=True, omit_def
 
 
 class Execute(Message, kw_only=True, tag="execute"):
-    """Run something. `seq` counts the executions of a session."""
+    """Run code or a task. `seq` counts the executions of a session."""
 
     execution_id: str
     seq: int
@@ -167,7 +167,7 @@ class Execute(Message, kw_only=True, tag="execute"):
 
 
 class InputResponse(Message, kw_only=True, tag="input_response"):
-    """The answer to an InputRequest, or the end of its input."""
+    """Answer an InputRequest, or end its input."""
 
     execution_id: str
     request_id: str
@@ -180,7 +180,7 @@ class Checkpoint(Message, kw_only=True, tag="checkpoint"):
 
 
 class Restore(Message, kw_only=True, tag="restore"):
-    """Bring a saved namespace back, over what is there or instead of it."""
+    """Restore a saved namespace, over the present one or instead of it."""
 
     data: bytes
     mode: Literal["merge", "replace"] = "merge"
@@ -190,7 +190,7 @@ class Restore(Message, kw_only=True, tag="restore"):
 
 
 class Ready(Message, kw_only=True, tag="ready"):
-    """The child accepts executions; `config` is what it actually applied."""
+    """The child accepts executions; `config` has the settings that it applied."""
 
     session_id: str
     version: int
@@ -199,7 +199,7 @@ class Ready(Message, kw_only=True, tag="ready"):
     config: ChildSettings = ChildSettings()
     python: str = ""
     isolation: tuple[str, ...] = ()
-    """What confines the child, as far as it was really applied."""
+    """What confines the child, as far as it was applied."""
 
 
 class Rejected(Message, kw_only=True, tag="rejected"):
@@ -210,27 +210,27 @@ class Rejected(Message, kw_only=True, tag="rejected"):
 
 
 class Ack(Message, kw_only=True, tag="ack"):
-    """An execute was accepted and will end with exactly one Result or Error."""
+    """An execution was accepted and will end with exactly one terminal message."""
 
     ack_of: str
     execution_id: str
     accepted_at: float
     queued: bool = False
-    """Other executions are there: `Started` will say when this one begins."""
+    """Other executions are there: `Started` follows when this one starts."""
     seq: int | None = None
-    """Of the `Execute`: an id may be used again, and the end of the first one comes quicker."""
+    """The `seq` of the `Execute`: an id may be reused, and the end may come before this."""
 
 
 class Started(Message, kw_only=True, tag="started"):
-    """An execution that was queued has begun. Not for its consumer: raw output needs an owner."""
+    """A queued execution has started. For the parent only, which finds the owner of raw output."""
 
     execution_id: str
     seq: int | None = None
-    """Of the `Execute`."""
+    """The `seq` of the `Execute`."""
 
 
 class CancelReply(Message, kw_only=True, tag="cancel_reply"):
-    """What a Cancel did."""
+    """The answer to a Cancel."""
 
     in_reply_to: str
     execution_id: str
@@ -238,7 +238,7 @@ class CancelReply(Message, kw_only=True, tag="cancel_reply"):
 
 
 class InterruptReply(Message, kw_only=True, tag="interrupt_reply"):
-    """What an Interrupt did, and to which executions."""
+    """The answer to an Interrupt, with the executions that were interrupted."""
 
     in_reply_to: str
     done: Literal["interrupted", "not_running"]
@@ -246,7 +246,7 @@ class InterruptReply(Message, kw_only=True, tag="interrupt_reply"):
 
 
 class Frame(msgspec.Struct, array_like=True):
-    """One line of a stack: where, never with which values."""
+    """One line of a stack, without values."""
 
     file: str
     line: int
@@ -279,7 +279,7 @@ class NamespaceEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class NamespaceSummary(Message, kw_only=True, tag="namespace_summary"):
-    """What the namespace holds; `total` counts also the names that are not listed."""
+    """The names in the namespace; `total` counts also those that are not listed."""
 
     in_reply_to: str
     total: int
@@ -287,7 +287,7 @@ class NamespaceSummary(Message, kw_only=True, tag="namespace_summary"):
 
 
 class Heartbeat(Message, kw_only=True, tag="heartbeat"):
-    """Sent by the control thread, so it shows that the interpreter still turns."""
+    """Sent by the control thread; shows that the interpreter runs."""
 
     rss_bytes: int
     cpu_s: float
@@ -299,7 +299,7 @@ class Heartbeat(Message, kw_only=True, tag="heartbeat"):
 
 
 class Unsupported(Message, kw_only=True, tag="unsupported"):
-    """A message could not be understood; the conversation goes on."""
+    """A message of an unknown type was ignored."""
 
     what: str
     in_reply_to: str | None = None
@@ -317,19 +317,19 @@ class ReplyTooLarge(Message, kw_only=True, tag="reply_too_large"):
 
 
 class Output(Message, kw_only=True, tag="output"):
-    """Text an execution wrote; without an id it belongs to the session."""
+    """Text that an execution wrote; without an id it belongs to the session."""
 
     stream: Stream
     data: str
     execution_id: str | None = None
     late: bool = False
-    """Written after the end of that execution: the session's, under the old name."""
+    """Written after the end of the execution: output of the session, with the old id."""
     raw: bool = False
-    """Read by the parent from descriptor 1 or 2 of the child."""
+    """Raw output, which the parent read from descriptor 1 or 2."""
 
 
 class Progress(Message, kw_only=True, tag="progress"):
-    """How far an execution says it is."""
+    """The progress that an execution reports."""
 
     execution_id: str
     done: float
@@ -355,7 +355,7 @@ class InputClosed(Message, kw_only=True, tag="input_closed"):
 
 
 class Gap(Message, kw_only=True, tag="gap"):
-    """Output was lost here."""
+    """Output is missing here."""
 
     stream: Stream
     lost_bytes: int
@@ -364,7 +364,7 @@ class Gap(Message, kw_only=True, tag="gap"):
 
 
 class Terminal(Message, kw_only=True):
-    """The last message of an execution, with the bytes each of its streams carried before it."""
+    """The last message of an execution, with the bytes that each stream carried before it."""
 
     execution_id: str
     stdout_bytes: int = 0
@@ -372,7 +372,7 @@ class Terminal(Message, kw_only=True):
 
 
 class Result(Terminal, kw_only=True, tag="result"):
-    """An execution ended well. A value that cannot travel arrives as its repr, so marked."""
+    """An execution succeeded. A value that cannot be carried arrives as its repr, with a mark."""
 
     value: Any = None
     is_repr: bool = False
@@ -383,7 +383,7 @@ class TaskResult(Terminal, kw_only=True, tag="task_result"):
     """Celery's tracer ran a task to its end; the value is in the result backend."""
 
     text: str | None = None
-    """The value in a few words, for events and logs."""
+    """A shortened `repr` of the value, for events and logs."""
     runtime_s: float | None = None
     failure: Failure | None = None
     """Also for a retry, an ignore and a reject."""
@@ -394,7 +394,7 @@ class TaskResult(Terminal, kw_only=True, tag="task_result"):
 
 
 class Error(Terminal, kw_only=True, tag="error"):
-    """An execution ended otherwise; `kind` is an ErrorKind."""
+    """An execution ended without a result; `kind` is an ErrorKind."""
 
     kind: str
     type: str
@@ -402,11 +402,11 @@ class Error(Terminal, kw_only=True, tag="error"):
     traceback: str = ""
     notes: tuple[str, ...] = ()
     stack: str = ""
-    """The last known stack of what had to be stopped by force or by a limit."""
+    """The last known stack of an execution that was killed or stopped at a limit."""
 
 
 class Checkpointed(Message, kw_only=True, tag="checkpointed"):
-    """A saved namespace; `data` is opaque to everyone but a child. Without it: an error."""
+    """A saved namespace; only a child can read `data`. Without data, `error` says why."""
 
     in_reply_to: str
     data: bytes | None = None
@@ -416,7 +416,7 @@ class Checkpointed(Message, kw_only=True, tag="checkpointed"):
 
 
 class Restored(Message, kw_only=True, tag="restored"):
-    """What came back. With an error the namespace is as it was."""
+    """The names restored. With an error the namespace has not changed."""
 
     in_reply_to: str
     names: tuple[str, ...] = ()

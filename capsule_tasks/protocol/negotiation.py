@@ -1,11 +1,11 @@
-"""Agreeing on a version and on capabilities when a session starts."""
+"""Choosing a version and capabilities when a session starts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 VERSIONS: tuple[int, ...] = (1,)
-"""Versions this code speaks, best first."""
+"""The versions of this code, best first."""
 
 CAPABILITIES: tuple[str, ...] = (
     "ack",
@@ -22,10 +22,10 @@ CAPABILITIES: tuple[str, ...] = (
 
 
 def choose_version(offered: Sequence[int], spoken: Sequence[int] = VERSIONS) -> int | None:
-    """The first offered version that is spoken here; None if there is none."""
+    """The first offered version that this side speaks; None if there is none."""
     return next((version for version in offered if version in spoken), None)
 
 
 def common_capabilities(offered: Iterable[str]) -> tuple[str, ...]:
-    """What both sides can do."""
+    """The capabilities that both sides have."""
     return tuple(sorted(set(offered) & set(CAPABILITIES)))

@@ -1,8 +1,8 @@
-"""Values of user code, carried by MessagePack with their types where that can be done.
+"""Values of user code, carried by MessagePack with their types where that is possible.
 
 MessagePack has no tuples, sets, complex or big numbers, and its timestamps know one type of
-datetime. Those travel as extensions. Anything else, a subclass included, is not carried: its repr
-is, marked as such, so that nobody mistakes a look-alike for the value.
+datetime. Those travel as extensions. Of any other value, a subclass included, only the repr is
+carried, and marked, so that it is not mistaken for the value.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class NotCarried(Exception):
-    """The value holds something MessagePack cannot carry."""
+    """The value contains something that MessagePack cannot carry."""
 
 
 def sendable(text: str) -> str:
-    """`text` as a plain str, with what UTF-8 cannot encode spelled out. Runs no user code."""
+    """`text` as a plain str, with escapes for what UTF-8 cannot encode. Runs no user code."""
     text = str.__str__(text)
     if _is_utf8(text):
         return text
@@ -34,7 +34,7 @@ def sendable(text: str) -> str:
 
 
 def to_wire(value: object) -> Any:
-    """`value` in a form that MessagePack carries and `revive` turns back; or NotCarried."""
+    """`value` in a form that MessagePack carries and `revive` reverses; or NotCarried."""
     try:
         return _pack(value, 0)
     except RecursionError:
@@ -64,7 +64,7 @@ def _pack(value: Any, depth: int) -> Any:
 
 
 def _pack_dict(value: dict[Any, Any], depth: int) -> Any:
-    # Copied first, as sets are above: another thread may be changing it.
+    # Copied first, like the sequences above: another thread may change it meanwhile.
     pairs = [(_pack(key, depth), _pack(item, depth)) for key, item in list(value.items())]
     if any(type(key) is msgspec.msgpack.Ext for key, _ in pairs):
         return _ext(_DICT, pairs)
@@ -72,7 +72,7 @@ def _pack_dict(value: dict[Any, Any], depth: int) -> Any:
 
 
 def _numpy_item(value: Any) -> Any:
-    """A NumPy scalar as the Python object that is the same value; there is not always one."""
+    """A NumPy scalar as the equal Python object; NotCarried if there is none."""
     kind = type(value)
     if issubclass(kind, getattr(sys.modules.get("numpy"), "generic", ())):
         item = value.item()
@@ -126,7 +126,7 @@ _SCALARS: dict[type, tuple[int, Callable[[Any], object]]] = {
 
 
 def _offset(value: dt.datetime | dt.time) -> float | None:
-    """Seconds from UTC: the zone's rules do not travel, what they say of this moment does."""
+    """Seconds from UTC at this moment; the rules of the zone are not carried."""
     if value.tzinfo is None:
         return None
     offset = value.utcoffset()
@@ -156,7 +156,7 @@ def _time(fields: tuple[str, float | None, int]) -> dt.time:
 
 
 def revive(code: int, payload: memoryview) -> object:
-    """The value of an extension; ValueError for a code or payload that `to_wire` never makes."""
+    """The value of an extension; ValueError if `to_wire` never makes such a code or payload."""
     reviver = _REVIVERS.get(code)
     if reviver is None:
         raise ValueError(f"extension {code} is not one of this protocol")
@@ -165,9 +165,9 @@ def revive(code: int, payload: memoryview) -> object:
 
 
 def _reader(kind: Any) -> Callable[[memoryview], Any]:
-    """Reads payloads of one type and refuses any other.
+    """A reader of payloads of one type, which refuses any other.
 
-    Without that a few hostile bytes could be a tuple of a range of 2**62, or a Decimal of a large
+    Otherwise a few hostile bytes could be a tuple of a range of 2**62, or a Decimal of a large
     integer, which takes quadratic time.
     """
     return msgspec.msgpack.Decoder(kind, ext_hook=revive).decode

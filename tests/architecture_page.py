@@ -39,7 +39,7 @@ def rows_under(first: str) -> list[list[str]]:
 
 def key_rows() -> list[Key]:
     return [
-        Key(shape.strip("`"), kind, tuple(re.findall(r"`([\w*]+)`", writers)), ttl)
+        Key(shape.strip("`"), kind, tuple(re.findall(r"`([\w/*]+)`", writers)), ttl)
         for shape, kind, _, writers, ttl in rows_under("key")
     ]
 

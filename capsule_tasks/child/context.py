@@ -1,32 +1,32 @@
-"""Calls that user code in a session may make: `progress`."""
+"""What code that runs in a session can say about itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from capsule_tasks.child.io.sink import OutputSink
-from capsule_tasks.child.stopping.deferred_stop import deferred_stop, interruptible
+from capsule_tasks.child.io.output import Sink
+from capsule_tasks.child.stopping.deferred_stop import interruptible, landing
 from capsule_tasks.protocol.messages import Progress
 from capsule_tasks.protocol.values import sendable
 
 _MAX_NOTE = 4096
 
-_owners: list[Callable[[], OutputSink]] = []
-"""In a session, one function that finds the sink of the calling code; elsewhere empty."""
+_owners: list[Callable[[], Sink]] = []
+"""Empty outside of a session; in one, who knows whose code is running."""
 
 
-def connect(owner: Callable[[], OutputSink]) -> None:
+def connect(owner: Callable[[], Sink]) -> None:
     """Called once, when the child starts."""
     _owners[:] = [owner]
 
 
 @interruptible
 def progress(done: float, total: float | None = None, note: str = "") -> None:
-    """Publish how far this execution is. Outside of an execution the call does nothing."""
+    """Tell whoever watches this execution how far it is. Outside of one it does nothing."""
     for owner in _owners:
         sink = owner()
         if sink.execution_id is not None:
-            sink.send(
+            sink.say(
                 Progress(
                     execution_id=sink.execution_id,
                     done=float(done),
@@ -34,5 +34,5 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
                     note=sendable(str(note))[:_MAX_NOTE],
                 )
             )
-        if deferred_stop.is_pending:
-            deferred_stop.raise_pending()
+        if landing.pending:
+            landing.raise_pending()

@@ -101,8 +101,8 @@ def _text(text: str) -> Text:
 
 
 def _duration(entry: RecentEntry, now: float) -> str:
-    if entry.began_at is None:
+    if entry.started_at is None:
         return ""
-    end = now if entry.state == "running" else entry.noted_at
-    seconds = max(0.0, end - entry.began_at)
+    end = now if entry.state == "running" else entry.recorded_at
+    seconds = max(0.0, end - entry.started_at)
     return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -138,8 +138,8 @@ def entry_json(entry: RecentEntry) -> str:
             "state": entry.state,
             "task": entry.task,
             "worker": entry.worker,
-            "began_at": entry.began_at,
-            "noted_at": entry.noted_at,
+            "began_at": entry.started_at,
+            "noted_at": entry.recorded_at,
         }
     )
 

@@ -19,7 +19,7 @@ from capsule_tasks.errors import CapsuleError, StepMisused, StorageError
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore, drive, drive_blocking
-from capsule_tasks.storage.executions.steps import Made, StepCore, check_name, fingerprint_of
+from capsule_tasks.storage.executions.steps import StepCore, StepDone, check_name, fingerprint_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -157,8 +157,8 @@ def _made(
     no_effect: NoEffect,
 ) -> Any:
     not_made: NoEffect = (StepMisused, *no_effect)
-    begun = drive_blocking(core.begin(name, fingerprint, retry=retry), store)
-    if isinstance(begun, Made):
+    begun = drive_blocking(core.start(name, fingerprint, retry=retry), store)
+    if isinstance(begun, StepDone):
         return begun.value
     try:
         value = call()
@@ -192,8 +192,8 @@ async def _made_async(
     retry: bool,
     no_effect: NoEffect,
 ) -> Any:
-    begun = await drive(core.begin(name, fingerprint, retry=retry), store)
-    if isinstance(begun, Made):
+    begun = await drive(core.start(name, fingerprint, retry=retry), store)
+    if isinstance(begun, StepDone):
         return begun.value
     try:
         value = await call()

@@ -20,7 +20,7 @@ from capsule_tasks.runs.identity import AgentId, ToolKey, ToolKind
 from capsule_tasks.runs.openai_snapshots import INTERRUPTIONS, call_id_of, read_snapshot
 from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, SUPPORTED_SCHEMA_VERSIONS
 from capsule_tasks.runs.state import RunState
-from capsule_tasks.storage.runs.types import Ask, Claim, OnExpiry, StoredDecision
+from capsule_tasks.storage.runs.types import ApprovalRequest, Claim, OnExpiry, StoredDecision
 
 OPENAI_SCHEMA = "openai-agents/"
 """What the versions of openai-agents' snapshots begin with in the header."""
@@ -42,12 +42,16 @@ class Parked:
     snapshot: bytes
     schema: str
     agent: str
-    asks: tuple[Ask, ...]
+    approval_requests: tuple[ApprovalRequest, ...]
 
     @property
     def header(self) -> dict[str, Any]:
         """The arguments of `create` and `commit`, the snapshot aside."""
-        return {"schema": self.schema, "agent": self.agent, "asks": self.asks}
+        return {
+            "schema": self.schema,
+            "agent": self.agent,
+            "approval_requests": self.approval_requests,
+        }
 
 
 def parked(
@@ -61,14 +65,16 @@ def parked(
         _check_tool(text)
     waiting = state.unresolved()
     _check_ids_differ(waiting, "$.calls")
-    asks = tuple(_ask(call, (of_tool or {}).get(call.tool.text) or limits) for call in waiting)
+    requests = tuple(
+        _request(call, (of_tool or {}).get(call.tool.text) or limits) for call in waiting
+    )
     snapshot = state.to_string().encode()
-    return Parked(snapshot, CURRENT_SCHEMA_VERSION, state.agent.text, asks)
+    return Parked(snapshot, CURRENT_SCHEMA_VERSION, state.agent.text, requests)
 
 
-def _ask(call: PendingCall, limits: Limits | None) -> Ask:
+def _request(call: PendingCall, limits: Limits | None) -> ApprovalRequest:
     own = limits or Limits()
-    return Ask(
+    return ApprovalRequest(
         call_id=call.call_id,
         tool=call.tool.text,
         agent=call.agent.text,
@@ -173,8 +179,8 @@ def parked_openai(snapshot: str | bytes, *, limits: Limits | None = None) -> Par
     given = snapshot.encode() if isinstance(snapshot, str) else snapshot
     read = read_snapshot(given)
     _check_ids_differ(read.calls, INTERRUPTIONS)
-    asks = tuple(_ask(call, limits) for call in read.calls)
-    return Parked(given, f"{OPENAI_SCHEMA}{read.version}", read.agent.text, asks)
+    requests = tuple(_request(call, limits) for call in read.calls)
+    return Parked(given, f"{OPENAI_SCHEMA}{read.version}", read.agent.text, requests)
 
 
 class OpenAIState(Protocol):
@@ -203,21 +209,21 @@ def resumed_openai(claim: Claim, state: S) -> S:
     no other, and would be parked and woken for ever without it. Raises CallChanged for a call that
     was decided about as another tool's or with other arguments.
     """
-    asks = parked_openai(claim.snapshot).asks
+    requests = parked_openai(claim.snapshot).approval_requests
     items = state.get_interruptions()
-    if [call_id_of(item.raw_item) for item in items] != [ask.call_id for ask in asks]:
+    if [call_id_of(item.raw_item) for item in items] != [request.call_id for request in requests]:
         why = "other calls wait in the state; make it from claim.snapshot with RunState.from_string"
         raise InvalidRunState(INTERRUPTIONS, why)
-    waiting = list(zip(asks, items, strict=True))
+    waiting = list(zip(requests, items, strict=True))
     # Standing decisions first: in the SDK one of them clears the exact ones that were there before.
     for decision in claim.decisions.standing:
-        for ask, item in waiting:
-            if (ask.tool, ask.agent) == (decision.tool, decision.agent):
-                _decide(state, item, decision, lasting=_is_function(ask.tool))
+        for request, item in waiting:
+            if (request.tool, request.agent) == (decision.tool, decision.agent):
+                _decide(state, item, decision, lasting=_is_function(request.tool))
     exact = {decision.call: decision for decision in claim.decisions.exact}
-    for ask, item in waiting:
-        if (found := exact.get(ask.call_id)) is not None:
-            _check_same(found, ask.tool, ask.agent, ask.fingerprint)
+    for request, item in waiting:
+        if (found := exact.get(request.call_id)) is not None:
+            _check_same(found, request.tool, request.agent, request.fingerprint)
             _decide(state, item, found, lasting=False)
     return state
 
@@ -227,7 +233,7 @@ def _check_same(decision: StoredDecision, *wanted: str) -> None:
 
     Without the refusal the run would be parked, woken by that decision and parked again for ever.
     """
-    if (decision.tool, decision.agent, decision.print) != wanted:
+    if (decision.tool, decision.agent, decision.fingerprint) != wanted:
         was = f"{decision.tool:.100} of agent {decision.agent:.100}"
         why = f"it was decided about as a call of {was}; its tool, agent or arguments now differ"
         raise CallChanged(decision.call, why)

@@ -1,4 +1,4 @@
-"""The states of a session and the moves between them."""
+"""The states of a session and the only ways between them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from enum import StrEnum
 
 
 class SessionState(StrEnum):
-    """The session itself moves on from each state, except where the docstring names a call."""
+    """Who moves it on: the session itself, except where said."""
 
     CREATING = "creating"
-    """Nothing has started yet. `start` moves on."""
+    """Nothing started yet. `start` moves it on."""
     WARMING = "warming"
     """The child is starting, shaking hands or running its warmup."""
     READY = "ready"
-    """Takes executions; it was busy, or started, less than `timeouts.idle_s` ago."""
+    """Takes executions; it was busy, or started, a moment ago."""
     IDLE = "idle"
-    """Takes executions, and has run none for `timeouts.idle_s`."""
+    """READY for longer than `timeouts.idle_s`; takes executions all the same."""
     BUSY = "busy"
     """At least one execution is running."""
     SHUTTING_DOWN = "shutting_down"
     """`shutdown` lets the child finish its `finally` blocks, or `terminate` is killing it."""
     TERMINATED = "terminated"
-    """The child was stopped. Only `restart` moves on."""
+    """The child is gone as it should be. Only `restart` leads out."""
     ERROR = "error"
-    """The child failed to start, or died. `restart` or `terminate` moves on."""
+    """The child could not start, or died unasked. `restart` begins anew; `terminate` ends it."""
 
 
 _S = SessionState
@@ -38,10 +38,10 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     _S.TERMINATED: frozenset({_S.CREATING}),
     _S.ERROR: frozenset({_S.CREATING, _S.TERMINATED}),
 }
-"""A session moves back to `CREATING` only by a restart."""
+"""`CREATING` is entered again only by an explicit restart."""
 
 ACCEPTING = frozenset({_S.READY, _S.IDLE, _S.BUSY})
-"""States in which an execution may start."""
+"""States in which an execution may begin."""
 
 EVERY = frozenset(SessionState)
 

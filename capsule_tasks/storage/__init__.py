@@ -11,16 +11,24 @@ from capsule_tasks.storage.connections.blocking import SyncConnections
 from capsule_tasks.storage.history.history import History, SyncHistory
 from capsule_tasks.storage.history.types import HistoryInfo, PoppedSuffix, Snapshot, Version
 from capsule_tasks.storage.runs.store import Lease, RunStore, SyncLease, SyncRunStore
-from capsule_tasks.storage.runs.types import Ask, Claim, Committed, PlannedCall, RunRecord, Waiting
+from capsule_tasks.storage.runs.types import (
+    ApprovalRequest,
+    Claim,
+    Committed,
+    PendingApproval,
+    PlannedCall,
+    RunRecord,
+)
 
 __all__ = [
-    "Ask",
+    "ApprovalRequest",
     "AsyncConnections",
     "Claim",
     "Committed",
     "History",
     "HistoryInfo",
     "Lease",
+    "PendingApproval",
     "PlannedCall",
     "PoppedSuffix",
     "RunRecord",
@@ -31,5 +39,4 @@ __all__ = [
     "SyncLease",
     "SyncRunStore",
     "Version",
-    "Waiting",
 ]

@@ -16,15 +16,15 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from capsule_tasks.errors import StorageError
 from capsule_tasks.storage.connections.targets import Location
-from capsule_tasks.storage.operations import Operation, Pause, Reply, Settle, closed
+from capsule_tasks.storage.operations import Abandon, Operation, Pause, Reply, closed
 from capsule_tasks.storage.scripts import Call
 
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
 
-SETTLE_LIMIT_S = 5.0
-_AGAIN_S = 0.5
+ABANDON_LIMIT_S = 5.0
+_RETRY_DELAY_S = 0.5
 """Between two operations while Redis is away."""
 
 
@@ -68,8 +68,8 @@ async def drive(operation: Operation[T], store: AsyncStore) -> T:
                 reply = await store.run(wanted)
             elif type(wanted) is Pause:
                 await asyncio.sleep(wanted.seconds)
-            elif type(wanted) is Settle:
-                await _settled(wanted, store)
+            elif type(wanted) is Abandon:
+                await _abandon(wanted, store)
         except BaseException as error:  # noqa: BLE001  the operation decides, and raises it
             failure = error
 
@@ -92,7 +92,7 @@ def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
                 reply = store.run_blocking(wanted)
             elif type(wanted) is Pause:
                 time.sleep(wanted.seconds)
-            elif type(wanted) is Settle:
+            elif type(wanted) is Abandon:
                 with contextlib.suppress(StorageError):
                     store.run_blocking(wanted.call)
         except BaseException as error:  # noqa: BLE001  the operation decides, and raises it
@@ -119,29 +119,29 @@ async def retry_while_unavailable(
             if loop.time() - begun > outage_s:
                 raise
             on_fault(error)
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_RETRY_DELAY_S)
 
 
-_settling: set[asyncio.Task[None]] = set()
+_abandoning: set[asyncio.Task[None]] = set()
 
 
-async def _settled(settle: Settle, store: AsyncStore) -> None:
+async def _abandon(abandon: Abandon, store: AsyncStore) -> None:
     """Wait for the settling, also while the caller is cancelled over and over."""
 
-    async def settling() -> None:
+    async def abandoning() -> None:
         with contextlib.suppress(StorageError, TimeoutError):
-            async with asyncio.timeout(SETTLE_LIMIT_S):
-                await store.run(settle.call)
+            async with asyncio.timeout(ABANDON_LIMIT_S):
+                await store.run(abandon.call)
 
-    task = asyncio.ensure_future(settling())
-    _settling.add(task)
-    task.add_done_callback(_settling.discard)
+    task = asyncio.ensure_future(abandoning())
+    _abandoning.add(task)
+    task.add_done_callback(_abandoning.discard)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({task})
 
 
-def awaited(
+def async_method(
     method: Callable[Concatenate[C, P], Operation[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """The method of an asynchronous face that runs this operation of its core."""
@@ -153,7 +153,7 @@ def awaited(
     return call
 
 
-def blocking(
+def sync_method(
     method: Callable[Concatenate[C, P], Operation[T]],
 ) -> Callable[Concatenate[Any, P], T]:
     """The method of a blocking face that runs this operation of its core."""

@@ -43,28 +43,28 @@ def checked_prefix(prefix: Any) -> str:
 class SessionKeys:
     """The keys of one named session, all in one slot."""
 
-    __slots__ = ("_root", "bad", "batches", "history", "items", "popped")
+    __slots__ = ("_root", "history", "items", "operations", "popped", "quarantine")
 
     def __init__(self, session_id: str, prefix: str = "capsule") -> None:
         self._root = f"{checked_prefix(prefix)}:{{S:{escaped('session id', session_id)}}}"
         self.items = f"{self._root}:items"
         self.history = f"{self._root}:history"
-        self.batches = f"{self._root}:batches"
-        self.bad = f"{self._root}:bad"
+        self.operations = f"{self._root}:operations"
+        self.quarantine = f"{self._root}:quarantine"
         self.popped = f"{self._root}:popped"
 
-    def popped_by(self, operation: str) -> str:
+    def popped_by(self, operation_id: str) -> str:
         """Where the record is kept that this pop took; `operation` comes with its kind."""
-        return f"{self.popped}:{quote(operation, safe=_SAFE)}"
+        return f"{self.popped}:{quote(operation_id, safe=_SAFE)}"
 
-    def stage(self, operation: str) -> str:
-        return f"{self._root}:stage:{escaped('operation', operation)}"
+    def staging(self, operation_id: str) -> str:
+        return f"{self._root}:staging:{escaped('operation id', operation_id)}"
 
 
 class RunKeys:
     """The keys of one run, in the slot of its session, so that both change in one step."""
 
-    __slots__ = ("batches", "history", "items", "ledger", "run")
+    __slots__ = ("history", "items", "ledger", "operations", "run")
 
     def __init__(self, session_id: str, run_id: str, prefix: str = "capsule") -> None:
         session = SessionKeys(session_id, prefix)
@@ -73,10 +73,10 @@ class RunKeys:
         self.ledger = f"{self.run}:ledger"
         self.items = session.items
         self.history = session.history
-        self.batches = session.batches
+        self.operations = session.operations
 
 
-def run_place(run_id: str, prefix: str = "capsule") -> str:
+def run_location(run_id: str, prefix: str = "capsule") -> str:
     """The key that says in which session a run lives."""
     return f"{checked_prefix(prefix)}:{{R:{escaped('run id', run_id)}}}"
 
@@ -123,22 +123,22 @@ class CallKeys:
 class WorkerKeys:
     """The lease of one incarnation of a worker."""
 
-    __slots__ = ("batches", "worker")
+    __slots__ = ("operations", "worker")
 
     def __init__(self, incarnation: str, prefix: str = "capsule") -> None:
         self.worker = f"{checked_prefix(prefix)}:{{W:{escaped('incarnation', incarnation)}}}"
-        self.batches = f"{self.worker}:batches"
+        self.operations = f"{self.worker}:operations"
 
 
 class StepKeys:
     """What an execution has done, step by step."""
 
-    __slots__ = ("batches", "steps")
+    __slots__ = ("operations", "steps")
 
     def __init__(self, execution_id: str, prefix: str = "capsule") -> None:
         root = f"{checked_prefix(prefix)}:{{E:{escaped('execution id', execution_id)}}}"
         self.steps = f"{root}:steps"
-        self.batches = f"{root}:batches"
+        self.operations = f"{root}:operations"
 
 
 class ExecutionKeys:
@@ -151,7 +151,7 @@ class ExecutionKeys:
         self.events = f"{root}:events"
         self.control = f"{root}:control"
         self.meta = f"{root}:meta"
-        self.channel = f"{root}:said"
+        self.channel = f"{root}:changed"
 
 
 class HoldKeys:
@@ -164,9 +164,9 @@ class HoldKeys:
         self.held = f"{self.worker}:held"
 
 
-def worker_bells(prefix: str = "capsule") -> str:
+def doorbell_prefix(prefix: str = "capsule") -> str:
     """What the channel of a worker begins with; its incarnation follows."""
-    return f"{checked_prefix(prefix)}:bell:"
+    return f"{checked_prefix(prefix)}:doorbell:"
 
 
 def worker_index(prefix: str = "capsule") -> str:

@@ -5,25 +5,27 @@ from __future__ import annotations
 from capsule_tasks.errors import LeaseLost, LeaseTaken
 from capsule_tasks.settings import LeaseSettings, RetrySettings
 from capsule_tasks.storage.keys import WorkerKeys
-from capsule_tasks.storage.operations import Operation, named, perform
+from capsule_tasks.storage.operations import Operation, call_script, named
 from capsule_tasks.storage.scripts import Code, script
 
 
-@script
-def lease_acquire(keys: WorkerKeys, *, operation: str, lease_ms: int, keep_ms: int) -> None: ...
+@script("workers/lease_acquire")
+def lease_acquire(
+    keys: WorkerKeys, *, operation_id: str, lease_ms: int, lapsed_ttl_ms: int
+) -> None: ...
 
 
-@script
-def lease_renew(keys: WorkerKeys, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
+@script("workers/lease_renew")
+def lease_renew(keys: WorkerKeys, *, token: str, lease_ms: int, lapsed_ttl_ms: int) -> None: ...
 
 
-@script
+@script("workers/lease_read")
 def lease_read(keys: WorkerKeys) -> None: ...
 
 
 def lease_left_s(incarnation: str, prefix: str, retry: RetrySettings) -> Operation[float | None]:
     """How long the lease of an incarnation lasts: 0 if it has lapsed, None if it never was."""
-    reply = yield from perform(lease_read.call(WorkerKeys(incarnation, prefix)), retry)
+    reply = yield from call_script(lease_read.call(WorkerKeys(incarnation, prefix)), retry)
     return int(reply[1]) / 1000 if reply[0] == Code.DONE else None
 
 
@@ -50,20 +52,20 @@ class LeaseCore:
         self._retry = retry or RetrySettings()
         self._prefix = prefix
         self._keys = WorkerKeys(incarnation, prefix)
-        self._keep_ms = int(settings.lapsed_ttl_s * 1000)
+        self._lapsed_ttl_ms = int(settings.lapsed_ttl_s * 1000)
 
-    def acquire(self, *, operation: str | None = None) -> Operation[None]:
+    def acquire(self, *, operation_id: str | None = None) -> Operation[None]:
         """Begin the lease; nothing is done to one that this object has and that has not lapsed.
 
         Raises LeaseTaken if another worker has the lease of this incarnation, and LeaseLost if it
         has lapsed.
         """
         lease_ms = int(self._settings.lease_s * 1000)
-        name = named("lease_acquire", operation)
+        name = named("lease_acquire", operation_id)
         call = lease_acquire.call(
-            self._keys, operation=name, lease_ms=lease_ms, keep_ms=self._keep_ms
+            self._keys, operation_id=name, lease_ms=lease_ms, lapsed_ttl_ms=self._lapsed_ttl_ms
         )
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         if reply[0] == Code.DONE:
             self.token = reply[1].decode()
         elif reply[0] != Code.HELD or not (yield from self.remaining_s()):
@@ -87,7 +89,7 @@ class LeaseCore:
 
     def _extend(self, lease_ms: int) -> Operation[bool]:
         call = lease_renew.call(
-            self._keys, token=self.token, lease_ms=lease_ms, keep_ms=self._keep_ms
+            self._keys, token=self.token, lease_ms=lease_ms, lapsed_ttl_ms=self._lapsed_ttl_ms
         )
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         return bool(reply[0] == Code.DONE)

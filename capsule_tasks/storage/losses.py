@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from capsule_tasks.settings import RetrySettings
 from capsule_tasks.storage.keys import losses_key
-from capsule_tasks.storage.operations import Operation, perform
+from capsule_tasks.storage.operations import Operation, call_script
 from capsule_tasks.storage.scripts import script
 
-_KEEP_MS = 7 * 86_400_000
+_TTL_MS = 7 * 86_400_000
 _TWICE = RetrySettings(attempts=2)
 
 
-@script
-def losses_add(losses: str, *, keep_ms: int, loss: str) -> None: ...
+@script("executions/losses_add")
+def losses_add(losses: str, *, ttl_ms: int, loss: str) -> None: ...
 
 
-@script
+@script("executions/losses_drop")
 def losses_drop(losses: str, *, loss: str) -> None: ...
 
 
@@ -27,9 +27,11 @@ class LossCore:
 
     def add(self, loss: str) -> Operation[int]:
         """Count it; how many there are now."""
-        reply = yield from perform(losses_add.call(self._key, keep_ms=_KEEP_MS, loss=loss), _TWICE)
+        reply = yield from call_script(
+            losses_add.call(self._key, ttl_ms=_TTL_MS, loss=loss), _TWICE
+        )
         return int(reply[1])
 
     def drop(self, loss: str) -> Operation[None]:
         """It was none."""
-        yield from perform(losses_drop.call(self._key, loss=loss), _TWICE)
+        yield from call_script(losses_drop.call(self._key, loss=loss), _TWICE)

@@ -31,11 +31,11 @@ T = TypeVar("T")
 Reply = list[Any]
 
 _REPEATABLE = (StorageUnavailable, StorageNotReady)
-_chance = random.Random()  # noqa: S311  spreads load, and leaves the program's own chance alone
+_random = random.Random()  # noqa: S311  spreads load, and leaves the program's own chance alone
 
 
-@script
-def settle(batches: str, *, operation: str) -> None: ...
+@script("operation_abandon")
+def operation_abandon(operations: str, *, operation_id: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class Abandon:
     """Make this call although the caller is leaving; whatever comes of it, do not answer."""
 
     call: Call
 
 
-Operation = Generator[Call | Pause | Settle, Any, T]
+Operation = Generator[Call | Pause | Abandon, Any, T]
 
 
 def new_operation() -> str:
@@ -68,16 +68,16 @@ def named(kind: str, operation: str | None) -> str:
     return f"{kind}:{operation}"
 
 
-def perform(call: Call, retry: RetrySettings) -> Operation[Reply]:
+def call_script(call: Call, retry: RetrySettings) -> Operation[Reply]:
     """Have a script called, again where the reply was lost, and return its reply.
 
     A repeat carries the same operation, so it is done once. When the caller leaves in between
     (it is cancelled or interrupted), the operation is settled: done already, or never.
     """
-    return (yield from performed(call, retry))[1]
+    return (yield from call_script_named(call, retry))[1]
 
 
-def performed(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, Reply]]:
+def call_script_named(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, Reply]]:
     """The same, with the name under which it was done at last."""
     while True:
         begun = time.monotonic()
@@ -86,29 +86,33 @@ def performed(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, R
         except (CapsuleError, GeneratorExit):
             raise
         except BaseException:
-            if call.operation is not None:
-                yield _settling(call, begun)
+            if call.operation_id is not None:
+                yield _abandoning(call, begun)
             raise
         if reply[0] == Code.FORGOTTEN:
             raise _forgotten(call)
-        if reply[0] != Code.GIVEN_UP or call.operation is None:
-            return call.operation, reply
+        if reply[0] != Code.ABANDONED or call.operation_id is None:
+            return call.operation_id, reply
         # Somebody began this operation and was cancelled. What he sent may still wait in a
         # socket, so his name stays barred; all who repeat it go on under the same next one.
-        kind, _, operation = call.operation.partition(":")
+        kind, _, operation = call.operation_id.partition(":")
         call = Call(call.script, call.keys, [f"{kind}~:{operation}", 0, *call.args[2:]])
 
 
-def _settling(call: Call, begun: float) -> Settle:
-    batches = call.keys[call.script.keys.index("batches")]
-    return Settle(settle.call(batches, operation=str(call.operation)).repeated(_age_ms(begun)))
+def _abandoning(call: Call, begun: float) -> Abandon:
+    operations = call.keys[call.script.keys.index("operations")]
+    return Abandon(
+        operation_abandon.call(operations, operation_id=str(call.operation_id)).repeated(
+            _age_ms(begun)
+        )
+    )
 
 
 def _forgotten(call: Call) -> StorageForgotten:
     return StorageForgotten(
         f"a repeat of operation {_as_given(call)} came too late for Redis to know it",
         may_have_written=True,
-        operation=_as_given(call),
+        operation_id=_as_given(call),
     )
 
 
@@ -123,14 +127,14 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
             # Closed in the middle of a call: what became of that is the answer.
             if lost is None:
                 raise
-            lost.may_have_written, lost.operation = may_have_written, _as_given(call)
+            lost.may_have_written, lost.operation_id = may_have_written, _as_given(call)
             raise lost from None
         except StorageError as error:
             lost = error
-            may_have_written |= error.may_have_written and call.operation is not None
+            may_have_written |= error.may_have_written and call.operation_id is not None
             if attempt >= retry.attempts or not isinstance(error, _REPEATABLE):
                 error.may_have_written = may_have_written
-                error.operation = _as_given(call)
+                error.operation_id = _as_given(call)
                 raise
         yield Pause(delay_s(attempt, retry))
         call = call.repeated(_age_ms(begun))
@@ -139,7 +143,7 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
 
 def _as_given(call: Call) -> str | None:
     """The operation as a method takes it: repeated under it, the same is done."""
-    return call.operation and call.operation.partition(":")[2]
+    return call.operation_id and call.operation_id.partition(":")[2]
 
 
 def closed() -> StorageClosed:
@@ -173,4 +177,4 @@ def delay_s(attempt: int, retry: RetrySettings) -> float:
     Full jitter: many callers who lost one server do not come back together.
     """
     most = min(retry.max_delay_s, retry.first_delay_s * 2 ** min(attempt - 1, 30))
-    return _chance.uniform(most / 10, most)
+    return _random.uniform(most / 10, most)

@@ -10,23 +10,23 @@ from typing import Any
 
 from capsule_tasks.settings import RetrySettings
 from capsule_tasks.storage.keys import RevokeKeys
-from capsule_tasks.storage.operations import Operation, perform
+from capsule_tasks.storage.operations import Operation, call_script
 from capsule_tasks.storage.scripts import script
 
-MOST = 50_000
+MAX_REVOKES = 50_000
 """As many as Celery keeps in memory."""
-_AT_ONCE = 1000
+_BATCH_SIZE = 1000
 _ONCE = RetrySettings(attempts=1)
 
 
-@script
+@script("workers/revokes_add")
 def revokes_add(
-    keys: RevokeKeys, *, keep_ms: int, most: int, channel: str, members: Sequence[str]
+    keys: RevokeKeys, *, ttl_ms: int, max_revokes: int, channel: str, members: Sequence[str]
 ) -> None: ...
 
 
-@script
-def revokes_read(keys: RevokeKeys, *, since_ms: int, most: int) -> None: ...
+@script("workers/revokes_read")
+def revokes_read(keys: RevokeKeys, *, since_ms: int, max_revokes: int) -> None: ...
 
 
 @dataclass
@@ -42,7 +42,7 @@ class RevokeCore:
     """Adds and reads; nothing is repeated here, as its callers do so in their own time."""
 
     def __init__(self, revoke_ttl_s: float, prefix: str = "capsule") -> None:
-        self._keep_ms = int(revoke_ttl_s * 1000)
+        self._ttl_ms = int(revoke_ttl_s * 1000)
         self._keys = RevokeKeys(prefix)
 
     @property
@@ -53,20 +53,24 @@ class RevokeCore:
     def add(
         self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, Any]] = ()
     ) -> Operation[None]:
-        """Keep these; the oldest are forgotten where there are more than MOST."""
+        """Keep these; the oldest are forgotten where there are more than MAX_REVOKES."""
         members = iter(
             [*(f"t{task_id}" for task_id in ids), *(f"s{json.dumps(pair)}" for pair in stamps)]
         )
-        for some in _in_parts(members):
+        for batch in _batches(members):
             call = revokes_add.call(
-                self._keys, keep_ms=self._keep_ms, most=MOST, channel=self.channel, members=some
+                self._keys,
+                ttl_ms=self._ttl_ms,
+                max_revokes=MAX_REVOKES,
+                channel=self.channel,
+                members=batch,
             )
-            yield from perform(call, _ONCE)
+            yield from call_script(call, _ONCE)
 
     def read(self, since_ms: int = 0) -> Operation[Revoked]:
         """What was revoked since; and the moment of that answer."""
-        reply = yield from perform(
-            revokes_read.call(self._keys, since_ms=since_ms, most=MOST), _ONCE
+        reply = yield from call_script(
+            revokes_read.call(self._keys, since_ms=since_ms, max_revokes=MAX_REVOKES), _ONCE
         )
         found = Revoked(until_ms=int(reply[1]))
         for member in reply[2]:
@@ -74,9 +78,9 @@ class RevokeCore:
         return found
 
 
-def _in_parts(members: Iterator[str]) -> Iterator[list[str]]:
-    while some := list(islice(members, _AT_ONCE)):
-        yield some
+def _batches(members: Iterator[str]) -> Iterator[list[str]]:
+    while batch := list(islice(members, _BATCH_SIZE)):
+        yield batch
 
 
 def _take(member: str, found: Revoked) -> None:

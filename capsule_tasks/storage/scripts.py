@@ -4,10 +4,10 @@ A header is the comment at the top of a file: what the script is for, then KEYS,
 REFUSES and USES. Python declares a script as a function without a body, whose parameters are what
 the header names; calls pass them by name, so that a type checker sees each one:
 
-    @script
-    def lease_renew(keys: WorkerKeys, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
+    @script("workers/lease_renew")
+    def lease_renew(keys: WorkerKeys, *, token: str, lease_ms: int, lapsed_ttl_ms: int) -> None: ...
 
-    call = lease_renew.call(keys, token=token, lease_ms=1000, keep_ms=5000)
+    call = lease_renew.call(keys, token=token, lease_ms=1000, lapsed_ttl_ms=5000)
 
 A declaration that its header does not fit is refused when its module is imported.
 """
@@ -33,7 +33,7 @@ class Code(IntEnum):
 
     DONE = 0
     FORGOTTEN = 1
-    GIVEN_UP = 20
+    ABANDONED = 20
     CONFLICT = 2
     FULL = 3
     LOST = 4
@@ -89,7 +89,7 @@ class Script(Generic[P]):
     @property
     def is_write(self) -> bool:
         """Whether a call names its operation, and so can be repeated and settled."""
-        return self.args[:2] == ("operation", "age_ms")
+        return self.args[:2] == ("operation_id", "age_ms")
 
 
 Argument = str | bytes | int
@@ -103,7 +103,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
     args: list[Argument]
 
     @property
-    def operation(self) -> str | None:
+    def operation_id(self) -> str | None:
         return str(self.args[0]) if self.script.is_write else None
 
     def packed(self, command: bytes, script: str) -> bytes:
@@ -140,22 +140,25 @@ def _bulk(words: Sequence[Argument]) -> bytes:
     return b"".join(parts)
 
 
-def script(declaration: Callable[P, None]) -> Script[P]:
-    """Declare the script of the function's name; see above.
+def script(name: str) -> Callable[[Callable[P, None]], Script[P]]:
+    """Declare the script in `lua/<name>.lua`; see above.
 
     Keyword-only parameters are ARGV in their order, but for `age_ms`, which only a repeat sets;
     where the header says `record...` the parameter is `records`, a sequence. The other parameters
     are KEYS of the same name, and `keys` is an object that has the other keys as attributes.
     """
-    name = declaration.__name__
-    header, source = parsed_header(text_of(name)), _assembled(name)
-    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    scope: dict[str, Any] = {"Call": Call}
-    # Text of our own, compiled once, as a dataclass does: a call costs no more than by hand.
-    make: Callable[P, Call] = eval(_call_maker(name, header, declaration), scope)  # noqa: S307
-    update_wrapper(make, declaration)
-    keys = tuple(key.name for key in header.keys)
-    scope["script"] = declared = Script(name, keys, header.args, source, sha, make)
+
+    def declared(declaration: Callable[P, None]) -> Script[P]:
+        header, source = parsed_header(text_of(name)), _assembled(name)
+        sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        scope: dict[str, Any] = {"Call": Call}
+        # Text of our own, compiled once, as a dataclass does: a call costs no more than by hand.
+        call: Callable[P, Call] = eval(_call_maker(name, header, declaration), scope)  # noqa: S307
+        update_wrapper(call, declaration)
+        keys = tuple(key.name for key in header.keys)
+        scope["script"] = made = Script(name, keys, header.args, source, sha, call)
+        return made
+
     return declared
 
 

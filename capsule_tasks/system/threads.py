@@ -1,4 +1,4 @@
-"""Threads that block signals, which other threads handle."""
+"""Threads that leave signals to others."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ DEFERRED_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Signals that an iteration of the runtime's loop defers until it is done."""
+"""What a turn of the runtime's loop puts off until it is over."""
 set_mask: Callable[[int, Any], Any] = getattr(signal, "_signal", signal).pthread_sigmask
-"""The C function: its wrapper makes enum members of the old mask, which takes far longer."""
+"""The function itself: its wrapper makes enumerations of the old mask, which takes far longer."""
 
 
 class SignalFreeThread(threading.Thread):
-    """Blocks the deferred signals.
+    """Takes no signal that a turn puts off: else its handler would run in the middle of the turn.
 
-    The system gives a signal to any thread that does not block it, and Python then runs the handler
-    on the main thread: in the middle of the iteration that defers the signal.
+    The system gives a signal to any thread that does not block it.
     """
 
     def start(self) -> None:

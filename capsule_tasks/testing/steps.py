@@ -16,7 +16,7 @@ Args = dict[str, Any]
 
 @dataclass
 class _Step:
-    operation: str
+    operation_id: str
     fingerprint: str
     began_ms: int
     why_uncertain: bytes = b""
@@ -40,30 +40,30 @@ class StepsInMemory:
         args: Args = dict(zip(call.script.args, call.args, strict=True))
         with self._lock:
             match call.script.name:
-                case "step_begin":
+                case "executions/step_start":
                     return self._begin((call.keys[0], args["step"]), args)
-                case "step_end":
+                case "executions/step_end":
                     return self._end((call.keys[0], args["step"]), args)
-                case "settle":  # nothing is on its way that could arrive later
+                case "operation_abandon":  # nothing is on its way that could arrive later
                     return [Code.DONE, 0]
         raise InternalError(f"steps in memory do not know the script {call.script.name!r}")
 
     def _begin(self, at: tuple[str, str], args: Args) -> Reply:
         step = self._steps.get(at)
-        if step is not None and step.fingerprint != args["print"]:
+        if step is not None and step.fingerprint != args["fingerprint"]:
             return [Code.CHANGED]
         if step is not None and step.output is not None:
             return [Code.FINISHED, step.output]
         if step is not None and not args["retry"]:
             return [Code.UNCERTAIN, step.began_ms, step.why_uncertain]
-        self._steps[at] = _Step(args["operation"], args["print"], int(time.time() * 1000))
+        self._steps[at] = _Step(args["operation_id"], args["fingerprint"], int(time.time() * 1000))
         return [Code.DONE]
 
     def _end(self, at: tuple[str, str], args: Args) -> Reply:
         step = self._steps.get(at)
         if step is not None and step.output is not None:
             return [Code.DONE, step.output]  # what was kept first counts
-        is_mine = step is not None and step.operation == args["begun"]
+        is_mine = step is not None and step.operation_id == args["start_operation"]
         match args["outcome"]:
             case "output" if step is not None:
                 step.output = args["value"]

@@ -17,7 +17,7 @@ from capsule_tasks.errors import CapsuleError, DecisionExpired
 from capsule_tasks.settings import LeaseSettings, RetrySettings, RunSettings
 from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
-from capsule_tasks.storage.runs.types import Ask, Claim
+from capsule_tasks.storage.runs.types import ApprovalRequest, Claim
 
 STEPS = 7
 PATIENCE = RetrySettings(attempts=100, first_delay_s=0.001, max_delay_s=0.02)
@@ -67,8 +67,8 @@ class Actor:
         self._committed(chance, entry, "running", [])
 
     def _park(self, run_id: str, chance: random.Random, entry: dict[str, Any]) -> None:
-        asks = [
-            Ask(
+        approval_requests = [
+            ApprovalRequest(
                 call_id=call,
                 tool="bare:pay",
                 agent="a",
@@ -78,7 +78,7 @@ class Actor:
             )
             for call in chance.sample(CALLS, chance.randint(1, 3))
         ]
-        self._committed(chance, entry, "interrupted", asks)
+        self._committed(chance, entry, "interrupted", approval_requests)
 
     def _finish(self, run_id: str, chance: random.Random, entry: dict[str, Any]) -> None:
         self._committed(chance, entry, chance.choice(["completed", "failed"]), [])
@@ -118,7 +118,7 @@ class Actor:
         chance: random.Random,
         entry: dict[str, Any],
         status: Any,
-        asks: list[Ask],
+        approval_requests: list[ApprovalRequest],
         claim: Claim | None = None,
     ) -> None:
         if not self._claims:
@@ -128,10 +128,15 @@ class Actor:
         items = [{"by": self._name, "n": chance.getrandbits(40)}]
         snapshot = b"%s %d" % (self._name.encode(), chance.getrandbits(40))
         entry |= {"token": claim.token, "revision": claim.revision, "turn": claim.turn + 1}
-        entry |= {"wanted": status, "asks": [asdict_of(ask) for ask in asks]}
+        entry |= {"wanted": status, "asks": [asdict_of(ask) for ask in approval_requests]}
         entry |= {"items": items, "snapshot": snapshot.decode()}
         done = self.runs.commit(
-            claim, snapshot, turn=claim.turn + 1, status=status, asks=asks, items=items
+            claim,
+            snapshot,
+            turn=claim.turn + 1,
+            status=status,
+            approval_requests=approval_requests,
+            items=items,
         )
         self._claims.append(done.claim)
         entry |= {"updated": done.claim.updated_us, "status": done.status}
@@ -144,13 +149,13 @@ class Actor:
         lease = SyncLease(name, self._connections, settings=settings, prefix=self._prefix)
         while True:
             try:
-                lease.acquire(operation=name)
+                lease.acquire(operation_id=name)
             except CapsuleError:
                 continue  # cut too often in a row
             return lease
 
 
-def asdict_of(ask: Ask) -> dict[str, Any]:
+def asdict_of(ask: ApprovalRequest) -> dict[str, Any]:
     return {name: getattr(ask, name) for name in ask.__struct_fields__}
 
 

@@ -140,7 +140,7 @@ def main(url: str, points: int, seed: int, folder: Path) -> list[dict[str, Any]]
         last_line = 2 if number == 2 else last_line
         first = deliver(task, task_id, folder, last_line, is_behind)
         after_kill = effects(folder, task_id)
-        recorded = bool(client.hexists(StepKeys(task_id).steps, "out:charge"))
+        recorded = bool(client.hexists(StepKeys(task_id).steps, "output:charge"))
         rest = [deliver(task, task_id, folder) for _ in range(2)]
         reports.append(
             {

@@ -21,7 +21,7 @@ from capsule_tasks import SyncHistory
 from capsule_tasks.errors import CapsuleError, DecisionExpired, RunClaimLost
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
 from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
-from capsule_tasks.storage.runs.types import Ask, Claim, RunRecord
+from capsule_tasks.storage.runs.types import ApprovalRequest, Claim, RunRecord
 from tests.clocks import ClockedStore
 from tests.cutting_proxy import CuttingProxy
 from tests.servers import fresh_prefix
@@ -85,7 +85,7 @@ class Model:
             entry["snapshot"].encode(),
             turn=entry["turn"],
             status=entry["wanted"],
-            asks=[Ask(**ask) for ask in entry["asks"]],
+            approval_requests=[ApprovalRequest(**ask) for ask in entry["asks"]],
             items=entry["items"],
         )
         told = (done.status, done.claim.revision - 1, done.claim.cancelled_by)
@@ -144,7 +144,7 @@ def played(processes: list[subprocess.Popen[str]], run_id: str, seed: str) -> li
 
 def seen(record: RunRecord) -> tuple[Any, ...]:
     """All of a run but what differs between two servers: times, tokens."""
-    waiting = [(each.call_id, each.on_expiry, each.expires_at is None) for each in record.waiting]
+    waiting = [(each.call_id, each.on_expiry, each.expires_at is None) for each in record.pending]
     head = (record.status, record.revision, record.turn, record.owner, record.cancelled_by)
     return (*head, record.snapshot, record.agent, waiting)
 

@@ -12,9 +12,9 @@ from capsule_tasks import History, SyncHistory
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RetrySettings, RunSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.drivers import drive, drive_blocking
-from capsule_tasks.storage.operations import Operation, perform
+from capsule_tasks.storage.operations import Operation, call_script
 from capsule_tasks.storage.runs.store import Lease, RunStore, SyncLease, SyncRunStore
-from capsule_tasks.storage.runs.types import Ask, Claim
+from capsule_tasks.storage.runs.types import ApprovalRequest, Claim
 from capsule_tasks.storage.scripts import Call
 from tests.servers import fresh_prefix
 
@@ -74,9 +74,21 @@ class Subject:
         claim: Claim = await runs.claim(run_id, worker)
         return claim
 
-    async def parked(self, runs: Any, *asks: Ask, run_id: str = "run-1", worker: str = "w1") -> Any:
+    async def parked(
+        self,
+        runs: Any,
+        *approval_requests: ApprovalRequest,
+        run_id: str = "run-1",
+        worker: str = "w1",
+    ) -> Any:
         claim = await self.claimed(runs, run_id, worker)
-        return await runs.commit(claim, b'{"parked": 1}', turn=1, status="interrupted", asks=asks)
+        return await runs.commit(
+            claim,
+            b'{"parked": 1}',
+            turn=1,
+            status="interrupted",
+            approval_requests=approval_requests,
+        )
 
     async def drive(self, operation: Operation[Any]) -> Any:
         """An operation below those that the store offers."""
@@ -86,7 +98,7 @@ class Subject:
 
     async def call(self, call: Call) -> Any:
         """One script, as if something had sent it."""
-        return await self.drive(perform(call, RetrySettings()))
+        return await self.drive(call_script(call, RetrySettings()))
 
     def history(self, session_id: str | None = None, codec: Any = None, **changes: Any) -> Any:
         """The history of the session, as its own face; not of those that are awaited."""
@@ -100,13 +112,13 @@ class Subject:
         return items
 
 
-def ask(call_id: str = "call-1", tool: str = "bare:pay", **changes: Any) -> Ask:
+def ask(call_id: str = "call-1", tool: str = "bare:pay", **changes: Any) -> ApprovalRequest:
     options: dict[str, Any] = {
         "agent": "triage",
         "fingerprint": PRINT,
         "arguments": '{"to": "ann"}',
     }
-    return Ask(call_id=call_id, tool=tool, **{**options, **changes})
+    return ApprovalRequest(call_id=call_id, tool=tool, **{**options, **changes})
 
 
 async def until(ask_again: Callable[[], Awaitable[Any]]) -> Any:

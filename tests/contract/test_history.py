@@ -183,16 +183,16 @@ async def test_limits_of_an_item_and_of_a_history_are_refused_with_their_numbers
 
 async def test_the_same_operation_is_done_once(subject: Subject) -> None:
     history, again = subject.history(), subject.history()
-    await history.add_items(items(1), operation="turn-1")
-    await again.add_items(items(1), operation="turn-1")
+    await history.add_items(items(1), operation_id="turn-1")
+    await again.add_items(items(1), operation_id="turn-1")
     assert await history.get_items() == items(1)
-    assert await history.pop_suffix(items(1), operation="turn-1")
+    assert await history.pop_suffix(items(1), operation_id="turn-1")
     await history.add_items(items(1))
-    assert await again.pop_suffix(items(1), operation="turn-1")
+    assert await again.pop_suffix(items(1), operation_id="turn-1")
     assert await history.get_items() == items(1)
-    await history.clear_session(operation="end")
+    await history.clear_session(operation_id="end")
     await history.add_items(items(2))
-    await again.clear_session(operation="end")
+    await again.clear_session(operation_id="end")
     assert await history.get_items() == items(2)
 
 
@@ -201,11 +201,11 @@ async def test_a_pop_that_is_repeated_whole_takes_one_item(subject: Subject) -> 
     await history.add_items(items(1, 2, 3))
     for record in (b"{", b"", b"null"):
         subject.seed(record)
-    assert await history.pop_item(operation="undo") == items(3)[0]
-    assert await again.pop_item(operation="undo") == items(3)[0]
+    assert await history.pop_item(operation_id="undo") == items(3)[0]
+    assert await again.pop_item(operation_id="undo") == items(3)[0]
     assert await history.get_items() == items(1, 2)
-    assert subject.records(subject.keys().bad) == [b"null", b"", b"{"]
-    assert await again.pop_item(operation="undo 2") == items(2)[0]
+    assert subject.records(subject.keys().quarantine) == [b"null", b"", b"{"]
+    assert await again.pop_item(operation_id="undo 2") == items(2)[0]
 
 
 # --- removing ------------------------------------------------------------------------------------
@@ -214,14 +214,14 @@ async def test_a_pop_that_is_repeated_whole_takes_one_item(subject: Subject) -> 
 async def test_nothing_that_was_popped_is_left_after_a_clear(subject: Subject) -> None:
     history = subject.history()
     await history.add_items(items(1, 2, 3))
-    assert await history.pop_item(operation="undo") == items(3)[0]
+    assert await history.pop_item(operation_id="undo") == items(3)[0]
     assert await history.pop_item() == items(2)[0]
     assert subject.holds(b"message 3")
     assert subject.holds(b"message 2")
     await history.clear_session()
     assert not subject.holds(b"message")
     await history.add_items(items(4))
-    assert await history.pop_item(operation="undo") is None, "the repeat took another item"
+    assert await history.pop_item(operation_id="undo") is None, "the repeat took another item"
     assert await history.get_items() == items(4)
 
 
@@ -335,8 +335,8 @@ async def test_what_is_appended_to_a_new_history_survives_a_replacement_of_nothi
     history = subject.history()
     version = (await history.read()).version
     await subject.history().add_items(items(2, 3))
-    await history.replace(version, items(1), operation="import")
-    await history.replace(version, items(1), operation="import")
+    await history.replace(version, items(1), operation_id="import")
+    await history.replace(version, items(1), operation_id="import")
     assert await history.get_items() == items(1, 2, 3)
 
 
@@ -346,13 +346,13 @@ async def test_a_replacement_in_pieces_is_one_step(subject: Subject) -> None:
     snapshot = await history.read(10_500)
     await history.add_items([{"late": 1}])
     summary = [{"summary": number} for number in range(10_200)]
-    await history.replace(snapshot.version, summary, operation="compact")
-    await history.replace(snapshot.version, summary, operation="compact")
+    await history.replace(snapshot.version, summary, operation_id="compact")
+    await history.replace(snapshot.version, summary, operation_id="compact")
     expected = [*({"number": number} for number in range(500)), *summary, {"late": 1}]
     assert await history.get_items() == expected
     size = sum(map(len, subject.records(subject.keys().items)))
     assert (await history.info()).bytes == size
-    assert subject.records(subject.keys().stage("replace:compact")) == []
+    assert subject.records(subject.keys().staging("replace:compact")) == []
 
 
 # --- corrupt records -----------------------------------------------------------------------------
@@ -371,7 +371,7 @@ async def test_a_corrupt_record_is_skipped_and_counted(subject: Subject, record:
     assert await history.pop_item() == items(2)[0]
     assert await history.pop_item() == items(1)[0]
     assert (await history.info()).quarantined == 1
-    assert subject.records(subject.keys().bad) == [record]
+    assert subject.records(subject.keys().quarantine) == [record]
 
 
 async def test_corrupt_records_do_not_use_up_the_limit(subject: Subject) -> None:
@@ -394,7 +394,7 @@ async def test_a_replacement_quarantines_what_could_not_be_read(subject: Subject
     snapshot = await history.read()
     await history.replace(snapshot.version, items(3))
     assert await history.get_items() == items(3)
-    assert subject.records(subject.keys().bad) == [b"{"]
+    assert subject.records(subject.keys().quarantine) == [b"{"]
 
 
 async def test_the_quarantine_keeps_the_newest(subject: Subject) -> None:
@@ -402,7 +402,7 @@ async def test_the_quarantine_keeps_the_newest(subject: Subject) -> None:
     for record in (b"1", b"2", b"3"):
         subject.seed(record)
     assert await history.pop_item() is None
-    assert subject.records(subject.keys().bad) == [b"2", b"1"]
+    assert subject.records(subject.keys().quarantine) == [b"2", b"1"]
 
 
 # --- times and ids -------------------------------------------------------------------------------

@@ -367,7 +367,7 @@ def test_a_time_limit_while_the_output_is_recorded_does_not_lose_it(
         """As a signal does to a blocking call: once, before the end of the step is sent."""
 
         def run_blocking(self, call: Call) -> Any:
-            if call.script.name == "step_end" and not interrupted:
+            if call.script.name == "executions/step_end" and not interrupted:
                 interrupted.append(call.script.name)
                 raise error
             return super().run_blocking(call)

@@ -165,7 +165,7 @@ class Worker:
         )
 
     async def waiting(self) -> list[tuple[str, str]]:
-        return [(each.call_id, each.tool) for each in (await self._store.read("r")).waiting]
+        return [(each.call_id, each.tool) for each in (await self._store.read("r")).pending]
 
 
 def outer_agent(model: ScriptedModel, *inner: Agent[Any]) -> Agent[Any]:

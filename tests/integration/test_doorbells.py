@@ -38,7 +38,7 @@ async def test_doorbells_and_calls_to_a_cluster_use_the_tls_options_of_its_url(
                     client.publish("bell", "said")
                 assert await rung.get() == b"said"
                 async with ExecutionStore(f"{url}&ssl_ca_path={tmp_path}") as store:
-                    assert (await store.look("an-id")).state == "unknown"
+                    assert (await store.read_record("an-id")).state == "unknown"
         finally:
             await bells.close()
 
@@ -51,11 +51,11 @@ class Breaking:
         self.times = times
         self.close = endpoint.close
 
-    async def opened(self) -> AbstractConnection:
+    async def open_connection(self) -> AbstractConnection:
         if self.times:
             self.times -= 1
             raise TypeError("unexpected keyword")
-        return await self._endpoint.opened()
+        return await self._endpoint.open_connection()
 
 
 async def test_a_doorbell_connection_that_cannot_be_made_is_logged_once_and_tried_again(

@@ -24,7 +24,7 @@ from tests.tls import Certificates, tls_in_front_of
 
 async def use(store: AsyncStore) -> None:
     try:
-        assert (await ExecutionStore(store).look("an-id")).state == "unknown"
+        assert (await ExecutionStore(store).read_record("an-id")).state == "unknown"
     finally:
         await store.close()
 
@@ -40,7 +40,7 @@ async def pipeline_calls(url: str) -> None:
 async def make_blocking_calls(url: str) -> None:
     connections = SyncConnections(url)
     try:
-        assert SyncExecutionStore(connections).look("an-id").state == "unknown"
+        assert SyncExecutionStore(connections).read_record("an-id").state == "unknown"
     finally:
         connections.close_blocking()
 
@@ -100,7 +100,7 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         url = f"redis+sentinel://127.0.0.1:{port}/primary/0?sentinel_password=watch"
         patient = RetrySettings(attempts=600, first_delay_s=0.1, max_delay_s=0.1)
         with SyncExecutionStore(url, settings=ExecutionSettings(retry=patient)) as store:
-            store.look("an-id")  # the Sentinel listens once this is answered
+            store.read_record("an-id")  # the Sentinel listens once this is answered
         yield url
 
 

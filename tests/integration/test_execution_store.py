@@ -83,16 +83,16 @@ async def spoken(store: ExecutionStore, name: str, texts: list[str]) -> int:
 
 
 async def test_an_execution_is_claimed_told_and_ended(store: ExecutionStore) -> None:
-    assert await store.tell("e", CancelCommand(grace_s=1.5)) == "unknown"
+    assert await store.send_command("e", CancelCommand(grace_s=1.5)) == "unknown"
     claimed = await store.claim("e", owner="w", claim="c", task="t", worker="host")
-    assert decode_command(claimed.told[0].data) == CancelCommand(grace_s=1.5)
-    assert await store.tell("e", CancelCommand(), command_id="x") == "running"
-    assert len(await store.told("e", claimed.told[0].id)) == 1
-    record = await store.look("e")
+    assert decode_command(claimed.commands[0].data) == CancelCommand(grace_s=1.5)
+    assert await store.send_command("e", CancelCommand(), command_id="x") == "running"
+    assert len(await store.read_commands("e", claimed.commands[0].id)) == 1
+    record = await store.read_record("e")
     assert (record.state, record.task, record.worker) == ("running", "t", "host")
     await store.append("e", claimed.attempt, 2, [END], state="ended", outcome="succeeded")
     with pytest.raises(ExecutionEnded):
-        await store.tell("e", CancelCommand())
+        await store.send_command("e", CancelCommand())
     with pytest.raises(ExecutionEnded):
         await store.claim("e", owner="w2", claim="d")
     with pytest.raises(AttemptClosed):
@@ -108,9 +108,9 @@ async def test_a_stale_attempt_is_refused(store: ExecutionStore) -> None:
 
 async def test_ids_are_refused_that_cannot_be_keys(store: ExecutionStore) -> None:
     with pytest.raises(InvalidId):
-        await store.look("x" * 513)
+        await store.read_record("x" * 513)
     await store.claim("a:{b}:meta", owner="w", claim="c")
-    assert (await store.look("a:{b}")).state == "unknown"
+    assert (await store.read_record("a:{b}")).state == "unknown"
 
 
 async def test_recent_executions_are_found_by_state_task_and_time(store: ExecutionStore) -> None:
@@ -125,7 +125,7 @@ async def test_recent_executions_are_found_by_state_task_and_time(store: Executi
         f"e{n}" for n in range(1200) if n % 3 == 0 and n % 2 == 1
     }
     latest = await store.list_recent(limit=1)
-    assert await store.list_recent(since=latest[0].noted_at + 1) == []
+    assert await store.list_recent(since=latest[0].recorded_at + 1) == []
 
 
 async def test_what_a_lapsed_worker_held_is_listed_until_it_is_seen_to(
@@ -316,7 +316,7 @@ async def test_a_silent_server_fails_every_call_in_flight(valkey_url: str) -> No
     store = ExecutionStore(connection, settings=once)
     try:
         found = await asyncio.gather(
-            *(store.look(f"e{n}") for n in range(3)), return_exceptions=True
+            *(store.read_record(f"e{n}") for n in range(3)), return_exceptions=True
         )
         assert all(isinstance(one, StorageUnavailable) for one in found), found
     finally:

@@ -302,8 +302,8 @@ async def test_compaction_through_its_encrypted_session_is_one_step_and_loses_no
     agent = Agent(name="helper", model=ScriptedModel(says("one")))
     await Runner.run(agent, "1", session=session)
     assert len(client.calls) == 1
-    assert watched.writes.count("history_replace") == 1
-    assert "history_clear" not in watched.writes
+    assert watched.writes.count("history/replace") == 1
+    assert "history/clear" not in watched.writes
     items = await history.get_items()
     assert (items[0], items[-1]) == (foreign, late), "expired at the front, or more, is there"
     (summary,) = await session.get_items()
@@ -323,7 +323,7 @@ async def test_a_compaction_by_hand_is_one_step(
     await session.add_items([{"role": "user", "content": f"{n}"} for n in range(5)])
     watched.writes.clear()
     await session.run_compaction({"force": True, "compaction_mode": "input"})
-    assert watched.writes == ["history_replace"]
+    assert watched.writes == ["history/replace"]
     (summary,) = await session.get_items()
     assert summary["content"][0]["text"] == "summary"
     await watched.close()

@@ -320,10 +320,10 @@ async def test_what_was_cancelled_before_it_was_done_can_be_repeated(
             await history.add_items([{"n": 1}, {"n": 2}])
             version = (await history.read()).version
             for call, left in (
-                (lambda: history.add_items([{"n": 3}], operation="turn"), [1, 2, 3]),
-                (lambda: history.replace(version, [{"n": 9}], operation="turn"), [9, 3]),
-                (lambda: history.pop_suffix([{"n": 3}], operation="turn"), [9]),
-                (lambda: history.pop_item(operation="turn"), []),
+                (lambda: history.add_items([{"n": 3}], operation_id="turn"), [1, 2, 3]),
+                (lambda: history.replace(version, [{"n": 9}], operation_id="turn"), [9, 3]),
+                (lambda: history.pop_suffix([{"n": 3}], operation_id="turn"), [9]),
+                (lambda: history.pop_item(operation_id="turn"), []),
             ):
                 for time in range(times):
                     seen = proxy.cuts
@@ -397,7 +397,7 @@ def test_a_server_that_is_gone() -> None:
             history.add_items([{}])
         assert isinstance(failure.value, RetryError)
         assert not failure.value.may_have_written
-        assert failure.value.operation
+        assert failure.value.operation_id
 
 
 async def test_a_server_that_is_silent_may_have_written(server: PrivateServer) -> None:
@@ -446,7 +446,7 @@ def test_out_of_memory_read_only_and_wrong_type(tmp_path: Path, name: str) -> No
         client.replicaof("NO", "ONE")
         assert history.get_items() == [{"n": 1}]
         keys = history.core._keys
-        for key in (keys.items, keys.history, keys.batches):
+        for key in (keys.items, keys.history, keys.operations):
             client.delete(key)
             client.set(key, "something else")
             with pytest.raises(StorageUnusable, match="WRONGTYPE"):
@@ -469,9 +469,9 @@ def test_out_of_memory_a_corrupt_tail_is_moved_and_nothing_is_staged(
         client.config_set("maxmemory", 1)
         with pytest.raises(StorageFull):
             history.replace(version, [{"n": number} for number in range(6000)])
-        assert not [key for key in client.scan_iter() if b":stage:" in key]
+        assert not [key for key in client.scan_iter() if b":staging:" in key]
         assert history.pop_item() == {"n": 2}
-        assert client.lrange(history.core._keys.bad, 0, -1) == [b"corrupt"]
+        assert client.lrange(history.core._keys.quarantine, 0, -1) == [b"corrupt"]
         assert history.get_items() == [{"n": 1}]
 
 

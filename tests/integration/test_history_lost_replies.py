@@ -76,7 +76,7 @@ def test_each_method_is_done_once(proxy: CuttingProxy, name: str, cuts: list[Cut
 async def test_a_replacement_in_pieces_is_done_once(
     proxy: CuttingProxy, cuts: list[Cut], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsule_tasks.storage.history.core.PIECE_ITEMS", 2)
+    monkeypatch.setattr("capsule_tasks.storage.history.core.CHUNK_ITEMS", 2)
     async with History("user-42", proxy.url, settings=own_settings()) as history:
         for offset in range(4):
             await history.clear_session()
@@ -103,9 +103,9 @@ def test_when_it_gives_up_the_error_says_whether_it_may_have_written(proxy: Cutt
     with SyncHistory("user-42", proxy.url, settings=own_settings()) as history:
         proxy.plan(["after"] * RETRY.attempts)
         with pytest.raises(StorageUnavailable, match="may have happened") as failure:
-            history.add_items([{"n": 1}], operation="turn-1")
+            history.add_items([{"n": 1}], operation_id="turn-1")
         assert failure.value.may_have_written
-        history.add_items([{"n": 1}], operation="turn-1")
+        history.add_items([{"n": 1}], operation_id="turn-1")
         assert numbers(history.get_items()) == [1]
         proxy.plan(["before"] * RETRY.attempts)
         with pytest.raises(StorageUnavailable) as failure:
@@ -136,7 +136,7 @@ def test_the_operation_that_an_error_tells_repeats_that_very_write(
         assert failure.value.may_have_written
         done = history.get_items()
         assert numbers(done) != [1, 2, 2]
-        REPEATABLE[name](history, operation=failure.value.operation)
+        REPEATABLE[name](history, operation_id=failure.value.operation_id)
         assert history.get_items() == done
 
 
@@ -149,7 +149,7 @@ def test_the_operation_of_a_lost_replacement_repeats_it(proxy: CuttingProxy) -> 
             history.replace(version, [{"n": 2}])
         proxy.plan([])
         history.add_items([{"n": 3}])
-        history.replace(version, [{"n": 2}], operation=failure.value.operation)
+        history.replace(version, [{"n": 2}], operation_id=failure.value.operation_id)
         assert numbers(history.get_items()) == [2, 3]
 
 

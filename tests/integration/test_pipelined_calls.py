@@ -10,14 +10,14 @@ import redis
 
 from capsule_tasks.errors import StorageClosed, StorageError, StorageUnavailable, StorageUnusable
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.scripts import execution_look
+from capsule_tasks.storage.executions.scripts import execution_record
 from capsule_tasks.storage.keys import ExecutionKeys
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call, Code
 from tests.servers import fresh_prefix
 from tests.sessions import HANG_S
 
-Ask = Callable[[Call], asyncio.Future[Reply | StorageError]]
+ApprovalRequest = Callable[[Call], asyncio.Future[Reply | StorageError]]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def connection(valkey_url: str) -> AsyncIterator[PipelinedConnection]:
 
 
 @pytest.fixture(params=["run", "cast"])
-def ask(connection: PipelinedConnection, request: pytest.FixtureRequest) -> Ask:
+def ask(connection: PipelinedConnection, request: pytest.FixtureRequest) -> ApprovalRequest:
     """Make a call, and have its reply or its error."""
 
     def by_run(call: Call) -> asyncio.Future[Reply | StorageError]:
@@ -43,17 +43,19 @@ def ask(connection: PipelinedConnection, request: pytest.FixtureRequest) -> Ask:
 
     def by_cast(call: Call) -> asyncio.Future[Reply | StorageError]:
         answered: asyncio.Future[Reply | StorageError] = asyncio.Future()
-        connection.cast(call, answered.set_result)
+        connection.send_nowait(call, answered.set_result)
         return answered
 
     return by_run if request.param == "run" else by_cast
 
 
 def look(prefix: str) -> Call:
-    return execution_look.call(ExecutionKeys("an-id", prefix))
+    return execution_record.call(ExecutionKeys("an-id", prefix))
 
 
-async def test_a_server_that_forgot_the_scripts_is_sent_them(ask: Ask, valkey_url: str) -> None:
+async def test_a_server_that_forgot_the_scripts_is_sent_them(
+    ask: ApprovalRequest, valkey_url: str
+) -> None:
     with redis.Redis.from_url(valkey_url) as client:
         client.script_flush()
     async with asyncio.timeout(HANG_S):
@@ -61,7 +63,9 @@ async def test_a_server_that_forgot_the_scripts_is_sent_them(ask: Ask, valkey_ur
     assert replies == [[Code.MISSING]] * 3
 
 
-async def test_an_error_of_a_script_is_told_with_its_cause(ask: Ask, valkey_url: str) -> None:
+async def test_an_error_of_a_script_is_told_with_its_cause(
+    ask: ApprovalRequest, valkey_url: str
+) -> None:
     prefix = fresh_prefix()
     with redis.Redis.from_url(valkey_url) as client:
         client.set(ExecutionKeys("an-id", prefix).meta, "no hash", ex=60)
@@ -78,7 +82,7 @@ async def test_calls_in_flight_are_told_that_the_connection_is_closed(
 ) -> None:
     told: asyncio.Future[Reply | StorageError] = asyncio.Future()
     asked = asyncio.ensure_future(connection.run(look(fresh_prefix())))
-    connection.cast(look(fresh_prefix()), told.set_result)
+    connection.send_nowait(look(fresh_prefix()), told.set_result)
     await asyncio.sleep(0)
     await connection.close()
     async with asyncio.timeout(HANG_S):

@@ -45,7 +45,7 @@ class Ground:
             prefix=self.settings.prefix,
         )
         await lease.acquire()
-        await self.holdings.note_worker(GONE, 0.0)
+        await self.holdings.register_worker(GONE, 0.0)
         await self.holdings.hold(GONE, lease.core.token, [*HELD, NO_KEY], ())
         for place, name in enumerate(HELD):
             await self.store.claim(
@@ -91,7 +91,7 @@ class Ground:
         recent = await self.store.list_recent(state="lost", task="t", limit=100)
         assert {entry.execution_id for entry in recent} == set(HELD)
         assert self.failed == set(HELD)
-        due = await self.holdings.note_worker("living", 60.0)
+        due = await self.holdings.register_worker("living", 60.0)
         assert GONE not in due.workers
         assert await self.holdings.held_by(GONE) == []
 
@@ -133,7 +133,7 @@ async def test_executions_that_run_here_are_left_until_claimed_anew(
     """A worker whose own lease was lost finds that owner, too."""
     present = {HELD[3], HELD[11]}
     await ground.reaper(present=present).reap(GONE)
-    assert [(await ground.store.look(one)).state for one in present] == ["running"] * 2
+    assert [(await ground.store.read_record(one)).state for one in present] == ["running"] * 2
     assert ground.failed == {*HELD} - present
     await ground.reaper().reap(GONE)
     await ground.look()
@@ -143,7 +143,7 @@ async def test_what_is_lost_is_kept_for_as_long_as_its_task_says(valkey_url: str
     connection = PipelinedConnection(valkey_url)
     ground = Ground(connection)
     await ground.leave()
-    await ground.reaper(kept=ground.store.core.kept_as(silent_retention_s=5000.0)).reap(GONE)
+    await ground.reaper(kept=ground.store.core.with_settings(silent_retention_s=5000.0)).reap(GONE)
     with redis.from_url(valkey_url) as client:
         assert 4000 < client.ttl(ground.store.core.keys_of(HELD[0]).meta) <= 5000
     await connection.close()

@@ -25,11 +25,18 @@ from capsule_tasks.settings import (
     RunSettings,
     StepSettings,
 )
-from capsule_tasks.storage import Ask, AsyncConnections, History, Lease, PlannedCall, RunStore
+from capsule_tasks.storage import (
+    ApprovalRequest,
+    AsyncConnections,
+    History,
+    Lease,
+    PlannedCall,
+    RunStore,
+)
 from capsule_tasks.storage.drivers import drive
 from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.executions.types import RecentEntry
-from capsule_tasks.storage.history.core import PIECE_ITEMS
+from capsule_tasks.storage.history.core import CHUNK_ITEMS
 from capsule_tasks.storage.losses import LossCore
 from capsule_tasks.storage.revokes import RevokeCore
 from capsule_tasks.storage.scripts import Call
@@ -41,8 +48,8 @@ LEASE = LeaseSettings(lease_s=40_000)
 """Long enough that the time to live of a lease is mistaken for no other."""
 PRINT = "0123456789abcdef"
 NOT_CALLED = {
-    "approvals_postpone",  # changes only what is there already
-    "unacked_claim",  # of kombu's keys
+    "runs/approvals_postpone",  # changes only what is there already
+    "workers/unacked_claim",  # of kombu's keys
 }
 TTL = re.compile(
     r"`(?P<section>\w+Settings)\.(?P<field>\w+)`(?: \+ `\w+\.(?P<more>\w+)`)?"
@@ -135,7 +142,7 @@ async def test_what_is_stored_is_what_the_table_says(
 
 async def write_executions(store: Watched, prefix: str) -> None:
     executions = ExecutionStore(store, settings=ExecutionSettings(prefix=prefix))
-    await executions.tell("early", CancelCommand())
+    await executions.send_command("early", CancelCommand())
     claimed = await executions.claim("early", owner="w", claim="c", group="g", index=0)
     loud = [encode_event(Accepted(pid=1)), encode_event(Output(stream="stdout", data="said"))]
     await executions.append("early", claimed.attempt, 2, loud, has_stream_content=True)
@@ -156,7 +163,7 @@ async def write_workers(store: Watched, prefix: str) -> None:
     await lease.renew()
     holdings: Any = HoldStore(store, ExecutionSettings(prefix=prefix))
     await holdings.hold("w", lease.core.token, ["early", "lost"], [])
-    await holdings.note_worker("w", 15)
+    await holdings.register_worker("w", 15)
     await lease.release()
     await holdings.held_by("w", ["lost"])
     await drive(LossCore("early", "0", prefix).add("a"), store)
@@ -181,7 +188,7 @@ async def write_history(store: Watched, prefix: str, url: str) -> None:
     assert await history.pop_item() == {"n": 2}
     assert await history.pop_suffix([{"n": 1}])
     read = await history.read()
-    await history.replace(read.version, [{"n": n} for n in range(PIECE_ITEMS + 1)])
+    await history.replace(read.version, [{"n": n} for n in range(CHUNK_ITEMS + 1)])
     store.is_next_left = True
     with pytest.raises(KeyError):
         await history.add_items([{"n": -1}])
@@ -192,13 +199,17 @@ async def write_runs(store: Watched, prefix: str) -> None:
     runs = RunStore(store, settings=RunSettings(prefix=prefix))
     lease: Any = Lease("runner", store, settings=LEASE, prefix=prefix)
     await lease.acquire()
-    await runs.create("asks", "s", b"{}", schema="1", agent="a", asks=[ask("call", 1000)])
+    await runs.create(
+        "asks", "s", b"{}", schema="1", agent="a", approval_requests=[ask("call", 1000)]
+    )
     await runs.approvals.expire("asks")
     await runs.approvals.approve("asks", "call")
     claim = await runs.claim("asks", "runner")
     await runs.start_calls(claim, [PlannedCall("call", PRINT)])
     await runs.finish_calls(claim, {"call": b"done"})
-    done = await runs.commit(claim, b"{}", turn=1, asks=[ask("next")], items=[{"n": 1}])
+    done = await runs.commit(
+        claim, b"{}", turn=1, approval_requests=[ask("next")], items=[{"n": 1}]
+    )
     await runs.release(done.claim)
     last = await runs.claim("asks", "runner")
     await runs.commit(last, b"{}", turn=2, status="completed")
@@ -206,7 +217,7 @@ async def write_runs(store: Watched, prefix: str) -> None:
     await runs.cancel("cancelled")
 
 
-def ask(call_id: str, expires_in_s: float | None = None) -> Ask:
-    return Ask(
+def ask(call_id: str, expires_in_s: float | None = None) -> ApprovalRequest:
+    return ApprovalRequest(
         call_id=call_id, tool="bare:pay", agent="a", fingerprint=PRINT, expires_in_s=expires_in_s
     )

@@ -25,7 +25,7 @@ from capsule_tasks.runs.parking import (
     resumed_openai,
 )
 from capsule_tasks.storage.runs.store import RunStore
-from capsule_tasks.storage.runs.types import Ask, PlannedCall
+from capsule_tasks.storage.runs.types import ApprovalRequest, PlannedCall
 from tests.agents_script import ScriptedModel, calls, says
 from tests.integration.openai_tools import (
     Worker,
@@ -64,7 +64,7 @@ async def test_people_see_what_shells_patches_and_custom_tools_will_do(store: Ru
     ]
     worker = worker_with(store, done, first, says("done"))
     await worker.start()
-    listed = {each.call_id: each for each in (await store.approvals.waiting()).calls}
+    listed = {each.call_id: each for each in (await store.approvals.pending()).calls}
     assert {call_id: (each.tool, each.arguments) for call_id, each in listed.items()} == {
         "c_pay": ("bare:pay", '{"euros":1}'),
         "c_shell": ("shell:shell", '{"commands": ["rm -rf /data", "echo é"]}'),
@@ -91,7 +91,7 @@ async def test_people_see_a_patch_that_the_model_sends_as_a_custom_call(store: R
     )
     worker = worker_with(store, done, [sent], says("done"))
     await worker.start()
-    (ask,) = (await store.approvals.waiting()).calls
+    (ask,) = (await store.approvals.pending()).calls
     assert ask.tool == "apply_patch:apply_patch"
     assert json.loads(ask.arguments) == patch["operations"]
     await store.approvals.approve("r", "c1")
@@ -109,16 +109,20 @@ async def test_another_call_under_an_approved_id_is_never_started(
     await store.approvals.approve("r", "c1")
     claim = await store.claim("r", "w1")
     with pytest.raises(CallChanged):
-        await store.start_calls(claim, [PlannedCall("c1", harmful.asks[0].fingerprint)])
-    planned = PlannedCall("c1", harmless.asks[0].fingerprint)
+        await store.start_calls(
+            claim, [PlannedCall("c1", harmful.approval_requests[0].fingerprint)]
+        )
+    planned = PlannedCall("c1", harmless.approval_requests[0].fingerprint)
     assert (await store.start_calls(claim, [planned])).calls[0].state == "go"
 
 
 async def test_an_approval_that_was_given_blind_counts_for_nothing(store: RunStore) -> None:
     """As an earlier build stored the ask: with neither the kind of tool nor what it would do."""
     parts = await asked(shell_call("c1", "rm -rf /data"))
-    blind = Ask(call_id="c1", tool="bare:shell", agent="triage", fingerprint="f", arguments="null")
-    header = {**parts.header, "asks": [blind]}
+    blind = ApprovalRequest(
+        call_id="c1", tool="bare:shell", agent="triage", fingerprint="f", arguments="null"
+    )
+    header = {**parts.header, "approval_requests": [blind]}
     await store.create("r", "user-42", parts.snapshot, **header)
     await store.approvals.approve("r", "c1")
     claim = await store.claim("r", "w1")
@@ -131,7 +135,7 @@ async def test_an_approval_that_was_given_blind_counts_for_nothing(store: RunSto
 async def test_calls_of_functions_keep_the_fingerprint_that_stores_hold() -> None:
     """As the first release of this code wrote it."""
     parts = await asked(calls("pay", '{"euros":1}', "c1"))
-    assert parts.asks[0].fingerprint == "fe6404673f0e2a39bf9e6091636f0d45"
+    assert parts.approval_requests[0].fingerprint == "fe6404673f0e2a39bf9e6091636f0d45"
 
 
 WAITING_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -173,7 +177,7 @@ def test_nothing_and_an_empty_object_are_arguments(kind: str) -> None:
     field, rest = WAITING_CALLS[kind]
     raw = {"type": kind, "id": "call_7", "call_id": "call_7", **rest}
     shown = [
-        parked_openai(snapshot_with({**raw, field: given})).asks[0].arguments
+        parked_openai(snapshot_with({**raw, field: given})).approval_requests[0].arguments
         for given in ("", {}, "{}")
     ]
     assert shown == ["", "{}", "{}"]
@@ -234,7 +238,7 @@ def test_a_hosted_call_that_carries_its_request_is_of_its_server() -> None:
     request = {"type": "mcp_approval_request", "id": "m1", "server_label": "shop",
                "arguments": '{"euros":1}'}  # fmt: skip
     raw = {"type": "hosted_tool_call", "name": "pay", "call_id": "c1", "provider_data": request}
-    (ask,) = parked_openai(snapshot_with(raw, tool_name=None)).asks
+    (ask,) = parked_openai(snapshot_with(raw, tool_name=None)).approval_requests
     assert (ask.call_id, ask.tool, ask.arguments) == ("m1", "hosted_mcp:shop/pay", '{"euros":1}')
 
 

@@ -47,7 +47,7 @@ from capsule_tasks.runs.parking import (
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.runs.approval_signals import listening, listening_blocking
 from capsule_tasks.storage.runs.store import RunStore
-from capsule_tasks.storage.runs.types import Ask, PlannedCall, Signal
+from capsule_tasks.storage.runs.types import ApprovalRequest, PlannedCall, Signal
 
 LIMIT_S = 60
 ALICE, BOB = AgentId("alice"), AgentId("bob & co", "0f#1")
@@ -78,7 +78,7 @@ async def test_a_state_comes_back_with_what_was_decided_meanwhile(store: RunStor
     state = waiting_state()
     parts = parked(state, of_tool={"bare:pay": Limits(may_decide=("ann",))})
     await store.create("r", "user-42", parts.snapshot, **parts.header)
-    assert len(parts.asks) == 4
+    assert len(parts.approval_requests) == 4
     await store.approvals.approve("r", "c1", by="ann")
     await store.approvals.reject("r", "c2", message="too much")
     await store.approvals.approve("r", "c9", always=True)
@@ -96,7 +96,7 @@ async def test_a_state_comes_back_with_what_was_decided_meanwhile(store: RunStor
     again = parked(back)
     done = await store.commit(claim, again.snapshot, turn=2, status="interrupted", **again.header)
     assert done.status == "interrupted"
-    waiting = (await store.read("r")).waiting
+    waiting = (await store.read("r")).pending
     assert [(each.call_id, each.tool) for each in waiting] == [("c3", "deferred_top_level:pay")]
 
 
@@ -125,7 +125,7 @@ def test_limits_of_a_tool_that_would_limit_nothing_are_refused(name: Any) -> Non
     ops = Limits(may_decide=("ops",))
     with pytest.raises(InvalidSetting, match="bare:refund"):
         parked(state, of_tool={name: ops})
-    assert parked(state, of_tool={"bare:refund": ops}).asks[0].may_decide == ("ops",)
+    assert parked(state, of_tool={"bare:refund": ops}).approval_requests[0].may_decide == ("ops",)
 
 
 def test_states_need_neither_redis_nor_asyncio() -> None:
@@ -148,8 +148,8 @@ async def test_a_signal_that_only_a_newer_release_knows_ends_no_listening(
         with redis.Redis.from_url(valkey_url) as client:
             for odd in (newer, b"\xc1", b"text"):
                 assert client.publish(f"{prefix}:approvals", odd) == 1
-        await store.create("r", "s", b"{}", schema="1", agent="a", asks=[
-            Ask(call_id="c2", tool="t", agent="a", fingerprint="f")
+        await store.create("r", "s", b"{}", schema="1", agent="a", approval_requests=[
+            ApprovalRequest(call_id="c2", tool="t", agent="a", fingerprint="f")
         ])  # fmt: skip
         assert await anext(signals) == Signal("requested", "r", "c2")
 
@@ -164,7 +164,7 @@ async def test_who_listens_hears_of_what_is_asked_and_decided(
         await store.create("r", "user-42", parts.snapshot, **parts.header)
         heard = [await anext(signals) for _ in range(2)]
         assert heard == [Signal("requested", "r", "c1"), Signal("requested", "r", "c2")]
-        assert len((await store.read("r")).waiting) == 2, "the signal came before what it tells of"
+        assert len((await store.read("r")).pending) == 2, "the signal came before what it tells of"
         while not (await store.approvals.expire_due()).expired:
             await asyncio.sleep(0.005)
         heard = [await anext(signals) for _ in range(2)]
@@ -174,14 +174,16 @@ async def test_who_listens_hears_of_what_is_asked_and_decided(
 async def test_listeners_take_the_urls_that_stores_take(valkey_url: str, prefix: str) -> None:
     """With this option, which stores leave aside, the first signal ended the listening."""
     url = f"{valkey_url}?decode_responses=true"
-    asks = [Ask(call_id="c", tool="bare:t", agent="a", fingerprint="f")]
+    approval_requests = [ApprovalRequest(call_id="c", tool="bare:t", agent="a", fingerprint="f")]
     async with (
         asyncio.timeout(LIMIT_S),
         RunStore(url, settings=RunSettings(prefix=prefix)) as runs,
         listening(url, prefix=prefix) as signals,
     ):
         with listening_blocking(url, prefix=prefix) as blocking:
-            await runs.create("r", "s", b"", schema="1", agent="a", asks=asks)
+            await runs.create(
+                "r", "s", b"", schema="1", agent="a", approval_requests=approval_requests
+            )
             assert await anext(signals) == next(blocking) == Signal("requested", "r", "c")
 
 
@@ -284,7 +286,7 @@ async def test_a_run_of_openai_agents_is_parked_decided_and_resumed_byte_for_byt
     parts = parked_openai(snapshot, limits=Limits(may_decide=("ann",)))
     assert parts.snapshot is snapshot
     await store.create("r", "user-42", parts.snapshot, **parts.header)
-    listed = (await store.approvals.waiting(tool="bare:pay", agent="triage")).calls
+    listed = (await store.approvals.pending(tool="bare:pay", agent="triage")).calls
     assert [(each.call_id, each.arguments) for each in listed] == [
         ("call_1", '{"euros":1}'),
         ("call_2", '{"euros":2}'),
@@ -302,7 +304,7 @@ async def test_a_run_of_openai_agents_is_parked_decided_and_resumed_byte_for_byt
             state.approve(item)
         else:
             state.reject(item, rejection_message=decision.message)
-    planned = [PlannedCall(ask.call_id, ask.fingerprint) for ask in parts.asks[:1]]
+    planned = [PlannedCall(ask.call_id, ask.fingerprint) for ask in parts.approval_requests[:1]]
     assert (await store.start_calls(claim, planned)).calls[0].state == "go"
     final = await Runner.run(agent, state)
     assert paid == [1]

@@ -15,20 +15,14 @@ import redis
 
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.executions import background
-from capsule_tasks.executions.publishing import claimer, publisher, worker_lease
+from capsule_tasks.executions.publishing import publisher, worker_lease
 from capsule_tasks.executions.states import Claim
-from capsule_tasks.protocol.events import AttemptEnded, CancelCommand, Ended, InterruptCommand
-from capsule_tasks.protocol.failures import Failure
-from capsule_tasks.protocol.messages import Output, TaskResult
+from capsule_tasks.protocol.events import CancelCommand, InterruptCommand
+from capsule_tasks.protocol.messages import Output
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.taskpool.calls import group_of
 from tests.servers import fresh_prefix
 from tests.streaming import HANG_S, Ground, eventually, is_held, new_execution, reporter_of
-
-REPLACED = TaskResult(
-    execution_id="replaced",
-    failure=Failure(module="celery.exceptions", name="Ignore", message="Replaced by new task"),
-)
 
 
 @asynccontextmanager
@@ -124,14 +118,14 @@ async def test_what_an_attempt_before_was_told_is_not_for_the_next(valkey_url: s
     """It began before it could be claimed, and so before it could know."""
     ground = Ground(valkey_url, claim_wait_s=0.0)
     await ground.store.claim("again", owner="another", claim="c")
-    await ground.store.tell("again", InterruptCommand())
+    await ground.store.send_command("again", InterruptCommand())
     execution = ground.admitted(new_execution("again"))
     await eventually(lambda: execution.life.has_started)
     ground.begin(execution)
     async with started(ground):
         await eventually(lambda: is_held(execution))
         assert ground.dispatcher.done == []
-        await ground.store.tell("again", InterruptCommand())
+        await ground.store.send_command("again", InterruptCommand())
         await eventually(lambda: ground.dispatcher.done)
         assert ground.dispatcher.done == ["interrupt again"]
 
@@ -141,8 +135,8 @@ async def test_an_order_is_heard_when_redis_can_say_it(
 ) -> None:
     monkeypatch.setattr(background, "RETRY_DELAY_S", 0.0)
     await ground.running("told")
-    monkeypatch.setattr(ground.store, "told", Away(ground.store.told, times=2))
-    await ground.store.tell("told", CancelCommand())
+    monkeypatch.setattr(ground.store, "read_commands", Away(ground.store.read_commands, times=2))
+    await ground.store.send_command("told", CancelCommand())
     await eventually(lambda: ground.dispatcher.done)
     assert ground.dispatcher.done == ["cancel told"]
 
@@ -158,7 +152,7 @@ async def test_a_redis_that_lets_nobody_listen_delays_no_task_and_its_orders_com
         deaf = Ground(valkey_url.replace("//", f"//{quote(name)}:p@"), claim_wait_s=10 * HANG_S)
         async with started(deaf):
             await deaf.running("told")
-            await deaf.store.tell("told", CancelCommand())
+            await deaf.store.send_command("told", CancelCommand())
             client.execute_command("ACL SETUSER", name, "+subscribe")
             await eventually(lambda: deaf.dispatcher.done)
         assert deaf.dispatcher.done == ["cancel told"]
@@ -178,8 +172,8 @@ async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
         client.delete(f"{ground.retention.prefix}:{{W:{old}}}")
     held._renew_now.set()
     await eventually(lambda: life.owner not in ("", old) and life.claim is Claim.CLAIMED)
-    assert (await ground.store.look("retaken")).owner == held.incarnation
-    bells = {ground.store.core.bell_of(of).encode() for of in (held.incarnation, "")}
+    assert (await ground.store.read_record("retaken")).owner == held.incarnation
+    bells = {ground.store.core.doorbell_of(of).encode() for of in (held.incarnation, "")}
     assert set(ground.publisher._doorbells._rings) == bells
     assert all(len(rings) == 1 for rings in ground.publisher._doorbells._rings.values())
 
@@ -197,7 +191,7 @@ async def test_a_worker_does_not_reap_what_it_runs_before_it_has_claimed_that_an
     held._renew_now.set()
     await eventually(lambda: held.incarnation != old)
     await ground.publisher.claimer._reap(old)
-    record = await ground.store.look("mine")
+    record = await ground.store.read_record("mine")
     assert (record.state, record.owner) == ("running", old)
 
 
@@ -224,7 +218,7 @@ async def test_a_message_is_not_given_up_before_a_reaper_would_find_its_task(
         asyncio.get_running_loop().call_soon(answer, StorageUnavailable("Redis: cut"))
 
     monkeypatch.setattr(held.hold_store, "hold", hold_later)
-    monkeypatch.setattr(ground.publisher.connection, "cast", cut)
+    monkeypatch.setattr(ground.publisher.connection, "send_nowait", cut)
     reporter = reporter_of(await ground.running("early", ack_waits_for_claim=True))
     assert not reporter.is_acknowledged.is_set()
     may_hold.set()
@@ -248,7 +242,7 @@ async def test_while_redis_is_away_only_so_many_wait_for_it_and_the_rest_runs_un
     assert not ground.publisher.background._tasks
     async with started(ground):
         await eventually(lambda: not ground.publisher._unstored_ends)
-        assert (await ground.store.look("waits-2")).outcome == "succeeded"
+        assert (await ground.store.read_record("waits-2")).outcome == "succeeded"
         await ground.end(ground.admitted(new_execution("seen")))
         ground.supervisor.discard(new_execution("revoked"), "revoked")
         await eventually(lambda: not ground.publisher._unstored_ends)
@@ -291,27 +285,8 @@ async def test_a_worker_that_is_stopped_ends_what_it_had_acknowledged(
         ground.publisher.lease._certain_until = 0.0  # so that it is not acknowledged yet
         put_off = await ground.running("put off", ack_waits_for_claim=True)
     async with ExecutionStore(valkey_url, settings=ground.retention) as store:
-        assert (await store.look("early")).outcome == "lost"
-        assert [(await store.look(one)).state for one in ("kept", "put off")] == ["waiting"] * 2
+        assert (await store.read_record("early")).outcome == "lost"
+        assert [(await store.read_record(one)).state for one in ("kept", "put off")] == [
+            "waiting"
+        ] * 2
     assert not reporter_of(put_off).is_acknowledged.is_set()
-
-
-async def test_attempts_that_replace_each_other_are_stored_in_their_order(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second is over before the first is, and the third as well."""
-    monkeypatch.setattr(claimer, "_PREVIOUS_S", ())
-    first = await ground.running("replaced")
-    second = ground.admitted(new_execution("replaced"))
-    ground.begin(second)
-    ground.supervisor.finished(second, REPLACED, None)
-    third = ground.admitted(new_execution("replaced"))
-    ground.begin(third)
-    ground.finish(third)
-    ground.supervisor.finished(first, REPLACED, None)
-    for attempt in (first, second, third):
-        await reporter_of(attempt).has_ended.wait()
-    page = await ground.store.read("replaced")
-    assert page is not None
-    ends = [m for event in page.events if isinstance(m := event.message, (AttemptEnded, Ended))]
-    assert [end.outcome for end in ends] == ["replaced", "replaced", "succeeded"]

@@ -52,7 +52,7 @@ class Bench:
     ) -> list[Any]:
         about = msgspec.msgpack.encode(["late", "task", "worker", "g", "3", limits()])
         return self.call(
-            "execution_claim",
+            "executions/claim",
             *(claim, owner, held_by, about, state, outcome, loud),
             *(self.keys.channel, "LOST", "BEGUN", *events),
         )
@@ -69,23 +69,23 @@ class Bench:
         kept: int = 400,
     ) -> list[Any]:
         return self.call(
-            "execution_append",
+            "executions/append",
             *(attempt, first_seq, state, outcome, loud, limits(live, kept)),
             *(self.keys.channel, *events),
         )
 
     def control(self, command: str = "k1", data: str = "CANCEL") -> list[Any]:
         bells = f"{self.prefix}:bell:"
-        return self.call("execution_control", command, CONTROL_MS, bells, "e", data)
+        return self.call("executions/send_command", command, CONTROL_MS, bells, "e", data)
 
     def reap(self, owner: str, attempt: Any, outcome: str) -> list[Any]:
         return self.call(
-            "execution_reap",
+            "executions/reap",
             *(owner, attempt, outcome, limits(), self.keys.channel, "REAPED"),
         )
 
     def read(self, after: str = "", count: int = 100) -> list[Any]:
-        return self.call("execution_read", after, count)
+        return self.call("executions/read", after, count)
 
     def said(self, after: str = "", count: int = 100) -> list[str]:
         return [data.decode() for data in self.read(after, count)[8::3]]
@@ -118,7 +118,7 @@ def test_a_claim_makes_a_record_with_its_event_and_no_stream(bench: Bench) -> No
     assert reply == [Code.DONE, meta["attempt"].encode(), 1]
     first = f"{meta['attempt']}-1"
     assert meta.pop(first).partition(":")[2] == "BEGUN"
-    assert int(meta.pop("begun")) == pytest.approx(int(meta["attempt"]), abs=1000)
+    assert int(meta.pop("claimed")) == pytest.approx(int(meta["attempt"]), abs=1000)
     assert meta == {
         "state": "running",
         "attempt": meta["attempt"],
@@ -130,7 +130,7 @@ def test_a_claim_makes_a_record_with_its_event_and_no_stream(bench: Bench) -> No
         "task": "task",
         "group": "g",
         "index": "3",
-        "quiet": first,
+        "inline": first,
     }
     assert bench.kinds() == {"meta": "hash"}
 
@@ -249,7 +249,7 @@ def test_the_first_loud_event_moves_all_to_a_stream_in_order(bench: Bench) -> No
         (f"{attempt}-3", b"OUT"),
         (f"{attempt}-4", b"MORE"),
     ]
-    assert "quiet" not in bench.meta()
+    assert "inline" not in bench.meta()
     assert bench.said(f"{attempt}-2") == ["OUT", "MORE"]
     assert bench.said(count=1) == ["BEGUN"]
 
@@ -311,7 +311,7 @@ def test_nothing_is_written_for_what_nobody_claimed(bench: Bench) -> None:
     assert bench.append(1, 1, "A") == [Code.MISSING]
     assert bench.reap("w1", 1, "lost") == [Code.MISSING]
     assert bench.read() == [Code.MISSING]
-    assert bench.call("execution_look") == [Code.MISSING]
+    assert bench.call("executions/record") == [Code.MISSING]
     assert bench.kinds() == {}
 
 
@@ -331,14 +331,14 @@ def test_the_oldest_events_are_trimmed_by_size_and_what_is_left_says_so(bench: B
         size = sum(len(fields[b"d"]) for _, fields in bench.client.xrange(bench.keys.events))
         assert size <= 1000 + 100
     left = bench.ids()
-    assert bench.meta()["gone"] == left[0]
+    assert bench.meta()["first_kept_id"] == left[0]
     assert left[-1] == f"{attempt}-101"
     assert 15 <= len(left) <= 22
     bench.append(attempt, 102, "END", state="ended", outcome="succeeded", kept=400)
     size = sum(len(fields[b"d"]) for _, fields in bench.client.xrange(bench.keys.events))
     assert 200 <= size <= 400 + 100
     assert bench.said()[-1] == "END"
-    marks = [name for name in bench.meta() if name.startswith("mark")]
+    marks = [name for name in bench.meta() if name.startswith("trim")]
     assert len(marks) <= 6
 
 
@@ -347,14 +347,14 @@ def test_the_end_leaves_little_of_much_in_one_call(bench: Bench) -> None:
     whole = [f"{n:0100d}" for n in range(2000)]
     for first in range(0, len(whole), 100):
         bench.append(attempt, first + 2, *whole[first : first + 100], loud=1, live=250_000)
-    assert "gone" not in bench.meta()
+    assert "first_kept_id" not in bench.meta()
     end: Any = {"state": "ended", "outcome": "succeeded", "live": 250_000, "kept": 400}
     bench.append(attempt, len(whole) + 2, "END", **end)
     assert bench.said() == [*whole[-3:], "END"]
     meta = bench.meta()
-    assert meta["gone"] == bench.ids()[0] == f"{attempt}-1999"
-    marks = {name for name in meta if name.startswith("mark")}
-    assert marks == {f"mark{n}" for n in range(int(meta["low"]), int(meta["high"]) + 1)}
+    assert meta["first_kept_id"] == bench.ids()[0] == f"{attempt}-1999"
+    marks = {name for name in meta if name.startswith("trim")}
+    assert marks == {f"trim{n}" for n in range(int(meta["low"]), int(meta["high"]) + 1)}
 
 
 def test_an_event_larger_than_what_is_kept_is_not_kept(bench: Bench) -> None:
@@ -379,9 +379,9 @@ def test_a_command_is_kept_once_and_rings_the_owner(bench: Bench) -> None:
         assert bench.control("k1") == [Code.DONE, b"running"]
         assert bench.control("k1") == [Code.DONE, b"running"]
         assert bell.get_message(timeout=10)["data"] == b"e"
-    told = bench.call("execution_told", "")
+    told = bench.call("executions/commands", "")
     assert told[2:] == [b"CANCEL"]
-    assert bench.call("execution_told", told[1]) == [Code.DONE]
+    assert bench.call("executions/commands", told[1]) == [Code.DONE]
 
 
 def test_a_command_rings_every_worker_where_no_owner_is_known(bench: Bench) -> None:
@@ -431,11 +431,11 @@ def test_recent_keeps_the_newest_and_lists_them_first(bench: Bench) -> None:
     keys = RecentKeys(bench.prefix)
     for number in range(8):
         note = (f"id{number}", 1, f"r{number}")
-        bench.call("recent_note", 5, AGE_MS, "c", *note, keys=keys)
-    listed = bench.call("recent_list", "", 3, keys=keys)
+        bench.call("executions/recent_record", 5, AGE_MS, "c", *note, keys=keys)
+    listed = bench.call("executions/recent_list", "", 3, keys=keys)
     assert listed[1::3] == [b"id7", b"id6", b"id5"]
     assert listed[3::3] == [b"r7", b"r6", b"r5"]
-    rest = bench.call("recent_list", listed[-2], 3, keys=keys)
+    rest = bench.call("executions/recent_list", listed[-2], 3, keys=keys)
     assert rest[1::3] == [b"id4", b"id3"]
     assert bench.client.hlen(keys.entries) == bench.client.zcard(keys.order) == 5
     assert_expires(bench, keys.entries, keys.order)
@@ -443,11 +443,13 @@ def test_recent_keeps_the_newest_and_lists_them_first(bench: Bench) -> None:
 
 def test_recent_finds_those_that_are_known(bench: Bench) -> None:
     keys = RecentKeys(bench.prefix)
-    assert bench.call("recent_find", keys=keys) == [Code.DONE]
-    assert bench.call("recent_find", "id", keys=keys) == [Code.DONE]
-    bench.call("recent_note", 5, AGE_MS, "c", "id", 7, "a:b", "other", 7, "c", keys=keys)
-    noted = {one: at for _, one, at, _ in [bench.call("recent_list", "", 1, keys=keys)]}
-    found = bench.call("recent_find", "other", "unknown", "id", keys=keys)
+    assert bench.call("executions/recent_find", keys=keys) == [Code.DONE]
+    assert bench.call("executions/recent_find", "id", keys=keys) == [Code.DONE]
+    bench.call(
+        "executions/recent_record", 5, AGE_MS, "c", "id", 7, "a:b", "other", 7, "c", keys=keys
+    )
+    noted = {one: at for _, one, at, _ in [bench.call("executions/recent_list", "", 1, keys=keys)]}
+    found = bench.call("executions/recent_find", "other", "unknown", "id", keys=keys)
     assert found[1::3] == [b"other", b"id"]
     assert found[3::3] == [b"c", b"a:b"]
     assert found[2] == noted[b"other"]
@@ -455,25 +457,25 @@ def test_recent_finds_those_that_are_known(bench: Bench) -> None:
 
 def test_recent_ignores_an_older_attempt(bench: Bench) -> None:
     keys = RecentKeys(bench.prefix)
-    bench.call("recent_note", 5, AGE_MS, "c", "id", 7, "new", keys=keys)
-    bench.call("recent_note", 5, AGE_MS, "c", "id", 6, "old", keys=keys)
-    assert bench.call("recent_list", "", 3, keys=keys)[3] == b"new"
+    bench.call("executions/recent_record", 5, AGE_MS, "c", "id", 7, "new", keys=keys)
+    bench.call("executions/recent_record", 5, AGE_MS, "c", "id", 6, "old", keys=keys)
+    assert bench.call("executions/recent_list", "", 3, keys=keys)[3] == b"new"
 
 
 def test_a_member_of_a_group_is_counted_once(bench: Bench) -> None:
     keys = GroupKeys("g", bench.prefix)
     for _ in range(2):
         members = (0, "succeeded", "", 49_999, "failed", "WHY")
-        bench.call("group_note", AGE_MS, 10, "c", *members, keys=keys)
-    reply = bench.call("group_read", "", 10, 0, keys=keys)
+        bench.call("executions/group_record", AGE_MS, 10, "c", *members, keys=keys)
+    reply = bench.call("executions/group_read", "", 10, 0, keys=keys)
     assert reply[1:3] == [b"", 2]
     assert dict(zip(reply[3:7:2], reply[4:7:2], strict=True)) == {
         b"succeeded": b"1",
         b"failed": b"1",
     }
     assert reply[8:] == [b"WHY"]
-    assert bench.call("group_read", reply[7], 10, 0, keys=keys)[7:] == []
-    counted = bench.call("group_read", "", 10, 1, keys=keys)[1]
+    assert bench.call("executions/group_read", reply[7], 10, 0, keys=keys)[7:] == []
+    counted = bench.call("executions/group_read", "", 10, 1, keys=keys)[1]
     assert [place for place in range(8 * len(counted)) if has(counted, place)] == [0, 49_999]
     assert_expires(bench, keys.counts, keys.failures, keys.seen)
 
@@ -488,5 +490,5 @@ def has(bits: bytes, place: int) -> bool:
 
 
 def test_a_group_of_which_nothing_is_known_is_empty(bench: Bench) -> None:
-    reply = bench.call("group_read", "", 10, 1, keys=GroupKeys("g", bench.prefix))
+    reply = bench.call("executions/group_read", "", 10, 1, keys=GroupKeys("g", bench.prefix))
     assert reply == [Code.DONE, b"", 0]

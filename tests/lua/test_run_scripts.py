@@ -13,9 +13,9 @@ from capsule_tasks import SyncHistory
 from capsule_tasks.client import Steps
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings, StepSettings
-from capsule_tasks.storage.keys import ApprovalKeys, RunKeys, run_place
+from capsule_tasks.storage.keys import ApprovalKeys, RunKeys, run_location
 from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
-from capsule_tasks.storage.runs.types import Ask, Claim, PlannedCall
+from capsule_tasks.storage.runs.types import ApprovalRequest, Claim, PlannedCall
 from capsule_tasks.storage.scripts import Code
 from tests.servers import fresh_prefix
 
@@ -39,8 +39,19 @@ class Scene:
         self.runs.finish_calls(self.claim, {"made": b"out"})
         self.claim = self.runs.commit(self.claim, b"one", turn=1).claim
         parked = self.claimed("parked")
-        asks = [ask("free", expires_in_s=600), ask("kept", may_decide=("ann",)), ask("done")]
-        self.runs.commit(parked, b"p", turn=1, status="interrupted", asks=asks, items=[{"n": 1}])
+        approval_requests = [
+            ask("free", expires_in_s=600),
+            ask("kept", may_decide=("ann",)),
+            ask("done"),
+        ]
+        self.runs.commit(
+            parked,
+            b"p",
+            turn=1,
+            status="interrupted",
+            approval_requests=approval_requests,
+            items=[{"n": 1}],
+        )
         self.stale = parked
         over = self.claimed("over")
         self.runs.commit(over, b"o", turn=1, status="completed")
@@ -59,12 +70,12 @@ class Scene:
 
     def state(self) -> dict[bytes, Any]:
         """All that is stored, but the memory of operations."""
-        kept = [key for key in self.keys() if not key.endswith(b":batches")]
+        kept = [key for key in self.keys() if not key.endswith(b":operations")]
         return {key: self.client.dump(key) for key in kept}
 
 
-def ask(call_id: str, **changes: Any) -> Ask:
-    return Ask(call_id=call_id, tool="bare:pay", agent="a", fingerprint="f", **changes)
+def ask(call_id: str, **changes: Any) -> ApprovalRequest:
+    return ApprovalRequest(call_id=call_id, tool="bare:pay", agent="a", fingerprint="f", **changes)
 
 
 @pytest.fixture(params=STORES)
@@ -138,11 +149,11 @@ def test_a_call_whose_place_in_the_index_may_be_gone_does_not_wait(scene: Scene)
     keys = RunKeys("user-42", "running", scene.prefix)
     before = scene.state()
     late_ms = int(scene.client.time()[0]) * 1000 - 31_000
-    packed = msgspec.msgpack.encode([{"call": "c", "tool": "t", "agent": "a", "print": "f"}])
+    packed = msgspec.msgpack.encode([{"call": "c", "tool": "t", "agent": "a", "fingerprint": "f"}])
     claim = scene.claim
     commit = core.run_commit.call(
         keys,
-        operation="op",
+        operation_id="op",
         ttl_ms=1000,
         run_id="running",
         token=claim.token,
@@ -152,7 +163,7 @@ def test_a_call_whose_place_in_the_index_may_be_gone_does_not_wait(scene: Scene)
         schema="1",
         agent="a",
         snapshot=b"x",
-        asks=packed,
+        requests=packed,
         indexed_ms=late_ms,
         channel="channel",
         history_ttl_ms=1000,
@@ -184,20 +195,20 @@ def test_a_turn_leaves_exactly_this(scene: Scene) -> None:
     }
     assert scene.client.lrange(keys.items, 0, -1) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
     ledger = scene.client.hgetall(keys.ledger)
-    assert ledger.keys() == {b"call:made", b"call:begun", b"out:made"}
-    assert ledger[b"out:made"] == b"out"
+    assert ledger.keys() == {b"call:made", b"call:begun", b"output:made"}
+    assert ledger[b"output:made"] == b"out"
 
 
 def test_a_decision_leaves_exactly_this(scene: Scene) -> None:
     scene.runs.approvals.reject("parked", "kept", message="no", by="ann", always=True)
     ledger = scene.client.hgetall(RunKeys("user-42", "parked", scene.prefix).ledger)
-    decision = unpack(ledger[b"dec:kept"])
+    decision = unpack(ledger[b"decision:kept"])
     assert decision.pop("at") > 10**12
     assert decision == {
         "call": "kept",
         "tool": "bare:pay",
         "agent": "a",
-        "print": "f",
+        "fingerprint": "f",
         "approved": False,
         "message": "no",
         "by": "ann",
@@ -239,7 +250,7 @@ def test_a_turn_is_one_command_and_with_tools_three(scene: Scene) -> None:
 
 
 def test_where_a_run_lives_is_renewed_by_whoever_asks_and_never_shortened(scene: Scene) -> None:
-    place, year_ms = run_place("parked", scene.prefix), 365 * 86_400_000
+    place, year_ms = run_location("parked", scene.prefix), 365 * 86_400_000
 
     def read(ttl_s: float) -> int:
         other = SyncRunStore(scene.url, settings=RunSettings(prefix=scene.prefix, ttl_s=ttl_s))

@@ -9,7 +9,7 @@ import re
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from capsule_tasks.storage.keys import (
     WorkerKeys,
     losses_key,
     renewal_marks,
-    run_place,
+    run_location,
     worker_index,
 )
 from capsule_tasks.storage.scripts import Code, Script, parsed_header, script, text_of
@@ -47,7 +47,11 @@ DECLARED: dict[str, Script[...]] = {
     for value in vars(module).values()
     if isinstance(value, Script)
 }
-FILES = sorted(path.stem for path in FOLDER.glob("*.lua"))
+FILES = sorted(
+    str(path.relative_to(FOLDER).with_suffix(""))
+    for path in FOLDER.rglob("*.lua")
+    if path.parent.name != "lib"
+)
 each_script = pytest.mark.parametrize("name", FILES)
 
 
@@ -101,19 +105,21 @@ def flat(values: list[Any]) -> list[Any]:
 
 
 def test_a_call_with_a_wrong_name_is_refused() -> None:
-    call: Any = DECLARED["lease_renew"].call
+    call: Any = DECLARED["workers/lease_renew"].call
     keys = WorkerKeys("w")
-    with pytest.raises(TypeError, match="'keep_ms'"):
+    with pytest.raises(TypeError, match="'lapsed_ttl_ms'"):
         call(keys, token="t", lease_ms=1)
-    with pytest.raises(TypeError, match="'keeps_ms'"):
-        call(keys, token="t", lease_ms=1, keeps_ms=1)
+    with pytest.raises(TypeError, match="'lapsed_ms'"):
+        call(keys, token="t", lease_ms=1, lapsed_ms=1)
 
 
-def of_another_order(keys: WorkerKeys, *, lease_ms: int, token: str, keep_ms: int) -> None: ...
+def of_another_order(
+    keys: WorkerKeys, *, lease_ms: int, token: str, lapsed_ttl_ms: int
+) -> None: ...
 def that_lacks_one(keys: WorkerKeys, *, token: str, lease_ms: int) -> None: ...
-def without_its_key(*, token: str, lease_ms: int, keep_ms: int) -> None: ...
-def of_another_key(other: str, *, token: str, lease_ms: int, keep_ms: int) -> None: ...
-def without_names(keys: WorkerKeys, token: str, lease_ms: int, keep_ms: int) -> None: ...
+def without_its_key(*, token: str, lease_ms: int, lapsed_ttl_ms: int) -> None: ...
+def of_another_key(other: str, *, token: str, lease_ms: int, lapsed_ttl_ms: int) -> None: ...
+def without_names(keys: WorkerKeys, token: str, lease_ms: int, lapsed_ttl_ms: int) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -121,41 +127,43 @@ def without_names(keys: WorkerKeys, token: str, lease_ms: int, keep_ms: int) -> 
     [of_another_order, that_lacks_one, without_its_key, of_another_key, without_names],
 )
 def test_a_declaration_that_does_not_fit_the_header_is_refused(declaration: Any) -> None:
-    with pytest.raises(InternalError, match=r"'lease_renew' takes KEYS \['worker'\] and ARGV"):
-        script(FunctionType(declaration.__code__, {}, "lease_renew"))
+    with pytest.raises(
+        InternalError, match=r"'workers/lease_renew' takes KEYS \['worker'\] and ARGV"
+    ):
+        script("workers/lease_renew")(declaration)
 
 
 def spelled(script_name: str, key_name: str) -> str:
     """A key of a script as the package spells it."""
-    if script_name.startswith("approvals_"):
+    if script_name.startswith("runs/approvals_"):
         name = "all" if key_name == "order" else key_name
         return str(getattr(CallKeys("<agent>", "<tool>"), name))
     alone = {
         "workers": worker_index(),
         "revokes": RevokeKeys().revokes,
         "losses": losses_key("<execution>", "<attempt>"),
-        "place": run_place("<run>"),
+        "location": run_location("<run>"),
     }
     if key_name in alone:
         return alone[key_name]
-    if script_name.startswith("unacked_"):
+    if script_name == "workers/unacked_claim":
         return "unacked_index" if key_name == "index" else renewal_marks("unacked_index")
     owners = {
-        "execution_": ExecutionKeys("<execution>"),
-        "worker_": HoldKeys("<incarnation>"),
-        "recent_": RecentKeys(),
-        "group_": GroupKeys("<group>"),
-        "lease_": WorkerKeys("<incarnation>"),
-        "step_": StepKeys("<execution>"),
+        "executions/recent_": RecentKeys(),
+        "executions/group_": GroupKeys("<group>"),
+        "executions/step_": StepKeys("<execution>"),
+        "executions/": ExecutionKeys("<execution>"),
+        "workers/lease_": WorkerKeys("<incarnation>"),
+        "workers/": HoldKeys("<incarnation>"),
     }
     for prefix, owner in owners.items():
         if script_name.startswith(prefix):
             return str(getattr(owner, key_name))
-    if key_name == "stage":
-        return SessionKeys("<session>").stage("<operation>")
+    if key_name == "staging":
+        return SessionKeys("<session>").staging("<operation>")
     if key_name in ("taken", "taken...", "corrupt"):
         return SessionKeys("<session>").popped_by("<operation>")
-    is_run = script_name.startswith("run_")
+    is_run = script_name.startswith("runs/")
     return str(
         getattr(RunKeys("<session>", "<run>") if is_run else SessionKeys("<session>"), key_name)
     )

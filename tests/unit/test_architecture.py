@@ -81,7 +81,7 @@ def test_a_link_leads_to_a_file_that_has_what_it_names(text: str, target: str) -
     if path.suffix == ".py" and text.startswith("`"):
         assert text.strip("`") in set(names_of(ast.parse(path.read_text()).body))
     elif path.suffix == ".lua":
-        assert text.rpartition("/")[2] == path.name
+        assert path.as_posix().endswith(text)
 
 
 def test_a_link_within_the_page_leads_to_a_heading() -> None:
@@ -133,7 +133,11 @@ def test_a_diagram_has_the_moves_of_its_table(title: str) -> None:
 # --- the tables of Redis keys and channels -------------------------------------------------------
 
 LUA = Path(storage.__file__).parent / "lua"
-SCRIPTS = sorted(path.stem for path in LUA.glob("*.lua"))
+SCRIPTS = sorted(
+    str(path.relative_to(LUA).with_suffix(""))
+    for path in LUA.rglob("*.lua")
+    if path.parent.name != "lib"
+)
 ROWS = {row.shape: row for row in architecture_page.key_rows()}
 PLACEHOLDERS = {
     "execution_id": "<execution>",
@@ -142,7 +146,7 @@ PLACEHOLDERS = {
     "group_id": "<group>",
     "incarnation": "<incarnation>",
     "attempt": "<attempt>",
-    "operation": "<operation>",
+    "operation_id": "<operation>",
     "agent": "<agent>",
     "tool": "<tool>",
     "index": "unacked_index",
@@ -171,7 +175,7 @@ def spelled() -> Iterator[tuple[str, Any]]:
 def spellings(*, are_channels: bool) -> set[str]:
     shapes: set[str] = set()
     for name, value in spelled():
-        if (name in ("channel", "worker_bells")) is are_channels:
+        if (name in ("channel", "doorbell_prefix")) is are_channels:
             shapes |= {value} if isinstance(value, str) else set(value)
     return {unquote(shape) for shape in shapes}
 
@@ -183,7 +187,7 @@ def test_the_table_has_every_key_that_is_spelled_and_no_other() -> None:
 
 def test_the_table_has_every_channel() -> None:
     rows = {row[0].strip("`") for row in architecture_page.rows_under("channel")}
-    assert rows == spellings(are_channels=True) | {"capsule:bell:<incarnation>"}
+    assert rows == spellings(are_channels=True) | {"capsule:doorbell:<incarnation>"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -11,11 +11,14 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
+from enum import Enum
 from functools import cache
+from io import TextIOWrapper
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from celery.app.registry import TaskRegistry
 from celery.app.task import Task
@@ -146,13 +149,25 @@ DOCUMENTED = {
     *("_exit", "_getframe", "_current_frames"),  # of os and sys
     *("_replace", "_asdict", "_fields", "_make"),  # of named tuples
 }
+PYTHONS = {
+    *("__file__", "__main__", "__notes__", "__version__", "__weakref__"),
+    *(
+        name
+        for kind in (
+            *(Enum, Exception, int, msgspec.Struct, sys, TextIOWrapper, type, types.FunctionType),
+            *(types.GenericAlias, types.MethodType),
+        )
+        for name in dir(kind)
+    ),
+}
 TEXT_METHODS = ("endswith", "removeprefix", "removesuffix", "startswith")
 
 
 def is_private(name: str) -> bool:
-    """Not one with two underscores, for most of those are Python's."""
-    begins = name.startswith("_") and not name.startswith("__") and name != "_"
-    return begins and name.isidentifier() and name not in DOCUMENTED
+    """A name for its own package; and one with two underscores that is not Python's."""
+    if not name.isidentifier() or name in DOCUMENTED:
+        return False
+    return name not in PYTHONS if name.endswith("__") else name.startswith("_") and name != "_"
 
 
 def own_names(tree: ast.AST) -> Counter[str]:
@@ -174,7 +189,7 @@ def own_names(tree: ast.AST) -> Counter[str]:
 def private_uses(tree: ast.AST, own: Counter[str], ours: Counter[str]) -> Iterator[tuple[int, str]]:
     """Private names that a module uses of something that is not its own; `ours` are the package's.
 
-    A name that the module also defines for an object of its own is not found.
+    What it cannot see: a name that the module has also defined for something of its own.
     """
     texts = set()
     for node in ast.walk(tree):
@@ -224,7 +239,7 @@ class Ours(Theirs):
     def _mine(self):
         self._own = self._theirs
         super()._overridden()
-        return [other._own, other._foreign, getattr(other, "_named")]
+        return [other._own, other._foreign, getattr(other, "_named"), task.__trace__]
 """
 
 
@@ -232,7 +247,7 @@ def test_uses_are_found() -> None:
     tree = ast.parse(SAMPLE)
     own = own_names(tree)
     found = {name for _, name in private_uses(tree, own, own)}
-    assert found == {"_task_stack", "_theirs", "_overridden", "_foreign", "_named"}
+    assert found == {"_task_stack", "_theirs", "_overridden", "_foreign", "_named", "__trace__"}
 
 
 LIBRARIES = ("billiard", "celery", "kombu", "redis")

@@ -18,7 +18,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.settings import RetrySettings
 from capsule_tasks.storage.drivers import retry_while_unavailable
-from capsule_tasks.storage.operations import Pause, Settle, delay_s, perform
+from capsule_tasks.storage.operations import Abandon, Pause, call_script, delay_s
 from capsule_tasks.storage.scripts import Call, Code, Script
 
 RETRY = RetrySettings(attempts=4, first_delay_s=0.1, max_delay_s=0.3)
@@ -32,7 +32,7 @@ def read() -> Call:
     return Call(READ, ("i",), [1])
 
 
-WRITE = Script("w", ("items", "batches"), ("operation", "age_ms", "value"), "", "sha", write)
+WRITE = Script("w", ("items", "operations"), ("operation_id", "age_ms", "value"), "", "sha", write)
 READ = Script("r", ("items",), ("count",), "", "sha", read)
 
 
@@ -41,7 +41,7 @@ def lost(*, was_sent: bool = True) -> StorageUnavailable:
 
 
 def test_a_reply_is_handed_on() -> None:
-    operation = perform(write(), RETRY)
+    operation = call_script(write(), RETRY)
     assert next(operation).args == ["w:op", 0, b"x"]  # type: ignore[union-attr]
     with pytest.raises(StopIteration) as done:
         operation.send([Code.DONE, 7])
@@ -50,7 +50,7 @@ def test_a_reply_is_handed_on() -> None:
 
 @pytest.mark.parametrize("error", [lost(), StorageNotReady("loading")], ids=repr)
 def test_a_repeat_is_the_same_operation_and_says_that_it_is_one(error: Exception) -> None:
-    operation = perform(write(), RETRY)
+    operation = call_script(write(), RETRY)
     next(operation)
     pause = operation.throw(error)
     assert isinstance(pause, Pause)
@@ -65,7 +65,7 @@ def test_a_repeat_is_the_same_operation_and_says_that_it_is_one(error: Exception
 def test_pauses_grow_to_a_bound_and_are_random() -> None:
     seen: list[set[float]] = [set(), set(), set()]
     for _ in range(50):
-        operation = perform(write(), RETRY)
+        operation = call_script(write(), RETRY)
         next(operation)
         for pauses in seen:
             pause = operation.throw(lost())
@@ -78,7 +78,7 @@ def test_pauses_grow_to_a_bound_and_are_random() -> None:
 
 @pytest.mark.parametrize("sent_at", [None, 0, 2])
 def test_it_gives_up_and_tells_whether_any_attempt_may_have_written(sent_at: int | None) -> None:
-    operation = perform(write(), RETRY)
+    operation = call_script(write(), RETRY)
     next(operation)
     for attempt in range(RETRY.attempts - 1):
         assert isinstance(operation.throw(lost(was_sent=attempt == sent_at)), Pause)
@@ -86,39 +86,39 @@ def test_it_gives_up_and_tells_whether_any_attempt_may_have_written(sent_at: int
     with pytest.raises(StorageUnavailable) as failure:
         operation.throw(lost(was_sent=False))
     assert failure.value.may_have_written == (sent_at is not None)
-    assert failure.value.operation == "op"
+    assert failure.value.operation_id == "op"
 
 
 def test_a_lost_read_wrote_nothing() -> None:
-    operation = perform(read(), RetrySettings(attempts=1))
+    operation = call_script(read(), RetrySettings(attempts=1))
     next(operation)
     with pytest.raises(StorageUnavailable) as failure:
         operation.throw(lost())
     assert not failure.value.may_have_written
-    assert failure.value.operation is None
+    assert failure.value.operation_id is None
 
 
 @pytest.mark.parametrize("error", [StorageDenied("no"), StorageFull("no")], ids=repr)
 def test_what_an_operator_has_to_change_is_not_repeated(error: Exception) -> None:
-    operation = perform(write(), RETRY)
+    operation = call_script(write(), RETRY)
     next(operation)
     with pytest.raises(type(error)):
         operation.throw(error)
 
 
 def test_closing_in_the_middle_of_a_call_leaves_open_whether_it_was_done() -> None:
-    operation = perform(write(), RETRY)
+    operation = call_script(write(), RETRY)
     next(operation)
     assert isinstance(operation.throw(lost(was_sent=True)), Pause)
     next(operation)
     with pytest.raises(StorageUnavailable) as failure:
         operation.throw(StorageClosed("closed"))
     assert failure.value.may_have_written
-    assert failure.value.operation == "op"
+    assert failure.value.operation_id == "op"
 
 
 def test_a_forgotten_operation_may_have_written() -> None:
-    operation = perform(write(), RETRY)
+    operation = call_script(write(), RETRY)
     next(operation)
     with pytest.raises(StorageForgotten) as failure:
         operation.send([Code.FORGOTTEN])
@@ -130,20 +130,20 @@ def test_a_forgotten_operation_may_have_written() -> None:
 def test_a_caller_who_leaves_has_its_write_settled(
     leaving: type[BaseException], in_pause: bool
 ) -> None:
-    operation = perform(write(), RETRY)
+    operation = call_script(write(), RETRY)
     next(operation)
     if in_pause:
         operation.throw(lost())
     settle = operation.throw(leaving())
-    assert isinstance(settle, Settle)
+    assert isinstance(settle, Abandon)
     assert settle.call.keys == ("b",)
-    assert settle.call.operation == "w:op"
+    assert settle.call.operation_id == "w:op"
     with pytest.raises(leaving):
         next(operation)
 
 
 def test_a_read_needs_no_settling() -> None:
-    operation: Any = perform(read(), RETRY)
+    operation: Any = call_script(read(), RETRY)
     next(operation)
     with pytest.raises(asyncio.CancelledError):
         operation.throw(asyncio.CancelledError())
@@ -151,9 +151,9 @@ def test_a_read_needs_no_settling() -> None:
 
 def test_what_its_caller_gave_up_is_done_under_the_next_name() -> None:
     """The name stays barred: what was sent under it may still lie in a socket."""
-    operation = perform(write(), RETRY)
+    operation = call_script(write(), RETRY)
     next(operation)
-    again = operation.send([Code.GIVEN_UP])
+    again = operation.send([Code.ABANDONED])
     assert isinstance(again, Call)
     assert again.args == ["w~:op", 0, b"x"]
     with pytest.raises(StopIteration) as done:

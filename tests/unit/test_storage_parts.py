@@ -48,7 +48,7 @@ def test_two_ids_have_two_spellings_and_none_can_end_a_tag(one: str, other: str)
     assert (spellings[0] == spellings[1]) == (one == other)
     assert not set("{}: \n\r\x00") & set(spellings[0])
     keys = SessionKeys(one)
-    for key in (keys.items, keys.history, keys.batches, keys.bad, keys.stage("op")):
+    for key in (keys.items, keys.history, keys.operations, keys.quarantine, keys.staging("op")):
         assert key.startswith(f"capsule:{{S:{spellings[0]}}}:")
 
 

@@ -117,7 +117,7 @@ class Streaming:
     async def asnapshot(self) -> Snapshot:
         """How it stands now; of a task without a stream as far as the result backend knows."""
         watcher = await watch_thread.watcher(self.app)
-        record = await watcher.store.look(self.id)
+        record = await watcher.store.read_record(self.id)
         if record.state == "unknown":
             ends = await ended_without_stream(self.app, watcher, [self.id])
             if (ended := ends.get(self.id)) is not None:
@@ -129,7 +129,7 @@ class Streaming:
             task=record.task,
             worker=record.worker,
             attempt=record.attempt,
-            begun_at=record.begun_at,
+            begun_at=record.claimed_at,
             ended_at=record.ended_at,
         )
 

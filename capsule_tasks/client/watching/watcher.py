@@ -192,14 +192,14 @@ class ExecutionWatcher:
         told = new_operation()
         try:
             return await retry_while_unavailable(
-                lambda: self.store.tell(execution_id, command, command_id=told), _MAX_SEND_S
+                lambda: self.store.send_command(execution_id, command, command_id=told), _MAX_SEND_S
             )
         except ExecutionEnded:
             return "ended"
 
     async def states(self, ids: Sequence[str]) -> dict[str, State]:
         """How each of them stands, in its stream."""
-        records = await _for_each(ids, self.store.look)
+        records = await _for_each(ids, self.store.read_record)
         return {one: record.state for one, record in records.items()}
 
     async def _end_without_result(self, watch: StreamCursor, now: float) -> Ended | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from capsule_tasks.executions.events import CommandReceived
 from capsule_tasks.protocol.events import decode_command
-from capsule_tasks.storage.executions.types import Told
+from capsule_tasks.storage.executions.types import CommandEntry
 
 if TYPE_CHECKING:
     from capsule_tasks.executions.publishing.stream_writer import StreamWriter
@@ -26,7 +26,7 @@ class CommandReader:
         self._is_ringing: bool | None = None
         """None while nothing is being read; else whether the doorbell rang since."""
 
-    def take(self, entries: Iterable[Told]) -> None:
+    def take(self, entries: Iterable[CommandEntry]) -> None:
         """Hand on the commands that are new."""
         for entry in entries:
             if _is_after(entry.id, self._last_id):
@@ -49,7 +49,7 @@ class CommandReader:
         try:
             while self._is_ringing and self._writer.takes_commands:
                 self._is_ringing = False
-                read = partial(publisher.store.told, execution_id, self._last_id)
+                read = partial(publisher.store.read_commands, execution_id, self._last_id)
                 self.take(await publisher.background.call_until_answered(read))
         finally:
             self._is_ringing = None

@@ -159,8 +159,6 @@ class Publisher:
         except Exception as fault:  # noqa: BLE001 - ids and settings of any make
             log.warning("task %r runs without a stream: %s", execution_id, reason_of(fault))
             return Streaming.NONE
-        if previous is not None and not execution.life.origin.is_redelivered:
-            writer.previous_released = previous.released = asyncio.Event()
         execution.stream = writer
         self.writers[execution_id] = writer
         is_new = self.claimer.is_new(execution.life.origin)
@@ -173,7 +171,7 @@ class Publisher:
         execution_id = execution.life.origin.execution_id
         self._unstored_ends.add(execution)
         try:
-            read = partial(self.store.look, execution_id)
+            read = partial(self.store.read_record, execution_id)
             state = (await self.background.call_until_answered(read)).state
         finally:
             self._unstored_ends.discard(execution)
@@ -186,8 +184,6 @@ class Publisher:
         self.claimer.forget(execution)
         self.ends_waiting.discard(execution)
         writer, execution.stream = execution.stream, None
-        if writer is not None and writer.released is not None:
-            writer.released.set()
         if writer is not None and self.writers.get(writer.execution_id) is writer:
             del self.writers[writer.execution_id]
             if writer.is_held:
@@ -227,7 +223,7 @@ class Publisher:
 
     def _retention_of(self, name: str) -> ExecutionSettings:
         own = self._task_retention(name)
-        return self.store.core.kept_as(**own) if own else self.retention
+        return self.store.core.with_settings(**own) if own else self.retention
 
     # --- calls ---------------------------------------------------------------------------------
 
@@ -244,7 +240,7 @@ class Publisher:
                 self._replied.set()
 
         if self.connection.preserves_order:
-            self.connection.cast(call, on_answer, may_batch=may_batch)
+            self.connection.send_nowait(call, on_answer, may_batch=may_batch)
         else:
             self.background.spawn(self._send_again(call, on_reply))
 

@@ -59,7 +59,7 @@ class Reaper:
                 if held is None:
                     return
                 if not held:
-                    await self.hold_store.note_worker("", 0, [worker])
+                    await self.hold_store.register_worker("", 0, [worker])
                     return
                 held = [one for one in held if one not in left]
                 if not held:
@@ -102,12 +102,12 @@ class Reaper:
         The result and the group are written again even if another reaper has ended the execution:
         that reaper may have died before it wrote them.
         """
-        record, failure = await self.store.look(execution_id), ""
+        record, failure = await self.store.read_record(execution_id), ""
         if record.state == "running" and record.owner == worker:
             if execution_id in self.present:
                 raise _RunsHere
             failure = await self._end(worker, execution_id, record)
-            record = await self.store.look(execution_id)
+            record = await self.store.read_record(execution_id)
         if record.state not in ("ended", "waiting"):
             return None
         if record.outcome == Outcome.LOST:
@@ -119,7 +119,7 @@ class Reaper:
             await self.store.record_group_ends(record.group, [member])
         state = record.outcome or "waiting"
         return record.attempt, RecentEntry(
-            execution_id, 0.0, state, record.task, record.worker, record.begun_at
+            execution_id, 0.0, state, record.task, record.worker, record.claimed_at
         )
 
     async def _end(self, worker: str, execution_id: str, record: Record) -> str:
@@ -128,7 +128,7 @@ class Reaper:
         event = stored or _last_event_of(record)
         attempt, outcome = record.attempt, outcome_of(event)
         kept = self.retention_of(record.task)
-        await self.store.reap(execution_id, worker, attempt, event, outcome, kept=kept)
+        await self.store.reap(execution_id, worker, attempt, event, outcome, retention=kept)
         return failure_of(event)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from capsule_tasks.errors import AttemptStale, CapsuleError, ExecutionEnded
@@ -19,7 +18,7 @@ from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import Accepted, EventMessage, Outcome, encode_event
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.executions.core import NOBODY, attempt_details
+from capsule_tasks.storage.executions.core import UNCLAIMED, attempt_details
 from capsule_tasks.storage.executions.types import Claimed
 from capsule_tasks.storage.keys import ExecutionKeys
 from capsule_tasks.storage.operations import Reply
@@ -73,10 +72,6 @@ class StreamWriter:
         """Made with the first event: most tasks end without one."""
         self.is_held = False
         """The execution is recorded as held by this worker, or will be soon."""
-        self.previous_released: asyncio.Event | None = None
-        """Set when this worker has released the previous attempt of the same execution."""
-        self.released: asyncio.Event | None = None
-        """Set when this attempt is released, for the next attempt of the same execution."""
         self.publisher = publisher
         self._retention = retention
         self._keys = ExecutionKeys(origin.execution_id, publisher.retention.prefix)
@@ -169,10 +164,6 @@ class StreamWriter:
     def claim_with_events(self, takes_over: bool) -> None:
         """Claim the execution, together with all of its events until now."""
         self._has_published = self._is_due = True
-        if self.previous_released is not None:
-            claim = partial(self.claim_with_events, takes_over)
-            self.publisher.claimer.call_after_previous(self, claim)
-            return
         batch = self._batch if takes_over else None
         if batch is None:
             batch = self._next_batch(is_claim=True)
@@ -180,7 +171,7 @@ class StreamWriter:
         is_brief = batch.ending is not None and not self.execution.life.origin.group
         if not self.is_held and not is_brief:
             self.publisher.lease.hold_soon([self])
-        held_by = "" if takes_over else NOBODY
+        held_by = "" if takes_over else UNCLAIMED
         call = self._claim_call(
             self.publisher.lease.incarnation,
             held_by,
@@ -245,8 +236,8 @@ class StreamWriter:
         self._take_commands(claimed)
 
     def _take_commands(self, claimed: Claimed) -> None:
-        if claimed.told:
-            self._reader().take(claimed.told)
+        if claimed.commands:
+            self._reader().take(claimed.commands)
 
     def _on_claim_refused(self, news: CapsuleError, *, may_take_over: bool = False) -> None:
         why = Refusal.CLOSED
@@ -299,7 +290,7 @@ class StreamWriter:
             state=state_of(ending),
             outcome=outcome_of(ending),
             has_stream_content=batch.has_stream_content,
-            kept=self._retention,
+            retention=self._retention,
         )
         self._send(batch, call)
 
@@ -366,6 +357,10 @@ class StreamWriter:
         if batch.ending is not None:
             self._is_closed = True
             self.feed(_END_STORED)
+
+    def await_previous_end(self) -> None:
+        claimer = self.publisher.claimer
+        self.publisher.background.spawn(claimer.await_previous_end(self.execution))
 
     # --- under another lease, and the end ------------------------------------------------------
 

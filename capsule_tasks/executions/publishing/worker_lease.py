@@ -136,7 +136,9 @@ class WorkerLease:
             return None
 
     async def _register(self, incarnation: str) -> Due:
-        return await self.hold_store.note_worker(incarnation, _LAPSED_AFTER * self.settings.lease_s)
+        return await self.hold_store.register_worker(
+            incarnation, _LAPSED_AFTER * self.settings.lease_s
+        )
 
     def _owned(self) -> Lease:
         assert self._lease is not None, "nothing is held before the first lease"
@@ -171,7 +173,7 @@ class WorkerLease:
                 _confirm(batch, incarnation)
 
         call = core.hold_call(incarnation, self._owned().core.token, _ids(batch), gone)
-        self.connection.cast(call, on_reply, may_batch=True)
+        self.connection.send_nowait(call, on_reply, may_batch=True)
 
     async def hold_until_recorded(self, batch: Sequence[Held]) -> bool:
         """Record executions, however long it takes; False if the lease is lost meanwhile."""

@@ -1,4 +1,4 @@
-"""The pool of one profile: carries out what its plan decides, and reports events to the plan."""
+"""The pool of one profile. What to do is decided in `plan`; here it is done, and reported back."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _OTHER_REASONS = "other reasons"
 
 
 class PoolListener(Protocol):
-    """Hears of the sessions of a pool, to assign work to them; called on the event loop."""
+    """Whoever assigns work to the sessions of a kept pool; called on the loop."""
 
     def child_ready(self, slot: Slot, session: Session) -> None:
-        """A session is ready for work."""
+        """A session is ready, and may be assigned work."""
 
     def child_retired(self, slot: Slot) -> None:
-        """A session has no work any more and gets none; its process is being stopped."""
+        """A session has no work any more and gets none; its process is being ended."""
 
 
 def _config(profile: Profile) -> SessionConfig:
-    """The settings of its sessions, which do not replace a killed child: the pool does."""
+    """The pool replaces sessions itself, so none of them comes back on its own."""
     return msgspec.structs.replace(profile.session, replace_killed=False)
 
 
-class ProfilePool:
+class SubPool:
     """Feeds the plan with events and carries out its actions; owns every session it starts."""
 
     def __init__(
@@ -61,7 +61,7 @@ class ProfilePool:
         self._stops_gracefully = profile.stop_mode == "graceful"
         self._config = _config(profile)
         self.plan = PoolPlan(profile.pool)
-        """Callers that assign work ask the plan, and call `decide` if the slot is to be retired."""
+        """Whoever assigns work to sessions asks the plan; and `decide`s, if the slot is doomed."""
         self._is_spawner_own = spawner is None
         self.spawner = spawner or TemplateSpawner(profile)
         self._sessions: dict[int, Session] = {}
@@ -78,7 +78,7 @@ class ProfilePool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: PoolListener | None = None
 
-    # --- start and stop ------------------------------------------------------------------------
+    # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
         self._check_loop("start()")
@@ -146,18 +146,18 @@ class ProfilePool:
     # --- assigning work ------------------------------------------------------------------------
 
     def set_listener(self, listener: PoolListener, capacity: int) -> None:
-        """Have sessions that take up to `capacity` pieces of work each, `set_size` of them."""
+        """Have sessions that take up to `capacity` pieces of work each; as many as `keep` says."""
         self._listener = listener
         self.plan.capacity = capacity
         self.plan.size = 0
 
     def set_size(self, size: int, max_sessions: int) -> None:
-        """Have so many sessions, `max_sessions` with those that are being retired."""
+        """Have so many sessions, `max_sessions` with those that finish their last work."""
         self.plan.set_size(size, max_sessions)
         self.decide()
 
     def check_child(self, slot: Slot) -> None:
-        """Mark a session for retirement if its child has died or uses too much memory."""
+        """KillReason a session whose child has died, or uses too much memory."""
         session = self._sessions.get(slot.number)
         if session is not None and not session.is_alive:
             self._on_loss(slot.number, session)
@@ -170,15 +170,15 @@ class ProfilePool:
         self.decide()
 
     def replace_all(self, reason: str) -> None:
-        """Replace every session, once its work has finished."""
+        """Replace every session, once what it has is finished."""
         for number in list(self.plan.slots):
             self.plan.retire_when_idle(number, reason)
         self.decide()
 
-    # --- renewal and information ---------------------------------------------------------------
+    # --- renewing and looking ------------------------------------------------------------------
 
     def renew(self, spawner: TemplateSpawner, profile: Profile) -> None:
-        """Replace the spawner, which is not the pool's own, and every session."""
+        """Whoever lent it its spawner lends it another."""
         if self._is_spawner_own:
             raise ValueError(f"pool {self._name!r} has its own spawner, which cannot be renewed")
         self._check_loop("renew()")
@@ -215,7 +215,7 @@ class ProfilePool:
         check_loop(call, f"pool {self._name!r}", self._loop)
 
     def _cancel_wait(self, ticket: int, waiter: asyncio.Future[int]) -> None:
-        """Withdraw a waiter that was cancelled; return the session it may have got just before."""
+        """A waiter was cancelled, perhaps just after it had been served."""
         self.plan.cancel_wait(ticket)
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             self.plan.released(waiter.result(), self._now(), used=False)
@@ -224,9 +224,9 @@ class ProfilePool:
     # --- doing what was decided ----------------------------------------------------------------
 
     def decide(self) -> None:
-        """Carry out what the plan decides, until nothing more is due."""
+        """Ask the plan and act; an event that arrives meanwhile is decided upon afterwards."""
         if self._deciding or not (self._running or self.plan.stopping):
-            return  # an event that an action causes is handled by the loop below
+            return
         self._deciding = True
         try:
             while actions := self.plan.decide(self._now()):
@@ -237,9 +237,10 @@ class ProfilePool:
         self._check_later()
 
     def _carry_out(self, action: Action) -> None:
+        """The plan has booked every action of its list: one that fails must not cost the others."""
         try:
             self._act(action)
-        except Exception:  # the plan has booked the other actions: they must be carried out
+        except Exception:
             log.exception("pool %r could not carry out %r", self._name, action)
 
     def _act(self, action: Action) -> None:
@@ -247,25 +248,25 @@ class ProfilePool:
             case Assign(ticket, slot):
                 waiter = self._waiters[ticket]
                 if waiter.done():
-                    # Cancelled in this iteration of the loop: `acquire` has not run since, so the
-                    # plan does not know yet that the waiter has left.
+                    # Cancelled in this turn of the loop: `acquire` has not run since, and so has
+                    # not told the plan that this waiter gives up.
                     self.plan.released(slot, self._now(), used=False)
                 else:
                     waiter.set_result(slot)
             case Start(slot):
                 self._spawn(self._start(slot))
-            case Retire(slot, reason):
-                self._retired[self._counted_as(reason)] += 1
+            case Retire(slot, why):
+                self._retired[self._counted_as(why)] += 1
                 if self._listener is not None:
                     self._listener.child_retired(self.plan.slots[slot])
                 self._spawn(self._end(slot))
-            case Refuse(ticket, reason):
+            case Refuse(ticket, why):
                 waiter = self._waiters[ticket]
                 if not waiter.done():
-                    waiter.set_exception(PoolUnavailable(self._name, reason))
+                    waiter.set_exception(PoolUnavailable(self._name, why))
 
     def _counted_as(self, reason: str) -> str:
-        """The key of a reason in the totals, which would grow without bound."""
+        """What it is counted under: sessions may die for any number of different reasons."""
         is_new = reason not in self._retired
         return _OTHER_REASONS if is_new and len(self._retired) >= _MAX_REASONS else reason
 
@@ -288,7 +289,7 @@ class ProfilePool:
         else:
             slot = self.plan.slots[number]
             self.plan.started(number, resident_bytes(session.pid or 0), self._now())
-            if not session.is_alive:  # it ended before the pool counted on it
+            if not session.is_alive:  # its end was heard before the pool counted on it
                 self._on_loss(number, session)
             elif self._listener is not None and slot.stage is Stage.IDLE:
                 self._listener.child_ready(slot, session)
@@ -296,7 +297,7 @@ class ProfilePool:
 
     def _on_start_failed(self, number: int, error: str) -> None:
         slot = self.plan.slots.get(number)
-        if slot is None or slot.stage is Stage.RETIRING:  # stopped on purpose
+        if slot is None or slot.stage is Stage.RETIRING:  # stopped on purpose, which is no failure
             self.plan.gone(number)
             return
         self._totals["start_failures"] += 1
@@ -304,19 +305,17 @@ class ProfilePool:
         log.warning("a session of pool %r did not start: %s", self._name, error)
         self.plan.start_failed(number, error, self._now())
         breaker = self.plan.breaker
-        if (
-            self._listener is not None and breaker.open_until is not None
-        ):  # no borrower sees the error
+        if self._listener is not None and breaker.open_until is not None:  # no borrower is told
             pause_s = breaker.open_until - self._now()
             log.error(
-                "pool %r has no sessions: %d starts in a row failed; the next start is in %.1f s",
+                "pool %r has no session to give: %d starts in a row failed; the next is in %.1f s",
                 *(self._name, breaker.failures, pause_s),
             )
 
     async def _end(self, number: int) -> None:
         session = self._sessions.get(number)
         if session is None:
-            return  # its start failed, and removes the slot
+            return  # its start is failing, and says so itself
         if self._stops_gracefully and not session.info.running:
             await session.shutdown("retired")
         else:
@@ -336,7 +335,7 @@ class ProfilePool:
         task.add_done_callback(self._tasks.discard)
 
     def _check_later(self) -> None:
-        """Have `decide` called when time alone makes something due."""
+        """Wake when time alone makes something due; never otherwise."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -347,7 +346,7 @@ class ProfilePool:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    # --- events of sessions --------------------------------------------------------------------
+    # --- what sessions report ------------------------------------------------------------------
 
     def _on_heartbeat(self, number: int, heartbeat: Heartbeat) -> None:
         session = self._sessions.get(number)
@@ -367,10 +366,10 @@ class ProfilePool:
             asyncio.get_running_loop().call_soon(self.decide)
 
     def _on_loss(self, number: int, session: Session) -> None:
-        reason = session.info.last_error or "its child ended"
-        self._totals["lost"] += self.plan.lost(number, reason, self._now())
+        why = session.info.last_error or "its child ended"
+        self._totals["lost"] += self.plan.lost(number, why, self._now())
 
     def _check_memory(self, number: int, session: Session, rss_bytes: int) -> None:
         if self.plan.reported(number, rss_bytes):
-            reason = self.plan.slots[number].retire_reason
-            log.warning("session %s is replaced: %s", session.session_id, reason)
+            why = self.plan.slots[number].retire_reason
+            log.warning("session %s is replaced: %s", session.session_id, why)

@@ -158,7 +158,7 @@ class _ClusterCaller:
         self._client.close()
 
 
-def answers(url: str, patience_s: float) -> bool:
+def is_reachable(url: str, patience_s: float) -> bool:
     """Whether a server says anything in that time, and be it an error, on a new connection."""
     settings = ConnectionSettings(connect_timeout_s=patience_s, reply_timeout_s=patience_s)
     connection = SyncEndpoint(targets.parsed(url, settings)).connection()

@@ -119,7 +119,7 @@ class Doorbells:
         while not self._is_closed:
             connection: AbstractConnection | None = None
             try:
-                connection = await self._endpoint.opened()
+                connection = await self._endpoint.open_connection()
                 await self._subscribe_all(connection)
                 attempt = 0
                 self._fault = None

@@ -98,7 +98,7 @@ class AsyncEndpoint:
         connection: AbstractConnection = self._pools[0].make_connection()
         return connection
 
-    async def opened(self) -> AbstractConnection:
+    async def open_connection(self) -> AbstractConnection:
         """A new connection that is open; raises one of FAULTS.
 
         For a cluster: to the next of the nodes in its URL that answers.
@@ -139,7 +139,7 @@ class SyncEndpoint:
         connection: SyncConnection = self._pools[0].make_connection()
         return connection
 
-    def opened(self) -> SyncConnection:
+    def open_connection(self) -> SyncConnection:
         """A new connection that is open, as `AsyncEndpoint.opened` has it."""
         for _ in range(len(self._pools) - 1):
             with contextlib.suppress(*FAULTS):

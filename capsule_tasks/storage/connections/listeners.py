@@ -21,13 +21,13 @@ from capsule_tasks.storage.connections.faults import FAULTS, told
 
 
 @asynccontextmanager
-async def heard(url: str, channel: str) -> AsyncIterator[AsyncIterator[bytes]]:
+async def messages(url: str, channel: str) -> AsyncIterator[AsyncIterator[bytes]]:
     """What is said in a channel while the block lasts."""
     endpoint = AsyncEndpoint(targets.parsed(url, ConnectionSettings()))
     connection: AbstractConnection | None = None
     try:
         try:
-            connection = await endpoint.opened()
+            connection = await endpoint.open_connection()
             await connection.send_command("SUBSCRIBE", channel, check_health=False)
             await connection.read_response(disable_decoding=True)
         except FAULTS as error:
@@ -47,7 +47,7 @@ def messages_blocking(url: str, channel: str) -> Iterator[Iterator[bytes]]:
     connection: SyncConnection | None = None
     try:
         try:
-            connection = endpoint.opened()
+            connection = endpoint.open_connection()
             connection.send_command("SUBSCRIBE", channel, check_health=False)
             connection.read_response(disable_decoding=True)
         except FAULTS as error:

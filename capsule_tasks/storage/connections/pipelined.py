@@ -61,7 +61,7 @@ class PipelinedConnection:
             raise InvalidSetting("replicas", replicas, "0 where the Redis is a cluster")
         self._others = AsyncConnections(url, settings) if target.kind == "cluster" else None
         self._endpoint = AsyncEndpoint(target)
-        self._line: _Line | None = None
+        self._line: PipelinedLink | None = None
         # redis-py's cluster client closes connections that are in use when it needs more than it
         # may have: it is never asked for so many.
         self._places = asyncio.Semaphore(max(1, settings.max_connections // 2))
@@ -92,7 +92,7 @@ class PipelinedConnection:
             raise reply.__cause__ if isinstance(reply.__cause__, StorageClosed) else reply
         return reply
 
-    def cast(self, call: Call, answer: Answer, *, may_batch: bool = False) -> None:
+    def send_nowait(self, call: Call, answer: Answer, *, may_batch: bool = False) -> None:
         """The same for a caller that does not wait: `answer` has the reply, or the error.
 
         For small calls in great number, where order is kept. It is tried once, and not at all
@@ -103,7 +103,7 @@ class PipelinedConnection:
             error = StorageUnavailable("Redis: there is no connection")
             asyncio.get_running_loop().call_soon(answer, error)
             return
-        line.cast(call, answer, may_batch)
+        line.send_nowait(call, answer, may_batch)
 
     async def _run_in_cluster(self, cluster: AsyncConnections, call: Call) -> Reply:
         if not self._knows_cluster:
@@ -123,23 +123,25 @@ class PipelinedConnection:
             await self._line.close()
         await self._endpoint.close()
 
-    async def _connected(self) -> _Line:
+    async def _connected(self) -> PipelinedLink:
         async with self._connecting:
             line = self._line
             if line is not None and not line.is_broken:
                 return line
             try:
-                connection = await self._endpoint.opened()
+                connection = await self._endpoint.open_connection()
             except FAULTS as error:
                 raise told(error, was_sent=False) from error
             if self.is_closed:
                 await connection.disconnect(nowait=True)
                 raise closed()
-            self._line = _Line(connection, self._settings.reply_timeout_s, self._replication)
+            self._line = PipelinedLink(
+                connection, self._settings.reply_timeout_s, self._replication
+            )
             return self._line
 
 
-class _Line:
+class PipelinedLink:
     """One connection in its life: from connected to broken."""
 
     def __init__(
@@ -170,10 +172,10 @@ class _Line:
         if self.is_broken:
             answered.set_result(StorageUnavailable("Redis: the connection was lost"))
         else:
-            self.cast(call, partial(_resolve, answered), may_batch)
+            self.send_nowait(call, partial(_resolve, answered), may_batch)
         return answered
 
-    def cast(self, call: Call, answer: Answer, may_batch: bool) -> None:
+    def send_nowait(self, call: Call, answer: Answer, may_batch: bool) -> None:
         packed = call.packed(b"EVALSHA", call.script.sha)
         self._send(packed, partial(self._on_reply, call, answer), may_batch)
 

@@ -31,39 +31,39 @@ from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.executions.scripts import (
     execution_append,
     execution_claim,
-    execution_control,
-    execution_look,
+    execution_commands,
     execution_read,
     execution_reap,
-    execution_told,
-    group_note,
+    execution_record,
+    execution_send_command,
     group_read,
+    group_record,
     recent_find,
     recent_list,
-    recent_note,
+    recent_record,
 )
 from capsule_tasks.storage.executions.types import (
     Claimed,
+    CommandEntry,
     Event,
     GroupProgress,
     Page,
     RecentEntry,
     Record,
     State,
-    Told,
 )
-from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys, worker_bells
-from capsule_tasks.storage.operations import Operation, Reply, new_operation, perform, refused
+from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys, doorbell_prefix
+from capsule_tasks.storage.operations import Operation, Reply, call_script, new_operation, refused
 from capsule_tasks.storage.scripts import Argument, Call, Code
 
 _LOST = encode_event(AttemptEnded(outcome="lost", detail="another worker took the execution"))
 _RETAKEN = encode_event(AttemptEnded(outcome="replaced", detail="its worker lost its lease"))
-_MARKS = 4
+_TRIM_POINTS = 4
 """Marks in what is kept of an ended execution: so exact is its trimming."""
-_MOST_MARKS = 4096
+_MAX_TRIM_POINTS = 4096
 """Marks in what is kept while it runs: so many may be dropped at its end, in one call."""
 PAGE = 128
-NOBODY = "-"
+UNCLAIMED = "-"
 """Who must have an execution that is claimed while it is not known."""
 
 
@@ -74,7 +74,7 @@ class ExecutionCore:
         self.settings = settings or ExecutionSettings()
         prefix = self.settings.prefix
         self._retry = self.settings.retry
-        self._bells = worker_bells(prefix)
+        self._doorbell_prefix = doorbell_prefix(prefix)
         self._recent = RecentKeys(prefix)
 
     def keys_of(self, execution_id: str) -> ExecutionKeys:
@@ -87,8 +87,8 @@ class ExecutionCore:
     def recent_channel(self) -> str:
         return self._recent.channel
 
-    def bell_of(self, incarnation: str) -> str:
-        return self._bells + incarnation
+    def doorbell_of(self, incarnation: str) -> str:
+        return self._doorbell_prefix + incarnation
 
     # --- workers -------------------------------------------------------------------------------
 
@@ -108,21 +108,21 @@ class ExecutionCore:
         """Begin its next attempt; with the same `claim` it is the same one.
 
         ExecutionEnded if it is over. Who had it before can no longer write. With `held_by` it is
-        taken from that worker alone, or with NOBODY if it runs nowhere; AttemptStale if another
+        taken from that worker alone, or with UNCLAIMED if it runs nowhere; AttemptStale if another
         has it.
         """
-        about = attempt_details(ack, task, worker, group, index, self.settings)
+        details = attempt_details(ack, task, worker, group, index, self.settings)
         begun = encode_event(AttemptClaimed(worker=worker, task=task))
         keys = self.keys_of(execution_id)
-        call = self.claim_call(keys, claim, about, owner, [begun], held_by=held_by)
-        reply = yield from perform(call, self._retry)
+        call = self.claim_call(keys, claim, details, owner, [begun], held_by=held_by)
+        reply = yield from call_script(call, self._retry)
         return self.claimed(execution_id, reply)
 
     @staticmethod
     def claim_call(
         keys: ExecutionKeys,
         claim: str,
-        about: bytes,
+        details: bytes,
         owner: str,
         events: Sequence[bytes],
         *,
@@ -132,13 +132,13 @@ class ExecutionCore:
         has_stream_content: bool = False,
     ) -> Call:
         """A claim and what the attempt has said already: to its end, if it is over."""
-        lost = _LOST if held_by == "" else b"" if held_by == NOBODY else _RETAKEN
+        lost = _LOST if held_by == "" else b"" if held_by == UNCLAIMED else _RETAKEN
         return execution_claim.call(
             keys,
             claim=claim,
             owner=owner,
             held_by=held_by,
-            about=about,
+            details=details,
             state=state,
             outcome=outcome,
             has_stream_content="1" if has_stream_content else "",
@@ -152,7 +152,7 @@ class ExecutionCore:
         """What the reply to a claim says."""
         match reply[0]:
             case Code.DONE:
-                return Claimed(int(reply[1]), int(reply[2]), _told(reply[3:]))
+                return Claimed(int(reply[1]), int(reply[2]), _entries(reply[3:]))
             case Code.ENDED:
                 raise ExecutionEnded(execution_id, reply[1].decode())
             case Code.STALE:
@@ -169,7 +169,7 @@ class ExecutionCore:
         state: str = "",
         outcome: str = "",
         has_stream_content: bool = False,
-        kept: ExecutionSettings | None = None,
+        retention: ExecutionSettings | None = None,
     ) -> Operation[int]:
         """Store what an attempt said next; the last number that is stored.
 
@@ -185,9 +185,9 @@ class ExecutionCore:
             state=state,
             outcome=outcome,
             has_stream_content=has_stream_content,
-            kept=kept,
+            retention=retention,
         )
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         return self.appended(execution_id, call, reply)
 
     def append_call(
@@ -200,7 +200,7 @@ class ExecutionCore:
         state: str = "",
         outcome: str = "",
         has_stream_content: bool = False,
-        kept: ExecutionSettings | None = None,
+        retention: ExecutionSettings | None = None,
     ) -> Call:
         return execution_append.call(
             keys,
@@ -209,7 +209,7 @@ class ExecutionCore:
             state=state,
             outcome=outcome,
             has_stream_content=int(has_stream_content),
-            limits=_limits(kept or self.settings),
+            limits=_limits(retention or self.settings),
             channel=keys.channel,
             events=events,
         )
@@ -235,7 +235,7 @@ class ExecutionCore:
 
     def make(self, call: Call) -> Operation[Reply]:
         """Have a call made, again where its reply was lost."""
-        return (yield from perform(call, self._retry))
+        return (yield from call_script(call, self._retry))
 
     def reap(
         self,
@@ -245,7 +245,7 @@ class ExecutionCore:
         event: EventMessage,
         outcome: str = "",
         *,
-        kept: ExecutionSettings | None = None,
+        retention: ExecutionSettings | None = None,
     ) -> Operation[bool]:
         """Write the end of an attempt whose worker is gone; False if somebody else was first."""
         keys = self.keys_of(execution_id)
@@ -254,34 +254,36 @@ class ExecutionCore:
             owner=owner,
             attempt=attempt,
             outcome=outcome,
-            limits=_limits(kept or self.settings),
+            limits=_limits(retention or self.settings),
             channel=keys.channel,
             event=encode_event(event),
         )
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         return bool(reply[0] == Code.DONE)
 
-    def told(self, execution_id: str, after: str = "") -> Operation[tuple[Told, ...]]:
+    def read_commands(
+        self, execution_id: str, after: str = ""
+    ) -> Operation[tuple[CommandEntry, ...]]:
         """What it was told after that entry."""
-        call = execution_told.call(self.keys_of(execution_id), after=after)
-        reply = yield from perform(call, self._retry)
-        return _told(reply[1:])
+        call = execution_commands.call(self.keys_of(execution_id), after=after)
+        reply = yield from call_script(call, self._retry)
+        return _entries(reply[1:])
 
     # --- watchers ------------------------------------------------------------------------------
 
-    def tell(
+    def send_command(
         self, execution_id: str, command: Command, *, command_id: str | None = None
     ) -> Operation[State]:
         """Tell it something, also before it begins; how it stands. ExecutionEnded if it is over."""
-        call = execution_control.call(
+        call = execution_send_command.call(
             self.keys_of(execution_id),
             command=command_id or new_operation(),
-            keep_ms=_ms(self.settings.control_ttl_s),
-            bells=self._bells,
+            ttl_ms=_ms(self.settings.control_ttl_s),
+            doorbell_prefix=self._doorbell_prefix,
             execution=execution_id,
             data=encode_command(command),
         )
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         if reply[0] == Code.ENDED:
             raise ExecutionEnded(execution_id, reply[1].decode())
         return _state(reply[1])
@@ -289,19 +291,23 @@ class ExecutionCore:
     def read(self, execution_id: str, after: str = "", count: int = PAGE) -> Operation[Page | None]:
         """Some events after that one; None for an execution of which nothing is there."""
         call = execution_read.call(self.keys_of(execution_id), after=after, count=count)
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         if reply[0] == Code.MISSING:
             return None
-        _, state, outcome, attempt, seq, gone, *flat = reply
+        _, state, outcome, attempt, seq, first_kept_id, *flat = reply
         events = tuple(
             Event(flat[n].decode(), int(flat[n + 1]) / 1000, *decode_event(flat[n + 2]))
             for n in range(0, len(flat), 3)
         )
-        return Page(_state(state), outcome.decode(), int(attempt), int(seq), gone.decode(), events)
+        return Page(
+            _state(state), outcome.decode(), int(attempt), int(seq), first_kept_id.decode(), events
+        )
 
-    def look(self, execution_id: str) -> Operation[Record]:
+    def read_record(self, execution_id: str) -> Operation[Record]:
         """How it stands."""
-        reply = yield from perform(execution_look.call(self.keys_of(execution_id)), self._retry)
+        reply = yield from call_script(
+            execution_record.call(self.keys_of(execution_id)), self._retry
+        )
         if reply[0] == Code.MISSING:
             return Record("unknown")
         words = [value.decode(errors="replace") for value in reply[1:]]
@@ -313,11 +319,11 @@ class ExecutionCore:
             task=words[4],
             ack=words[5],
             outcome=words[6],
-            begun_at=_seconds(words[7]),
+            claimed_at=_seconds(words[7]),
             ended_at=_seconds(words[8]),
             group=words[9],
             index=int(words[10] or -1),
-            has_stream_content=words[11] == "1",
+            has_stream_content=words[11] == "content",
         )
 
     # --- indexes -------------------------------------------------------------------------------
@@ -327,16 +333,16 @@ class ExecutionCore:
         settings = self.settings
         parts: list[Argument] = []
         for attempt, entry in notes:
-            record = {"s": entry.state, "t": entry.task, "w": entry.worker, "b": entry.began_at}
+            record = {"s": entry.state, "t": entry.task, "w": entry.worker, "b": entry.started_at}
             parts += [entry.execution_id, attempt, msgspec.json.encode(record)]
-        call = recent_note.call(
+        call = recent_record.call(
             self._recent,
-            most=settings.recent_max,
-            keep_ms=_ms(settings.recent_ttl_s),
+            max_entries=settings.recent_max,
+            ttl_ms=_ms(settings.recent_ttl_s),
             channel=self._recent.channel,
-            notes=parts,
+            updates=parts,
         )
-        yield from perform(call, self._retry)
+        yield from call_script(call, self._retry)
 
     def list_recent(
         self,
@@ -351,10 +357,10 @@ class ExecutionCore:
         before = ""
         while len(found) < limit:
             call = recent_list.call(self._recent, before=before, count=500)
-            reply = yield from perform(call, self._retry)
+            reply = yield from call_script(call, self._retry)
             page = [_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3)]
             for entry in page:
-                if since is not None and entry.noted_at < since:
+                if since is not None and entry.recorded_at < since:
                     return found[:limit]
                 if state in (None, entry.state) and task in (None, entry.task):
                     found.append(entry)
@@ -366,7 +372,7 @@ class ExecutionCore:
     def find_recent(self, execution_ids: Sequence[str]) -> Operation[dict[str, RecentEntry]]:
         """What the index knows of some, also when nothing else is left of them."""
         call = recent_find.call(self._recent, ids=execution_ids)
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         entries = (_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3))
         return {entry.execution_id: entry for entry in entries}
 
@@ -380,14 +386,14 @@ class ExecutionCore:
             is_failure = outcome in ("failed", "lost")
             said = msgspec.json.encode([execution_id, failure[:1000]]) if is_failure else b""
             parts += [index, outcome, said]
-        call = group_note.call(
+        call = group_record.call(
             keys,
-            keep_ms=_ms(settings.group_ttl_s),
-            most=settings.group_failures,
+            ttl_ms=_ms(settings.group_ttl_s),
+            max_failures=settings.group_failures,
             channel=keys.channel,
             members=parts,
         )
-        yield from perform(call, self._retry)
+        yield from call_script(call, self._retry)
 
     def read_group(
         self, group_id: str, after: str = "", count: int = 100, *, which: bool = False
@@ -395,7 +401,7 @@ class ExecutionCore:
         """How far a group is, failures after that one, and if asked `which` members are counted."""
         keys = self.group_keys_of(group_id)
         call = group_read.call(keys, after=after, count=count, which=int(which))
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         end = 3 + 2 * int(reply[2])
         counts = {reply[n].decode(): int(reply[n + 1]) for n in range(3, end, 2)}
         failures = tuple(
@@ -404,26 +410,32 @@ class ExecutionCore:
         )
         return GroupProgress(counts, failures, reply[1] if which else None)
 
-    def kept_as(self, **changes: Any) -> ExecutionSettings:
+    def with_settings(self, **changes: Any) -> ExecutionSettings:
         """These settings for one task, with changes of its own."""
         return msgspec.structs.replace(self.settings, **changes)
 
 
 @lru_cache(maxsize=1000)
 def attempt_details(
-    ack: str, task: str, worker: str, group: str, index: int, kept: ExecutionSettings
+    ack: str, task: str, worker: str, group: str, index: int, retention: ExecutionSettings
 ) -> bytes:
     """What a claim says of an attempt, whoever holds it."""
     place = str(index) if group else ""
-    return msgspec.msgpack.encode([ack, task, worker, group, place, _limits(kept).decode()])
+    return msgspec.msgpack.encode([ack, task, worker, group, place, _limits(retention).decode()])
 
 
 @lru_cache(maxsize=1000)
-def _limits(kept: ExecutionSettings) -> bytes:
+def _limits(retention: ExecutionSettings) -> bytes:
     """As the scripts take them."""
-    mark_bytes = max(1, kept.retention_bytes // _MARKS, kept.live_bytes // _MOST_MARKS)
-    numbers = (mark_bytes, kept.live_bytes, kept.retention_bytes)
-    times = (_ms(kept.unfinished_ttl_s), _ms(kept.retention_s), _ms(kept.silent_retention_s))
+    trim_bytes = max(
+        1, retention.retention_bytes // _TRIM_POINTS, retention.live_bytes // _MAX_TRIM_POINTS
+    )
+    numbers = (trim_bytes, retention.live_bytes, retention.retention_bytes)
+    times = (
+        _ms(retention.unfinished_ttl_s),
+        _ms(retention.retention_s),
+        _ms(retention.silent_retention_s),
+    )
     return " ".join(map(str, (*numbers, *times))).encode()
 
 
@@ -440,8 +452,8 @@ def _state(value: bytes) -> State:
     return state
 
 
-def _told(flat: Reply) -> tuple[Told, ...]:
-    return tuple(Told(flat[n].decode(), flat[n + 1]) for n in range(0, len(flat), 2))
+def _entries(flat: Reply) -> tuple[CommandEntry, ...]:
+    return tuple(CommandEntry(flat[n].decode(), flat[n + 1]) for n in range(0, len(flat), 2))
 
 
 class _RecentRecord(msgspec.Struct):
@@ -459,4 +471,4 @@ def _recent(execution_id: bytes, noted: bytes, record: bytes) -> RecentEntry:
     return RecentEntry(execution_id.decode(), int(noted) / 1e6, known.s, known.t, known.w, known.b)
 
 
-__all__ = ["NOBODY", "PAGE", "ExecutionCore", "attempt_details"]
+__all__ = ["PAGE", "UNCLAIMED", "ExecutionCore", "attempt_details"]

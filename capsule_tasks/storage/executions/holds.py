@@ -8,35 +8,35 @@ from dataclasses import dataclass
 from capsule_tasks.errors import LeaseLost
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.keys import HoldKeys, worker_index
-from capsule_tasks.storage.operations import Operation, Reply, perform
+from capsule_tasks.storage.operations import Operation, Reply, call_script
 from capsule_tasks.storage.scripts import Call, Code, script
 
-MOST_DUE = 100
+MAX_DUE = 100
 
 
-@script
+@script("workers/hold")
 def worker_hold(
     keys: HoldKeys,
     *,
     token: str,
-    keep_ms: int,
+    ttl_ms: int,
     count: int,
     ids: Sequence[str],
 ) -> None: ...
 
 
-@script
+@script("workers/held")
 def worker_held(keys: HoldKeys, *, count: int, ids: Sequence[str]) -> None: ...
 
 
-@script
-def workers_note(
+@script("workers/register")
+def worker_register(
     workers: str,
     *,
     worker: str,
     lease_ms: int,
-    keep_ms: int,
-    most: int,
+    ttl_ms: int,
+    max_due: int,
     incarnations: Sequence[str],
 ) -> None: ...
 
@@ -55,14 +55,14 @@ class HoldCore:
     def __init__(self, settings: ExecutionSettings) -> None:
         self._prefix = settings.prefix
         self._retry = settings.retry
-        self._keep_ms = int(settings.hold_ttl_s * 1000)
+        self._ttl_ms = int(settings.hold_ttl_s * 1000)
 
     def hold(
         self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]
     ) -> Operation[None]:
         """Note what it is going to hold, and what not any more; LeaseLost if it may not."""
         call = self.hold_call(incarnation, token, held, released)
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         if not self.is_held(reply):
             raise LeaseLost(incarnation)
 
@@ -72,7 +72,7 @@ class HoldCore:
         return worker_hold.call(
             HoldKeys(incarnation, self._prefix),
             token=token,
-            keep_ms=self._keep_ms,
+            ttl_ms=self._ttl_ms,
             count=len(held),
             ids=[*held, *released],
         )
@@ -86,24 +86,24 @@ class HoldCore:
     ) -> Operation[list[str] | None]:
         """Some of what it held, without what was seen to; None while its lease lasts."""
         call = worker_held.call(HoldKeys(incarnation, self._prefix), count=count, ids=done)
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         if reply[0] != Code.DONE:
             return None
         return [value.decode() for value in reply[1:]]
 
-    def note_worker(
+    def register_worker(
         self, incarnation: str, lease_s: float, forget: Sequence[str] = ()
     ) -> Operation[Due]:
         """Say that it lives, and that others are gone for good; who is due to be looked at."""
-        call = workers_note.call(
+        call = worker_register.call(
             worker_index(self._prefix),
             worker=incarnation,
             lease_ms=int(lease_s * 1000),
-            keep_ms=self._keep_ms,
-            most=MOST_DUE,
+            ttl_ms=self._ttl_ms,
+            max_due=MAX_DUE,
             incarnations=forget,
         )
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         next_ms = int(reply[1])
         due = tuple(value.decode() for value in reply[2:])
         return Due(due, next_ms / 1000 if next_ms >= 0 else None)

@@ -8,14 +8,14 @@ from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys
 from capsule_tasks.storage.scripts import Argument, script
 
 
-@script
+@script("executions/claim")
 def execution_claim(
     keys: ExecutionKeys,
     *,
     claim: str,
     owner: str,
     held_by: str,
-    about: bytes,
+    details: bytes,
     state: str,
     outcome: str,
     has_stream_content: str,
@@ -25,7 +25,7 @@ def execution_claim(
 ) -> None: ...
 
 
-@script
+@script("executions/append")
 def execution_append(
     keys: ExecutionKeys,
     *,
@@ -40,7 +40,7 @@ def execution_append(
 ) -> None: ...
 
 
-@script
+@script("executions/reap")
 def execution_reap(
     keys: ExecutionKeys,
     *,
@@ -53,43 +53,49 @@ def execution_reap(
 ) -> None: ...
 
 
-@script
-def execution_control(
-    keys: ExecutionKeys, *, command: str, keep_ms: int, bells: str, execution: str, data: bytes
+@script("executions/send_command")
+def execution_send_command(
+    keys: ExecutionKeys,
+    *,
+    command: str,
+    ttl_ms: int,
+    doorbell_prefix: str,
+    execution: str,
+    data: bytes,
 ) -> None: ...
 
 
-@script
-def execution_told(keys: ExecutionKeys, *, after: str) -> None: ...
+@script("executions/commands")
+def execution_commands(keys: ExecutionKeys, *, after: str) -> None: ...
 
 
-@script
+@script("executions/read")
 def execution_read(keys: ExecutionKeys, *, after: str, count: int) -> None: ...
 
 
-@script
-def execution_look(keys: ExecutionKeys) -> None: ...
+@script("executions/record")
+def execution_record(keys: ExecutionKeys) -> None: ...
 
 
-@script
-def recent_note(
-    keys: RecentKeys, *, most: int, keep_ms: int, channel: str, notes: Sequence[Argument]
+@script("executions/recent_record")
+def recent_record(
+    keys: RecentKeys, *, max_entries: int, ttl_ms: int, channel: str, updates: Sequence[Argument]
 ) -> None: ...
 
 
-@script
+@script("executions/recent_list")
 def recent_list(keys: RecentKeys, *, before: str, count: int) -> None: ...
 
 
-@script
+@script("executions/recent_find")
 def recent_find(keys: RecentKeys, *, ids: Sequence[str]) -> None: ...
 
 
-@script
-def group_note(
-    keys: GroupKeys, *, keep_ms: int, most: int, channel: str, members: Sequence[Argument]
+@script("executions/group_record")
+def group_record(
+    keys: GroupKeys, *, ttl_ms: int, max_failures: int, channel: str, members: Sequence[Argument]
 ) -> None: ...
 
 
-@script
+@script("executions/group_read")
 def group_read(keys: GroupKeys, *, after: str, count: int, which: int) -> None: ...

@@ -25,11 +25,11 @@ from capsule_tasks.protocol.values import NotCarried, revive, sendable, to_wire
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage.keys import StepKeys, escaped
 from capsule_tasks.storage.operations import (
+    Abandon,
     Operation,
     Reply,
-    Settle,
+    call_script,
     named,
-    perform,
     refused,
 )
 from capsule_tasks.storage.runs.types import time_of
@@ -42,25 +42,25 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ext_hook=revive).decode
 
 
-@script
-def step_begin(
+@script("executions/step_start")
+def step_start(
     keys: StepKeys,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
     step: str,
-    print: str,  # noqa: A002 - as the script calls it
+    fingerprint: str,
     retry: int,
 ) -> None: ...
 
 
-@script
+@script("executions/step_end")
 def step_end(
     keys: StepKeys,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
-    begun: str,
+    start_operation: str,
     step: str,
     outcome: Outcome,
     value: bytes,
@@ -68,15 +68,15 @@ def step_end(
 
 
 @dataclass(frozen=True)
-class Begun:
+class StepStarted:
     """A step that may be made now, by whoever holds this and nobody else."""
 
     name: str
-    operation: str
+    operation_id: str
 
 
 @dataclass(frozen=True)
-class Made:
+class StepDone:
     """A step that was made before."""
 
     value: Any
@@ -90,7 +90,9 @@ class StepCore:
         self._keys = StepKeys(execution_id, settings.prefix)
         self._ttl_ms = int(settings.ttl_s * 1000)
 
-    def begin(self, name: str, fingerprint: str, *, retry: bool) -> Operation[Begun | Made]:
+    def start(
+        self, name: str, fingerprint: str, *, retry: bool
+    ) -> Operation[StepStarted | StepDone]:
         """Say that a step is about to be made.
 
         Raises EffectUncertain if it was begun and nobody knows more (unless `retry`), CallChanged
@@ -98,29 +100,29 @@ class StepCore:
         could be kept.
         """
         escaped("step name", name)
-        operation = named("begin", None)
-        call = step_begin.call(
+        operation_id = named("start", None)
+        call = step_start.call(
             self._keys,
-            operation=operation,
+            operation_id=operation_id,
             ttl_ms=self._ttl_ms,
             step=name,
-            print=fingerprint,
+            fingerprint=fingerprint,
             retry=int(retry),
         )
         try:
-            reply = yield from perform(call, self._settings.retry)
+            reply = yield from call_script(call, self._settings.retry)
         except GeneratorExit:
             raise
         except BaseException as error:
             # It will not be made, so nobody should wonder later whether it was.
             if not isinstance(error, StorageError) or error.may_have_written:
-                yield Settle(self._end_call(Begun(name, operation), "undone", b""))
+                yield Abandon(self._end_call(StepStarted(name, operation_id), "undone", b""))
             raise
         match reply[0]:
             case Code.DONE:
-                return Begun(name, operation)
+                return StepStarted(name, operation_id)
             case Code.FINISHED:
-                return Made(decoded(name, reply[1]))
+                return StepDone(decoded(name, reply[1]))
             case Code.UNCERTAIN:
                 began_at = time_of(int(reply[1])).isoformat(timespec="milliseconds")
                 why = reply[2].decode() or "its process was lost, or is still at it"
@@ -130,32 +132,32 @@ class StepCore:
                 raise CallChanged(name, why)
         raise refused(reply, f"step {name!r:.100}")
 
-    def finish(self, begun: Begun, value: Any) -> Operation[Any]:
+    def finish(self, started: StepStarted, value: Any) -> Operation[Any]:
         """Keep what a step gave, and return what counts: what was kept first."""
         record, why = _encoded(value, self._settings.max_output_bytes)
-        reply = yield from self._end(begun, "output", record)
+        reply = yield from self._end(started, "output", record)
         if why:
-            raise OutputNotStorable(begun.name, why)
-        return decoded(begun.name, reply[1])
+            raise OutputNotStorable(started.name, why)
+        return decoded(started.name, reply[1])
 
-    def undo(self, begun: Begun) -> Operation[None]:
+    def undo(self, started: StepStarted) -> Operation[None]:
         """Say that the step was not made, so that it may be begun again."""
-        yield from self._end(begun, "undone", b"")
+        yield from self._end(started, "undone", b"")
 
-    def fail(self, begun: Begun, reason: str) -> Operation[None]:
+    def fail(self, started: StepStarted, reason: str) -> Operation[None]:
         """Say that the step failed midway, so that nobody knows whether it was made."""
-        yield from self._end(begun, "failed", sendable(reason)[:500].encode())
+        yield from self._end(started, "failed", sendable(reason)[:500].encode())
 
-    def _end(self, begun: Begun, outcome: Outcome, value: bytes) -> Operation[Reply]:
-        return perform(self._end_call(begun, outcome, value), self._settings.retry)
+    def _end(self, started: StepStarted, outcome: Outcome, value: bytes) -> Operation[Reply]:
+        return call_script(self._end_call(started, outcome, value), self._settings.retry)
 
-    def _end_call(self, begun: Begun, outcome: Outcome, value: bytes) -> Call:
+    def _end_call(self, started: StepStarted, outcome: Outcome, value: bytes) -> Call:
         return step_end.call(
             self._keys,
-            operation=named("end", None),
+            operation_id=named("end", None),
             ttl_ms=self._ttl_ms,
-            begun=begun.operation,
-            step=begun.name,
+            start_operation=started.operation_id,
+            step=started.name,
             outcome=outcome,
             value=value,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.drivers import AsyncStore, awaited, blocking
+from capsule_tasks.storage.drivers import AsyncStore, async_method, sync_method
 from capsule_tasks.storage.executions.core import ExecutionCore
 from capsule_tasks.storage.executions.holds import HoldCore
 from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, SyncFacade, SyncTarget
@@ -20,19 +20,19 @@ class ExecutionStore(AsyncFacade):
         self.core = ExecutionCore(settings)
         super().__init__(redis)
 
-    claim = awaited(ExecutionCore.claim)
-    append = awaited(ExecutionCore.append)
-    make = awaited(ExecutionCore.make)
-    reap = awaited(ExecutionCore.reap)
-    told = awaited(ExecutionCore.told)
-    tell = awaited(ExecutionCore.tell)
-    read = awaited(ExecutionCore.read)
-    look = awaited(ExecutionCore.look)
-    record_recent = awaited(ExecutionCore.record_recent)
-    list_recent = awaited(ExecutionCore.list_recent)
-    find_recent = awaited(ExecutionCore.find_recent)
-    record_group_ends = awaited(ExecutionCore.record_group_ends)
-    read_group = awaited(ExecutionCore.read_group)
+    claim = async_method(ExecutionCore.claim)
+    append = async_method(ExecutionCore.append)
+    make = async_method(ExecutionCore.make)
+    reap = async_method(ExecutionCore.reap)
+    read_commands = async_method(ExecutionCore.read_commands)
+    send_command = async_method(ExecutionCore.send_command)
+    read = async_method(ExecutionCore.read)
+    read_record = async_method(ExecutionCore.read_record)
+    record_recent = async_method(ExecutionCore.record_recent)
+    list_recent = async_method(ExecutionCore.list_recent)
+    find_recent = async_method(ExecutionCore.find_recent)
+    record_group_ends = async_method(ExecutionCore.record_group_ends)
+    read_group = async_method(ExecutionCore.read_group)
 
 
 class HoldStore:
@@ -42,9 +42,9 @@ class HoldStore:
         self.core = HoldCore(settings)
         self.store = store
 
-    hold = awaited(HoldCore.hold)
-    held_by = awaited(HoldCore.held_by)
-    note_worker = awaited(HoldCore.note_worker)
+    hold = async_method(HoldCore.hold)
+    held_by = async_method(HoldCore.held_by)
+    register_worker = async_method(HoldCore.register_worker)
 
 
 class SyncExecutionStore(SyncFacade):
@@ -56,11 +56,11 @@ class SyncExecutionStore(SyncFacade):
         self.core = ExecutionCore(settings)
         super().__init__(redis)
 
-    tell = blocking(ExecutionCore.tell)
-    read = blocking(ExecutionCore.read)
-    look = blocking(ExecutionCore.look)
-    list_recent = blocking(ExecutionCore.list_recent)
-    read_group = blocking(ExecutionCore.read_group)
+    send_command = sync_method(ExecutionCore.send_command)
+    read = sync_method(ExecutionCore.read)
+    read_record = sync_method(ExecutionCore.read_record)
+    list_recent = sync_method(ExecutionCore.list_recent)
+    read_group = sync_method(ExecutionCore.read_group)
 
 
 __all__: list[Any] = ["ExecutionStore", "HoldStore", "SyncExecutionStore"]

@@ -63,7 +63,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CommandEntry:
     """One entry of what an execution is told."""
 
     id: str
@@ -75,7 +75,7 @@ class Claimed(NamedTuple):
 
     attempt: int
     seq: int
-    told: tuple[Told, ...]
+    commands: tuple[CommandEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Page:
     outcome: str
     attempt: int
     seq: int
-    gone: str
+    first_kept_id: str
     """The first event that is left, if some were trimmed."""
     events: tuple[Event, ...]
 
@@ -102,7 +102,7 @@ class Record:
     task: str = ""
     ack: str = ""
     outcome: str = ""
-    begun_at: float | None = None
+    claimed_at: float | None = None
     ended_at: float | None = None
     group: str = ""
     index: int = -1
@@ -114,12 +114,12 @@ class RecentEntry:
     """One execution in the index of recent ones."""
 
     execution_id: str
-    noted_at: float
+    recorded_at: float
     state: str
     """`running`, `waiting`, or an outcome."""
     task: str = ""
     worker: str = ""
-    began_at: float | None = None
+    started_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

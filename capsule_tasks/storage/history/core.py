@@ -47,16 +47,16 @@ from capsule_tasks.storage.keys import SessionKeys
 from capsule_tasks.storage.operations import (
     Operation,
     Reply,
+    call_script,
+    call_script_named,
     named,
     new_operation,
-    perform,
-    performed,
     refused,
 )
 from capsule_tasks.storage.scripts import Code
 
-PIECE_ITEMS = 5000
-PIECE_BYTES = 4 * 1024 * 1024
+CHUNK_ITEMS = 5000
+CHUNK_BYTES = 4 * 1024 * 1024
 """The most that one call reads, or puts beside a history, so that Redis is never held up long."""
 FORGET_KEYS = 1000
 """Popped records that one call removes."""
@@ -66,7 +66,7 @@ RESTARTS = 5
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Chunk:
     generation: str
     start: int
     stop: int
@@ -113,7 +113,7 @@ class HistoryCore:
         """
         _check_limit(limit)
         for _ in range(RESTARTS):
-            snapshot = yield from self._read_once(limit, PIECE_ITEMS, PIECE_BYTES)
+            snapshot = yield from self._read_once(limit, CHUNK_ITEMS, CHUNK_BYTES)
             if snapshot is not None:
                 return snapshot
         # Others remove items all the time. One call for everything is one moment, too.
@@ -122,47 +122,49 @@ class HistoryCore:
             raise HistoryConflict(self.session_id, "items were removed again and again")
         return snapshot
 
-    def add_items(self, items: Iterable[Any], *, operation: str | None = None) -> Operation[None]:
+    def add_items(
+        self, items: Iterable[Any], *, operation_id: str | None = None
+    ) -> Operation[None]:
         """Append one batch, whole and in its order, or nothing of it."""
         records = self.encoded(items)
         if not records:
             return
         call = history_append.call(
             self._keys,
-            operation=named("add", operation),
+            operation_id=named("add", operation_id),
             ttl_ms=self._ttl_ms,
             max_items=self.settings.max_items,
             max_bytes=self.settings.max_bytes,
             records=records,
         )
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         if reply[0] != Code.DONE:
             raise self._refusal(reply, "append")
 
-    def pop_item(self, *, operation: str | None = None) -> Operation[Any]:
+    def pop_item(self, *, operation_id: str | None = None) -> Operation[Any]:
         """Remove and return the last readable item; None if there is none.
 
         Corrupt records behind it go to quarantine on the way.
         """
-        operation = operation if operation is not None else new_operation()
+        operation_id = operation_id if operation_id is not None else new_operation()
         corrupt, corrupt_key = "", self._keys.popped
         guard = self.codec.guard
         step = 0
         while True:
             # A repeat of the whole call walks the same steps under the same names.
-            name = named(f"pop.{step}" if step else "pop", operation)
+            name = named(f"pop.{step}" if step else "pop", operation_id)
             taken_key = self._keys.popped_by(name)
             call = history_pop.call(
                 self._keys,
                 taken_key,
                 corrupt_key,
-                operation=name,
+                operation_id=name,
                 ttl_ms=self._ttl_ms,
-                corrupt_by=corrupt,
-                keep_bad=self.settings.max_quarantined,
+                corrupt_operation=corrupt,
+                max_quarantined=self.settings.max_quarantined,
                 guards=guard,
             )
-            done_as, reply = yield from performed(call, self._retry)
+            done_as, reply = yield from call_script_named(call, self._retry)
             if len(reply) == 1:
                 return None
             try:
@@ -180,7 +182,7 @@ class HistoryCore:
             return item
 
     def pop_suffix(
-        self, expected: Iterable[Any], *, operation: str | None = None
+        self, expected: Iterable[Any], *, operation_id: str | None = None
     ) -> Operation[PoppedSuffix]:
         """Remove exactly these items from the end, or change nothing and say what is there.
 
@@ -194,11 +196,11 @@ class HistoryCore:
         for _ in range(RESTARTS):
             call = history_pop_suffix.call(
                 self._keys,
-                operation=named("pop_suffix", operation),
+                operation_id=named("pop_suffix", operation_id),
                 ttl_ms=self._ttl_ms,
                 records=records,
             )
-            reply = yield from perform(call, self._retry)
+            reply = yield from call_script(call, self._retry)
             if reply[0] == Code.DONE:
                 return PoppedSuffix(True, items)
             found, unreadable = self._decoded(reply[1:])
@@ -208,7 +210,7 @@ class HistoryCore:
         return PoppedSuffix(False, found)
 
     def replace(
-        self, version: Version, items: Iterable[Any], *, operation: str | None = None
+        self, version: Version, items: Iterable[Any], *, operation_id: str | None = None
     ) -> Operation[None]:
         """Put these items in the place of what was read at `version`, in one step.
 
@@ -216,13 +218,13 @@ class HistoryCore:
         changed, if items were removed meanwhile. Corrupt records within go to quarantine.
         """
         records = self.encoded(items)
-        name = named("replace", operation)
-        stage = self._keys.stage(new_operation())
-        pieces = list(_pieces(records))
-        last = pieces.pop() if pieces else []
-        staged = [record for piece in pieces for record in piece]
+        name = named("replace", operation_id)
+        stage = self._keys.staging(new_operation())
+        chunks = list(_chunks(records))
+        last = chunks.pop() if chunks else []
+        staged = [record for chunk in chunks for record in chunk]
         for _ in range(RESTARTS):
-            if not (yield from self._stage(stage, pieces)):
+            if not (yield from self._stage(stage, chunks)):
                 continue
             reply = yield from self._commit(name, stage, version, staged, last)
             if reply[0] == Code.LOST:
@@ -237,18 +239,18 @@ class HistoryCore:
 
         Raises HistoryConflict if items were removed since `version` was read.
         """
-        found, count = 0, PIECE_ITEMS
+        found, count = 0, CHUNK_ITEMS
         while found < version.start:
             before = min(found + count, version.start)
-            piece = yield from self._read_piece(
-                version.generation, before, before - found, PIECE_BYTES
+            chunk = yield from self._read_chunk(
+                version.generation, before, before - found, CHUNK_BYTES
             )
-            if piece is None:
+            if chunk is None:
                 raise HistoryConflict(self.session_id, "items were removed since it was read")
-            if piece.start > found:  # so many are too large for one call
-                count = piece.stop - piece.start
+            if chunk.start > found:  # so many are too large for one call
+                count = chunk.stop - chunk.start
                 continue
-            for record in unpacked(piece.packed):
+            for record in unpacked(chunk.packed):
                 try:
                     item = self.codec.decode(record, self.session_id)
                 except Unreadable:
@@ -258,17 +260,17 @@ class HistoryCore:
                 found += 1
         return found
 
-    def clear_session(self, *, operation: str | None = None) -> Operation[None]:
+    def clear_session(self, *, operation_id: str | None = None) -> Operation[None]:
         """Remove the history, its quarantine, and what was popped lately."""
-        call = history_clear.call(self._keys, operation=named("clear", operation))
-        _, *taken = yield from perform(call, self._retry)
+        call = history_clear.call(self._keys, operation_id=named("clear", operation_id))
+        _, *taken = yield from call_script(call, self._retry)
         for first in range(0, len(taken), FORGET_KEYS):
             some = [key.decode() for key in taken[first : first + FORGET_KEYS]]
-            yield from perform(history_forget.call(self._keys, some), self._retry)
+            yield from call_script(history_forget.call(self._keys, some), self._retry)
 
     def info(self) -> Operation[HistoryInfo]:
         """Size, times and quarantine of the history."""
-        reply = yield from perform(history_info.call(self._keys), self._retry)
+        reply = yield from call_script(history_info.call(self._keys), self._retry)
         _, length, size, created, updated, ttl_ms, bad = (int(part) for part in reply)
         return HistoryInfo(
             session_id=self.session_id,
@@ -281,57 +283,57 @@ class HistoryCore:
         )
 
     def _read_once(
-        self, limit: int | None, piece_items: int, piece_bytes: int
+        self, limit: int | None, chunk_items: int, chunk_bytes: int
     ) -> Operation[Snapshot | None]:
-        """None if items were removed between two pieces."""
+        """None if items were removed between two chunks."""
         generation, before, stop = "", -1, 0
-        pieces: list[tuple[list[Item], list[int]]] = []
+        chunks: list[tuple[list[Item], list[int]]] = []
         missing = self.settings.max_items if limit is None else limit
         while True:
-            count = min(missing, piece_items) if limit is not None else piece_items
-            piece = yield from self._read_piece(generation, before, count, piece_bytes)
-            if piece is None:
+            count = min(missing, chunk_items) if limit is not None else chunk_items
+            chunk = yield from self._read_chunk(generation, before, count, chunk_bytes)
+            if chunk is None:
                 return None
             if not generation:
-                generation, stop = piece.generation, piece.stop
-            before = piece.start
-            items, corrupt = self._decoded_piece(piece)
-            pieces.append((items, corrupt))
+                generation, stop = chunk.generation, chunk.stop
+            before = chunk.start
+            items, corrupt = self._decoded_chunk(chunk)
+            chunks.append((items, corrupt))
             missing -= len(items)
             if before == 0 or (limit is not None and missing <= 0):
                 break
-        pieces.reverse()
+        chunks.reverse()
         return Snapshot(
-            [item for items, _ in pieces for item in items] if len(pieces) > 1 else pieces[0][0],
-            Version(generation, before, stop, tuple(at for _, places in pieces for at in places)),
+            [item for items, _ in chunks for item in items] if len(chunks) > 1 else chunks[0][0],
+            Version(generation, before, stop, tuple(at for _, places in chunks for at in places)),
         )
 
-    def _read_piece(
-        self, generation: str, before: int, count: int, piece_bytes: int
-    ) -> Operation[_Piece | None]:
+    def _read_chunk(
+        self, generation: str, before: int, count: int, chunk_bytes: int
+    ) -> Operation[_Chunk | None]:
         call = history_read.call(
             self._keys,
             generation=generation,
             before=before,
             count=count,
-            max_bytes=piece_bytes,
+            max_bytes=chunk_bytes,
             renew_ms=self._renew_ms,
         )
-        reply = yield from perform(call, self._retry)
+        reply = yield from call_script(call, self._retry)
         if reply[0] == Code.CONFLICT:
             return None
         _, current, stop, start, *packed = reply
-        return _Piece(current.decode(), start, stop, packed)
+        return _Chunk(current.decode(), start, stop, packed)
 
-    def _stage(self, stage: str, pieces: Sequence[list[bytes]]) -> Operation[bool]:
-        """Whether the pieces wait beside the history now; not if there was another one."""
+    def _stage(self, stage: str, chunks: Sequence[list[bytes]]) -> Operation[bool]:
+        """Whether the chunks wait beside the history now; not if there was another one."""
         offset = 0
-        for piece in pieces:
-            call = history_stage.call(stage, offset=offset, ttl_ms=STAGE_TTL_MS, records=piece)
-            reply = yield from perform(call, self._retry)
+        for chunk in chunks:
+            call = history_stage.call(stage, offset=offset, ttl_ms=STAGE_TTL_MS, records=chunk)
+            reply = yield from call_script(call, self._retry)
             if reply[0] != Code.DONE:
                 return False
-            offset += len(piece)
+            offset += len(chunk)
         return True
 
     def _commit(
@@ -340,7 +342,7 @@ class HistoryCore:
         call = history_replace.call(
             self._keys,
             stage,
-            operation=name,
+            operation_id=name,
             ttl_ms=self._ttl_ms,
             generation=version.generation,
             start=version.start,
@@ -350,11 +352,11 @@ class HistoryCore:
             staged_bytes=sum(map(len, staged)),
             max_items=self.settings.max_items,
             max_bytes=self.settings.max_bytes,
-            keep_bad=self.settings.max_quarantined,
+            max_quarantined=self.settings.max_quarantined,
             corrupt=",".join(map(str, version.corrupt)),
             records=last,
         )
-        return perform(call, self._retry)
+        return call_script(call, self._retry)
 
     def _refusal(self, reply: Reply, call: str) -> Exception:
         settings = self.settings
@@ -394,11 +396,11 @@ class HistoryCore:
             records.append(record)
         return records
 
-    def _decoded_piece(self, piece: _Piece) -> tuple[list[Item], list[int]]:
+    def _decoded_chunk(self, chunk: _Chunk) -> tuple[list[Item], list[int]]:
         """The readable items, and the places of the others."""
-        if type(self.codec) is JsonCodec and (items := all_decoded(piece.packed)) is not None:
+        if type(self.codec) is JsonCodec and (items := all_decoded(chunk.packed)) is not None:
             return items, []
-        return self._decoded(unpacked(piece.packed), piece.start)
+        return self._decoded(unpacked(chunk.packed), chunk.start)
 
     def _decoded(self, records: Iterable[bytes], start: int = 0) -> tuple[list[Item], list[int]]:
         decode, session_id = self.codec.decode, self.session_id
@@ -422,17 +424,17 @@ def _are_same(some: Sequence[Item], others: Sequence[Item]) -> bool:
     return list(map(canonical, some)) == list(map(canonical, others))
 
 
-def _pieces(records: list[bytes]) -> Iterable[list[bytes]]:
-    piece: list[bytes] = []
+def _chunks(records: list[bytes]) -> Iterable[list[bytes]]:
+    chunk: list[bytes] = []
     size = 0
     for record in records:
-        if piece and (len(piece) >= PIECE_ITEMS or size + len(record) > PIECE_BYTES):
-            yield piece
-            piece, size = [], 0
-        piece.append(record)
+        if chunk and (len(chunk) >= CHUNK_ITEMS or size + len(record) > CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(record)
         size += len(record)
-    if piece:
-        yield piece
+    if chunk:
+        yield chunk
 
 
 def _time(microseconds: int) -> datetime | None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from capsule_tasks.errors import HistoryConflict
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage.codec import Codec, Item, JsonCodec
-from capsule_tasks.storage.drivers import awaited, blocking
+from capsule_tasks.storage.drivers import async_method, sync_method
 from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, SyncFacade, SyncTarget
 from capsule_tasks.storage.history.core import HistoryCore
 from capsule_tasks.storage.history.types import CompactionSnapshot, SessionLimit, limit_of
@@ -79,21 +79,21 @@ class History(AsyncFacade, _OneSession):
         settings = settings or HistorySettings()
         self.core = HistoryCore(session_id, settings, session_settings, codec or JsonCodec())
 
-    get_items = awaited(HistoryCore.get_items)
-    read = awaited(HistoryCore.read)
-    add_items = awaited(HistoryCore.add_items)
-    pop_item = awaited(HistoryCore.pop_item)
-    pop_suffix = awaited(HistoryCore.pop_suffix)
-    replace = awaited(HistoryCore.replace)
-    clear_session = awaited(HistoryCore.clear_session)
-    info = awaited(HistoryCore.info)
+    get_items = async_method(HistoryCore.get_items)
+    read = async_method(HistoryCore.read)
+    add_items = async_method(HistoryCore.add_items)
+    pop_item = async_method(HistoryCore.pop_item)
+    pop_suffix = async_method(HistoryCore.pop_suffix)
+    replace = async_method(HistoryCore.replace)
+    clear_session = async_method(HistoryCore.clear_session)
+    info = async_method(HistoryCore.info)
 
     # --- what the compaction of openai-agents looks for ------------------------------------------
     # Both replace in one step, and are offered by this class alone: a subclass may transform its
     # items in `get_items` and `add_items`, which they would bypass. The compaction of a subclass
     # clears it and adds the summary.
 
-    _prunable = awaited(HistoryCore.prunable)
+    _prunable = async_method(HistoryCore.prunable)
 
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[Any], bool] | None = None
@@ -153,11 +153,11 @@ class SyncHistory(SyncFacade, _OneSession):
         settings = settings or HistorySettings()
         self.core = HistoryCore(session_id, settings, session_settings, codec or JsonCodec())
 
-    get_items = blocking(HistoryCore.get_items)
-    read = blocking(HistoryCore.read)
-    add_items = blocking(HistoryCore.add_items)
-    pop_item = blocking(HistoryCore.pop_item)
-    pop_suffix = blocking(HistoryCore.pop_suffix)
-    replace = blocking(HistoryCore.replace)
-    clear_session = blocking(HistoryCore.clear_session)
-    info = blocking(HistoryCore.info)
+    get_items = sync_method(HistoryCore.get_items)
+    read = sync_method(HistoryCore.read)
+    add_items = sync_method(HistoryCore.add_items)
+    pop_item = sync_method(HistoryCore.pop_item)
+    pop_suffix = sync_method(HistoryCore.pop_suffix)
+    replace = sync_method(HistoryCore.replace)
+    clear_session = sync_method(HistoryCore.clear_session)
+    info = sync_method(HistoryCore.info)

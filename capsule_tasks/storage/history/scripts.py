@@ -8,11 +8,11 @@ from capsule_tasks.storage.keys import SessionKeys
 from capsule_tasks.storage.scripts import script
 
 
-@script
+@script("history/append")
 def history_append(
     keys: SessionKeys,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
     max_items: int,
     max_bytes: int,
@@ -20,42 +20,42 @@ def history_append(
 ) -> None: ...
 
 
-@script
+@script("history/read")
 def history_read(
     keys: SessionKeys, *, generation: str, before: int, count: int, max_bytes: int, renew_ms: int
 ) -> None: ...
 
 
-@script
+@script("history/pop")
 def history_pop(
     keys: SessionKeys,
     taken: str,
     corrupt: str,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
-    corrupt_by: str,
-    keep_bad: int,
+    corrupt_operation: str,
+    max_quarantined: int,
     guards: Sequence[bytes],
 ) -> None: ...
 
 
-@script
+@script("history/pop_suffix")
 def history_pop_suffix(
-    keys: SessionKeys, *, operation: str, ttl_ms: int, records: Sequence[bytes]
+    keys: SessionKeys, *, operation_id: str, ttl_ms: int, records: Sequence[bytes]
 ) -> None: ...
 
 
-@script
-def history_stage(stage: str, *, offset: int, ttl_ms: int, records: Sequence[bytes]) -> None: ...
+@script("history/stage")
+def history_stage(staging: str, *, offset: int, ttl_ms: int, records: Sequence[bytes]) -> None: ...
 
 
-@script
+@script("history/replace")
 def history_replace(
     keys: SessionKeys,
-    stage: str,
+    staging: str,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
     generation: str,
     start: int,
@@ -65,19 +65,19 @@ def history_replace(
     staged_bytes: int,
     max_items: int,
     max_bytes: int,
-    keep_bad: int,
+    max_quarantined: int,
     corrupt: str,
     records: Sequence[bytes],
 ) -> None: ...
 
 
-@script
-def history_clear(keys: SessionKeys, *, operation: str) -> None: ...
+@script("history/clear")
+def history_clear(keys: SessionKeys, *, operation_id: str) -> None: ...
 
 
-@script
+@script("history/forget")
 def history_forget(keys: SessionKeys, taken: Sequence[str]) -> None: ...
 
 
-@script
+@script("history/info")
 def history_info(keys: SessionKeys) -> None: ...

@@ -16,8 +16,8 @@ import msgspec
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import ApprovalKeys, CallKeys
-from capsule_tasks.storage.operations import Operation, perform
-from capsule_tasks.storage.runs.types import Ask, Waiting
+from capsule_tasks.storage.operations import Operation, call_script
+from capsule_tasks.storage.runs.types import ApprovalRequest, PendingApproval
 from capsule_tasks.storage.scripts import Argument, script
 
 IDLE_MS = 120_000
@@ -25,24 +25,24 @@ IDLE_MS = 120_000
 wait whose entry is older than 30 s, so none that is about to wait is lost."""
 
 
-@script
+@script("runs/approvals_add")
 def approvals_add(keys: CallKeys, *, ttl_ms: int, parts: Sequence[Argument]) -> None: ...
 
 
-@script
+@script("runs/approvals_drop")
 def approvals_drop(keys: CallKeys, *, member: bytes, idle_ms: int) -> None: ...
 
 
-@script
+@script("runs/approvals_list")
 def approvals_list(keys: ApprovalKeys, order: str, *, after: str, count: int) -> None: ...
 
 
-@script
+@script("runs/approvals_due")
 def approvals_due(keys: ApprovalKeys, *, count: int) -> None: ...
 
 
-@script
-def approvals_postpone(keys: ApprovalKeys, *, member: bytes, at_ms: int, least_ms: int) -> None: ...
+@script("runs/approvals_postpone")
+def approvals_postpone(keys: ApprovalKeys, *, member: bytes, at_ms: int, min_ms: int) -> None: ...
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -78,42 +78,44 @@ class Index:
     def channel(self) -> str:
         return self._keys.channel
 
-    def add(self, run_id: str, session_id: str, asks: Sequence[Ask]) -> Operation[int]:
+    def add(
+        self, run_id: str, session_id: str, requests: Sequence[ApprovalRequest]
+    ) -> Operation[int]:
         """Put calls in, before they wait; the time of the index's clock, in ms (0 for none)."""
-        groups: defaultdict[tuple[str, str], list[Ask]] = defaultdict(list)
-        for ask in asks:
-            groups[ask.agent, ask.tool].append(ask)
+        groups: defaultdict[tuple[str, str], list[ApprovalRequest]] = defaultdict(list)
+        for request in requests:
+            groups[request.agent, request.tool].append(request)
         added_ms: list[int] = []
         for (agent, tool), members in groups.items():
             parts: list[Argument] = []
-            for ask in members:
-                entry = Entry(run_id, ask.call_id, agent, tool, session_id)
-                parts += [_member(entry), _encode(entry), expires_in_ms(ask) or 0]
+            for request in members:
+                entry = Entry(run_id, request.call_id, agent, tool, session_id)
+                parts += [_member(entry), _encode(entry), expires_in_ms(request) or 0]
             ttl_ms = int(self._settings.ttl_s * 1000)
             call = approvals_add.call(self._of_call(agent, tool), ttl_ms=ttl_ms, parts=parts)
-            reply = yield from perform(call, self._settings.retry)
+            reply = yield from call_script(call, self._settings.retry)
             added_ms.append(int(reply[1]))
         return min(added_ms, default=0)
 
-    def restore(self, waiting: Waiting, now_ms: int) -> Operation[None]:
+    def restore(self, pending: PendingApproval, now_ms: int) -> Operation[None]:
         """Put a call in that waits; for an index that has lost it."""
         left: float | None = None
-        if waiting.expires_at is not None:
-            left = max(0.001, waiting.expires_at.timestamp() - now_ms / 1000)
-        ask = Ask(
-            call_id=waiting.call_id,
-            tool=waiting.tool,
-            agent=waiting.agent,
-            fingerprint=waiting.fingerprint,
+        if pending.expires_at is not None:
+            left = max(0.001, pending.expires_at.timestamp() - now_ms / 1000)
+        request = ApprovalRequest(
+            call_id=pending.call_id,
+            tool=pending.tool,
+            agent=pending.agent,
+            fingerprint=pending.fingerprint,
             expires_in_s=left,
         )
-        yield from self.add(waiting.run_id, waiting.session_id, [ask])
+        yield from self.add(pending.run_id, pending.session_id, [request])
 
     def drop(self, entry: Entry, *, idle_ms: int) -> Operation[bool]:
         """Take a call out, unless it was put in more lately than that."""
         keys = self._of_call(entry.agent, entry.tool)
         call = approvals_drop.call(keys, member=_member(entry), idle_ms=idle_ms)
-        reply = yield from perform(call, self._settings.retry)
+        reply = yield from call_script(call, self._settings.retry)
         return int(reply[1]) == 1
 
     def _of_call(self, agent: str, tool: str) -> CallKeys:
@@ -125,7 +127,7 @@ class Index:
         """Entries behind a place, oldest first."""
         order = self._keys.order(agent, tool)
         call = approvals_list.call(self._keys, order, after=after, count=count)
-        reply = yield from perform(call, self._settings.retry)
+        reply = yield from call_script(call, self._settings.retry)
         rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
         return [
             Found(_entry(member, details, agent, tool), score.decode())
@@ -134,44 +136,44 @@ class Index:
 
     def due(self, count: int) -> Operation[tuple[list[Entry], float | None]]:
         """Entries whose time has passed, and the seconds until the next one's will."""
-        reply = yield from perform(
+        reply = yield from call_script(
             approvals_due.call(self._keys, count=count), self._settings.retry
         )
         next_in_s = int(reply[1]) / 1000 if int(reply[1]) >= 0 else None
         rows = zip(reply[2::2], reply[3::2], strict=True)
         return [_entry(member, details) for member, details in rows], next_in_s
 
-    def postpone(self, entry: Entry, at_ms: int, least_ms: int) -> Operation[float]:
+    def postpone(self, entry: Entry, at_ms: int, min_ms: int) -> Operation[float]:
         """Have an entry looked at when its time passes, and the seconds until then.
 
         It would be the first to be looked at for ever, and many of its kind would hide all others.
         """
         call = approvals_postpone.call(
-            self._keys, member=_member(entry), at_ms=at_ms, least_ms=least_ms
+            self._keys, member=_member(entry), at_ms=at_ms, min_ms=min_ms
         )
-        reply = yield from perform(call, self._settings.retry)
+        reply = yield from call_script(call, self._settings.retry)
         return int(reply[1]) / 1000
 
 
-def packed(ask: Ask) -> dict[str, Any]:
+def packed(request: ApprovalRequest) -> dict[str, Any]:
     """A call as scripts take it."""
     parts: dict[str, Any] = {
-        "call": ask.call_id,
-        "tool": ask.tool,
-        "agent": ask.agent,
-        "print": ask.fingerprint,
-        "args": sendable(ask.arguments),
-        "on_expiry": ask.on_expiry,
+        "call": request.call_id,
+        "tool": request.tool,
+        "agent": request.agent,
+        "fingerprint": request.fingerprint,
+        "args": sendable(request.arguments),
+        "on_expiry": request.on_expiry,
     }
-    if ask.may_decide is not None:
-        parts["may"] = list(ask.may_decide)
-    if (milliseconds := expires_in_ms(ask)) is not None:
+    if request.may_decide is not None:
+        parts["may"] = list(request.may_decide)
+    if (milliseconds := expires_in_ms(request)) is not None:
         parts["expires_in"] = milliseconds
     return parts
 
 
-def expires_in_ms(ask: Ask) -> int | None:
-    return None if ask.expires_in_s is None else max(1, int(ask.expires_in_s * 1000))
+def expires_in_ms(request: ApprovalRequest) -> int | None:
+    return None if request.expires_in_s is None else max(1, int(request.expires_in_s * 1000))
 
 
 def _member(entry: Entry) -> bytes:

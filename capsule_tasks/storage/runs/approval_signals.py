@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 
-from capsule_tasks.storage.connections.listeners import heard, messages_blocking
+from capsule_tasks.storage.connections.listeners import messages, messages_blocking
 from capsule_tasks.storage.keys import ApprovalKeys
 from capsule_tasks.storage.runs.types import Signal
 
@@ -32,12 +32,12 @@ async def listening(url: str, *, prefix: str = "capsule") -> AsyncIterator[Async
 
     Raises StorageUnavailable when the connection is lost: begin again, and list what waits.
     """
-    async with heard(url, ApprovalKeys(prefix).channel) as messages:
-        yield (signal async for data in messages if (signal := _signal(data)) is not None)
+    async with messages(url, ApprovalKeys(prefix).channel) as published:
+        yield (signal async for data in published if (signal := _signal(data)) is not None)
 
 
 @contextmanager
 def listening_blocking(url: str, *, prefix: str = "capsule") -> Iterator[Iterator[Signal]]:
     """As `listening`, for callers that block."""
-    with messages_blocking(url, ApprovalKeys(prefix).channel) as messages:
-        yield (signal for data in messages if (signal := _signal(data)) is not None)
+    with messages_blocking(url, ApprovalKeys(prefix).channel) as published:
+        yield (signal for data in published if (signal := _signal(data)) is not None)

@@ -21,7 +21,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import RunKeys, escaped
-from capsule_tasks.storage.operations import Operation, Reply, named, perform, refused
+from capsule_tasks.storage.operations import Operation, Reply, call_script, named, refused
 from capsule_tasks.storage.runs.approval_index import IDLE_MS, Entry
 from capsule_tasks.storage.runs.checks import (
     check_count,
@@ -33,30 +33,30 @@ from capsule_tasks.storage.runs.checks import (
 from capsule_tasks.storage.runs.core import RunCore, pack, unpack
 from capsule_tasks.storage.runs.types import (
     Expired,
+    PendingApproval,
     PendingApprovalPage,
     Resolved,
     RunRecord,
     Status,
     StoredDecision,
     Sweep,
-    Waiting,
 )
 from capsule_tasks.storage.scripts import Code, script
 
 PAGE = 100
-LOOK_AGAIN_S = 1.0
+CHECK_AGAIN_S = 1.0
 """Until a call in the index whose time has passed, but which does not wait yet, is looked at."""
-LOOK_AGAIN_UNLIMITED_S = 3600.0
+CHECK_AGAIN_UNLIMITED_S = 3600.0
 """The same for one that waits without a limit: another call of its id had one, and was refused."""
 
 _decision = msgspec.msgpack.Decoder(StoredDecision).decode
 
 
-@script
+@script("runs/decide")
 def run_decide(
     keys: RunKeys,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
     run_id: str,
     call: str,
@@ -67,11 +67,11 @@ def run_decide(
 ) -> None: ...
 
 
-@script
+@script("runs/expire")
 def run_expire(
     keys: RunKeys,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
     run_id: str,
     channel: str,
@@ -95,7 +95,7 @@ class ApprovalCore:
         always: bool = False,
         by: str | None = None,
         roles: Sequence[str] = (),
-        operation: str | None = None,
+        operation_id: str | None = None,
     ) -> Operation[Resolved]:
         """Approve a call that waits; `always` also every later one of its tool by its agent.
 
@@ -103,7 +103,7 @@ class ApprovalCore:
         says who may decide, `by` or one of `roles` has to be among them. DecisionExpired comes
         after its time, MayNotDecide to others, UnknownCall for a call that does not wait.
         """
-        return self._decide(run_id, call_id, True, None, always, by, roles, operation)
+        return self._decide(run_id, call_id, True, None, always, by, roles, operation_id)
 
     def reject(
         self,
@@ -114,12 +114,12 @@ class ApprovalCore:
         always: bool = False,
         by: str | None = None,
         roles: Sequence[str] = (),
-        operation: str | None = None,
+        operation_id: str | None = None,
     ) -> Operation[Resolved]:
         """Reject a call that waits, with a message for the model; otherwise as `approve`."""
-        return self._decide(run_id, call_id, False, message, always, by, roles, operation)
+        return self._decide(run_id, call_id, False, message, always, by, roles, operation_id)
 
-    def waiting(
+    def pending(
         self,
         *,
         agent: str | None = None,
@@ -135,7 +135,7 @@ class ApprovalCore:
         check_string("cursor", cursor)
         if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
             raise InvalidSetting("cursor", cursor, "the cursor of the page before")
-        after, calls = cursor or "0", list[Waiting]()
+        after, calls = cursor or "0", list[PendingApproval]()
         known: dict[str, RunRecord | None] = {}
         while len(calls) < limit:
             count = min(PAGE, limit - len(calls))
@@ -172,32 +172,32 @@ class ApprovalCore:
             call = yield from self._verified(entry, known)
             if call is None and (yield from self._index.drop(entry, idle_ms=IDLE_MS)):
                 continue
-            later_s = yield from self._look_again(entry, call)
+            later_s = yield from self._check_again(entry, call)
             next_in_s = min(next_in_s or later_s, later_s)
         if len(entries) == limit:
             next_in_s = 0.0
         return Sweep(expired, next_in_s)
 
-    def _look_again(self, entry: Entry, call: Waiting | None) -> Operation[float]:
+    def _check_again(self, entry: Entry, call: PendingApproval | None) -> Operation[float]:
         """Put off an entry that stays in the index though it was not decided about now."""
-        at_ms, least_s = 0, LOOK_AGAIN_S
+        at_ms, min_s = 0, CHECK_AGAIN_S
         if call is not None and call.expires_at is None:
-            least_s = LOOK_AGAIN_UNLIMITED_S
+            min_s = CHECK_AGAIN_UNLIMITED_S
         elif call is not None and call.expires_at is not None:
             at_ms = int(call.expires_at.timestamp() * 1000)
-        return self._index.postpone(entry, at_ms, int(least_s * 1000))
+        return self._index.postpone(entry, at_ms, int(min_s * 1000))
 
-    def expire(self, run_id: str, *, operation: str | None = None) -> Operation[Expired]:
+    def expire(self, run_id: str, *, operation_id: str | None = None) -> Operation[Expired]:
         """Decide what is overdue in one run."""
-        _, keys = yield from self._runs.places.find(run_id)
+        _, keys = yield from self._runs.locations.find(run_id)
         call = run_expire.call(
             keys,
-            operation=named("run_expire", operation),
+            operation_id=named("run_expire", operation_id),
             ttl_ms=self._ttl_ms,
             run_id=run_id,
             channel=self._index.channel,
         )
-        reply = yield from perform(call, self._settings.retry)
+        reply = yield from call_script(call, self._settings.retry)
         if reply[0] == Code.MISSING:
             raise RunNotFound(run_id)
         if reply[0] != Code.DONE:
@@ -208,9 +208,9 @@ class ApprovalCore:
     def reindex(self, run_id: str) -> Operation[int]:
         """Put all that a run waits for into the index again; how many calls that are."""
         record = yield from self._runs.read(run_id, with_snapshot=False)
-        for call in record.waiting:
+        for call in record.pending:
             yield from self._index.restore(call, time.time_ns() // 1_000_000)
-        return len(record.waiting)
+        return len(record.pending)
 
     def _decide(
         self,
@@ -221,14 +221,14 @@ class ApprovalCore:
         always: bool,
         by: str | None,
         roles: Sequence[str],
-        operation: str | None,
+        operation_id: str | None,
     ) -> Operation[Resolved]:
         escaped("call id", call_id)
         check_string("by", by)
         check_string("message", message)
         check_names("roles", roles)
         check_flag("always", always)
-        session_id, keys = yield from self._runs.places.find(run_id)
+        session_id, keys = yield from self._runs.locations.find(run_id)
         who = tuple(sendable(each) for each in (by, *roles) if each)
         decision: dict[str, bool | str] = {"approved": approved}
         if message is not None:
@@ -237,7 +237,7 @@ class ApprovalCore:
             decision["by"] = sendable(by)
         call = run_decide.call(
             keys,
-            operation=named("run_decide", operation),
+            operation_id=named("run_decide", operation_id),
             ttl_ms=self._ttl_ms,
             run_id=run_id,
             call=call_id,
@@ -246,7 +246,7 @@ class ApprovalCore:
             roles=pack(list(who)),
             channel=self._index.channel,
         )
-        reply = yield from perform(call, self._settings.retry)
+        reply = yield from call_script(call, self._settings.retry)
         if reply[0] != Code.DONE:
             raise _refusal(run_id, call_id, who, reply)
         entry = Entry(run_id, call_id, reply[4].decode(), reply[3].decode(), session_id)
@@ -257,7 +257,7 @@ class ApprovalCore:
 
     def _verified(
         self, entry: Entry, known: dict[str, RunRecord | None]
-    ) -> Operation[Waiting | None]:
+    ) -> Operation[PendingApproval | None]:
         """The call of an entry, as its run has it; an entry that is none any more is dropped."""
         if entry.run not in known:
             try:
@@ -266,7 +266,7 @@ class ApprovalCore:
                 record = None
             known[entry.run] = record
         record = known[entry.run]
-        for call in record.waiting if record else ():
+        for call in record.pending if record else ():
             if call.call_id == entry.call:
                 return call
         yield from self._index.drop(entry, idle_ms=IDLE_MS)

@@ -11,11 +11,11 @@ from typing import Any
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.storage.keys import escaped
-from capsule_tasks.storage.runs.types import Ask, Claim, PlannedCall
+from capsule_tasks.storage.runs.types import ApprovalRequest, Claim, PlannedCall
 
 LARGEST = 2**53
 """Numbers up to here are exact in Lua."""
-MOST_CALLS = 1000
+MAX_CALLS = 1000
 """Calls that may wait, start or end together: a script keeps everybody else waiting meanwhile."""
 
 
@@ -42,9 +42,9 @@ def check_flag(name: str, value: Any) -> None:
         raise InvalidSetting(name, value, "True or False")
 
 
-def check_count(name: str, value: Any, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidSetting(name, value, f"a whole number from {least} to {most}")
+def check_count(name: str, value: Any, minimum: int, maximum: int) -> None:
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise InvalidSetting(name, value, f"a whole number from {minimum} to {maximum}")
 
 
 def check_claim(claim: Any) -> None:
@@ -68,14 +68,14 @@ def check_outputs(outputs: Any) -> None:
         check_output(call_id, output)
 
 
-def check_asks(asks: Sequence[Ask]) -> None:
+def check_requests(requests: Sequence[ApprovalRequest]) -> None:
     """Refuse what could not be stored, would wait for nobody, or is there twice."""
-    _check_sequence("asks", asks)
-    for ask in asks:
-        if not isinstance(ask, Ask):
-            raise InvalidSetting("asks", ask, "several of Ask")
-        _check_ask(ask)
-    _check_once("asks", [ask.call_id for ask in asks])
+    _check_sequence("approval_requests", requests)
+    for request in requests:
+        if not isinstance(request, ApprovalRequest):
+            raise InvalidSetting("approval_requests", request, "several of ApprovalRequest")
+        _check_request(request)
+    _check_once("approval_requests", [request.call_id for request in requests])
 
 
 def check_calls(calls: Sequence[PlannedCall]) -> None:
@@ -98,8 +98,8 @@ def check_output(call_id: Any, output: Any) -> None:
 
 
 def check_number(name: str, count: int) -> None:
-    if count > MOST_CALLS:
-        raise InvalidSetting(name, f"{count} calls", f"at most {MOST_CALLS} at once")
+    if count > MAX_CALLS:
+        raise InvalidSetting(name, f"{count} calls", f"at most {MAX_CALLS} at once")
 
 
 def _check_sequence(name: str, values: Any) -> None:
@@ -109,21 +109,21 @@ def _check_sequence(name: str, values: Any) -> None:
     check_number(name, len(values))
 
 
-def _check_ask(ask: Ask) -> None:
-    escaped("call id", ask.call_id)
+def _check_request(request: ApprovalRequest) -> None:
+    escaped("call id", request.call_id)
     for name in ("tool", "agent", "fingerprint"):
-        check_text(name, getattr(ask, name))
-    check_string("arguments", ask.arguments)
-    if ask.arguments is None:
+        check_text(name, getattr(request, name))
+    check_string("arguments", request.arguments)
+    if request.arguments is None:
         raise InvalidSetting("arguments", None, "text")
-    if ask.on_expiry not in ("reject", "approve", "cancel"):
-        raise InvalidSetting("on_expiry", ask.on_expiry, "'reject', 'approve' or 'cancel'")
-    if ask.expires_in_s is not None and not _is_time(ask.expires_in_s):
-        raise InvalidSetting("expires_in", ask.expires_in_s, "a number of seconds over 0")
-    if ask.may_decide is not None:
-        check_names("may_decide", ask.may_decide)
-        if not ask.may_decide:
-            raise InvalidSetting("may_decide", ask.may_decide, "None, or at least one name")
+    if request.on_expiry not in ("reject", "approve", "cancel"):
+        raise InvalidSetting("on_expiry", request.on_expiry, "'reject', 'approve' or 'cancel'")
+    if request.expires_in_s is not None and not _is_time(request.expires_in_s):
+        raise InvalidSetting("expires_in", request.expires_in_s, "a number of seconds over 0")
+    if request.may_decide is not None:
+        check_names("may_decide", request.may_decide)
+        if not request.may_decide:
+            raise InvalidSetting("may_decide", request.may_decide, "None, or at minimum one name")
 
 
 def _check_once(name: str, call_ids: list[str]) -> None:

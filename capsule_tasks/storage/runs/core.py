@@ -30,22 +30,22 @@ from capsule_tasks.storage.history.core import HistoryCore
 from capsule_tasks.storage.history.history import History, SyncHistory
 from capsule_tasks.storage.keys import RunKeys, escaped
 from capsule_tasks.storage.leases import lease_left_s
-from capsule_tasks.storage.operations import Operation, named, perform, refused
+from capsule_tasks.storage.operations import Operation, call_script, named, refused
 from capsule_tasks.storage.runs import approval_index
 from capsule_tasks.storage.runs.approval_index import Entry, Index
 from capsule_tasks.storage.runs.checks import (
     LARGEST,
-    check_asks,
     check_calls,
     check_claim,
     check_count,
     check_items,
     check_names,
     check_outputs,
+    check_requests,
     check_string,
     check_text,
 )
-from capsule_tasks.storage.runs.locations import Places
+from capsule_tasks.storage.runs.locations import RunLocations
 from capsule_tasks.storage.runs.replies import (
     call_start_of,
     claim_of,
@@ -54,7 +54,7 @@ from capsule_tasks.storage.runs.replies import (
     text_of,
 )
 from capsule_tasks.storage.runs.types import (
-    Ask,
+    ApprovalRequest,
     CallStarts,
     Cancelled,
     Claim,
@@ -62,8 +62,8 @@ from capsule_tasks.storage.runs.types import (
     PlannedCall,
     RunRecord,
     Status,
+    pending_approval,
     time_of,
-    waiting_of,
 )
 from capsule_tasks.storage.scripts import Argument, Code, script
 
@@ -73,33 +73,33 @@ pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
 
 
-@script
+@script("runs/create")
 def run_create(
     keys: RunKeys,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
     run_id: str,
     schema: str,
     agent: str,
     snapshot: bytes,
-    asks: bytes,
+    requests: bytes,
     indexed_ms: int,
     channel: str,
 ) -> None: ...
 
 
-@script
+@script("runs/claim")
 def run_claim(
-    keys: RunKeys, *, operation: str, ttl_ms: int, incarnation: str, steal: int, readable: bytes
+    keys: RunKeys, *, operation_id: str, ttl_ms: int, incarnation: str, steal: int, readable: bytes
 ) -> None: ...
 
 
-@script
+@script("runs/commit")
 def run_commit(
     keys: RunKeys,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
     run_id: str,
     token: int,
@@ -109,7 +109,7 @@ def run_commit(
     schema: str,
     agent: str,
     snapshot: bytes,
-    asks: bytes,
+    requests: bytes,
     indexed_ms: int,
     channel: str,
     history_ttl_ms: int,
@@ -119,34 +119,34 @@ def run_commit(
 ) -> None: ...
 
 
-@script
-def run_cancel(keys: RunKeys, *, operation: str, ttl_ms: int, by: str) -> None: ...
+@script("runs/cancel")
+def run_cancel(keys: RunKeys, *, operation_id: str, ttl_ms: int, by: str) -> None: ...
 
 
-@script
-def run_release(keys: RunKeys, *, operation: str, ttl_ms: int, token: int) -> None: ...
+@script("runs/release")
+def run_release(keys: RunKeys, *, operation_id: str, ttl_ms: int, token: int) -> None: ...
 
 
-@script
+@script("runs/read")
 def run_read(keys: RunKeys, *, with_snapshot: int) -> None: ...
 
 
-@script
+@script("runs/start_calls")
 def run_start_calls(
     keys: RunKeys,
     *,
-    operation: str,
+    operation_id: str,
     ttl_ms: int,
     token: int,
     calls: bytes,
 ) -> None: ...
 
 
-@script
+@script("runs/finish_calls")
 def run_finish_calls(
     keys: RunKeys,
     *,
-    operation: str,
+    operation_id: str,
     token: int,
     parts: Sequence[Argument],
 ) -> None: ...
@@ -163,7 +163,7 @@ class RunCore:
         self.settings = settings
         self._location = location
         self.index = Index(settings)
-        self.places = Places(settings)
+        self.locations = RunLocations(settings)
         self._ttl_ms = int(settings.ttl_s * 1000)
         self._ended_ms = int(settings.ended_ttl_s * 1000)
 
@@ -175,8 +175,8 @@ class RunCore:
         *,
         schema: str,
         agent: str,
-        asks: Sequence[Ask] = (),
-        operation: str | None = None,
+        approval_requests: Sequence[ApprovalRequest] = (),
+        operation_id: str | None = None,
     ) -> Operation[Status]:
         """Store a new run: queued, or parked if it comes with calls that wait.
 
@@ -185,24 +185,24 @@ class RunCore:
         self._check_snapshot(snapshot)
         check_text("schema", schema)
         check_text("agent", agent)
-        check_asks(asks)
-        keys = yield from self.places.take(run_id, session_id)
-        name = named("run_create", operation)
+        check_requests(approval_requests)
+        keys = yield from self.locations.take(run_id, session_id)
+        name = named("run_create", operation_id)
         for _ in range(INDEX_ATTEMPTS):
-            indexed_ms = yield from self.index.add(run_id, session_id, asks)
+            indexed_ms = yield from self.index.add(run_id, session_id, approval_requests)
             call = run_create.call(
                 keys,
-                operation=name,
+                operation_id=name,
                 ttl_ms=self._ttl_ms,
                 run_id=run_id,
                 schema=schema,
                 agent=agent,
                 snapshot=snapshot,
-                asks=_packed_asks(asks),
+                requests=_packed_requests(approval_requests),
                 indexed_ms=indexed_ms,
                 channel=self.index.channel,
             )
-            reply = yield from perform(call, self.settings.retry)
+            reply = yield from call_script(call, self.settings.retry)
             if reply[0] != Code.LATE:
                 break
         if reply[0] == Code.CONFLICT:
@@ -217,7 +217,7 @@ class RunCore:
         incarnation: str,
         *,
         readable: Sequence[str] = (),
-        operation: str | None = None,
+        operation_id: str | None = None,
     ) -> Operation[Claim]:
         """Take a run that is queued, or whose owner's lease has lapsed; exactly one owner gets it.
 
@@ -228,22 +228,22 @@ class RunCore:
         """
         escaped("incarnation", incarnation)
         check_names("readable", readable)
-        session_id, keys = yield from self.places.find(run_id)
+        session_id, keys = yield from self.locations.find(run_id)
         left_s = yield from self._lease_left_s(incarnation)
         if not left_s:
             raise LeaseMissing(incarnation) if left_s is None else LeaseLost(incarnation)
         # One name for all attempts: whoever repeats the call means the one that was granted.
-        name, steal = named("run_claim", operation), 0
+        name, steal = named("run_claim", operation_id), 0
         while True:
             call = run_claim.call(
                 keys,
-                operation=name,
+                operation_id=name,
                 ttl_ms=self._ttl_ms,
                 incarnation=incarnation,
                 steal=steal,
                 readable=pack(list(readable)),
             )
-            reply = yield from perform(call, self.settings.retry)
+            reply = yield from call_script(call, self.settings.retry)
             if reply[0] == Code.DONE:
                 return claim_of(run_id, session_id, reply)
             if reply[0] != Code.HELD or steal == int(reply[2]):
@@ -262,35 +262,36 @@ class RunCore:
         status: Status = "running",
         schema: str | None = None,
         agent: str | None = None,
-        asks: Sequence[Ask] = (),
+        approval_requests: Sequence[ApprovalRequest] = (),
         items: Sequence[Item] = (),
         history: History | SyncHistory | None = None,
-        operation: str | None = None,
+        operation_id: str | None = None,
     ) -> Operation[Committed]:
         """Store a turn: these items at the end of the session's history and this snapshot.
 
-        Both or neither, and the same turn twice is once. `asks` are all calls that wait now.
-        `history` is the session's own, whose codec, limits and time to live hold for the items;
-        without it they are stored as a history without settings stores them. Raises RunClaimLost
-        if the owner has lost its claim on the run.
+        Both or neither, and the same turn twice is once. `approval_requests` are all calls that
+        wait now. `history` is the session's own: its codec, limits and time to live hold for the
+        items, else the defaults do. Raises RunClaimLost for an owner whose claim is over.
         """
         check_claim(claim)
-        self._check_commit(snapshot, turn, status, asks)
+        self._check_commit(snapshot, turn, status, approval_requests)
         check_items(items)
         core = self._history_of(claim, history)
         records, limits = core.encoded(items), core.settings
         schema, agent = schema or claim.schema, agent or claim.agent
         check_text("schema", schema)
         check_text("agent", agent)
-        keys = self.places.keys(claim.session_id, claim.run_id)
-        name = named("run_commit", operation)
+        keys = self.locations.keys(claim.session_id, claim.run_id)
+        name = named("run_commit", operation_id)
         is_end = status in ("completed", "failed", "cancelled")
         ttl_ms = self._ended_ms if is_end else self._ttl_ms
         for _ in range(INDEX_ATTEMPTS):
-            indexed_ms = yield from self.index.add(claim.run_id, claim.session_id, asks)
+            indexed_ms = yield from self.index.add(
+                claim.run_id, claim.session_id, approval_requests
+            )
             call = run_commit.call(
                 keys,
-                operation=name,
+                operation_id=name,
                 ttl_ms=ttl_ms,
                 run_id=claim.run_id,
                 token=claim.token,
@@ -300,7 +301,7 @@ class RunCore:
                 schema=schema,
                 agent=agent,
                 snapshot=snapshot,
-                asks=_packed_asks(asks),
+                requests=_packed_requests(approval_requests),
                 indexed_ms=indexed_ms,
                 channel=self.index.channel,
                 history_ttl_ms=max(1, int(limits.ttl_s * 1000)),
@@ -308,7 +309,7 @@ class RunCore:
                 max_bytes=limits.max_bytes,
                 records=records,
             )
-            reply = yield from perform(call, self.settings.retry)
+            reply = yield from call_script(call, self.settings.retry)
             if reply[0] != Code.LATE:
                 break
         if reply[0] == Code.FULL:
@@ -336,40 +337,37 @@ class RunCore:
         )
         return Committed(after, status_of(reply[2]))
 
-    def release(self, claim: Claim, *, operation: str | None = None) -> Operation[Status]:
-        """Release a run as it was last committed.
-
-        Raises RunClaimLost if the owner has lost its claim on the run.
-        """
+    def release(self, claim: Claim, *, operation_id: str | None = None) -> Operation[Status]:
+        """Queue a run as it was last committed; RunClaimLost if its owner has lost the claim."""
         check_claim(claim)
-        keys = self.places.keys(claim.session_id, claim.run_id)
+        keys = self.locations.keys(claim.session_id, claim.run_id)
         call = run_release.call(
             keys,
-            operation=named("run_release", operation),
+            operation_id=named("run_release", operation_id),
             ttl_ms=self._ttl_ms,
             token=claim.token,
         )
-        reply = yield from perform(call, self.settings.retry)
+        reply = yield from call_script(call, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(claim.run_id, reply)
         return status_of(reply[1])
 
     def cancel(
-        self, run_id: str, *, by: str = "somebody", operation: str | None = None
+        self, run_id: str, *, by: str = "somebody", operation_id: str | None = None
     ) -> Operation[Cancelled]:
         """End a run: at once if nobody holds it, else by its owner's next commit.
 
         Cancelling twice is cancelling once; raises RunEnded for a run that is over.
         """
         check_string("by", by)
-        session_id, keys = yield from self.places.find(run_id)
+        session_id, keys = yield from self.locations.find(run_id)
         cancel = run_cancel.call(
             keys,
-            operation=named("run_cancel", operation),
+            operation_id=named("run_cancel", operation_id),
             ttl_ms=self._ttl_ms,
             by=sendable(by or "") or "somebody",
         )
-        reply = yield from perform(cancel, self.settings.retry)
+        reply = yield from call_script(cancel, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(run_id, reply)
         # The run is over; what stays in the index is found out by the next who lists.
@@ -381,9 +379,9 @@ class RunCore:
 
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
         """The run as it is stored now."""
-        session_id, keys = yield from self.places.find(run_id)
+        session_id, keys = yield from self.locations.find(run_id)
         call = run_read.call(keys, with_snapshot=int(with_snapshot))
-        reply = yield from perform(call, self.settings.retry)
+        reply = yield from call_script(call, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(run_id, reply)
         return RunRecord(
@@ -400,11 +398,11 @@ class RunCore:
             created_at=time_of(int(reply[9]) // 1000),
             updated_us=int(reply[10]),
             snapshot=reply[11],
-            waiting=tuple(waiting_of(run_id, session_id, ask) for ask in unpack(reply[12])),
+            pending=tuple(pending_approval(run_id, session_id, each) for each in unpack(reply[12])),
         )
 
     def start_calls(
-        self, claim: Claim, calls: Sequence[PlannedCall], *, operation: str | None = None
+        self, claim: Claim, calls: Sequence[PlannedCall], *, operation_id: str | None = None
     ) -> Operation[CallStarts]:
         """Say that tool calls are about to be made, and hear which of them may be.
 
@@ -412,24 +410,24 @@ class RunCore:
         unless it says `retry`. If one is refused (CallChanged, CallNotApproved), none is started.
         """
         check_claim(claim)
-        keys = self.places.keys(claim.session_id, claim.run_id)
+        keys = self.locations.keys(claim.session_id, claim.run_id)
         check_calls(calls)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
         start = run_start_calls.call(
             keys,
-            operation=named("run_start_calls", operation),
+            operation_id=named("run_start_calls", operation_id),
             ttl_ms=self._ttl_ms,
             token=claim.token,
             calls=packed,
         )
-        reply = yield from perform(start, self.settings.retry)
+        reply = yield from call_script(start, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(claim.run_id, reply)
         pairs = zip(calls, reply[2:], strict=True)
         return CallStarts([call_start_of(call, each) for call, each in pairs], text_of(reply[1]))
 
     def finish_calls(
-        self, claim: Claim, outputs: Mapping[str, bytes], *, operation: str | None = None
+        self, claim: Claim, outputs: Mapping[str, bytes], *, operation_id: str | None = None
     ) -> Operation[None]:
         """Say what tool calls gave.
 
@@ -437,7 +435,7 @@ class RunCore:
         found out what became of a call that it inherited.
         """
         check_claim(claim)
-        keys = self.places.keys(claim.session_id, claim.run_id)
+        keys = self.locations.keys(claim.session_id, claim.run_id)
         check_outputs(outputs)
         parts: list[Argument] = []
         for call_id, output in outputs.items():
@@ -447,11 +445,11 @@ class RunCore:
             parts += [call_id, output]
         finish = run_finish_calls.call(
             keys,
-            operation=named("run_finish_calls", operation),
+            operation_id=named("run_finish_calls", operation_id),
             token=claim.token,
             parts=parts,
         )
-        reply = yield from perform(finish, self.settings.retry)
+        reply = yield from call_script(finish, self.settings.retry)
         if reply[0] != Code.DONE:
             raise refusal(claim.run_id, reply)
 
@@ -485,16 +483,22 @@ class RunCore:
             raise RunTooLarge("the snapshot", len(snapshot), self.settings.max_snapshot_bytes)
 
     def _check_commit(
-        self, snapshot: bytes, turn: int, status: Status, asks: Sequence[Ask]
+        self,
+        snapshot: bytes,
+        turn: int,
+        status: Status,
+        approval_requests: Sequence[ApprovalRequest],
     ) -> None:
         self._check_snapshot(snapshot)
         if status not in get_args(Status):
             raise InvalidSetting("status", status, f"one of {', '.join(get_args(Status))}")
         check_count("turn", turn, 0, LARGEST)
-        check_asks(asks)
-        if status == "interrupted" and not asks:
-            raise InvalidSetting("asks", asks, "what an interrupted run waits for")
+        check_requests(approval_requests)
+        if status == "interrupted" and not approval_requests:
+            raise InvalidSetting(
+                "approval_requests", approval_requests, "what an interrupted run waits for"
+            )
 
 
-def _packed_asks(asks: Sequence[Ask]) -> bytes:
-    return pack([approval_index.packed(ask) for ask in asks])
+def _packed_requests(requests: Sequence[ApprovalRequest]) -> bytes:
+    return pack([approval_index.packed(request) for request in requests])

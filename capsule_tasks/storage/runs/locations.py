@@ -7,25 +7,24 @@ from time import monotonic
 
 from capsule_tasks.errors import RunExists, RunNotFound
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.keys import RunKeys, escaped
-from capsule_tasks.storage.keys import run_place as place_key
-from capsule_tasks.storage.operations import Operation, perform
+from capsule_tasks.storage.keys import RunKeys, escaped, run_location
+from capsule_tasks.storage.operations import Operation, call_script
 from capsule_tasks.storage.scripts import Code, script
 
 KNOWN_S = 86_400.0
 """How long it is kept in mind where a run lives; asking again renews what Redis knows of it."""
-MOST_KNOWN = 10_000
+MAX_KNOWN = 10_000
 
 
-@script
-def run_place(place: str, *, session: str, ttl_ms: int) -> None: ...
+@script("runs/locate")
+def run_locate(location: str, *, session: str, ttl_ms: int) -> None: ...
 
 
-@script
-def run_find(place: str, *, ttl_ms: int) -> None: ...
+@script("runs/find")
+def run_find(location: str, *, ttl_ms: int) -> None: ...
 
 
-class Places:
+class RunLocations:
     """A run never changes its session; the newest are kept in mind."""
 
     def __init__(self, settings: RunSettings) -> None:
@@ -38,9 +37,9 @@ class Places:
     def take(self, run_id: str, session_id: str) -> Operation[RunKeys]:
         """Bind a run to a session; raises RunExists if it is bound to another."""
         keys = self.keys(session_id, run_id)
-        place = place_key(run_id, self._settings.prefix)
-        call = run_place.call(place, session=session_id, ttl_ms=self._ttl_ms)
-        reply = yield from perform(call, self._settings.retry)
+        location = run_location(run_id, self._settings.prefix)
+        call = run_locate.call(location, session=session_id, ttl_ms=self._ttl_ms)
+        reply = yield from call_script(call, self._settings.retry)
         if reply[0] == Code.CONFLICT:
             raise RunExists(run_id, f"in session {reply[1].decode()!r:.100}")
         self._remember(run_id, session_id)
@@ -51,9 +50,9 @@ class Places:
         escaped("run id", run_id)
         session_id, known_at = self._known.get(run_id, ("", -math.inf))
         if monotonic() - known_at >= KNOWN_S:
-            place = place_key(run_id, self._settings.prefix)
-            call = run_find.call(place, ttl_ms=self._ttl_ms)
-            reply = yield from perform(call, self._settings.retry)
+            location = run_location(run_id, self._settings.prefix)
+            call = run_find.call(location, ttl_ms=self._ttl_ms)
+            reply = yield from call_script(call, self._settings.retry)
             if reply[0] != Code.DONE:
                 raise RunNotFound(run_id)
             session_id = reply[1].decode()
@@ -66,5 +65,5 @@ class Places:
     def _remember(self, run_id: str, session_id: str) -> None:
         self._known.pop(run_id, None)
         self._known[run_id] = session_id, monotonic()
-        if len(self._known) > MOST_KNOWN:
+        if len(self._known) > MAX_KNOWN:
             self._known.pop(next(iter(self._known)), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capsule_tasks.settings import LeaseSettings, RunSettings
-from capsule_tasks.storage.drivers import AsyncStore, SyncStore, awaited, blocking
+from capsule_tasks.storage.drivers import AsyncStore, SyncStore, async_method, sync_method
 from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, SyncFacade, SyncTarget
 from capsule_tasks.storage.leases import LeaseCore
 from capsule_tasks.storage.runs.approvals import ApprovalCore
@@ -27,14 +27,14 @@ class RunStore(AsyncFacade):
         """A worker's lease on the Redis of these runs, where a claim looks for it."""
         return Lease(incarnation, self.store, settings=settings, prefix=self.core.settings.prefix)
 
-    create = awaited(RunCore.create)
-    claim = awaited(RunCore.claim)
-    commit = awaited(RunCore.commit)
-    release = awaited(RunCore.release)
-    cancel = awaited(RunCore.cancel)
-    read = awaited(RunCore.read)
-    start_calls = awaited(RunCore.start_calls)
-    finish_calls = awaited(RunCore.finish_calls)
+    create = async_method(RunCore.create)
+    claim = async_method(RunCore.claim)
+    commit = async_method(RunCore.commit)
+    release = async_method(RunCore.release)
+    cancel = async_method(RunCore.cancel)
+    read = async_method(RunCore.read)
+    start_calls = async_method(RunCore.start_calls)
+    finish_calls = async_method(RunCore.finish_calls)
 
 
 class Approvals:
@@ -44,12 +44,12 @@ class Approvals:
         self.core = ApprovalCore(runs.settings, runs)
         self.store = store
 
-    approve = awaited(ApprovalCore.approve)
-    reject = awaited(ApprovalCore.reject)
-    waiting = awaited(ApprovalCore.waiting)
-    expire = awaited(ApprovalCore.expire)
-    expire_due = awaited(ApprovalCore.expire_due)
-    reindex = awaited(ApprovalCore.reindex)
+    approve = async_method(ApprovalCore.approve)
+    reject = async_method(ApprovalCore.reject)
+    pending = async_method(ApprovalCore.pending)
+    expire = async_method(ApprovalCore.expire)
+    expire_due = async_method(ApprovalCore.expire_due)
+    reindex = async_method(ApprovalCore.reindex)
 
 
 class Lease(AsyncFacade):
@@ -66,10 +66,10 @@ class Lease(AsyncFacade):
         super().__init__(redis)
         self.core = LeaseCore(incarnation, settings or LeaseSettings(), prefix)
 
-    acquire = awaited(LeaseCore.acquire)
-    renew = awaited(LeaseCore.renew)
-    release = awaited(LeaseCore.release)
-    remaining_s = awaited(LeaseCore.remaining_s)
+    acquire = async_method(LeaseCore.acquire)
+    renew = async_method(LeaseCore.renew)
+    release = async_method(LeaseCore.release)
+    remaining_s = async_method(LeaseCore.remaining_s)
 
 
 class SyncRunStore(SyncFacade):
@@ -91,14 +91,14 @@ class SyncRunStore(SyncFacade):
             incarnation, self.store, settings=settings, prefix=self.core.settings.prefix
         )
 
-    create = blocking(RunCore.create)
-    claim = blocking(RunCore.claim)
-    commit = blocking(RunCore.commit)
-    release = blocking(RunCore.release)
-    cancel = blocking(RunCore.cancel)
-    read = blocking(RunCore.read)
-    start_calls = blocking(RunCore.start_calls)
-    finish_calls = blocking(RunCore.finish_calls)
+    create = sync_method(RunCore.create)
+    claim = sync_method(RunCore.claim)
+    commit = sync_method(RunCore.commit)
+    release = sync_method(RunCore.release)
+    cancel = sync_method(RunCore.cancel)
+    read = sync_method(RunCore.read)
+    start_calls = sync_method(RunCore.start_calls)
+    finish_calls = sync_method(RunCore.finish_calls)
 
 
 class SyncApprovals:
@@ -108,12 +108,12 @@ class SyncApprovals:
         self.core = ApprovalCore(runs.settings, runs)
         self.store = store
 
-    approve = blocking(ApprovalCore.approve)
-    reject = blocking(ApprovalCore.reject)
-    waiting = blocking(ApprovalCore.waiting)
-    expire = blocking(ApprovalCore.expire)
-    expire_due = blocking(ApprovalCore.expire_due)
-    reindex = blocking(ApprovalCore.reindex)
+    approve = sync_method(ApprovalCore.approve)
+    reject = sync_method(ApprovalCore.reject)
+    pending = sync_method(ApprovalCore.pending)
+    expire = sync_method(ApprovalCore.expire)
+    expire_due = sync_method(ApprovalCore.expire_due)
+    reindex = sync_method(ApprovalCore.reindex)
 
 
 class SyncLease(SyncFacade):
@@ -130,7 +130,7 @@ class SyncLease(SyncFacade):
         super().__init__(redis)
         self.core = LeaseCore(incarnation, settings or LeaseSettings(), prefix)
 
-    acquire = blocking(LeaseCore.acquire)
-    renew = blocking(LeaseCore.renew)
-    release = blocking(LeaseCore.release)
-    remaining_s = blocking(LeaseCore.remaining_s)
+    acquire = sync_method(LeaseCore.acquire)
+    renew = sync_method(LeaseCore.renew)
+    release = sync_method(LeaseCore.release)
+    remaining_s = sync_method(LeaseCore.remaining_s)

@@ -24,7 +24,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 """running → running is a turn, or a claim after a lapsed lease; a decision queues what waits."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A tool call that has to wait for a decision."""
 
     call_id: str
@@ -48,7 +48,7 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     approved: bool
     at: int
-    print: str = ""
+    fingerprint: str = ""
     message: str | None = None
     by: str | None = None
 
@@ -132,7 +132,7 @@ class Cancelled:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingApproval:
     """A call that waits for a decision."""
 
     run_id: str
@@ -152,7 +152,7 @@ class Waiting:
 class PendingApprovalPage:
     """Some calls that wait, oldest first; `cursor` leads to the next page, None ends them."""
 
-    calls: list[Waiting]
+    calls: list[PendingApproval]
     cursor: str | None
 
 
@@ -173,7 +173,7 @@ class RunRecord:
     created_at: datetime
     updated_us: int
     snapshot: bytes = field(repr=False)
-    waiting: tuple[Waiting, ...] = ()
+    pending: tuple[PendingApproval, ...] = ()
 
     @property
     def updated_at(self) -> datetime:
@@ -220,19 +220,19 @@ def time_of(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-def waiting_of(run_id: str, session_id: str, ask: dict[str, Any]) -> Waiting:
-    expires = ask.get("expires")
-    may = ask.get("may")
-    return Waiting(
+def pending_approval(run_id: str, session_id: str, entry: dict[str, Any]) -> PendingApproval:
+    expires = entry.get("expires")
+    may = entry.get("may")
+    return PendingApproval(
         run_id=run_id,
         session_id=session_id,
-        call_id=ask["call"],
-        tool=ask["tool"],
-        agent=ask["agent"],
-        arguments=ask.get("args", ""),
-        fingerprint=ask["print"],
-        asked_at=time_of(ask["at"]),
+        call_id=entry["call"],
+        tool=entry["tool"],
+        agent=entry["agent"],
+        arguments=entry.get("args", ""),
+        fingerprint=entry["fingerprint"],
+        asked_at=time_of(entry["at"]),
         expires_at=None if expires is None else time_of(expires),
-        on_expiry=ask.get("on_expiry", "reject"),
+        on_expiry=entry.get("on_expiry", "reject"),
         may_decide=None if may is None else tuple(may),
     )

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Call, Code, script
 
-MOST = 100
+MAX_TAGS = 100
 
 
-@script
+@script("workers/unacked_claim")
 def unacked_claim(
-    index: str, marks: str, *, now_s: str, renewed_s: str, other_s: str, hold_s: str, most: int
+    index: str,
+    marks: str,
+    *,
+    now_s: str,
+    renewed_s: str,
+    other_s: str,
+    reserve_s: str,
+    max_tags: int,
 ) -> None: ...
 
 
@@ -22,19 +29,19 @@ class Overdue:
 
     renewed_s: float
     other_s: float
-    hold_s: float = 10.0
+    reserve_s: float = 10.0
 
 
 def claim(index: str, overdue: Overdue, now_s: float) -> Call:
-    """Take up to MOST of them; the caller puts them back, and nobody else does for a while."""
+    """Take up to MAX_TAGS of them; the caller puts them back, and nobody else does for a while."""
     return unacked_claim.call(
         index,
         renewal_marks(index),
         now_s=f"{now_s:.6f}",
         renewed_s=f"{overdue.renewed_s:.6f}",
         other_s=f"{overdue.other_s:.6f}",
-        hold_s=f"{overdue.hold_s:.6f}",
-        most=MOST,
+        reserve_s=f"{overdue.reserve_s:.6f}",
+        max_tags=MAX_TAGS,
     )
 
 

@@ -26,7 +26,7 @@ from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable,
 from capsule_tasks.storage.connections.faults import FAULTS, told
 from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Call
-from capsule_tasks.storage.stock_redis.unacked import MOST, Overdue, claim, claimed
+from capsule_tasks.storage.stock_redis.unacked import MAX_TAGS, Overdue, claim, claimed
 from capsule_tasks.system.service import ThreadService
 from capsule_tasks.taskpool.stock_redis.batched_acks import BatchedAcks, with_renewal_marks
 
@@ -178,7 +178,7 @@ class VisibilityRenewal(ThreadService):
                     channel.qos.restore_by_tag(tag, client)
                 if tags:
                     log.info("messages that nobody holds any more are put back: %d", len(tags))
-                if len(tags) < MOST:
+                if len(tags) < MAX_TAGS:
                     return
 
     def _connected(self) -> _Followed:

@@ -77,7 +77,7 @@ async def test_a_decision_repeated_under_its_operation_gets_the_same_answer(
 ) -> None:
     approvals = subject.runs().approvals
     await subject.parked(subject.runs(), ask())
-    answers = [await approvals.approve("run-1", "call-1", operation="click") for _ in range(2)]
+    answers = [await approvals.approve("run-1", "call-1", operation_id="click") for _ in range(2)]
     assert answers[0] == answers[1]
     assert answers[0].resume
 
@@ -112,9 +112,9 @@ async def test_a_standing_decision_is_handed_to_the_owner_and_covers_what_is_ask
     claim = await runs.claim("run-1", "w1")
     assert [each.tool for each in claim.decisions.standing] == ["bare:pay"]
     later = [ask("c3"), ask("c2", tool="namespaced:crm/pay")]
-    done = await runs.commit(claim, b"x", turn=2, status="interrupted", asks=later)
+    done = await runs.commit(claim, b"x", turn=2, status="interrupted", approval_requests=later)
     assert done.status == "queued", "a standing decision was there before the call was"
-    waiting = (await runs.read("run-1")).waiting
+    waiting = (await runs.read("run-1")).pending
     assert [each.call_id for each in waiting] == ["c2"], "another namespace was covered"
 
 
@@ -139,7 +139,9 @@ async def test_a_decision_while_the_run_is_running_is_there_when_it_parks(
     claim = await runs.claim("run-1", "w1")
     late = await runs.approvals.approve("run-1", "c2")
     assert (late.resume, late.status) == (False, "running")
-    done = await runs.commit(claim, b"x", turn=2, status="interrupted", asks=[ask("c2")])
+    done = await runs.commit(
+        claim, b"x", turn=2, status="interrupted", approval_requests=[ask("c2")]
+    )
     assert done.status == "queued", "the run would have waited for what was decided"
     assert [each.call for each in (await runs.claim("run-1", "w1")).decisions.exact] == ["c2"]
 
@@ -147,13 +149,13 @@ async def test_a_decision_while_the_run_is_running_is_there_when_it_parks(
 async def test_partial_resolution_parks_again_and_keeps_the_first_times(subject: Subject) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask("c1"), ask("c2", expires_in_s=500))
-    (_, before) = (await runs.read("run-1")).waiting
+    (_, before) = (await runs.read("run-1")).pending
     await runs.approvals.approve("run-1", "c1")
     claim = await runs.claim("run-1", "w1")
     again = [ask("c2", expires_in_s=900)]
-    done = await runs.commit(claim, b"x", turn=2, status="interrupted", asks=again)
+    done = await runs.commit(claim, b"x", turn=2, status="interrupted", approval_requests=again)
     assert done.status == "interrupted"
-    assert (await runs.read("run-1")).waiting == (before,)
+    assert (await runs.read("run-1")).pending == (before,)
 
 
 async def test_a_call_that_is_asked_for_again_has_to_be_the_same(subject: Subject) -> None:
@@ -164,7 +166,7 @@ async def test_a_call_that_is_asked_for_again_has_to_be_the_same(subject: Subjec
     for call_id in ("c1", "c2"):
         changed = [ask(call_id, fingerprint="other")]
         with pytest.raises(CallChanged, match=call_id):
-            await runs.commit(claim, b"x", turn=2, status="interrupted", asks=changed)
+            await runs.commit(claim, b"x", turn=2, status="interrupted", approval_requests=changed)
     assert (await runs.read("run-1")).revision == 2
 
 
@@ -181,28 +183,28 @@ async def test_what_waits_is_listed_over_all_runs_oldest_first(subject: Subject)
         await subject.parked(runs, *asks, run_id=f"run-{number}", worker=f"w{number}")
 
     async def listed(**wanted: Any) -> list[str]:
-        return [each.call_id for each in (await runs.approvals.waiting(**wanted)).calls]
+        return [each.call_id for each in (await runs.approvals.pending(**wanted)).calls]
 
     assert await listed() == ["pay-0", "mail-0", "pay-1", "mail-1", "pay-2", "mail-2"]
     assert await listed(tool="bare:pay") == ["pay-0", "pay-1", "pay-2"]
     assert await listed(agent="agent-0") == ["mail-0", "mail-2"]
     assert await listed(agent="triage", tool="bare:pay") == ["pay-0", "pay-1", "pay-2"]
     assert await listed(agent="agent-1", tool="bare:pay") == []
-    page = await runs.approvals.waiting(limit=4)
-    rest = await runs.approvals.waiting(limit=4, cursor=page.cursor)
+    page = await runs.approvals.pending(limit=4)
+    rest = await runs.approvals.pending(limit=4, cursor=page.cursor)
     assert [each.call_id for each in page.calls + rest.calls] == await listed()
     assert rest.cursor is None
     await runs.approvals.approve("run-1", "pay-1")
     assert await listed(tool="bare:pay") == ["pay-0", "pay-2"]
     for bad in ({"limit": 0}, {"limit": True}, {"cursor": "x"}):
         with pytest.raises(InvalidSetting):
-            await runs.approvals.waiting(**bad)
+            await runs.approvals.pending(**bad)
 
 
 async def test_a_listing_tells_all_that_a_person_needs(subject: Subject) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask(expires_in_s=60, on_expiry="cancel", may_decide=("ann",)))
-    (call,) = (await runs.approvals.waiting()).calls
+    (call,) = (await runs.approvals.pending()).calls
     assert (call.run_id, call.session_id, call.call_id) == ("run-1", "user-42", "call-1")
     assert (call.tool, call.agent, call.arguments) == ("bare:pay", "triage", '{"to": "ann"}')
     assert call.expires_at is not None
@@ -213,12 +215,12 @@ async def test_a_listing_tells_all_that_a_person_needs(subject: Subject) -> None
 async def test_an_index_that_is_lost_is_made_again_from_the_runs(subject: Subject) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask("c1", expires_in_s=60), ask("c2", tool="bare:mail"))
-    page = await runs.approvals.waiting()
+    page = await runs.approvals.pending()
     await lose_index(subject)
-    assert (await runs.approvals.waiting()).calls == []
+    assert (await runs.approvals.pending()).calls == []
     assert await runs.approvals.reindex("run-1") == 2
-    assert (await runs.approvals.waiting()).calls == page.calls
-    assert (await runs.approvals.waiting(tool="bare:mail")).calls == page.calls[1:]
+    assert (await runs.approvals.pending()).calls == page.calls
+    assert (await runs.approvals.pending(tool="bare:mail")).calls == page.calls[1:]
 
 
 async def lose_index(subject: Subject) -> None:
@@ -241,7 +243,7 @@ async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
     (due,) = await swept(runs)
     assert due.calls == ("due",)
     for query in ({}, {"agent": "triage"}, {"tool": "bare:pay"}):
-        page = await runs.approvals.waiting(**query)
+        page = await runs.approvals.pending(**query)
         assert [call.call_id for call in page.calls] == ["old", "new"]
 
 
@@ -277,7 +279,7 @@ async def test_a_decision_after_its_time_is_refused_also_before_the_sweep(
     await subject.parked(runs, ask(expires_in_s=0.05))
 
     async def outcome() -> Any:
-        due = (await runs.read("run-1")).waiting[0].expires_at
+        due = (await runs.read("run-1")).pending[0].expires_at
         record = await runs.read("run-1")
         from datetime import UTC, datetime
 
@@ -299,7 +301,7 @@ async def test_several_sweepers_at_once_wake_a_run_once(subject: Subject) -> Non
 
     async def sweep() -> bool:
         found.extend((await runs.approvals.expire_due()).expired)
-        return not (await runs.read("run-1")).waiting
+        return not (await runs.read("run-1")).pending
 
     await asyncio.gather(*(until(sweep) for _ in range(4)))
     assert sorted(call for expired in found for call in expired.calls) == ["c1", "c2"]
@@ -327,8 +329,10 @@ async def test_calls_that_wait_no_more_do_not_hide_one_that_is_due(subject: Subj
     await subject.parked(runs, ask("c1"), ask("c2", expires_in_s=600), run_id="early")
     again = [ask("c1", expires_in_s=0.001), ask("c2", expires_in_s=0.001)]
     with pytest.raises(RunExists):
-        await runs.create("early", subject.session_id, b"", schema="1", agent="a", asks=again)
-    await runs.create("late", "s", b"", schema="1", agent="a", asks=[limited])
+        await runs.create(
+            "early", subject.session_id, b"", schema="1", agent="a", approval_requests=again
+        )
+    await runs.create("late", "s", b"", schema="1", agent="a", approval_requests=[limited])
 
     async def is_due() -> bool:
         entries, _ = await subject.drive(index.due(100))
@@ -342,7 +346,7 @@ async def test_calls_that_wait_no_more_do_not_hide_one_that_is_due(subject: Subj
         return [each.run_id for each in sweep.expired]
 
     assert await until(expired) == ["late"]
-    left = (await runs.read("early")).waiting
+    left = (await runs.read("early")).pending
     assert [(call.call_id, call.expires_at is None) for call in left] == [
         ("c1", True),
         ("c2", False),

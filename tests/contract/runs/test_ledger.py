@@ -13,7 +13,7 @@ from capsule_tasks.errors import (
     UnknownCall,
 )
 from capsule_tasks.storage.keys import RunKeys
-from capsule_tasks.storage.operations import settle
+from capsule_tasks.storage.operations import operation_abandon
 from capsule_tasks.storage.runs.types import Claim, PlannedCall
 from tests.contract.run_subjects import PRINT, Subject, ask
 
@@ -40,7 +40,7 @@ async def test_a_start_repeated_under_its_operation_is_the_same_start(subject: S
     claim = await subject.claimed(runs)
     calls = [PlannedCall("c1", PRINT)]
     for _ in range(2):
-        started = await runs.start_calls(claim, calls, operation="go")
+        started = await runs.start_calls(claim, calls, operation_id="go")
         assert started.calls[0].state == "go"
     assert (await runs.start_calls(claim, calls)).calls[0].state == "uncertain"
 
@@ -131,7 +131,7 @@ async def test_an_owner_that_parked_the_run_says_nothing_of_calls_it_did_not_sta
 ) -> None:
     runs = subject.runs()
     former, owner = await inherited(subject, runs)
-    await runs.commit(owner, b"x", turn=1, status="interrupted", asks=[ask("c2")])
+    await runs.commit(owner, b"x", turn=1, status="interrupted", approval_requests=[ask("c2")])
     with pytest.raises(RunClaimLost, match="is interrupted now"):
         await runs.finish_calls(owner, {"c1": b"a guess"})
     await runs.finish_calls(former, {"c1": b"it was made"})
@@ -155,8 +155,10 @@ async def test_what_was_cancelled_before_it_was_done_can_be_repeated(subject: Su
     claim = await subject.claimed(runs)
     await runs.start_calls(claim, [PlannedCall("c", PRINT)])
     keys = RunKeys(subject.session_id, "run-1", subject.prefix)
-    await subject.call(settle.call(keys.batches, operation="run_finish_calls:mine").repeated(1))
-    await runs.finish_calls(claim, {"c": b"out"}, operation="mine")
-    await runs.finish_calls(claim, {"c": b"out"}, operation="mine")
+    await subject.call(
+        operation_abandon.call(keys.operations, operation_id="run_finish_calls:mine").repeated(1)
+    )
+    await runs.finish_calls(claim, {"c": b"out"}, operation_id="mine")
+    await runs.finish_calls(claim, {"c": b"out"}, operation_id="mine")
     starts = await runs.start_calls(claim, [PlannedCall("c", PRINT)])
     assert starts.calls[0].output == b"out"

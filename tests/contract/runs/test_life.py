@@ -84,11 +84,12 @@ async def test_a_repeat_under_one_operation_is_the_same_run(subject: Subject) ->
     runs = subject.runs()
     await subject.worker("w1")
     for _ in range(2):
-        await runs.create("run-1", "user-42", b"", schema="1.2", agent="a", operation="make")
-    claims = [await runs.claim("run-1", "w1", operation="take") for _ in range(2)]
+        await runs.create("run-1", "user-42", b"", schema="1.2", agent="a", operation_id="make")
+    claims = [await runs.claim("run-1", "w1", operation_id="take") for _ in range(2)]
     assert claims[0] == claims[1]
     done = [
-        await runs.commit(claims[0], b"x", turn=1, items=[{}], operation="turn") for _ in range(2)
+        await runs.commit(claims[0], b"x", turn=1, items=[{}], operation_id="turn")
+        for _ in range(2)
     ]
     assert done[0] == done[1]
     assert await subject.items() == [{}]
@@ -105,7 +106,7 @@ async def test_a_claim_from_a_lapsed_owner_is_repeated_under_its_operation(
     lease = await subject.worker("gone")
     await runs.claim("run-1", "gone")
     await lease.release()
-    claims = [await runs.claim("run-1", "w1", operation="take") for _ in range(3)]
+    claims = [await runs.claim("run-1", "w1", operation_id="take") for _ in range(3)]
     assert claims[0] == claims[1] == claims[2]
 
 
@@ -256,7 +257,7 @@ async def test_a_parked_turn_committed_again_is_told_what_it_became(
 ) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)
-    parking = {"turn": 1, "status": "interrupted", "asks": [ask()]}
+    parking = {"turn": 1, "status": "interrupted", "approval_requests": [ask()]}
     first = await runs.commit(claim, b"x", **parking)
     expected = "interrupted"
     if meanwhile == "cancel":
@@ -295,7 +296,7 @@ async def test_what_is_too_large_or_makes_no_sense_is_refused(subject: Subject) 
     claim = await subject.claimed(runs)
     with pytest.raises(RunTooLarge, match="11 bytes"):
         await runs.commit(claim, b"x" * 11, turn=1)
-    with pytest.raises(InvalidSetting, match="asks"):
+    with pytest.raises(InvalidSetting, match="approval_requests"):
         await runs.commit(claim, b"x", turn=1, status="interrupted")
     with pytest.raises(InvalidSetting, match="status"):
         await runs.commit(claim, b"x", turn=1, status="paused")
@@ -304,9 +305,13 @@ async def test_what_is_too_large_or_makes_no_sense_is_refused(subject: Subject) 
     with pytest.raises(InvalidSetting, match="snapshot"):
         await runs.commit(claim, "text", turn=1)
     with pytest.raises(InvalidSetting, match="on_expiry"):
-        await runs.commit(claim, b"x", turn=1, status="interrupted", asks=[ask(on_expiry="shrug")])
+        await runs.commit(
+            claim, b"x", turn=1, status="interrupted", approval_requests=[ask(on_expiry="shrug")]
+        )
     with pytest.raises(InvalidSetting, match="may_decide"):
-        await runs.commit(claim, b"x", turn=1, status="interrupted", asks=[ask(may_decide=())])
+        await runs.commit(
+            claim, b"x", turn=1, status="interrupted", approval_requests=[ask(may_decide=())]
+        )
     with pytest.raises(InvalidId):
         await runs.create("x" * 600, "user-42", b"", schema="1", agent="a")
     await runs.start_calls(claim, [PlannedCall("c1", PRINT)])
@@ -348,7 +353,7 @@ async def test_a_cancel_ends_what_nobody_holds_at_once(subject: Subject) -> None
             await runs.cancel(run_id)
     with pytest.raises(RunEnded):
         await runs.approvals.approve("parked", "call-1")
-    assert (await runs.approvals.waiting()).calls == []
+    assert (await runs.approvals.pending()).calls == []
 
 
 async def test_a_cancel_of_a_running_run_is_told_to_its_owner(subject: Subject) -> None:
@@ -373,12 +378,12 @@ async def test_a_run_that_was_cancelled_is_not_parked(subject: Subject, how: str
     await runs.cancel("run-1")
     if how == "park":
         asks = [ask()]
-        done = await runs.commit(claim, b"x", turn=1, status="interrupted", asks=asks)
+        done = await runs.commit(claim, b"x", turn=1, status="interrupted", approval_requests=asks)
         assert done.status == "cancelled"
     else:
         assert await runs.release(claim) == "cancelled"
     assert (await runs.read("run-1")).status == "cancelled"
-    assert (await runs.approvals.waiting()).calls == []
+    assert (await runs.approvals.pending()).calls == []
 
 
 async def test_a_run_that_completes_before_it_hears_of_a_cancel_is_complete(

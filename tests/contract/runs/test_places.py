@@ -56,7 +56,7 @@ def test_a_run_that_goes_on_for_years_is_still_found(
         runs.lease(f"w{turn}").acquire()
         claim = runs.claim("run-1", f"w{turn}")
         asks = [ask(f"c{turn}")]
-        runs.commit(claim, b"", turn=turn, status="interrupted", asks=asks)
+        runs.commit(claim, b"", turn=turn, status="interrupted", approval_requests=asks)
         runs.approvals.approve("run-1", f"c{turn}")
     assert another().read("run-1").turn == 59
     with pytest.raises(RunExists):

@@ -36,7 +36,7 @@ async def test_a_decision_of_a_wrong_type_is_refused_and_none_is_taken(subject: 
             await runs.approvals.approve(**about)
     with pytest.raises(InvalidSetting, match="message"):
         await runs.approvals.reject("run-1", "call-1", message=5)
-    assert len((await runs.read("run-1")).waiting) == 2
+    assert len((await runs.read("run-1")).pending) == 2
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,9 @@ async def test_an_ask_that_cannot_be_kept_binds_the_runs_id_to_no_session(
 ) -> None:
     runs = subject.runs()
     with pytest.raises(InvalidSetting):
-        await runs.create("run-1", "here", b"{}", schema="1", agent="a", asks=[ask(**wrong)])
+        await runs.create(
+            "run-1", "here", b"{}", schema="1", agent="a", approval_requests=[ask(**wrong)]
+        )
     assert await runs.create("run-1", "there", b"{}", schema="1", agent="a") == "queued"
 
 
@@ -118,7 +120,9 @@ async def test_what_is_no_claim_no_history_no_items_and_no_outputs_is_refused(
             with pytest.raises(InvalidSetting, match="prefix"):
                 SyncLease("w", "redis://localhost", prefix=junk)
     with pytest.raises(InvalidSetting, match="arguments"):
-        await runs.commit(claim, b"", turn=1, status="interrupted", asks=[ask(arguments=None)])
+        await runs.commit(
+            claim, b"", turn=1, status="interrupted", approval_requests=[ask(arguments=None)]
+        )
     assert (await runs.read("run-1")).revision == 1
 
 
@@ -154,7 +158,7 @@ async def test_one_call_asked_for_twice_is_refused(subject: Subject) -> None:
     claim = await subject.claimed(runs)
     twice = [ask(), ask(fingerprint="other")]
     with pytest.raises(InvalidSetting, match="there twice"):
-        await runs.commit(claim, b"{}", turn=1, status="interrupted", asks=twice)
+        await runs.commit(claim, b"{}", turn=1, status="interrupted", approval_requests=twice)
     assert (await runs.read("run-1")).status == "running"
 
 
@@ -163,12 +167,12 @@ async def test_what_can_be_looked_at_only_once_is_refused(subject: Subject) -> N
     runs = subject.runs()
     claim = await subject.claimed(runs)
     with pytest.raises(InvalidSetting, match="a list or a tuple"):
-        await runs.create("new", "s", b"{}", schema="1", agent="a", asks=iter([ask()]))
+        await runs.create("new", "s", b"{}", schema="1", agent="a", approval_requests=iter([ask()]))
     with pytest.raises(InvalidSetting, match="a list or a tuple"):
-        await runs.commit(claim, b"{}", turn=1, asks=iter([ask()]))
+        await runs.commit(claim, b"{}", turn=1, approval_requests=iter([ask()]))
     with pytest.raises(InvalidSetting, match="a list or a tuple"):
         await runs.start_calls(claim, iter([PlannedCall("c", PRINT)]))
-    assert (await runs.approvals.waiting()).calls == []
+    assert (await runs.approvals.pending()).calls == []
     assert (await runs.read("run-1")).revision == claim.revision
 
 
@@ -178,9 +182,9 @@ async def test_a_sweep_without_a_limit_is_refused(subject: Subject) -> None:
         with pytest.raises(InvalidSetting, match="limit"):
             await runs.approvals.expire_due(limit=limit)
     with pytest.raises(InvalidSetting, match="agent"):
-        await runs.approvals.waiting(agent=5)
+        await runs.approvals.pending(agent=5)
     with pytest.raises(InvalidSetting, match="cursor"):
-        await runs.approvals.waiting(cursor=5)
+        await runs.approvals.pending(cursor=5)
 
 
 async def test_more_calls_at_once_than_a_script_should_handle_are_refused(
@@ -192,15 +196,15 @@ async def test_more_calls_at_once_than_a_script_should_handle_are_refused(
     many = [ask(f"c{number}", expires_in_s=0.001) for number in range(1001)]
     planned = [PlannedCall(each.call_id, PRINT) for each in many]
     for refused in (
-        runs.create("new", "s", b"", schema="1", agent="a", asks=many),
-        runs.commit(claim, b"", turn=1, status="interrupted", asks=many),
+        runs.create("new", "s", b"", schema="1", agent="a", approval_requests=many),
+        runs.commit(claim, b"", turn=1, status="interrupted", approval_requests=many),
         runs.start_calls(claim, planned),
         runs.finish_calls(claim, {each.call_id: b"" for each in many}),
     ):
         with pytest.raises(InvalidSetting, match="at most 1000"):
             await refused
-    assert (await runs.approvals.waiting()).calls == []
-    await runs.commit(claim, b"", turn=1, status="interrupted", asks=many[1:])
+    assert (await runs.approvals.pending()).calls == []
+    await runs.commit(claim, b"", turn=1, status="interrupted", approval_requests=many[1:])
 
     async def expired() -> Any:
         found = await runs.approvals.expire("run-1")

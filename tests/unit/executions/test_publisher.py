@@ -21,12 +21,12 @@ from capsule_tasks.protocol.events import (
     decode_event,
 )
 from capsule_tasks.protocol.messages import Error, ErrorKind, Output
-from capsule_tasks.storage.executions.core import NOBODY
+from capsule_tasks.storage.executions.core import UNCLAIMED
 from capsule_tasks.storage.scripts import Call, Code
 from tests.streaming import Ground, eventually, new_execution, reporter_of
 
 OWNER = "incarnation"
-CLAIM_OF, APPEND_OF = "execution_claim", "execution_append"
+CLAIM_OF, APPEND_OF = "executions/claim", "executions/append"
 
 
 class Link:
@@ -36,7 +36,9 @@ class Link:
         self.calls: list[tuple[Call, Callable[[Any], object]]] = []
         self.held: list[str] = []
 
-    def cast(self, call: Call, answer: Callable[[Any], object], *, may_batch: bool = False) -> None:
+    def send_nowait(
+        self, call: Call, answer: Callable[[Any], object], *, may_batch: bool = False
+    ) -> None:
         del may_batch
         self.calls.append((call, answer))
 
@@ -67,7 +69,7 @@ async def ground() -> AsyncIterator[Ground]:
 @pytest.fixture
 def link(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Link:
     link = Link()
-    monkeypatch.setattr(ground.publisher.connection, "cast", link.cast)
+    monkeypatch.setattr(ground.publisher.connection, "send_nowait", link.send_nowait)
     monkeypatch.setattr(ground.publisher.lease, "hold_soon", lambda writers: hold(link, writers))
     return link
 
@@ -103,7 +105,7 @@ async def test_a_task_that_ends_in_silence_is_one_call_and_never_held(
     assert not link.held
     call = link.answer(Code.DONE, b"7", b"3")
     assert [type(event) for event in events_of(call)] == [AttemptClaimed, Accepted, Ended]
-    assert call.args[2] == NOBODY
+    assert call.args[2] == UNCLAIMED
     assert reporter_of(execution).heard == ["accepted", "free slot", "ended"]
     assert execution.life.claim is Claim.CLOSED
 
@@ -143,9 +145,7 @@ async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_befor
 ) -> None:
     looked: list[Execution] = []
     monkeypatch.setattr(
-        ground.publisher.claimer,
-        "await_previous_end",
-        lambda writer: looked.append(writer.execution),
+        StreamWriter, "await_previous_end", lambda writer: looked.append(writer.execution)
     )
     execution = started(ground)
     ground.supervisor.on_message(execution, output("kept"))
@@ -243,7 +243,7 @@ async def test_a_full_window_stops_the_reading_until_redis_has_taken_some(link: 
     ground = Ground("redis://nowhere.invalid", may_drop=False, window_bytes=1024)
     ground.publisher.lease.incarnation = OWNER
     ground.publisher.lease.is_held.set()
-    ground.publisher.connection.cast = link.cast  # type: ignore[method-assign]
+    ground.publisher.connection.send_nowait = link.send_nowait  # type: ignore[method-assign]
     ground.publisher.lease.hold_soon = lambda writers: hold(link, writers)  # type: ignore[method-assign]
     execution = started(ground)
     assert ground.supervisor.on_message(execution, output("x" * 2048)) is False

@@ -1,6 +1,6 @@
--- What every script of a history does alike: read its record, save it, push and move items.
+-- Shared by the scripts of histories: load and save the record, push and move items.
 --
--- The record is a hash: `generation` (changes whenever an item is removed, never comes again),
+-- The record is a hash: `generation` (changes whenever an item is removed, never the same twice),
 -- `created` and `updated` (microseconds of Redis's clock), `bytes` (of all items together).
 
 local SLICE = 1000
@@ -44,10 +44,10 @@ local function size_of(values, from)
   return bytes
 end
 
--- Adds records to the quarantine; the newest are kept.
-local function quarantine(bad_key, records, keep, ttl_ms)
+-- Adds records to the quarantine; drops the oldest above the maximum.
+local function quarantine(quarantine_key, records, max_records, ttl_ms)
   if #records == 0 then return end
-  push(bad_key, records, 1)
-  redis.call('LTRIM', bad_key, -keep, -1)
-  redis.call('PEXPIRE', bad_key, ttl_ms)
+  push(quarantine_key, records, 1)
+  redis.call('LTRIM', quarantine_key, -max_records, -1)
+  redis.call('PEXPIRE', quarantine_key, ttl_ms)
 end

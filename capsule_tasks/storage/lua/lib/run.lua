@@ -1,13 +1,13 @@
--- What every script of a run does alike: load its record, save it, and read its ledger.
+-- Shared by the scripts of runs: load and save the record, read the ledger, decide.
 --
 -- The record is a hash: `status`, `revision`, `turn`, `schema`, `agent`, `snapshot`, `owner` (an
--- incarnation, while it runs), `token` (of the latest claim), `cancel` (who asked for it),
+-- incarnation, while it runs), `token` (of the latest claim), `cancel` (who requested it),
 -- `pending` (MessagePack: ids of calls that wait), `created` and `updated` (microseconds of
--- Redis's clock; no two changes have the same).
+-- Redis's clock; no two changes have the same `updated`).
 --
--- The ledger is a hash, values in MessagePack but for outputs: `ask:<call>` (what waits for a
--- decision), `dec:<call>` (the decision), `standing` (those for all calls of a tool), `call:<call>`
--- (a call that was started), `out:<call>` (what it gave).
+-- The ledger is a hash: `approval:<call>` (a call that waits for a decision), `decision:<call>`,
+-- `standing` (decisions for all calls of a tool), `call:<call>` (a call that was started), all in
+-- MessagePack, and `output:<call>` (its output, as it was given).
 
 local ENDED_STATUS = {completed = true, failed = true, cancelled = true}
 local EXPIRY = 'expiry'
@@ -41,45 +41,48 @@ local function entry_of(ledger_key, field)
   return packed and cmsgpack.unpack(packed) or nil
 end
 
--- The decision that counts for what was asked: an exact one beats a standing one.
-local function decision_on(ledger_key, ask)
-  local exact = entry_of(ledger_key, 'dec:' .. ask.call)
+-- The decision that counts for a request: an exact one beats a standing one.
+local function decision_on(ledger_key, request)
+  local exact = entry_of(ledger_key, 'decision:' .. request.call)
   if exact then return exact end
   for _, standing in ipairs(entry_of(ledger_key, 'standing') or {}) do
-    if standing.tool == ask.tool and standing.agent == ask.agent then return standing end
+    if standing.tool == request.tool and standing.agent == request.agent then return standing end
   end
   return nil
 end
 
-local function decide(ledger_key, ask, decision, always, now_us)
-  decision.tool, decision.agent, decision.print = ask.tool, ask.agent, ask.print
-  decision.call, decision.at = ask.call, math.floor(now_us / 1000)
-  redis.call('HSET', ledger_key, 'dec:' .. ask.call, cmsgpack.pack(decision))
+local function decide(ledger_key, request, decision, always, now_us)
+  decision.tool, decision.agent, decision.call = request.tool, request.agent, request.call
+  decision.fingerprint, decision.at = request.fingerprint, math.floor(now_us / 1000)
+  redis.call('HSET', ledger_key, 'decision:' .. request.call, cmsgpack.pack(decision))
   if not always then return end
-  local kept = {}
+  local others = {}
   for _, other in ipairs(entry_of(ledger_key, 'standing') or {}) do
-    if other.tool ~= ask.tool or other.agent ~= ask.agent then kept[#kept + 1] = other end
+    if other.tool ~= request.tool or other.agent ~= request.agent then
+      others[#others + 1] = other
+    end
   end
-  kept[#kept + 1] = decision
-  redis.call('HSET', ledger_key, 'standing', cmsgpack.pack(kept))
+  others[#others + 1] = decision
+  redis.call('HSET', ledger_key, 'standing', cmsgpack.pack(others))
 end
 
--- A decision wakes a parked run; whoever made it has to send it on.
+-- Queues a parked run. Returns 1 if the caller has to send a message for it, else 0.
 local function wake(run)
   if run.status ~= 'interrupted' then return 0 end
   run.status = 'queued'
   return 1
 end
 
--- What was asked for with a time limit that has passed is decided as it said.
-local function expire(ledger_key, run, ask, now_us)
-  if ask.on_expiry == 'cancel' then
+-- Decides a request whose time limit has passed, as its `on_expiry` says.
+local function expire(ledger_key, run, request, now_us)
+  if request.on_expiry == 'cancel' then
     if run.cancel == '' then run.cancel = EXPIRY end
-    decide(ledger_key, ask, {approved = false, by = EXPIRY}, false, now_us)
+    decide(ledger_key, request, {approved = false, by = EXPIRY}, false, now_us)
     if run.status ~= 'running' then run.status = 'cancelled' end
     return 0
   end
-  decide(ledger_key, ask, {approved = ask.on_expiry == 'approve', by = EXPIRY}, false, now_us)
+  local decision = {approved = request.on_expiry == 'approve', by = EXPIRY}
+  decide(ledger_key, request, decision, false, now_us)
   return wake(run)
 end
 

@@ -1,0 +1,100 @@
+-- Commits one turn of a run: the items for its history and the new snapshot, or neither.
+--
+-- KEYS
+--   run         hash  capsule:{S:<session>}:run:<run>
+--   ledger      hash  capsule:{S:<session>}:run:<run>:ledger
+--   items       list  capsule:{S:<session>}:items
+--   history     hash  capsule:{S:<session>}:history
+--   operations  hash  capsule:{S:<session>}:operations
+-- ARGV
+--   operation_id    id of this write
+--   age_ms          since the operation was first sent; 0 the first time
+--   ttl_ms          until the run expires
+--   run_id          for the signals
+--   token           of the owner's claim
+--   revision        that the owner has read
+--   turn            turns that are complete
+--   status          running, queued, interrupted, completed, failed or cancelled
+--   schema          of the snapshot
+--   agent           of the next turn
+--   snapshot        opaque
+--   requests        all calls that wait for an approval, in MessagePack
+--   indexed_ms      when they were indexed, by the clock of the index
+--   channel         of the signals
+--   history_ttl_ms  until the history expires
+--   max_items       of the history at most
+--   max_bytes       of all its items together at most
+--   record...       items for the history, in order
+-- RETURNS {DONE, revision, status, cancel, updated}; status is cancelled or queued in place of
+--         interrupted if a cancel or a decision came first
+-- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
+--         {FORGOTTEN} a repeat that is older than the operation log
+--         {MISSING} a run that does not exist
+--         {STALE, status, token} a claim that is over
+--         {CONFLICT, revision, turn} another revision, or a turn before the last
+--         {LATE} calls whose index entries may have been dropped
+--         {CHANGED, call} a call that is known with another fingerprint
+--         {FULL, length, bytes} items that do not fit
+-- USES common, operation_log, history, run, approvals
+
+local run_key, ledger_key, items_key, history_key, operations_key = unpack(KEYS)
+local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local run_id, token = ARGV[4], tonumber(ARGV[5])
+local revision, turn = tonumber(ARGV[6]), tonumber(ARGV[7])
+local status, schema, agent, snapshot = ARGV[8], ARGV[9], ARGV[10], ARGV[11]
+local requests, indexed_ms, channel = cmsgpack.unpack(ARGV[12]), tonumber(ARGV[13]), ARGV[14]
+local history_ttl_ms, max_items, max_bytes = ARGV[15], tonumber(ARGV[16]), tonumber(ARGV[17])
+local FIRST = 18
+
+local function committed(run)
+  return {DONE, run.revision, run.status, run.cancel, whole(run.updated)}
+end
+
+local now_us = clock_us()
+local log = read_log(operations_key, operation_id, age_ms, now_us)
+if refuse_repeat(log) then return refuse_repeat(log) end
+if log.result then return cmsgpack.unpack(log.result) end
+local run = load_run(run_key)
+if not run then return {MISSING} end
+-- The same turn under another operation: the owner got no reply to the first commit. The status of
+-- a run that was handed back may have changed since, by a decision or a cancel.
+local is_handed_back = status == 'interrupted' or status == 'queued'
+local is_repeat = run.token == token and run.revision == revision + 1 and run.turn == turn
+  and (run.status == status or is_handed_back and run.status ~= 'running')
+if is_repeat and redis.call('HGET', run_key, 'snapshot') == snapshot then
+  return committed(run)
+end
+if run.token ~= token or run.status ~= 'running' then
+  return {STALE, run.status, whole(run.token)}
+end
+if run.revision ~= revision or turn < run.turn then return {CONFLICT, run.revision, run.turn} end
+if is_late(requests, indexed_ms, now_us) then return {LATE} end
+local changed = changed_call(ledger_key, requests)
+if changed then return {CHANGED, changed} end
+local state = load_history(history_key, items_key)
+local count, bytes = #ARGV - FIRST + 1, size_of(ARGV, FIRST)
+if count > 0 and (state.length + count > max_items or state.bytes + bytes > max_bytes) then
+  return {FULL, state.length, state.bytes}
+end
+
+if count > 0 then
+  push(items_key, ARGV, FIRST)
+  state.bytes = state.bytes + bytes
+  save_history(history_key, items_key, state, now_us, history_ttl_ms, false)
+end
+run.revision, run.turn, run.status = revision + 1, turn, status
+run.schema, run.agent = schema, agent
+request_approvals(ledger_key, run, requests, now_us)
+if status == 'interrupted' then
+  for _, request in ipairs(requests) do
+    if decision_on(ledger_key, request) then run.status = 'queued' end
+  end
+end
+if run.cancel ~= '' and (status == 'interrupted' or status == 'queued') then
+  run.status = 'cancelled'
+end
+redis.call('HSET', run_key, 'snapshot', snapshot)
+save_run(run_key, ledger_key, run, now_us, ttl_ms)
+if not ENDED_STATUS[run.status] then announce_requests(channel, run_id, requests) end
+write_log(operations_key, operation_id, cmsgpack.pack(committed(run)), log)
+return committed(run)

@@ -1,0 +1,36 @@
+-- Queues a run again as it was last committed, for another worker.
+--
+-- KEYS
+--   run         hash  capsule:{S:<session>}:run:<run>
+--   ledger      hash  capsule:{S:<session>}:run:<run>:ledger
+--   operations  hash  capsule:{S:<session>}:operations
+-- ARGV
+--   operation_id  id of this write
+--   age_ms        since the operation was first sent; 0 the first time
+--   ttl_ms        until the run expires
+--   token         of the owner's claim
+-- RETURNS {DONE, status, updated}
+-- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
+--         {FORGOTTEN} a repeat that is older than the operation log
+--         {MISSING} a run that does not exist
+--         {STALE, status, token} a claim that is over
+-- USES common, operation_log, run
+
+local run_key, ledger_key, operations_key = KEYS[1], KEYS[2], KEYS[3]
+local operation_id, age_ms, ttl_ms, token = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+
+local now_us = clock_us()
+local log = read_log(operations_key, operation_id, age_ms, now_us)
+if refuse_repeat(log) then return refuse_repeat(log) end
+if log.result then return cmsgpack.unpack(log.result) end
+local run = load_run(run_key)
+if not run then return {MISSING} end
+if run.status ~= 'running' or run.token ~= token then
+  return {STALE, run.status, whole(run.token)}
+end
+
+run.status = run.cancel ~= '' and 'cancelled' or 'queued'
+save_run(run_key, ledger_key, run, now_us, ttl_ms)
+local reply = {DONE, run.status, whole(run.updated)}
+write_log(operations_key, operation_id, cmsgpack.pack(reply), log)
+return reply

@@ -1,0 +1,115 @@
+"""A `Sink` with everything around it replaced by something that can be watched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from capsule_tasks.child.io.output import CapturedErrorStream, CapturedStream, Sink
+from capsule_tasks.child.stopping.condition import Gate
+from capsule_tasks.protocol.messages import Gap, Message, Output
+from capsule_tasks.settings import OutputSettings
+from tests.sessions import HANG_S
+
+
+class FakeOutbox:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.on_message: Callable[[Message], None] = lambda _: None
+        self._changed = threading.Condition()
+
+    def bulk(self, message: Message) -> None:
+        self.on_message(message)
+        with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, HANG_S)
+
+    @property
+    def said(self) -> list[Any]:
+        """Outputs as (stream, text), gaps as (stream, bytes lost), other messages as they are."""
+        return [_said(message) for message in self.messages]
+
+    def text(self, stream: str = "stdout") -> str:
+        outputs = [m for m in self.messages if isinstance(m, Output)]
+        return "".join(m.data for m in outputs if m.stream == stream)
+
+
+def _said(message: Message) -> Any:
+    if isinstance(message, Output):
+        return message.stream, message.data
+    if isinstance(message, Gap):
+        return message.stream, message.lost_bytes
+    return message
+
+
+class FakePump:
+    """Counts how often it is asked to come; comes when the test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[Sink] = []
+
+    def gather(self, sink: Sink) -> None:
+        self.calls.append(sink)
+
+
+class WatchedGate(Gate):
+    """Tells when somebody has to wait."""
+
+    __slots__ = ("blocked",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocked = threading.Event()
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        def watched() -> bool:
+            is_ready = ready()
+            if not is_ready:
+                self.blocked.set()
+            return is_ready
+
+        return super().wait(watched, timeout_s)
+
+
+class Bench:
+    """One execution's sink and the session's, both on one outbox."""
+
+    def __init__(self, *, limit_bytes: int | None = None, **settings: Any) -> None:
+        self.settings = OutputSettings(**settings)
+        self.outbox, self.pump, self.gate = FakeOutbox(), FakePump(), WatchedGate()
+        outbox: Any = self.outbox
+        pump: Any = self.pump
+        self.session = Sink(None, outbox, self.settings, pump)
+        self.sink = Sink(
+            "e", outbox, self.settings, pump, late=self.session, limit_bytes=limit_bytes
+        )
+        self.sink._gate = self.gate
+        self.stdout = CapturedStream("stdout", 1, lambda: self.sink)
+        self.stderr = CapturedErrorStream("stderr", 2, lambda: self.sink)
+
+    def settle(self) -> None:
+        """All turns the pump wants."""
+        while self.sink.flush_from_pump():
+            pass
+
+    def spend_credit(self) -> None:
+        """Leave nothing of the window; what was sent for that is forgotten."""
+        while self.sink.credit > 0:
+            self.stdout.write("x")
+            self.sink.flush_ready()
+        self.outbox.messages.clear()
+        self.settle()
+
+    def in_thread(self, work: Callable[[], object]) -> threading.Thread:
+        """Start work that has to wait, and wait until it does."""
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        assert self.gate.blocked.wait(HANG_S)
+        return thread

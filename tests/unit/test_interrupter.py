@@ -1,0 +1,268 @@
+"""Where an exception may be raised, when it is tried again, and when it is forgotten."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from capsule_tasks.child.context import progress
+from capsule_tasks.child.executors import cells, checkpoints, outcomes
+from capsule_tasks.child.io.output import CapturedStream, Sink
+from capsule_tasks.child.registry import Execution, Registry, Stage
+from capsule_tasks.child.stopping import interrupts
+from capsule_tasks.child.stopping.condition import Gate
+from capsule_tasks.child.stopping.deferred_stop import landing
+from capsule_tasks.child.stopping.interrupts import Interrupter
+from capsule_tasks.errors import ExecutionCancelled
+
+CHILD = "capsule_tasks.child."
+USER = compile("1", "<cell 1>", "exec")
+
+
+@pytest.fixture
+def interrupter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupter]:
+    """One whose signals are counted, and sent to nobody."""
+    made: Any = Interrupter()
+    made.fired = 0
+
+    def fire() -> None:
+        made.fired += 1
+
+    monkeypatch.setattr(made, "_fire", fire)
+    yield made
+    landing.pending = False
+
+
+def stack(*functions: CodeType | Callable[..., Any], module: str = "__main__") -> Any:
+    """Frames, the outermost first. Code is the user's; functions are this package's own."""
+    frame = None
+    for function in functions:
+        if isinstance(function, CodeType):
+            frame = SimpleNamespace(f_code=function, f_globals={"__name__": module}, f_back=frame)
+        else:
+            frame = SimpleNamespace(
+                f_code=function.__code__,
+                f_globals={"__name__": function.__module__},
+                f_back=frame,
+            )
+    return frame
+
+
+LOOP = interrupts.Interrupter.tick
+"""Stands for any function of this package that holds something."""
+MAY_BE_STOPPED = {
+    "user code": (LOOP, cells.enter_blocking, USER),
+    "user code that called user code": (LOOP, cells.enter_blocking, USER, USER, USER),
+    "the entry itself": (LOOP, cells.enter_blocking),
+    "a coroutine": (LOOP, cells.enter_coroutine, USER),
+    "a print that waits for credit": (
+        LOOP,
+        cells.enter_blocking,
+        USER,
+        Sink.settle,
+        Sink.flush,
+        Gate.wait,
+    ),
+    "progress": (LOOP, cells.enter_blocking, USER, progress),
+    "a __repr__ of the result": (LOOP, outcomes.enter_result, outcomes.type_name, USER),
+    "a __str__ of the error": (LOOP, outcomes.enter_error, outcomes.type_name, USER),
+    "a __reduce__ in a checkpoint": (LOOP, checkpoints.enter_save, USER),
+}
+MUST_NOT = {
+    "nothing": (),
+    "the machinery before any user code": (LOOP,),
+    "user code outside of an execution": (USER,),
+    "a callback of the machinery": (LOOP, USER),
+    "the machinery called by user code": (LOOP, cells.enter_blocking, USER, LOOP),
+    "user code called by the machinery": (LOOP, cells.enter_blocking, USER, LOOP, USER),
+    "output while it is sent": (LOOP, cells.enter_blocking, USER, Sink.settle, Sink._send_piece),
+    "the look at a condition": (LOOP, cells.enter_blocking, USER, Sink.flush, Gate.wait, LOOP),
+    "a wait outside of an execution": (LOOP, Sink.finish, Gate.wait),
+}
+
+
+@pytest.mark.parametrize("functions", MAY_BE_STOPPED.values(), ids=MAY_BE_STOPPED)
+def test_an_execution_is_stopped_inside(interrupter: Interrupter, functions: Any) -> None:
+    assert interrupter.is_inside(stack(*functions))
+
+
+@pytest.mark.parametrize("functions", MUST_NOT.values(), ids=MUST_NOT)
+def test_nothing_is_stopped_inside(interrupter: Interrupter, functions: Any) -> None:
+    assert not interrupter.is_inside(stack(*functions))
+
+
+def test_a_write_may_be_left_but_not_what_it_calls(interrupter: Interrupter) -> None:
+    sink: Any = None
+    write = CapturedStream("stdout", 1, lambda: sink).write
+    write.__module__ = CapturedStream.__module__
+    assert interrupter.is_inside(stack(LOOP, cells.enter_blocking, USER, write))
+    assert not interrupter.is_inside(stack(LOOP, cells.enter_blocking, USER, write, Sink.settle))
+
+
+def test_a_module_of_the_user_is_not_taken_for_ours(interrupter: Interrupter) -> None:
+    for name in ("capsule_tasks.childish", "capsule_tasks", "enter_here", 5, None):
+        user = stack(LOOP, cells.enter_blocking)
+        user = SimpleNamespace(f_code=USER, f_globals={"__name__": name}, f_back=user)
+        assert interrupter.is_inside(user)
+
+
+def test_a_function_that_must_not_be_broken_is_left_when_what_it_calls_is_interrupted(
+    interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "_uninterruptible", set())
+    interrupts.uninterruptible(checkpoints.enter_restore)
+    assert not interrupter.is_inside(stack(LOOP, checkpoints.enter_restore))
+    assert interrupter.is_inside(stack(LOOP, checkpoints.enter_restore, USER))
+
+
+# --- requests ----------------------------------------------------------------------------------
+
+
+def running(name: str = "e") -> Execution:
+    nothing: Any = None
+    one = Execution(name, nothing, nothing)
+    registry = Registry()
+    registry.add(one)
+    registry.start(one)
+    return one
+
+
+def user_frame() -> Any:
+    frame = stack(LOOP, cells.enter_blocking, USER)
+    frame.f_lasti = 0
+    return frame
+
+
+def passes(interrupter: Any, frame: Any) -> None:
+    """A signal changes nothing here. A stray KeyboardInterrupt would end the whole test run."""
+    try:
+        interrupter._raise_in(frame)
+    except BaseException as error:  # noqa: BLE001 - see above
+        pytest.fail(f"{error!r} was raised")
+
+
+def test_what_is_aimed_is_raised_once_in_its_own_execution(interrupter: Any) -> None:
+    one, other = running("one"), running("other")
+    interrupter.aim(one, lambda: ExecutionCancelled("for one"))
+    assert interrupter.fired == 1
+    for current in (None, other):
+        interrupter._current = lambda current=current: current
+        passes(interrupter, user_frame())
+    interrupter._current = lambda: one
+    with pytest.raises(ExecutionCancelled, match="for one"):
+        interrupter._raise_in(user_frame())
+    passes(interrupter, user_frame())
+
+
+def test_where_nothing_may_be_raised_it_is_put_off(interrupter: Any) -> None:
+    one = running()
+    interrupter._current = lambda: one
+    interrupter.aim(one, ExecutionCancelled)
+    passes(interrupter, stack(LOOP, cells.enter_blocking, USER, LOOP))
+    assert landing.pending
+    with pytest.raises(ExecutionCancelled):
+        interrupter._raise_in(user_frame())
+
+
+def test_a_request_for_an_execution_that_has_ended_is_not_kept(interrupter: Any) -> None:
+    one = running()
+    one.stage = Stage.ENDED
+    interrupter.aim(one, ExecutionCancelled)
+    interrupter._current = lambda: one
+    passes(interrupter, user_frame())
+    assert interrupter.tick(0) is None
+
+
+def test_what_is_forgotten_is_not_raised(interrupter: Any) -> None:
+    one = running()
+    interrupter._current = lambda: one
+    interrupter.aim(one, ExecutionCancelled)
+    interrupter.forget(one)
+    interrupter.forget(one)
+    passes(interrupter, user_frame())
+    assert interrupter.tick(1e9) is None
+
+
+def test_a_request_without_an_exception_counts_as_delivered(interrupter: Any) -> None:
+    one = running()
+    interrupter._current = lambda: one
+    request = interrupter.aim(one, lambda: None)
+    passes(interrupter, user_frame())
+    assert request.delivered
+
+
+def test_a_second_request_replaces_the_first(interrupter: Any) -> None:
+    one = running()
+    interrupter._current = lambda: one
+    interrupter.aim(one, KeyboardInterrupt)
+    interrupter.aim(one, ExecutionCancelled)
+    with pytest.raises(ExecutionCancelled):
+        interrupter._raise_in(user_frame())
+    passes(interrupter, user_frame())
+
+
+def test_until_it_is_delivered_the_signal_is_sent_again_a_little_later_each_time(
+    interrupter: Any,
+) -> None:
+    one = running()
+    interrupter._current = lambda: one
+    request = interrupter.aim(one, ExecutionCancelled)
+    now, waits = request.retry_at, []
+    assert interrupter.tick(now - 1e-6) == now
+    assert interrupter.fired == 1
+    for sent in range(2, 12):
+        due = interrupter.tick(now)
+        assert interrupter.fired == sent
+        waits.append(due - now)
+        now = due
+    assert waits == sorted(waits)
+    assert waits[0] < 0.01
+    assert waits[-1] == pytest.approx(0.05)
+    with pytest.raises(ExecutionCancelled):
+        interrupter._raise_in(user_frame())
+    assert interrupter.tick(now + 100) is None
+
+
+def test_one_signal_serves_all_that_are_due(interrupter: Any) -> None:
+    requests = [interrupter.aim(running(name), ExecutionCancelled) for name in "abc"]
+    before = interrupter.fired
+    due = interrupter.tick(max(request.retry_at for request in requests))
+    assert interrupter.fired == before + 1
+    assert due == min(request.retry_at for request in requests)
+
+
+def test_an_exception_that_python_swallowed_is_raised_again(interrupter: Any) -> None:
+    one = running()
+    interrupter._current = lambda: one
+    interrupter.aim(one, ExecutionCancelled)
+    with pytest.raises(ExecutionCancelled) as first:
+        interrupter._raise_in(user_frame())
+    before = interrupter.fired
+    interrupter._on_unraisable(SimpleNamespace(exc_value=first.value))
+    assert interrupter.fired == before + 1
+    with pytest.raises(ExecutionCancelled):
+        interrupter._raise_in(user_frame())
+
+
+def test_another_swallowed_exception_changes_nothing_and_is_reported(interrupter: Any) -> None:
+    one, reported = running(), []
+    interrupter._current = lambda: one
+    interrupter._report_unraisable = reported.append
+    interrupter.aim(one, ExecutionCancelled)
+    with pytest.raises(ExecutionCancelled):
+        interrupter._raise_in(user_frame())
+    strange = SimpleNamespace(exc_value=ValueError("in __del__"))
+    interrupter._on_unraisable(strange)
+    interrupter._on_unraisable(SimpleNamespace(exc_value=ExecutionCancelled("not this one")))
+    passes(interrupter, user_frame())
+    assert reported == [strange]
+
+
+def test_making_an_interrupter_changes_nothing_in_the_process() -> None:
+    before = sys.unraisablehook
+    Interrupter()
+    assert sys.unraisablehook is before

@@ -1,0 +1,312 @@
+"""From `write` to frames: what is sent, when, in which order, and under whose name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from capsule_tasks.child.io.output import OutputLimitReached, Pump, Sink, UnattributedSink
+from capsule_tasks.errors import ExecutionCancelled
+from capsule_tasks.protocol.messages import Gap, Output, Progress
+from tests.unit.sinks import Bench, FakeOutbox
+
+
+def test_the_first_text_calls_the_pump_and_the_next_one_does_not() -> None:
+    bench = Bench()
+    bench.stdout.write("a")
+    bench.stdout.write("b")
+    assert bench.pump.calls == [bench.sink]
+    assert bench.outbox.messages == []
+    bench.settle()
+    assert bench.outbox.said == [("stdout", "ab")]
+
+
+def test_after_a_pause_the_pump_is_called_again() -> None:
+    bench = Bench()
+    for text in ("a", "b", "c"):
+        bench.stdout.write(text)
+        bench.settle()
+    assert len(bench.pump.calls) == 3
+    assert bench.outbox.said == [("stdout", "a"), ("stdout", "b"), ("stdout", "c")]
+
+
+def test_the_pump_comes_back_once_after_it_sent_something() -> None:
+    """So that text which keeps coming gathers, instead of going out piece by piece."""
+    bench = Bench()
+    bench.stdout.write("a")
+    assert bench.sink.flush_from_pump()
+    bench.stdout.write("b")
+    bench.stdout.write("c")
+    assert bench.sink.flush_from_pump()
+    assert not bench.sink.flush_from_pump()
+    assert bench.outbox.said == [("stdout", "a"), ("stdout", "bc")]
+
+
+class RacingSink(Sink):
+    """A writer appends at the very moment the pump disarms: it has seen the mark of before."""
+
+    slip = ""
+
+    @property
+    def mark(self) -> int:
+        return self._mark
+
+    @mark.setter
+    def mark(self, value: int) -> None:
+        if value == 1 and self.slip:
+            text, self.slip = self.slip, ""
+            self.parts.append(text)
+            self.size += len(text)
+        self._mark = value
+
+
+def test_text_written_while_the_pump_goes_to_sleep_is_not_forgotten() -> None:
+    bench = Bench()
+    bench.sink.__class__ = RacingSink
+    bench.sink.mark = 1
+    bench.stdout.write("a")
+    assert bench.sink.flush_from_pump()
+    bench.sink.slip = "slipped in"
+    assert bench.sink.flush_from_pump(), "the pump would sleep over text that nobody else sends"
+    bench.settle()
+    assert bench.outbox.text() == "aslipped in"
+
+
+def test_a_full_chunk_is_sent_by_the_writer() -> None:
+    bench = Bench(chunk_bytes=4)
+    bench.stdout.write("abc")
+    assert bench.outbox.messages == []
+    bench.stdout.write("d")
+    assert bench.outbox.said == [("stdout", "abcd")]
+
+
+def test_a_long_text_is_sent_in_chunks() -> None:
+    bench = Bench(chunk_bytes=4)
+    bench.stdout.write("abcdefghij")
+    assert bench.outbox.said == [("stdout", "abcd"), ("stdout", "efgh"), ("stdout", "ij")]
+
+
+def test_both_streams_keep_their_order_and_runs_of_one_are_joined() -> None:
+    bench = Bench()
+    for stream, text in (
+        (bench.stdout, "1"),
+        (bench.stdout, "2"),
+        (bench.stderr, "3"),
+        (bench.stderr, "4"),
+        (bench.stdout, "5"),
+        (bench.stderr, "6"),
+    ):
+        stream.write(text)
+    bench.settle()
+    assert bench.outbox.said == [
+        ("stdout", "12"),
+        ("stderr", "34"),
+        ("stdout", "5"),
+        ("stderr", "6"),
+    ]
+
+
+def test_a_flush_sends_a_partial_line_at_once() -> None:
+    bench = Bench()
+    bench.stdout.write("50 %\r")
+    bench.stdout.flush()
+    assert bench.outbox.said == [("stdout", "50 %\r")]
+
+
+def test_the_bytes_of_each_stream_are_counted_as_they_travel() -> None:
+    bench = Bench()
+    bench.stdout.write("żółć")
+    bench.stderr.write("\ud800!")
+    bench.sink.finish()
+    assert bench.outbox.said == [("stdout", "żółć"), ("stderr", "\\ud800!")]
+    assert bench.sink.sent == {"stdout": len("żółć".encode()), "stderr": len("\\ud800!")}
+
+
+def test_text_without_length_sends_nothing() -> None:
+    bench = Bench()
+    assert bench.stdout.write("") == 0
+    bench.stdout.flush()
+    bench.sink.finish()
+    assert bench.outbox.messages == []
+
+
+def test_only_text_can_be_written_and_a_kind_of_text_is_text() -> None:
+    class Loud(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            return "something else"
+
+    bench = Bench()
+    for stream in (bench.stdout, bench.stderr):
+        with pytest.raises(TypeError, match="must be str, not bytes"):
+            stream.write(b"x")  # type: ignore[arg-type]
+        assert stream.write(Loud("loud")) == 4
+    bench.settle()
+    assert bench.outbox.said == [("stdout", "loud"), ("stderr", "loud")]
+
+
+def test_bytes_written_to_the_buffer_are_text_also_when_a_character_is_cut() -> None:
+    bench = Bench()
+    data = "aż\n".encode() + b"\xff"
+    for index in range(len(data)):
+        assert bench.stdout.buffer.write(data[index : index + 1]) == 1
+    bench.stdout.buffer.flush()
+    assert bench.outbox.text() == "aż\n\\xff"
+
+
+def test_a_stream_is_no_terminal_and_survives_being_closed() -> None:
+    bench = Bench()
+    assert (bench.stdout.fileno(), bench.stderr.fileno()) == (1, 2)
+    assert not bench.stdout.isatty()
+    bench.stdout.close()
+    bench.stdout.buffer.close()
+    print("still here", file=bench.stdout, flush=True)
+    assert bench.outbox.text() == "still here\n"
+
+
+# --- the end -----------------------------------------------------------------------------------
+
+
+def test_the_end_sends_what_is_left_in_its_own_name() -> None:
+    bench = Bench()
+    bench.stdout.write("last words")
+    bench.sink.finish()
+    (message,) = bench.outbox.messages
+    assert isinstance(message, Output)
+    assert (message.execution_id, message.data, message.late) == ("e", "last words", False)
+    assert bench.sink.is_closed
+
+
+def test_text_after_the_end_is_the_sessions_under_the_old_name() -> None:
+    bench = Bench()
+    bench.stdout.write("before")
+    bench.sink.finish()
+    bench.stdout.write("late")
+    bench.stderr.write("later")
+    late = bench.outbox.messages[1:]
+    assert [(m.execution_id, m.stream, m.data, m.late) for m in late] == [
+        ("e", "stdout", "late", True),
+        ("e", "stderr", "later", True),
+    ]
+    assert bench.sink.sent == {"stdout": 6, "stderr": 0}
+
+
+def test_late_text_is_paid_by_the_session_and_not_by_the_execution() -> None:
+    bench = Bench()
+    bench.sink.finish()
+    own, session = bench.sink.credit, bench.session.credit
+    bench.stdout.write("late")
+    assert bench.sink.credit == own
+    assert bench.session.credit < session
+
+
+def test_late_text_keeps_its_place_behind_what_the_session_said_before() -> None:
+    bench = Bench()
+    bench.sink.finish()
+    bench.session.parts.append("first ")
+    bench.session.size = 6
+    bench.stdout.write("second")
+    assert [m.data for m in bench.outbox.messages] == ["first ", "second"]
+
+
+def test_what_a_thread_slips_in_at_the_end_is_late_but_not_lost() -> None:
+    bench = Bench()
+    bench.sink.__class__ = RacingSink
+    bench.sink.mark = 100
+    bench.sink.slip = "slipped in"
+    bench.sink.finish()
+    (message,) = bench.outbox.messages
+    assert (message.data, message.late, message.execution_id) == ("slipped in", True, "e")
+
+
+def test_the_pump_finds_nothing_to_do_for_an_execution_that_is_over() -> None:
+    bench = Bench()
+    bench.stdout.write("a")
+    bench.sink.finish()
+    bench.sink.parts.append("late")
+    bench.sink.size = 4
+    assert not bench.sink.flush_from_pump()
+    assert bench.outbox.text() == "alate"
+
+
+def test_progress_after_the_end_is_dropped() -> None:
+    bench = Bench()
+    bench.sink.finish()
+    bench.sink.say(Progress(execution_id="e", done=1))
+    assert bench.outbox.messages == []
+
+
+# --- the limit ---------------------------------------------------------------------------------
+
+
+def test_an_execution_may_write_up_to_its_limit_and_is_stopped_at_the_next_byte() -> None:
+    bench = Bench(limit_bytes=10)
+    bench.stdout.write("12345")
+    bench.stderr.write("67890")
+    with pytest.raises(OutputLimitReached, match="output limit of 10 bytes: 13 were written"):
+        bench.stdout.write("abc")
+    bench.sink.finish()
+    assert bench.outbox.said == [("stdout", "12345"), ("stderr", "67890"), ("stdout", 3)]
+    assert bench.sink.over_limit
+
+
+def test_the_limit_counts_bytes_and_not_characters() -> None:
+    bench = Bench(limit_bytes=10)
+    with pytest.raises(OutputLimitReached, match="12 were written"):
+        bench.stdout.write("żółćżó")
+
+
+def test_one_text_far_over_the_limit_is_cut_at_the_limit() -> None:
+    bench = Bench(limit_bytes=10)
+    with pytest.raises(ExecutionCancelled):
+        bench.stdout.write("x" * 1000)
+    bench.sink.finish()
+    assert bench.outbox.said == [("stdout", "x" * 10), ("stdout", 990)]
+
+
+# --- around it ---------------------------------------------------------------------------------
+
+
+def test_a_stray_writer_asks_each_time_whose_output_it_is() -> None:
+    first, second = Bench(), Bench()
+    owner = first
+    stray = UnattributedSink(lambda: owner.sink)
+    stray.parts.append("one")
+    stray.size = stray.size + 3
+    owner = second
+    stray.parts.append("two")
+    stray.uses_stderr = True
+    assert (first.sink.parts, first.sink.size, first.sink.uses_stderr) == (["one"], 3, False)
+    assert (second.sink.parts, second.sink.uses_stderr) == (["two"], True)
+    assert stray.mark == second.sink.mark
+    stray.settle()
+    assert second.pump.calls == [second.sink]
+    stray.flush_ready()
+    assert second.outbox.text() == "two"
+
+
+def test_the_pump_sends_what_nobody_flushed() -> None:
+    outbox: Any = FakeOutbox()
+    pump = Pump(0.001)
+    pump.start()
+    bench = Bench()
+    sink = Sink("e", outbox, bench.settings, pump, late=bench.session)
+    bench.sink = sink
+    text = ""
+    for number in range(50):
+        bench.stdout.write(f"{number} ")
+        text += f"{number} "
+        outbox.wait_for(lambda expected=text: outbox.text() == expected)
+
+
+def test_a_gap_says_how_much_of_which_stream_is_missing() -> None:
+    bench = Bench(limit_bytes=1)
+    with pytest.raises(OutputLimitReached):
+        bench.stderr.write("żó")
+    bench.sink.finish()
+    gaps = [m for m in bench.outbox.messages if isinstance(m, Gap)]
+    assert [(g.execution_id, g.stream, g.lost_messages) for g in gaps] == [("e", "stderr", 1)]
+    written = len("żó".encode())
+    assert gaps[0].lost_bytes + len(bench.outbox.text("stderr").encode()) == written

@@ -113,8 +113,9 @@ pip_install() {
     }
 }
 
-# latest_environment DIR: makes DIR anew with this checkout, and with the newest release of each
-# package that the tests need, past constraints.txt and the upper bounds in pyproject.toml. Sets VENV.
+# latest_environment DIR: makes DIR from scratch, with this checkout and the newest release of each
+# package that the tests need, whatever constraints.txt and the upper bounds in pyproject.toml say.
+# Sets VENV.
 latest_environment() {
     VENV="$ROOT/$1"
     echo "installing the newest releases into $1 …" >&2
@@ -133,7 +134,7 @@ _belongs_here() {
 # install them. Elsewhere it says so: the tests of Flower are then skipped, and fail in CI.
 browser() {
     command -v chromium >/dev/null && command -v chromedriver >/dev/null && return
-    local log="$ROOT/.venv/browser.log"
+    local log="$VENV/browser.log"
     if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
         echo "no Chromium here: install the packages chromium and chromium-driver" >&2
         return

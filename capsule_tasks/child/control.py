@@ -8,57 +8,36 @@ import logging
 import os
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from capsule_tasks.child import stacks
-from capsule_tasks.child.executors.code import Lane
 from capsule_tasks.child.executors.end_reporter import EndReporter
+from capsule_tasks.child.executors.executor import Executor
 from capsule_tasks.child.executors.namespace import summarize, user_names
 from capsule_tasks.child.executors.outcomes import plain_error
 from capsule_tasks.child.io.input import InputRequests
-from capsule_tasks.child.io.output import Pump, Sink
+from capsule_tasks.child.io.pump import OutputPump
+from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Execution, Registry, Stage
-from capsule_tasks.child.stopping.interrupts import Interrupter
+from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.errors import ExecutionCancelled, FrameTooLarge
+from capsule_tasks.protocol import messages
 from capsule_tasks.protocol.codec import MessageDecoder, Unknown
-from capsule_tasks.protocol.messages import (
-    Ack,
-    Cancel,
-    Checkpoint,
-    Credit,
-    Error,
-    ErrorKind,
-    Execute,
-    Heartbeat,
-    InputResponse,
-    Interrupt,
-    InterruptReply,
-    NamespaceRequest,
-    NamespaceSummary,
-    ReplyTooLarge,
-    Restore,
-    Shutdown,
-    SoftLimit,
-    StackReply,
-    StackRequest,
-    ToChild,
-    Unsupported,
-)
+from capsule_tasks.protocol.messages import ErrorKind, Execute, ToChild
 from capsule_tasks.settings import ChildSettings
-from capsule_tasks.system.portable import PROC
+from capsule_tasks.system.usage import own_resident_bytes
 
 _READ_BYTES = 64 * 1024
-"""Small enough for malloc's heap: a larger buffer costs a mapping, made and unmade, each read."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_LONGEST_POLL_MS = 3_600_000.0
-"""`poll` refuses what does not fit into a C int, about 25 days."""
+"""Small enough for malloc's heap: a larger buffer costs an mmap and a munmap with each read."""
+_MAX_POLL_MS = 3_600_000.0
+"""`poll` refuses a timeout that does not fit into a C int, about 25 days."""
 
 _STOP_AFTER_EOF_S = 1.0
-"""At shutdown code that asks for input gets EOFError; so long later it is stopped all the same."""
+"""At shutdown code that asks for input gets EOFError. It is stopped if it still runs then."""
 
 log = logging.getLogger("capsule_tasks.child")
 
@@ -68,7 +47,7 @@ class CpuLimitReached(ExecutionCancelled):
 
 
 class Timers:
-    """Calls that are due at a time, for one thread."""
+    """Calls to make at given times, all by one thread."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -78,14 +57,14 @@ class Timers:
         heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._order), call))
 
     def run_due(self) -> float | None:
-        """Make the calls that are due; when the next one is, or None."""
+        """Make the calls that are due; when the next one is due, or None."""
         while self._heap and self._heap[0][0] <= time.monotonic():
             heapq.heappop(self._heap)[2]()
         return self._heap[0][0] if self._heap else None
 
 
 class ControlThread:
-    """Serves the parent until it says Shutdown or is gone."""
+    """Serves the parent until that sends `Shutdown` or exits."""
 
     def __init__(
         self,
@@ -93,12 +72,12 @@ class ControlThread:
         bulk: socket.socket,
         outbox: Outbox,
         registry: Registry,
-        lane: Lane,
+        executor: Executor,
         interrupter: Interrupter,
         inputs: InputRequests,
-        endings: EndReporter,
-        session_sink: Sink,
-        pump: Pump,
+        end_reporter: EndReporter,
+        session_sink: OutputSink,
+        pump: OutputPump,
         namespace: dict[str, object],
         config: ChildSettings,
         orphaned: Callable[[], None],
@@ -107,10 +86,10 @@ class ControlThread:
         self._bulk = bulk
         self._outbox = outbox
         self._registry = registry
-        self._lane = lane
+        self._executor = executor
         self._interrupter = interrupter
         self._inputs = inputs
-        self._endings = endings
+        self._end_reporter = end_reporter
         self._session_sink = session_sink
         self._pump = pump
         self._namespace = namespace
@@ -118,21 +97,21 @@ class ControlThread:
         self._orphaned = orphaned
         self._timers = Timers()
         self._ack_by: float | None = None
-        """When the last execution that began must be acknowledged, if its end has not done so."""
+        """When the acknowledgement of the last execution must be sent, unless its end took it."""
         self._stopping = False
-        self._handlers: dict[type, Callable[..., None]] = {
+        self._handlers: dict[type, Callable[[Any], object]] = {
             Execute: self._on_execute,
-            Checkpoint: self._on_job,
-            Restore: self._on_job,
-            Cancel: self._on_cancel,
-            Interrupt: self._on_interrupt,
-            SoftLimit: self._on_soft_limit,
-            Credit: self._on_credit,
-            InputResponse: self._on_input_response,
-            NamespaceRequest: self._on_namespace,
-            StackRequest: self._on_stack,
-            Shutdown: self._on_shutdown,
-            Unsupported: self._on_unsupported,
+            messages.Checkpoint: self._on_job,
+            messages.Restore: self._on_job,
+            messages.Cancel: self._on_cancel,
+            messages.Interrupt: self._on_interrupt,
+            messages.SoftLimit: self._on_soft_limit,
+            messages.Credit: self._on_credit,
+            messages.InputResponse: self._inputs.respond,
+            messages.NamespaceRequest: self._on_namespace,
+            messages.StackRequest: self._on_stack,
+            messages.Shutdown: self._on_shutdown,
+            messages.Unsupported: self._on_unsupported,
         }
 
     def start(self) -> None:
@@ -143,41 +122,41 @@ class ControlThread:
             self._timers.after(self._config.diagnostics.heartbeat_interval_s, self._beat)
             self._serve()
         except BaseException:
-            log.exception("the control thread failed; the child ends")
+            log.exception("control thread of the child failed; exiting")
             os._exit(70)
 
     def _serve(self) -> None:
         ceiling = self._config.max_frame_bytes
-        lanes: list[tuple[socket.socket, MessageDecoder[ToChild]]] = [
+        channels: list[tuple[socket.socket, MessageDecoder[ToChild]]] = [
             (sock, MessageDecoder(ToChild, ceiling)) for sock in (self._control, self._bulk)
         ]
         poller = select.poll()
-        for sock, _ in lanes:
+        for sock, _ in channels:
             poller.register(sock, select.POLLIN)
         while True:
             readable = {fd for fd, _ in poller.poll(self._timeout_ms())}
             if self._bulk.fileno() in readable:
-                # A call that kept the GIL may have kept this answer back for long: a cancel that
-                # came meanwhile has to be heard before the execution that it is for.
+                # The answer of `poll` may be old, if a C call kept the GIL meanwhile. A cancel on
+                # the control channel must be read before the execute on bulk that it is for.
                 readable.update(fd for fd, _ in poller.poll(0))
-            for sock, decoder in lanes:  # control first
+            for sock, decoder in channels:  # control first
                 if sock.fileno() in readable:
                     self._read(sock, decoder)
 
     def _timeout_ms(self) -> float | None:
         due = self._timers.run_due()
-        retry = self._interrupter.tick(time.monotonic())
-        times = [moment for moment in (due, retry, self._look_at_ack()) if moment is not None]
+        retry = self._interrupter.retry_due(time.monotonic())
+        times = [moment for moment in (due, retry, self._flush_due_ack()) if moment is not None]
         if not times:
             return None
-        return min(max(0.0, (min(times) - time.monotonic()) * 1000), _LONGEST_POLL_MS)
+        return min(max(0.0, (min(times) - time.monotonic()) * 1000), _MAX_POLL_MS)
 
-    def _look_at_ack(self) -> float | None:
-        """Have an acknowledgement sent that has waited long enough; when to look again."""
+    def _flush_due_ack(self) -> float | None:
+        """Have the pump send an acknowledgement that is due; when to check again."""
         if self._ack_by is not None and time.monotonic() >= self._ack_by:
             self._ack_by = None
-            if self._outbox.is_holding:
-                self._pump.gather(self._outbox)
+            if self._outbox.has_deferred:
+                self._pump.add(self._outbox)
         return self._ack_by
 
     def _read(self, sock: socket.socket, decoder: MessageDecoder[ToChild]) -> None:
@@ -189,7 +168,9 @@ class ControlThread:
             self._orphaned()
         for message in decoder.feed(data):
             if isinstance(message, Unknown):
-                self._outbox.control(Unsupported(what=message.what, in_reply_to=message.id))
+                self._outbox.control(
+                    messages.Unsupported(what=message.what, in_reply_to=message.id)
+                )
             else:
                 self._handlers[type(message)](message)
 
@@ -197,19 +178,18 @@ class ControlThread:
 
     def _on_execute(self, message: Execute) -> None:
         registry = self._registry
-        registry.note_seq(message.seq)
         early = registry.take_early_cancels(message.seq)
         refusal = self._refusal(message)
         if refusal is not None:
             self._outbox.bulk(refusal)
             for cancel in early:
-                self._endings.reply(cancel, interrupted=False)
+                self._end_reporter.reply(cancel, interrupted=False)
             return
-        execution = self._accept(message.execution_id, message)
+        execution = self._accept(message)
         execution.queued = bool(registry.all())
-        if early or not self._lane.acknowledges:
+        if early or not self._executor.acknowledges:
             self._outbox.control(
-                Ack(
+                messages.Ack(
                     ack_of=message.id,
                     execution_id=message.execution_id,
                     accepted_at=time.monotonic(),
@@ -217,86 +197,80 @@ class ControlThread:
                     seq=message.seq,
                 )
             )
-        if early:  # it ends before the main thread can see it, or that might begin it
+        if early:  # before `add`: once the main thread sees the execution, it may start it
             execution.cancels += early
-            self._endings.refuse(execution, ErrorKind.CANCELLED, ErrorKind.CANCELLED.value)
+            self._end_reporter.refuse(execution, ErrorKind.CANCELLED, ErrorKind.CANCELLED.value)
             return
-        if self._lane.ack_delay_s and not execution.queued:
-            self._ack_by = execution.ack_by = time.monotonic() + self._lane.ack_delay_s
+        if self._executor.ack_delay_s and not execution.queued:
+            self._ack_by = execution.ack_by = time.monotonic() + self._executor.ack_delay_s
         registry.add(execution)
-        blocking = registry.blocking  # once more: it may have begun since the first look
+        # Checked again after `add`: a waiting execution may have started since `_refusal`, before
+        # this one was in the queue, and then its start has not refused this one.
+        blocking = registry.blocking
         if message.on_busy == "refuse" and blocking not in (None, execution):
-            self._endings.refuse(execution, ErrorKind.BUSY, f"{blocking.id} is running")
+            self._end_reporter.refuse(execution, ErrorKind.BUSY, f"{blocking.id} is running")
         limit = self._config.limits.cpu_time_s
         if limit is not None:
             self._watch_cpu(execution, limit)
-        self._lane.ring()
+        self._executor.wake()
 
-    def _refusal(self, message: Execute) -> Error | None:
+    def _refusal(self, message: Execute) -> messages.Error | None:
+        """The answer to an execution that is not accepted."""
         registry, blocking = self._registry, self._registry.blocking
-        why = None
-        if registry.get(message.execution_id) is not None:
-            why = f"an execution {message.execution_id!r} exists already"
-        elif message.on_busy == "refuse" and blocking is not None:
-            why = f"{blocking.id} is running"
-        elif len(registry.waiting) >= self._config.executor.max_waiting:
-            why = f"{len(registry.waiting)} executions are waiting already"
+        execution_id = message.execution_id
         if self._stopping:
-            return plain_error(message.execution_id, ErrorKind.SHUTDOWN, "SessionLost", "shutdown")
-        if why is None:
+            return plain_error(execution_id, ErrorKind.SHUTDOWN, "SessionLost", "shutdown")
+        if registry.get(execution_id) is not None:
+            reason = f"an execution {execution_id!r} exists already"
+        elif message.on_busy == "refuse" and blocking is not None:
+            reason = f"{blocking.id} is running"
+        elif len(registry.waiting) >= self._config.executor.max_waiting:
+            reason = f"{len(registry.waiting)} executions are waiting already"
+        else:
             return None
-        return plain_error(message.execution_id, ErrorKind.BUSY, "SessionBusy", why)
+        return plain_error(execution_id, ErrorKind.BUSY, "SessionBusy", reason)
 
-    def _on_job(self, message: Checkpoint | Restore) -> None:
-        execution = self._accept(message.id, message)
+    def _on_job(self, message: messages.Checkpoint | messages.Restore) -> None:
+        execution = Execution(message.id, message, self._session_sink)
         self._registry.add(execution)
         if self._registry.blocking is not None:
-            why = f"{self._registry.blocking.id} is running"
-            self._endings.refuse(execution, ErrorKind.BUSY, why)
-        self._lane.ring()
+            reason = f"{self._registry.blocking.id} is running"
+            self._end_reporter.refuse(execution, ErrorKind.BUSY, reason)
+        self._executor.wake()
 
-    def _accept(self, execution_id: str, work: Execute | Checkpoint | Restore) -> Execution:
-        sink = Sink(
-            execution_id if isinstance(work, Execute) else None,
+    def _accept(self, message: Execute) -> Execution:
+        sink = OutputSink(
+            message.execution_id,
             self._outbox,
             self._config.output,
             self._pump,
             late=self._session_sink,
             limit_bytes=self._config.limits.output_bytes,
         )
-        if not isinstance(work, Execute):
-            sink = self._session_sink
-        return Execution(execution_id, work, sink)
+        return Execution(message.execution_id, message, sink)
 
     def _watch_cpu(self, execution: Execution, limit_s: float) -> None:
-        """Look at the CPU clock no sooner than the limit can have been reached."""
-
-        def look() -> None:
-            if execution.stage is Stage.ENDED:
-                return
-            if execution.stage is Stage.WAITING:
-                self._timers.after(limit_s, look)
-                return
-            used = time.process_time() - execution.cpu_begun_s
-            if used < limit_s:
-                self._timers.after(max(0.001, limit_s - used), look)
-                return
-            why = f"CPU time limit of {limit_s} s: {used:.3f} s were used"
-            execution.stop_reason = why
-            self._stop(execution, ErrorKind.LIMIT, lambda: CpuLimitReached(why))
-
-        look()
+        """Check the CPU clock again when the limit can have been reached."""
+        if execution.stage is Stage.ENDED:
+            return
+        left = limit_s
+        if execution.stage is Stage.RUNNING:
+            left -= time.process_time() - execution.cpu_at_start_s
+        if left > 0:
+            self._timers.after(max(0.001, left), lambda: self._watch_cpu(execution, limit_s))
+            return
+        reason = f"CPU time limit of {limit_s} s: {limit_s - left:.3f} s were used"
+        execution.stop_reason = reason
+        self._stop(execution, ErrorKind.LIMIT, lambda: CpuLimitReached(reason))
 
     # --- stopping ------------------------------------------------------------------------------
 
-    def _on_cancel(self, message: Cancel) -> None:
+    def _on_cancel(self, message: messages.Cancel) -> None:
         execution = self._registry.target_of(message)
-        if execution is None:
-            if not self._registry.remember_early_cancel(message):
-                self._endings.reply(message, interrupted=False)
+        if execution is None and self._registry.remember_early_cancel(message):
             return
-        if not self._registry.note_cancel(execution, message):
-            self._endings.reply(message, interrupted=False)
+        if execution is None or not self._registry.note_cancel(execution, message):
+            self._end_reporter.reply(message, interrupted=False)
             return
         self._stop(execution, ErrorKind.CANCELLED, ExecutionCancelled)
         execution.sink.add_credit(message.credit)
@@ -304,9 +278,9 @@ class ControlThread:
     def _stop(
         self, execution: Execution, kind: ErrorKind, make: Callable[[], BaseException]
     ) -> None:
-        """End it now if it waits, else have it stopped; a second stop changes nothing."""
-        if self._endings.refuse(execution, kind, kind.value):
-            self._lane.ring()  # it may have held up those behind it
+        """End a waiting execution, interrupt a running one; a second stop changes nothing."""
+        if self._end_reporter.refuse(execution, kind, kind.value):
+            self._executor.wake()  # executions behind it may start now
             return
         if execution.stop_kind is not None:
             return
@@ -314,16 +288,18 @@ class ControlThread:
 
         def make_and_mark() -> BaseException:
             execution.interrupted = True
-            execution.sink.release()
+            execution.sink.resume()
             return make()
 
-        execution.sink.hold()
-        self._hit(execution, make_and_mark)
+        execution.sink.pause()
+        self._interrupt(execution, make_and_mark)
 
-    def _hit(self, execution: Execution, make: Callable[[], BaseException]) -> None:
-        """Raise in it what `make` makes; in a coroutine as a cancel, while its loop turns.
+    def _interrupt(self, execution: Execution, make: Callable[[], BaseException]) -> None:
+        """Raise in an execution the error that `make` makes.
 
-        A coroutine is hit in one way only, also if it is late: the other would hit its `finally`.
+        A coroutine is cancelled; if its loop does not run for a while, because the code blocks it,
+        the error is raised by a signal. Only one of both happens, however late: after the first,
+        the second would be raised in the coroutine's `finally` block.
         """
         cancelled = raised = False
 
@@ -340,16 +316,16 @@ class ControlThread:
             raised = not cancelled
             return make() if raised else None
 
-        def insist() -> None:
+        def interrupt_blocked_loop() -> None:
             if not cancelled and execution.stage is Stage.RUNNING:
-                self._interrupter.aim(execution, raise_)
+                self._interrupter.request_stop(execution, raise_)
 
-        if self._lane.cancel_task(execution, cancel):
-            self._timers.after(self._config.executor.unresponsive_loop_s, insist)
+        if self._executor.cancel_task(execution, cancel):
+            self._timers.after(self._config.executor.unresponsive_loop_s, interrupt_blocked_loop)
         else:
-            self._interrupter.aim(execution, raise_)
+            self._interrupter.request_stop(execution, raise_)
 
-    def _on_interrupt(self, message: Interrupt) -> None:
+    def _on_interrupt(self, message: messages.Interrupt) -> None:
         targets = [
             execution
             for execution in self._registry.running()
@@ -357,24 +333,22 @@ class ControlThread:
         ]
         for execution in targets:
             if execution.stop_kind is not None:
-                continue  # a cancel is on its way, which the code may not take for a Ctrl-C
-            self._hit(execution, KeyboardInterrupt)
+                continue  # a cancel is under way, and code that handles Ctrl-C must not swallow it
+            self._interrupt(execution, KeyboardInterrupt)
         self._reply(
-            InterruptReply(
+            messages.InterruptReply(
                 in_reply_to=message.id,
                 done="interrupted" if targets else "not_running",
                 execution_ids=tuple(execution.id for execution in targets),
             )
         )
 
-    def _on_soft_limit(self, message: SoftLimit) -> None:
+    def _on_soft_limit(self, message: messages.SoftLimit) -> None:
         execution = self._registry.get(message.execution_id)
-        if execution is None or execution.stop_kind is not None:
-            return
-        if isinstance(execution.work, Execute) and execution.work.seq == message.seq:
-            self._hit(execution, self._lane.soft_limit)
+        if execution and execution.stop_kind is None and execution.seq == message.seq:
+            self._interrupt(execution, self._executor.soft_limit)
 
-    def _on_shutdown(self, message: Shutdown) -> None:
+    def _on_shutdown(self, message: messages.Shutdown) -> None:
         self._stopping = True
         asking = self._inputs.close()
         for execution in self._registry.all():
@@ -384,52 +358,53 @@ class ControlThread:
                 self._stop(execution, ErrorKind.SHUTDOWN, ExecutionCancelled)
             if execution.sink is not self._session_sink:
                 execution.sink.add_credit(message.credit)
-        self._lane.stop()
+        self._executor.stop()
 
     def _stop_after_eof(self, execution: Execution) -> None:
-        """It was asking for input: the EOFError it is getting should end it, and soon."""
+        """Stop an execution that asks for input, unless the EOFError that it gets ends it soon."""
         execution.stop_kind, execution.interrupted = ErrorKind.SHUTDOWN, True
-        self._timers.after(_STOP_AFTER_EOF_S, lambda: self._hit(execution, ExecutionCancelled))
+        self._timers.after(
+            _STOP_AFTER_EOF_S, lambda: self._interrupt(execution, ExecutionCancelled)
+        )
 
-    def _on_input_response(self, message: InputResponse) -> None:
-        self._inputs.respond(message)
+    # --- requests ------------------------------------------------------------------------------
 
-    # --- questions -----------------------------------------------------------------------------
-
-    def _on_credit(self, message: Credit) -> None:
+    def _on_credit(self, message: messages.Credit) -> None:
         if message.execution_id is None:
             self._session_sink.add_credit(message.bytes)
-            return
-        execution = self._registry.get(message.execution_id)
-        if execution is not None:
+        elif (execution := self._registry.get(message.execution_id)) is not None:
             execution.sink.add_credit(message.bytes)
 
-    def _on_namespace(self, message: NamespaceRequest) -> None:
+    def _on_namespace(self, message: messages.NamespaceRequest) -> None:
         total, entries = summarize(self._namespace, self._config.diagnostics)
-        self._reply(NamespaceSummary(in_reply_to=message.id, total=total, entries=entries))
+        self._reply(messages.NamespaceSummary(in_reply_to=message.id, total=total, entries=entries))
 
-    def _on_stack(self, message: StackRequest) -> None:
-        occupant = self._registry.blocking or self._lane.current()
+    def _on_stack(self, message: messages.StackRequest) -> None:
+        occupant = self._registry.blocking or self._executor.current()
         found = stacks.collect(self._registry.running(), occupant, message.execution_id)
-        self._reply(StackReply(in_reply_to=message.id, stacks=found))
+        self._reply(messages.StackReply(in_reply_to=message.id, stacks=found))
 
-    def _reply(self, reply: InterruptReply | NamespaceSummary | StackReply) -> None:
+    def _reply(
+        self, reply: messages.InterruptReply | messages.NamespaceSummary | messages.StackReply
+    ) -> None:
         """Answer a request; a reply that does not fit into a frame fails that request alone."""
         try:
             self._outbox.control(reply)
         except FrameTooLarge as fault:
             self._outbox.control(
-                ReplyTooLarge(in_reply_to=reply.in_reply_to, size=fault.size, ceiling=fault.ceiling)
+                messages.ReplyTooLarge(
+                    in_reply_to=reply.in_reply_to, size=fault.size, ceiling=fault.ceiling
+                )
             )
 
-    def _on_unsupported(self, message: Unsupported) -> None:
+    def _on_unsupported(self, message: messages.Unsupported) -> None:
         log.warning("the parent did not understand a %r message", message.what)
 
     def _beat(self) -> None:
         self._timers.after(self._config.diagnostics.heartbeat_interval_s, self._beat)
         running = self._registry.running()
-        heartbeat = Heartbeat(
-            rss_bytes=_rss_bytes(),
+        heartbeat = messages.Heartbeat(
+            rss_bytes=own_resident_bytes(),
             cpu_s=time.process_time(),
             namespace_size=user_names(self._namespace),
             running=tuple(execution.id for execution in running),
@@ -439,17 +414,6 @@ class ControlThread:
         )
         try:
             self._outbox.control(heartbeat)
-        except FrameTooLarge:  # for thousands of ids; without them it still shows a live child
+        except FrameTooLarge:  # thousands of ids; without them it still proves that the child lives
             heartbeat.running = ()
             self._outbox.control(heartbeat)
-
-
-def _rss_bytes() -> int:
-    try:
-        with open(f"{PROC}/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
-    except OSError:
-        import resource
-
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024

@@ -1,4 +1,4 @@
-"""Start of a child: the handshake, then the threads, then the main lane until the end."""
+"""Start of a child: the handshake, then the threads, then the executor until the end."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from capsule_tasks.child import context
 from capsule_tasks.child.boot import limits, patches
 from capsule_tasks.child.control import ControlThread
 from capsule_tasks.child.executors import cells
-from capsule_tasks.child.executors.code import CodeExecutor, Lane
+from capsule_tasks.child.executors.code import CodeExecutor
 from capsule_tasks.child.executors.end_reporter import EndReporter
+from capsule_tasks.child.executors.executor import Executor
 from capsule_tasks.child.io.capture import Capture
 from capsule_tasks.child.io.input import InputRequests
-from capsule_tasks.child.io.output import Pump, Sink
+from capsule_tasks.child.io.pump import OutputPump
+from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Registry
-from capsule_tasks.child.stopping.interrupts import Interrupter
+from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.errors import BadFrame, Unconfined
 from capsule_tasks.protocol.codec import MessageDecoder
 from capsule_tasks.protocol.framing import HEADER
 from capsule_tasks.protocol.messages import ErrorKind, Hello, Ready, Rejected, ToChild
 from capsule_tasks.protocol.negotiation import VERSIONS, choose_version, common_capabilities
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import ChildSettings
 from capsule_tasks.system.family import kill_descendants, kill_own_group
 from capsule_tasks.system.prctl import DEATH_SIGNAL, become_subreaper, die_with_parent
@@ -52,7 +55,7 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
     """Serve the parent at the other end of the descriptors; never returns."""
     for descriptor in (control_fd, bulk_fd, stack_fd):
         os.set_inheritable(descriptor, False)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that began it may block some
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started this may block signals
     die_with_parent(parent_pid)
     become_subreaper()
     faulthandler.enable(file=stack_fd)
@@ -61,16 +64,17 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
     try:
         hello = _await_hello(control)
     except ConnectionError:
-        os._exit(0)  # the parent gave up before the conversation began
-    if os.getsid(0) != os.getpid():  # a forked child; the template took unwanted ones along
+        os._exit(0)  # the parent closed the channel before the handshake
+    # A forked child leads a POSIX session only now: until its Hello it ends with its template.
+    if os.getsid(0) != os.getpid():
         os.setsid()
     outbox = Outbox(control, bulk, hello.config.max_frame_bytes)
     version = choose_version(hello.versions)
     if version is None:
-        why = f"the parent speaks versions {list(hello.versions)}, this child {list(VERSIONS)}"
-        outbox.control(Rejected(kind=ErrorKind.INCOMPATIBLE_PROTOCOL, message=why))
+        reason = f"the parent supports versions {list(hello.versions)}, this child {list(VERSIONS)}"
+        outbox.control(Rejected(kind=ErrorKind.INCOMPATIBLE_PROTOCOL, message=reason))
         os._exit(EXIT_INCOMPATIBLE)
-    _forget_connection_in_forks(control, bulk, stack_fd)
+    _close_channels_in_forks(control, bulk, stack_fd)
     try:
         config, isolation = _confine(hello.config)
     except Unconfined as fault:
@@ -81,20 +85,20 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
         version=version,
         pid=os.getpid(),
         capabilities=common_capabilities(hello.capabilities),
-        config=_told(config),
+        config=_without_secrets(config),
         python=sys.version.split()[0],
         isolation=isolation,
     )
-    _live(config, ready, control, bulk, outbox)
+    _run_session(config, ready, control, bulk, outbox)
     kill_descendants(os.getpid())
     with contextlib.suppress(ChildProcessError):
-        while True:  # this process adopted them; unreaped they would go to the parent
+        while True:  # orphans that this subreaper adopted; else they would go to the parent
             os.waitpid(-1, 0)
     os._exit(0)
 
 
 def _confine(config: ChildSettings) -> tuple[ChildSettings, tuple[str, ...]]:
-    """Apply the limits and the sandbox, while there is one thread; what was really applied."""
+    """Apply limits and sandbox while there is one thread; what holds now, and what confines."""
     config = msgspec.structs.replace(config, limits=limits.apply(config.limits))
     if config.sandbox is None:
         return config, ()
@@ -103,7 +107,7 @@ def _confine(config: ChildSettings) -> tuple[ChildSettings, tuple[str, ...]]:
     return config, sandbox.apply(config.sandbox)
 
 
-def _live(
+def _run_session(
     config: ChildSettings,
     ready: Ready,
     control: socket.socket,
@@ -111,62 +115,63 @@ def _live(
     outbox: Outbox,
 ) -> None:
     sys.setswitchinterval(config.executor.switch_interval_s)
-    pump = Pump(config.output.flush_interval_s)
-    session_sink = Sink(None, outbox, config.output, pump)
+    pump = OutputPump(config.output.flush_interval_s)
+    session_sink = OutputSink(None, outbox, config.output, pump)
     registry = Registry()
     capture = Capture(session_sink, lambda: [e.sink for e in registry.running()])
     inputs = InputRequests(outbox, capture.owner, config.input.timeout_s)
     interrupter = Interrupter()
-    endings = EndReporter(registry, outbox, interrupter, inputs, effective_limits=config.limits)
+    end_reporter = EndReporter(
+        registry, outbox, interrupter, inputs, effective_limits=config.limits
+    )
     capture.install()
     context.connect(capture.owner)
     pump.start()
-    lane: Lane
     if config.tasks is None:
         sys.argv = [""]
-        module = sys.modules["__main__"] = cells.fresh_main()
-        inputs.install()
-        patches.install(inputs)
+        sys.modules["__main__"] = cells.fresh_main()
+    module = sys.modules["__main__"]
+    inputs.install()
+    patches.install(inputs)
+    parts = (registry, outbox, end_reporter, capture)
+    executor: Executor
+    if config.tasks is None:
         _log_to(session_sink, config)
         limit = config.executor.async_limit
-        lane = CodeExecutor(registry, outbox, endings, capture, module, limit)
+        executor = CodeExecutor(*parts, module=module, async_limit=limit)
     else:
         from capsule_tasks.child.executors import celery_app
 
-        module = sys.modules["__main__"]
-        inputs.install()
-        patches.install(inputs)
-        lane = celery_app.make_lane(config.tasks, registry, outbox, endings, capture, interrupter)
-    interrupter.install(lane.current)
+        executor = celery_app.make_executor(config.tasks, *parts, interrupter)
+    interrupter.install(executor.current)
     ControlThread(
         control,
         bulk,
         outbox,
         registry,
-        lane,
+        executor,
         interrupter,
         inputs,
-        endings,
+        end_reporter,
         session_sink,
         pump,
         module.__dict__,
         config,
         _end_with_parent,
     ).start()
-    # The children of a pool come and go, all with the same.
-    log.log(
-        logging.DEBUG if config.tasks else logging.INFO, "effective settings: %s", _told(config)
-    )
+    # DEBUG in a pool, whose children start often, and all with the same settings.
+    level = logging.DEBUG if config.tasks else logging.INFO
+    log.log(level, "effective settings: %s", _without_secrets(config))
     ready.timestamp = time.monotonic()
     outbox.control(ready)
-    lane.run()
+    executor.run()
     with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own way out waits for threads
+        atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own exit waits for threads
     session_sink.finish()
 
 
-def _told(config: ChildSettings) -> ChildSettings:
-    """The settings without those of the Celery app, which may hold passwords."""
+def _without_secrets(config: ChildSettings) -> ChildSettings:
+    """The settings that may be logged: those of a Celery app hold passwords."""
     return msgspec.structs.replace(config, tasks=None)
 
 
@@ -188,12 +193,12 @@ def _exactly(control: socket.socket, size: int) -> bytes:
     return data
 
 
-def _forget_connection_in_forks(control: socket.socket, bulk: socket.socket, stack_fd: int) -> None:
-    """A process that user code forks must neither hold the connection open nor speak on it."""
+def _close_channels_in_forks(control: socket.socket, bulk: socket.socket, stack_fd: int) -> None:
+    """Have processes that user code forks neither keep the channels open nor write to them."""
 
-    def leave() -> None:
+    def close() -> None:
         if control.fileno() < 0:
-            return  # the fork of a fork: its parent has left already
+            return  # a fork of a fork: its parent has closed them
         faulthandler.disable()
         faulthandler.unregister(STACK_SIGNAL)
         for signum in (signal.SIGURG, STACK_SIGNAL, DEATH_SIGNAL):
@@ -202,28 +207,28 @@ def _forget_connection_in_forks(control: socket.socket, bulk: socket.socket, sta
             sock.close()
         os.close(stack_fd)
 
-    os.register_at_fork(after_in_child=leave)
+    os.register_at_fork(after_in_child=close)
 
 
 def _end_with_parent() -> NoReturn:
-    """The parent is gone: take every descendant along."""
+    """End with the parent, and every descendant, too."""
     kill_descendants(os.getpid())
     kill_own_group()
     raise SystemExit
 
 
 class _SessionLog(logging.Handler):
-    """The child's own log: session output, never part of an execution."""
+    """Writes log records of the child as session output, never as output of an execution."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: OutputSink) -> None:
         super().__init__()
         self._sink = sink
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._sink.accept_text("stderr", self.format(record) + "\n")
+        self._sink.accept([(None, "stderr", sendable(self.format(record) + "\n"))])
 
 
-def _log_to(sink: Sink, config: ChildSettings) -> None:
+def _log_to(sink: OutputSink, config: ChildSettings) -> None:
     ours = logging.getLogger("capsule_tasks")
     ours.addHandler(_SessionLog(sink))
     ours.setLevel(config.diagnostics.log_level)

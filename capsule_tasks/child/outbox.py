@@ -1,4 +1,4 @@
-"""The child's two ways to speak: control, and bulk."""
+"""Sending frames to the parent, on the control and on the bulk channel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EXIT_CHANNEL_CLOSED = 74
 class Outbox:
     """Sends whole frames from any thread.
 
-    A parent that is gone is not an error here: the control thread sees it too and ends the
-    process, so whatever is still said on the way there is dropped. Descriptors that user code
-    closed under our feet are the end: nobody else would notice before the next heartbeat.
+    The end of the parent is not an error here: the control thread sees it, too, and ends the
+    process; frames sent until then are dropped. A descriptor that user code has closed ends the
+    process at once: otherwise the parent would notice only by a missing heartbeat.
     """
 
     def __init__(self, control: socket.socket, bulk: socket.socket, ceiling: int) -> None:
@@ -29,7 +29,7 @@ class Outbox:
         self._bulk = bulk
         self._control_lock = threading.Lock()
         self._bulk_lock = threading.Lock()
-        self._held: bytearray | None = None
+        self._deferred: bytearray | None = None
         self._pid = os.getpid()
 
     def control(self, message: Message) -> None:
@@ -38,34 +38,33 @@ class Outbox:
         with self._control_lock:
             self._send(self._control, frame)
 
-    def bulk(self, message: Message) -> None:
-        """Send in order with output; FrameTooLarge leaves the channel as it was."""
+    def bulk(self, message: Message, *, deferred_until: float | None = None) -> None:
+        """Send in order with output; FrameTooLarge leaves the channel as it was.
+
+        A deferred message is sent with the next one, or after its time by `flush_from_pump`.
+        """
         frame = encode_frame(message, self.ceiling)
         with self._bulk_lock:
-            if self._held is not None:
-                frame, self._held = self._held + frame, None
+            if self._deferred is not None:
+                frame, self._deferred = self._deferred + frame, None
+            if deferred_until is not None:
+                self._deferred = frame
+                # Checked after the frame was stored. The control thread looks at `has_deferred`
+                # once, when the time has come: if it looked too early, this check sends the frame.
+                if time.monotonic() < deferred_until:
+                    return
+                self._deferred = None
             self._send(self._bulk, frame)
 
-    def bulk_by(self, message: Message, deadline: float) -> None:
-        """Send with the next bulk message, or by `flush_from_pump` after the deadline."""
-        frame = encode_frame(message, self.ceiling)
-        with self._bulk_lock:
-            if self._held is not None:
-                frame = self._held + frame
-            self._held = frame
-            if time.monotonic() >= deadline:  # looked at last: whoever calls then saw it is held
-                self._held = None
-                self._send(self._bulk, frame)
-
     @property
-    def is_holding(self) -> bool:
-        """Whether a message waits for the next one."""
-        return self._held is not None
+    def has_deferred(self) -> bool:
+        """Whether a message waits to be sent with the next one."""
+        return self._deferred is not None
 
     def flush_from_pump(self) -> bool:
-        """Send what is held: on the pump, which may wait for the parent to read."""
+        """Send the deferred message. Unlike the control thread, the pump may block."""
         with self._bulk_lock:
-            frame, self._held = self._held, None
+            frame, self._deferred = self._deferred, None
             if frame is not None:
                 self._send(self._bulk, frame)
         return False

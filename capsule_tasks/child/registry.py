@@ -1,4 +1,4 @@
-"""The executions a child knows, and where each of them stands."""
+"""The executions that a child has accepted, and the stage of each."""
 
 from __future__ import annotations
 
@@ -8,82 +8,63 @@ from collections.abc import Callable, Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from capsule_tasks.child.executors.cells import Cell
-from capsule_tasks.child.io.output import Sink
+from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.protocol.messages import Cancel, Checkpoint, ErrorKind, Execute, Restore
 
 if TYPE_CHECKING:
     import asyncio
 
-Work = Execute | Checkpoint | Restore
-Hit = Callable[[], BaseException | None]
-"""Called on the main thread: what to raise in an execution, or None if that was done already."""
-_REMEMBERED_CANCELS = 1000
+PendingStop = Callable[[], BaseException | None]
+"""Called on the main thread: the exception to raise in an execution, or None if that is done."""
+_MAX_EARLY_CANCELS = 1000
 
 
 class Stage(Enum):
-    """waiting → running → ended; a waiting one may end at once."""
+    """waiting → running → ended; a waiting execution may end at once."""
 
     WAITING = auto()
     RUNNING = auto()
     ENDED = auto()
 
 
-class Execution:
+class Execution(msgspec.Struct, eq=False):
     """One accepted piece of work."""
 
-    __slots__ = (
-        "ack_by",
-        "cancelled_for",
-        "cancels",
-        "cell",
-        "coroutine",
-        "cpu_begun_s",
-        "hits",
-        "id",
-        "interrupted",
-        "queued",
-        "sink",
-        "stage",
-        "stop_kind",
-        "stop_reason",
-        "task",
-        "work",
-    )
-
-    def __init__(self, execution_id: str, work: Work, sink: Sink) -> None:
-        self.id = execution_id
-        self.work = work
-        self.sink = sink
-        self.stage = Stage.WAITING
-        self.queued = False
-        self.ack_by = 0.0
-        """Until when its acknowledgement may wait for its result."""
-        self.cpu_begun_s = 0.0
-        self.cancels: list[Cancel] = []
-        self.stop_kind: ErrorKind | None = None
-        self.stop_reason = ""
-        self.interrupted = False
-        self.hits: list[Hit] = []
-        self.cancelled_for: BaseException | None = None
-        self.cell: Cell | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.coroutine: Coroutine[Any, Any, Any] | None = None
-        """The one that `task` drives by hand, so that nothing says that it awaits it."""
+    id: str
+    work: Execute | Checkpoint | Restore
+    sink: OutputSink
+    stage: Stage = Stage.WAITING
+    queued: bool = False
+    ack_by: float = 0.0
+    """Until when its acknowledgement may wait for its result."""
+    cpu_at_start_s: float = 0.0
+    cancels: list[Cancel] = []
+    stop_kind: ErrorKind | None = None
+    stop_reason: str = ""
+    interrupted: bool = False
+    pending_stops: list[PendingStop] = []
+    cancelled_for: BaseException | None = None
+    cell: Cell | None = None
+    task: asyncio.Task[Any] | None = None
+    coroutine: Coroutine[Any, Any, Any] | None = None
+    """The coroutine that `task` drives by hand; the task does not seem to await it."""
 
     @property
     def may_wait(self) -> bool:
-        """Whether its turn may come later; else it is answered `busy`."""
+        """Whether it may start later; else it is answered `busy`."""
         return getattr(self.work, "on_busy", "wait") == "wait"
 
     @property
     def seq(self) -> int | None:
-        """Of its `Execute`, if it came by one."""
+        """The number of its `Execute`; None for a checkpoint or a restore."""
         return self.work.seq if isinstance(self.work, Execute) else None
 
 
 class Registry:
-    """All executions between acceptance and end. Every change of stage happens under its lock."""
+    """All executions between acceptance and end. The lock guards every change of stage."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -97,7 +78,7 @@ class Registry:
         return self._known.get(execution_id)
 
     def running(self) -> list[Execution]:
-        return [e for e in list(self._known.values()) if e.stage is Stage.RUNNING]
+        return [e for e in self.all() if e.stage is Stage.RUNNING]
 
     def all(self) -> list[Execution]:
         return list(self._known.values())
@@ -107,27 +88,23 @@ class Registry:
             self._known[execution.id] = execution
             self.waiting.append(execution)
 
-    def note_seq(self, seq: int) -> None:
-        self._last_seq = max(self._last_seq, seq)
-
     def target_of(self, cancel: Cancel) -> Execution | None:
-        """The execution to be cancelled, not a later one that has its name."""
+        """The execution to cancel, unless a later execution has its id by now."""
         execution = self._known.get(cancel.execution_id)
-        if execution is None or not isinstance(execution.work, Execute):
-            return execution
-        return execution if execution.work.seq == cancel.seq else None
+        return execution if execution and execution.seq in (None, cancel.seq) else None
 
     def remember_early_cancel(self, cancel: Cancel) -> bool:
-        """Keep a cancel that overtook its execute; False if that execution is over instead."""
+        """Remember a cancel that overtook its execute; False if the execution has ended instead."""
         if cancel.seq <= self._last_seq:
             return False
-        if len(self._early) >= _REMEMBERED_CANCELS:
+        if len(self._early) >= _MAX_EARLY_CANCELS:
             self._early.pop(next(iter(self._early)))
         self._early.setdefault(cancel.seq, []).append(cancel)
         return True
 
     def take_early_cancels(self, seq: int) -> list[Cancel]:
-        """The cancels that overtook this execute."""
+        """The cancels that overtook this execute. A later cancel for it is not early."""
+        self._last_seq = max(self._last_seq, seq)
         return self._early.pop(seq, [])
 
     def first_waiting(self) -> Execution | None:
@@ -140,18 +117,18 @@ class Registry:
             if execution.stage is not Stage.WAITING:
                 return False
             execution.stage = Stage.RUNNING
-            execution.cpu_begun_s = time.process_time()
+            execution.cpu_at_start_s = time.process_time()
             self.waiting.remove(execution)
             return True
 
     def claim_main_thread(self, execution: Execution) -> list[Execution]:
-        """From now on nothing else runs; those that would not wait for that are returned."""
+        """Let nothing else start; the waiting executions to refuse, as they must not wait."""
         with self.lock:
             self.blocking = execution
-        return self.unwilling()
+        return self.refusing_to_wait()
 
-    def unwilling(self) -> list[Execution]:
-        """Those in the queue that were not to wait for anything."""
+    def refusing_to_wait(self) -> list[Execution]:
+        """The waiting executions that were to start at once or not at all."""
         with self.lock:
             return [execution for execution in self.waiting if not execution.may_wait]
 
@@ -164,7 +141,7 @@ class Registry:
             return True
 
     def end(self, execution: Execution, expected: Stage) -> bool:
-        """→ ended, exactly once: only the caller that gets True may say how it ended."""
+        """→ ended, exactly once: only the caller that gets True sends the terminal message."""
         with self.lock:
             if execution.stage is not expected:
                 return False

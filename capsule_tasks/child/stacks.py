@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from capsule_tasks.child.registry import Execution
@@ -18,7 +18,7 @@ _INTERNAL = "capsule_tasks.child."
 def collect(
     executions: list[Execution], occupant: Execution | None, only: str | None
 ) -> list[Stack]:
-    """The stacks of one execution, or, without a name, of every thread and task.
+    """The stacks of the execution `only`; without it, of every thread and task.
 
     `occupant` is the execution whose code the main thread is in.
     """
@@ -49,38 +49,34 @@ def _task_stacks(execution: Execution) -> list[Stack]:
     task = execution.task
     if task is None or task.done():
         return []
-    lines: list[Frame] = []
+    frames: list[Frame] = []
     awaited: Any = execution.coroutine or task.get_coro()
-    while awaited is not None and len(lines) < _MAX_FRAMES:
-        code, number = _position(awaited)
-        if code is not None:
-            lines.append(Frame(code.co_filename, number, code.co_qualname))
+    while awaited is not None and len(frames) < _MAX_FRAMES:
+        _append_frame(
+            frames, getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        )
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
-    if not lines:
-        return []  # it is running: its thread has its stack
-    return [Stack(name=task.get_name(), kind="task", frames=lines, execution_id=execution.id)]
-
-
-def _position(awaited: Any) -> tuple[CodeType | None, int]:
-    frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(
-        awaited, "gi_frame", None
-    )
-    if frame is None or _is_ours(frame):
-        return None, 0
-    return frame.f_code, frame.f_lineno or 0
+    if not frames:
+        return []  # the task is running: its frames are in the stack of its thread
+    return [Stack(name=task.get_name(), kind="task", frames=frames, execution_id=execution.id)]
 
 
 def _frames(frame: FrameType | None) -> list[Frame]:
     frames: list[Frame] = []
     while frame is not None and len(frames) < _MAX_FRAMES:
-        if not _is_ours(frame):
-            code = frame.f_code
-            frames.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_qualname))
+        _append_frame(frames, frame)
         frame = frame.f_back
     frames.reverse()
     return frames
 
 
-def _is_ours(frame: FrameType) -> bool:
+def _append_frame(frames: list[Frame], frame: FrameType | None) -> None:
+    """Append a frame, unless it belongs to this package."""
+    if frame is not None and not _is_internal(frame):
+        code = frame.f_code
+        frames.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_qualname))
+
+
+def _is_internal(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__")
     return type(name) is str and name.startswith(_INTERNAL)

@@ -1,6 +1,6 @@
 """Which child has which execution. Everything here runs on the runtime's loop.
 
-Executions wait in one queue for each kind of child and are sent in order of arrival. `SubPool`
+Executions wait in one queue for each kind of child and are sent in order of arrival. `ProfilePool`
 decides how many children there are and which of them gets the next execution. The dispatcher sends
 it there, remembers where it is, and tells its listener what becomes of it:
 
@@ -27,7 +27,7 @@ from capsule_tasks.executions.delay import Delay
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.protocol.messages import Ack, Message, Result, TaskResult, Terminal
 from capsule_tasks.sessions import SessionPool
-from capsule_tasks.sessions.pool.profile_pool import SubPool
+from capsule_tasks.sessions.pool.profile_pool import ProfilePool
 from capsule_tasks.sessions.pool.slot import Slot
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.stopping import StopOutcome
@@ -102,12 +102,12 @@ class Sent(msgspec.Struct, eq=False):
 
 
 class Lane:
-    """Sends executions in order of arrival to the sessions that `SubPool` chooses."""
+    """Sends executions in order of arrival to the sessions that `ProfilePool` chooses."""
 
     def __init__(
         self,
         kind: Kind,
-        pool: SubPool,
+        pool: ProfilePool,
         capacity: int,
         listener: DispatchListener,
         sent: dict[Execution, Sent],
@@ -242,7 +242,7 @@ class Dispatcher:
         self._background = BackgroundTasks()
         capacities: dict[Kind, int] = {"blocking": 1, "async": async_limit}
         self.lanes: dict[Kind, Lane] = {
-            kind: Lane(kind, sessions.subpool(kind), capacity, listener, self._sent)
+            kind: Lane(kind, sessions.profile_pool(kind), capacity, listener, self._sent)
             for kind, capacity in capacities.items()
         }
 

@@ -428,7 +428,7 @@ _FOR_STREAM: Final[dict[type[Action], Callable[[StreamWriter, Any], None]]] = {
     do.ClaimFirst: lambda stream, _: stream.publisher.claimer.claim_first(stream),
     do.ClaimWithEvents: lambda stream, action: stream.claim_with_events(action.takes_over),
     do.Reclaim: lambda stream, action: stream.reclaim(action.owner_before),
-    do.AwaitPrevious: lambda stream, _: stream.await_previous_end(),
+    do.AwaitPrevious: lambda stream, _: stream.publisher.claimer.await_previous_end(stream),
     do.ConfirmLease: lambda stream, action: stream.publisher.claimer.confirm_lease(
         stream.execution, action.owner
     ),

@@ -1,4 +1,4 @@
-"""The parent's side: a `Session` owns one child and is its only reader."""
+"""The parent's side of sessions. A `Session` owns one child and is its only reader."""
 
 from capsule_tasks.sessions.info import SessionInfo
 from capsule_tasks.sessions.pool.session_pool import SessionPool

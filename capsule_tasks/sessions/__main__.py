@@ -12,7 +12,7 @@ from capsule_tasks.sessions.console import Console
 from capsule_tasks.settings import ChildSettings, LimitSettings, SessionConfig
 
 EXIT_BROKEN_PIPE = 141
-"""As a shell reports a process that wrote into a closed pipe: 128 + SIGPIPE."""
+"""The status that a shell reports for a process that SIGPIPE killed: 128 + SIGPIPE."""
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
     try:
         return _run(arguments, parser)
     except BrokenPipeError:
-        # The interpreter would try again to write what is left, and complain.
+        # The interpreter would try to write the rest at its exit, and report that it cannot.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
 

@@ -1,4 +1,4 @@
-"""Refusing arguments of callers before they can do harm; the error names argument and value."""
+"""Checks of arguments; each error names the argument and its value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from capsule_tasks.errors import WrongEventLoop
 
 
 def check_type(name: str, value: object, *kinds: type[Any] | None) -> None:
-    """TypeError unless `value` is of one of the kinds; None among them allows None."""
+    """TypeError unless `value` is an instance of one of the kinds; None among them allows None."""
     if value is None and None in kinds:
         return
     types = tuple(kind for kind in kinds if kind is not None)
@@ -40,7 +40,7 @@ def check_seconds(name: str, value: object) -> None:
 
 
 def check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """ValueError unless `value` is one of those allowed."""
+    """ValueError unless `value` is an allowed one."""
     if value not in allowed:
         raise ValueError(
             f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r:.100}"
@@ -54,7 +54,7 @@ def check_callable(name: str, value: object) -> None:
 
 
 def check_loop(call: str, owner: str, loop: asyncio.AbstractEventLoop | None) -> None:
-    """WrongEventLoop unless called on the loop given; None is not bound to any yet."""
+    """WrongEventLoop unless called on `loop`; None is not bound to a loop yet."""
     if loop is not None and loop is not asyncio.get_running_loop():
         hint = "that one is closed: make a new one" if loop.is_closed() else "call it there"
         raise WrongEventLoop(call, owner, hint)

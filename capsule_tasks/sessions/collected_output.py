@@ -1,4 +1,4 @@
-"""The output that `run` collects: the newest, within a bound, and how much was lost."""
+"""The output that `run` collects: the newest, within a bound, and how much was dropped."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from capsule_tasks.protocol.messages import Gap, Message, Output, Stream
 
 
 class CollectedOutput:
-    """The output of one execution; `most_bytes` counts a little for each message, too."""
+    """The output of one execution; `max_bytes` includes a constant for each message."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._size = 0
         self._kept: deque[Output] = deque()
         self._gaps: dict[Stream, Gap] = {}
 
     def add(self, message: Message) -> None:
-        """Keep output, and count what the child says that it dropped."""
+        """Keep output, and count the output that the child has dropped."""
         if isinstance(message, Output):
             self._kept.append(message)
             self._size += message_cost(message)
-            while self._size > self._most:
+            while self._size > self._max_bytes:
                 dropped = self._kept.popleft()
                 self._size -= message_cost(dropped)
                 self._count(dropped.stream, utf8_size(dropped.data), 1)
@@ -33,7 +33,7 @@ class CollectedOutput:
         return "".join(output.data for output in self._kept if output.stream == stream)
 
     def gaps(self) -> tuple[Gap, ...]:
-        """One for each stream of which something was lost."""
+        """One for each stream of which output was dropped."""
         return tuple(self._gaps.values())
 
     def _count(self, stream: Stream, lost_bytes: int, lost_messages: int) -> None:

@@ -1,4 +1,4 @@
-"""Watching a child's heartbeat. Silence is reported, not acted upon: a long C call is not death."""
+"""Watching a child's heartbeat. A missing one is only reported: a long C call delays it, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("capsule_tasks.sessions")
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """Whether the child's interpreter still turns, and what it looked like when it last did not."""
+    """Whether heartbeats are missing, and the state and stack of the child when they were."""
 
     unresponsive: bool = False
     process_state: str = ""
@@ -27,7 +27,7 @@ class Health:
 
 
 class HealthWatch:
-    """Of one child, from the moment it is ready. `changed` hears of silence and of its end."""
+    """Watches one child that is ready; calls `changed` when heartbeats go missing and come back."""
 
     def __init__(
         self,
@@ -45,20 +45,20 @@ class HealthWatch:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._look: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Expect a heartbeat from now on."""
         self.stop()
-        self._timer = self._loop.call_later(self._timeouts.unresponsive_s, self._on_silence)
+        self._timer = self._loop.call_later(self._timeouts.unresponsive_s, self._on_missing)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.heartbeat, self.heartbeat_at = heartbeat, time.monotonic()
@@ -68,8 +68,8 @@ class HealthWatch:
             log.info("session %s responds again", self._session_id)
             self._become(Health())
 
-    def _on_silence(self) -> None:
-        self._look = self._loop.create_task(self._report())
+    def _on_missing(self) -> None:
+        self._reporting = self._loop.create_task(self._report())
 
     async def _report(self) -> None:
         stack = await stack_dump.dump(self._process, self._timeouts.stack_s)

@@ -1,4 +1,4 @@
-"""What a session tells about itself: a snapshot, and counters behind it."""
+"""Snapshots of sessions and pools, and the counters behind them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from capsule_tasks.sessions.states import SessionState
 _LATENCIES = 1000
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class InputStats:
-    """Questions of the running executions."""
+    """Questions of executions: how many are open, and how the others ended."""
 
     pending: int = 0
     high_water: int = 0
@@ -26,16 +26,16 @@ class InputStats:
 
 @dataclasses.dataclass(frozen=True)
 class QueueStats:
-    """Messages waiting in the parent, and how often control overtook bulk."""
+    """Messages that wait in the parent, and how often control overtook bulk."""
 
-    executions: int
-    buffered_messages: int
-    buffered_bytes: int
-    session_messages: int
-    session_messages_dropped: int
-    control_handled: int
-    bulk_handled: int
-    priority_reads: int
+    executions: int = 0
+    buffered_messages: int = 0
+    buffered_bytes: int = 0
+    session_messages: int = 0
+    session_messages_dropped: int = 0
+    control_handled: int = 0
+    bulk_handled: int = 0
+    priority_reads: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +61,13 @@ class SessionInfo:
     metadata: dict[str, Any]
     """The negotiated protocol: version, capabilities, effective settings, Python."""
     isolation: tuple[str, ...]
-    """What really confines the child; empty for one that is trusted."""
+    """What really confines the child; empty without a sandbox."""
     last_error: str
 
 
 @dataclasses.dataclass
 class Counters:
-    """What grows while a session lives; a restart begins anew."""
+    """Counters of a session; a restart starts them at zero."""
 
     execution_count: int = 0
     error_count: int = 0
@@ -76,25 +76,18 @@ class Counters:
     interceptor_errors_total: int = 0
     interceptor_quarantine_total: int = 0
     interceptor_skipped_total: int = 0
-    """Calls of quarantined interceptors that were left out because their queue was full."""
+    """Calls of quarantined interceptors that were skipped because their queue was full."""
     late_output_bytes: int = 0
-    inputs: InputStats = InputStats()
+    inputs: InputStats = dataclasses.field(default_factory=InputStats)
     cancel_latencies_ms: deque[float] = dataclasses.field(
         default_factory=lambda: deque(maxlen=_LATENCIES)
     )
 
     def metrics(self) -> dict[str, Any]:
-        """The counters by name, with the latest cancel latencies summed up."""
+        """The counters by name, with quantiles of the latest cancel latencies."""
         latencies = sorted(self.cancel_latencies_ms)
         return {
-            "execution_count": self.execution_count,
-            "error_count": self.error_count,
-            "cancel_event_triggers": self.cancel_event_triggers,
-            "executions_cancelled": self.executions_cancelled,
-            "interceptor_errors_total": self.interceptor_errors_total,
-            "interceptor_quarantine_total": self.interceptor_quarantine_total,
-            "interceptor_skipped_total": self.interceptor_skipped_total,
-            "late_output_bytes": self.late_output_bytes,
+            **{name: value for name, value in vars(self).items() if isinstance(value, int)},
             "cancel_latency_ms": {
                 "count": len(latencies),
                 "p50": _quantile(latencies, 0.5),
@@ -110,14 +103,14 @@ def _quantile(ordered: list[float], share: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class PoolInfo:
-    """The pool of one profile at one moment, with what it has done so far."""
+    """The pool of one profile at one moment, with totals since its start."""
 
     profile: str
     starting: int
     idle: int
     borrowed: int
     working: int
-    """Sessions that have work, where work is assigned to them."""
+    """Sessions that have work, in a pool that assigns work to sessions."""
     retiring: int
     waiting: int
     breaker_open: bool
@@ -129,10 +122,10 @@ class PoolInfo:
     templates_lost_total: int
     acquires_total: int
     lost_total: int
-    """Sessions that were ready, and whose child ended unasked."""
+    """Sessions that were ready and whose child exited by itself."""
     early_exits: int
     """Sessions in a row that were lost before their first use."""
     retired: dict[str, int]
-    """Sessions retired so far, by reason; after a hundred reasons by "other reasons"."""
+    """Sessions retired so far, by reason; from the hundredth reason on as "other reasons"."""
     last_error: str
     sessions: tuple[SessionInfo, ...]

@@ -1,4 +1,4 @@
-"""Functions that see every message before it is routed, and must not hold it up."""
+"""Functions that are called with every message before it is routed, and must not delay it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class _Registered:
 class Interceptors:
     """Calls each interceptor on the event loop, and measures it.
 
-    One that has overrun its budget too often is quarantined: from then on it is called on a
-    thread of its own kind, where it can be late without anyone waiting for it.
+    An interceptor that has overrun its budget too often is quarantined: from then on it is called
+    on the thread of quarantined interceptors, where it delays no message.
     """
 
     def __init__(self, settings: RoutingSettings, counters: Counters) -> None:
@@ -47,7 +47,7 @@ class Interceptors:
         self._inline.append(_Registered(call))
 
     def remove(self, call: Interceptor) -> bool:
-        """Whether it was there."""
+        """Remove an interceptor; False if it was not added."""
         for registered in self._inline:
             if registered.call == call:
                 self._inline.remove(registered)
@@ -61,7 +61,7 @@ class Interceptors:
         self._counters = counters
 
     def observe(self, message: Any) -> None:
-        if self._quarantined:  # first: one that joins them below has seen this message
+        if self._quarantined:  # before the others: one that is quarantined below had its call
             if self._quarantine_thread is None:
                 self._quarantine_thread = QuarantineThread(self._call_quarantined, self._settings)
             if not self._quarantine_thread.put(message):
@@ -69,18 +69,18 @@ class Interceptors:
         if not self._inline:
             return
         for registered in tuple(self._inline):
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             self._call(registered.call, message)
-            if time.perf_counter() - begun > self._settings.interceptor_budget_s:
+            if time.perf_counter() - started_at > self._settings.interceptor_budget_s:
                 self._overrun(registered)
 
     def finish(self) -> None:
-        """The child is gone: the thread ends once it has made the calls that wait."""
+        """End the thread after the calls that wait, for a child that has ended."""
         if self._quarantine_thread is not None:
             self._quarantine_thread.finish()
 
     def close(self) -> None:
-        """The session ends: calls that wait are skipped.
+        """End the thread and skip the calls that wait, for a session that ends.
 
         Interceptors stay registered, or quarantined, over a restart.
         """
@@ -94,7 +94,7 @@ class Interceptors:
     def _call(self, call: Interceptor, message: Any) -> None:
         try:
             call(message)
-        except (Exception, asyncio.CancelledError):  # a stray cancel is no reason to lose a message
+        except (Exception, asyncio.CancelledError):  # a cancel there is no reason to lose a message
             self._counters.interceptor_errors_total += 1
             log.exception("interceptor %r failed on a %s", call, type(message).__name__)
 
@@ -129,7 +129,7 @@ class QuarantineThread:
         threading.Thread(target=self._run, name="capsule-quarantine", daemon=True).start()
 
     def put(self, message: Any) -> bool:
-        """False if the oldest message had to go for it."""
+        """Queue a message; False if the oldest one was dropped for it."""
         with self._changed:
             has_room = len(self._queue) != self._queue.maxlen
             self._queue.append(message)
@@ -143,7 +143,7 @@ class QuarantineThread:
             self._changed.notify()
 
     def close(self) -> int:
-        """End the thread after its present call; how many messages are skipped by that."""
+        """End the thread after its present call; how many messages that skips."""
         with self._changed:
             skipped = len(self._queue)
             self._queue.clear()

@@ -1,4 +1,4 @@
-"""`Session`: one warm child, owned by one event loop."""
+"""`Session`: one child process that runs code, owned by one event loop."""
 
 from __future__ import annotations
 
@@ -38,12 +38,7 @@ from capsule_tasks.protocol.messages import (
     Terminal,
     new_id,
 )
-from capsule_tasks.sessions.arguments import (
-    check_one_of,
-    check_seconds,
-    check_text,
-    check_type,
-)
+from capsule_tasks.sessions.arguments import check_one_of, check_seconds, check_text, check_type
 from capsule_tasks.sessions.collected_output import CollectedOutput
 from capsule_tasks.sessions.lifecycle import SessionLifecycle
 from capsule_tasks.sessions.process.live_child import LiveChild
@@ -64,9 +59,9 @@ _NOT_SENT: dict[type[Exception], ErrorKind] = {
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """What `run` returns: the value, and what was written on the way.
+    """What `run` returns: the value and the output.
 
-    Of output beyond `routing.run_bytes` the newest is kept; `gaps` says what was lost.
+    Of output beyond `routing.run_bytes` the newest is kept; `gaps` says how much was dropped.
     """
 
     value: Any
@@ -74,7 +69,7 @@ class Completed:
     stderr: str
     result: Result
     gaps: tuple[Gap, ...] = ()
-    """One for each stream of which something was dropped, here or in the child."""
+    """One for each stream of which output was dropped, here or in the child."""
 
 
 class Session(SessionLifecycle):
@@ -94,10 +89,10 @@ class Session(SessionLifecycle):
         timeout_s: float | None = None,
         on_busy: OnBusy = "refuse",
     ) -> AsyncGenerator[Message, None]:
-        """Run source code; yields everything it says, its one terminal message last.
+        """Run source code; yields all its messages, its one terminal message last.
 
-        The last message is a `Result` or an `Error`. After `timeout_s` the code is stopped and,
-        behind its terminal message, ExecutionTimeout is raised. Leaving the loop early stops the
+        The last message is a `Result` or an `Error`. After `timeout_s` the code is stopped, and
+        ExecutionTimeout is raised behind its terminal message. Leaving the loop early stops the
         code too, and the session stays busy until it has stopped.
         """
         check_type("source", source, str)
@@ -105,13 +100,9 @@ class Session(SessionLifecycle):
         check_seconds("timeout_s", timeout_s)
         check_one_of("on_busy", on_busy, ("refuse", "wait"))
         child, stopper = await self._accepting("execute()")
-        execution_id = execution_id or new_id()
-        if execution_id in child.router.streams:
-            raise ValueError(f"execution {execution_id!r} is running already")
-        stream = self._open(child, execution_id)
+        stream = self._open(child, execution_id or new_id())
         try:
-            self._send(child, stream, Code(source=source), on_busy)
-            self._limit_time(stopper, stream, timeout_s)
+            self._send(child, stopper, stream, Code(source=source), timeout_s, on_busy)
             while True:
                 message = await stream.next()
                 yield message
@@ -155,38 +146,35 @@ class Session(SessionLifecycle):
         timeout_s: float | None = None,
         on_busy: OnBusy = "wait",
     ) -> None:
-        """Begin an execution whose messages `consumer` is called with, its terminal one last.
+        """Start an execution and call `consumer` with its messages, the terminal one last.
 
-        It is called on the event loop, and may submit the next one. If it returns False, the code
-        has no more credit for output until `resume_output` is called. Nothing is awaited: if the
-        session does not take executions right now, SessionStateError is raised. Limits and
-        `timeout_s` are as in `execute`; only the terminal message says that the time was up.
+        The consumer is called on the event loop, and may submit the next execution. If it returns
+        False, the code has no more credit for output until `resume_output` is called. Nothing is
+        awaited: SessionStateError is raised if the session takes no executions right now. Limits
+        and `timeout_s` are as in `execute`; a timeout shows in the terminal message only.
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
-        child, stopper = self._taken_on("submit()")
-        if execution_id in child.router.streams:
-            raise ValueError(f"execution {execution_id!r} is running already")
+        child, stopper = self._accepting_now("submit()")
         stream = self._open(child, execution_id, consumer)
         if isinstance(payload, TaskCall):
             stream.task_name = payload.name
-        self._send(child, stream, payload, on_busy)
-        self._limit_time(stopper, stream, timeout_s)
+        self._send(child, stopper, stream, payload, timeout_s, on_busy)
 
     def resume_output(self, execution_id: str) -> None:
-        """The consumer of an execution has room again; nothing happens if it is over."""
+        """Report that the consumer of an execution has room again; ignored after its end."""
         stream = self._child.router.streams.get(execution_id) if self._child is not None else None
         if stream is not None:
             stream.resume_output()
 
     async def _accepting(self, call: str) -> tuple[LiveChild, Stopper]:
-        """The child, if it takes executions; one that is being replaced is waited for."""
+        """The child and its stopper, after a restart that is under way; or SessionStateError."""
         self._check_loop(call)
         if self._restarting is not None and not self._restarting.done():
             await asyncio.wait({self._restarting})
-        return self._taken_on(call)
+        return self._accepting_now(call)
 
-    def _taken_on(self, call: str) -> tuple[LiveChild, Stopper]:
+    def _accepting_now(self, call: str) -> tuple[LiveChild, Stopper]:
         child, stopper = self._child, self._stopper
         if self._state not in ACCEPTING or child is None or stopper is None or child.is_over:
             hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
@@ -202,6 +190,8 @@ class Session(SessionLifecycle):
         execution_id: str,
         consumer: Callable[[Message], object] | None = None,
     ) -> ExecutionStream:
+        if execution_id in child.router.streams:
+            raise ValueError(f"execution {execution_id!r} is running already")
         stream = child.open_stream(execution_id, consumer)
         stream.limit_output(self.config.child.limits.output_bytes, self._on_excess)
         self._move(SessionState.BUSY)
@@ -210,32 +200,30 @@ class Session(SessionLifecycle):
         return stream
 
     def _send(
-        self, child: LiveChild, stream: ExecutionStream, payload: Code | TaskCall, on_busy: OnBusy
+        self,
+        child: LiveChild,
+        stopper: Stopper,
+        stream: ExecutionStream,
+        payload: Code | TaskCall,
+        timeout_s: float | None,
+        on_busy: OnBusy,
     ) -> None:
+        """Send an execution; have it stopped at its CPU time limit and its caller's deadline."""
+        execution_id = stream.execution_id
         execute = Execute(
-            execution_id=stream.execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
+            execution_id=execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
         )
         try:
             child.post_bulk(execute)
         except tuple(_NOT_SENT) as error:
-            child.close_stream(stream)
-            terminal = Error(
-                execution_id=stream.execution_id,
-                kind=_NOT_SENT[type(error)],
-                type=type(error).__name__,
-                message=str(error),
-            )
+            child.router.remove(stream)
+            kind, type_ = _NOT_SENT[type(error)], type(error).__name__
+            terminal = Error(execution_id=execution_id, kind=kind, type=type_, message=str(error))
             self._on_stream_end(stream, terminal)
-
-    def _limit_time(
-        self, stopper: Stopper, stream: ExecutionStream, timeout_s: float | None
-    ) -> None:
-        """Have the execution stopped at its limit of CPU time and at its caller's deadline."""
-        if stream.terminal is not None:
             return
         cpu_limit_s = self.config.child.limits.cpu_time_s
         if cpu_limit_s is not None:
-            self._spawn(stopper.kill_at_cpu_limit(stream, cpu_limit_s))
+            self._background.spawn(stopper.kill_at_cpu_limit(stream, cpu_limit_s))
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(timeout_s, self._on_deadline, stopper, stream, timeout_s)
@@ -244,43 +232,41 @@ class Session(SessionLifecycle):
     def _on_deadline(self, stopper: Stopper, stream: ExecutionStream, timeout_s: float) -> None:
         if stream.terminal is None and not stream.abandoned:
             message = f"execution {stream.execution_id!r} ran longer than {timeout_s} s"
-            self._spawn(stopper.stop_at_deadline(stream, message))
+            self._background.spawn(stopper.stop_at_deadline(stream, message))
 
     def _on_excess(self, stream: ExecutionStream, reason: str) -> None:
-        """Stop what wrote too much: the child counts only what Python writes, and may lie."""
+        """Stop an execution that wrote too much: the child counts only what Python writes."""
         if self._stopper is not None and stream.terminal is None:
-            self._spawn(self._stopper.stop(stream, Stop(ErrorKind.LIMIT, reason)))
+            self._background.spawn(self._stopper.stop(stream, Stop(ErrorKind.LIMIT, reason)))
 
     def _abandon(self, child: LiveChild, stopper: Stopper, stream: ExecutionStream) -> None:
-        """The consumer is gone: stop the work; the session is busy until it has stopped."""
+        """Stop the code, whose consumer left the loop; the session is busy until it has stopped."""
         stopper.count_cancelled(stream)
         stream.abandon()
         if not child.is_over:
             stop = Stop(ErrorKind.CANCELLED, "its consumer went away")
-            self._spawn(stopper.stop(stream, stop))
+            self._background.spawn(stopper.stop(stream, stop))
 
     # --- stopping ------------------------------------------------------------------------------
 
     async def cancel(self, execution_id: str, grace_s: float | None = None) -> StopOutcome:
         """Stop one execution, by force if it has not ended after the grace.
 
-        `interrupted`: it stopped by itself and the namespace is kept. `killed`: the child had to
-        be killed and is replaced. `not_running`: there was nothing to stop.
+        `interrupted`: the code stopped and the namespace is kept. `killed`: the child had to be
+        killed and is replaced. `not_running`: there was nothing to stop.
         """
         check_type("execution_id", execution_id, str)
         check_seconds("grace_s", grace_s)
         self._check_reachable("cancel()")
-        stopper = self._stopper
-        if stopper is None:
+        if self._stopper is None:
             return "not_running"
-        return await self._on_own_loop(
-            self._until_child_ends(stopper.cancel(execution_id, grace_s))
-        )
+        cancel = self._stopper.cancel(execution_id, grace_s)
+        return await self._on_own_loop(self._background.finish(cancel))
 
     async def interrupt(
         self, execution_id: str | None = None, *, force_restart: bool = False
     ) -> StopOutcome:
-        """Raise KeyboardInterrupt in what runs, like Ctrl-C; the code may catch it.
+        """Raise KeyboardInterrupt in the code that runs, like Ctrl-C; the code may catch it.
 
         With `force_restart` a child in which something still runs after the grace is killed and
         replaced.
@@ -290,10 +276,10 @@ class Session(SessionLifecycle):
         if self._stopper is None:
             return "not_running"
         interrupt = self._stopper.interrupt(execution_id, force=force_restart)
-        return await self._on_own_loop(self._until_child_ends(interrupt))
+        return await self._on_own_loop(self._background.finish(interrupt))
 
     def soft_limit(self, execution_id: str) -> bool:
-        """Raise in one execution that its soft time limit has passed; False if there is none."""
+        """Raise SoftTimeLimitExceeded in one execution; False if there is no such execution."""
         child = self._child
         stream = child.router.streams.get(execution_id) if child is not None else None
         if child is None or stream is None:
@@ -311,7 +297,7 @@ class Session(SessionLifecycle):
     async def input_response(
         self, text: str, *, request_id: str, execution_id: str, eof: bool = False
     ) -> None:
-        """Answer an InputRequest, or end its input; UnknownInputRequest if nobody waits for it."""
+        """Answer an InputRequest, or end its input; UnknownInputRequest if it is not open."""
         for name, value in (
             ("text", text),
             ("request_id", request_id),
@@ -335,12 +321,12 @@ class Session(SessionLifecycle):
             raise
 
     async def receive_message(self, timeout_s: float | None = None) -> Any:
-        """The next message of no execution; TimeoutError, or SessionLost when the child goes."""
+        """The next message of no execution; TimeoutError, or SessionLost when the child ends."""
         check_seconds("timeout_s", timeout_s)
         self._check_loop("receive_message()")
         child = self._child
         if child is None or (child.is_over and not child.router.session_messages):
-            raise SessionStateError("receive_message()", self._state, "there is no child to hear")
+            raise SessionStateError("receive_message()", self._state, "there is no child")
         async with asyncio.timeout(timeout_s):
             return await child.router.receive()
 
@@ -372,7 +358,7 @@ class Session(SessionLifecycle):
         mode: Literal["merge", "replace"] = "merge",
         timeout_s: float | None = 30.0,
     ) -> tuple[str, ...]:
-        """Bring a saved namespace back; the names restored. On failure nothing has changed."""
+        """Restore a saved namespace; the names restored. On failure nothing has changed."""
         saved = data.data if isinstance(data, Checkpointed) else data
         if not isinstance(saved, bytes):
             raise TypeError(f"data must be bytes, not {type(saved).__name__}")
@@ -385,7 +371,7 @@ class Session(SessionLifecycle):
         return reply.names
 
     async def _ask_slowly(self, child: LiveChild, request: Message, timeout_s: float | None) -> Any:
-        """A request that runs user code in the child: when the time is up it is cancelled there."""
+        """Send a request that runs user code in the child; cancel it there when the time is up."""
         try:
             return await child.ask(request, timeout_s, bulk=True)
         except (TimeoutError, asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""The messages of no execution, kept until somebody asks for them, or too many are."""
+"""The queue of messages that belong to no execution."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NO_CEILING = 2**32 - 1
 
 
 class SessionQueue:
-    """Bounded in number and in bytes: beyond either the oldest goes. The newest always stays."""
+    """Bounded in number and in bytes: drops the oldest messages, but never the newest."""
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
         self._messages: deque[tuple[Any, int]] = deque()
         self._bytes = 0
         self.dropped = 0
@@ -28,13 +28,13 @@ class SessionQueue:
         self._messages.append((message, size))
         self._bytes += size
         while len(self._messages) > 1 and (
-            len(self._messages) > self._most or self._bytes > self._most_bytes
+            len(self._messages) > self._max_messages or self._bytes > self._max_bytes
         ):
             self.pop()
             self.dropped += 1
 
     def pop(self) -> Any:
-        """The oldest."""
+        """Remove and return the oldest message."""
         message, size = self._messages.popleft()
         self._bytes -= size
         return message
@@ -49,4 +49,4 @@ class SessionQueue:
 def _size(message: Any) -> int:
     if isinstance(message, Output | Gap | Progress):
         return message_cost(message)
-    return len(encode_frame(message, _NO_CEILING))  # a reply nobody waits for: they are rare
+    return len(encode_frame(message, _NO_CEILING))  # a reply without a request, which is rare

@@ -1,4 +1,4 @@
-"""The states of a session and the only ways between them."""
+"""The states of a session and the moves between them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from enum import StrEnum
 
 
 class SessionState(StrEnum):
-    """Who moves it on: the session itself, except where said."""
+    """The session itself moves on from each state, except where the docstring names a call."""
 
     CREATING = "creating"
-    """Nothing started yet. `start` moves it on."""
+    """Nothing has started yet. `start` moves on."""
     WARMING = "warming"
     """The child is starting, shaking hands or running its warmup."""
     READY = "ready"
-    """Takes executions; it was busy, or started, a moment ago."""
+    """Takes executions; it was busy, or started, less than `timeouts.idle_s` ago."""
     IDLE = "idle"
-    """READY for longer than `timeouts.idle_s`; takes executions all the same."""
+    """Takes executions, and has run none for `timeouts.idle_s`."""
     BUSY = "busy"
     """At least one execution is running."""
     SHUTTING_DOWN = "shutting_down"
     """`shutdown` lets the child finish its `finally` blocks, or `terminate` is killing it."""
     TERMINATED = "terminated"
-    """The child is gone as it should be. Only `restart` leads out."""
+    """The child was stopped. Only `restart` moves on."""
     ERROR = "error"
-    """The child could not start, or died unasked. `restart` begins anew; `terminate` ends it."""
+    """The child failed to start, or died. `restart` or `terminate` moves on."""
 
 
 _S = SessionState
@@ -38,10 +38,10 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     _S.TERMINATED: frozenset({_S.CREATING}),
     _S.ERROR: frozenset({_S.CREATING, _S.TERMINATED}),
 }
-"""`CREATING` is entered again only by an explicit restart."""
+"""A session moves back to `CREATING` only by a restart."""
 
 ACCEPTING = frozenset({_S.READY, _S.IDLE, _S.BUSY})
-"""States in which an execution may begin."""
+"""States in which an execution may start."""
 
 EVERY = frozenset(SessionState)
 

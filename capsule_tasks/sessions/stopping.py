@@ -1,4 +1,4 @@
-"""Ending executions before their time: cancels, deadlines, interrupts, and force at last."""
+"""Stopping executions: cancels, deadlines, limits and interrupts; a kill is the last resort."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _REQUESTED = (ErrorKind.CANCELLED, ErrorKind.TIMEOUT)
 
 
 class Stopper:
-    """Stops what runs in one child: asks first, kills the child when the grace is over.
+    """Stops executions of one child: asks first, kills the child when the grace is over.
 
-    What was done is never guessed: it is read off the terminal message and the child's reply.
+    The answers are never guessed: they come from the terminal message and the child's reply.
     """
 
     def __init__(self, child: LiveChild, timeouts: TimeoutSettings, counters: Counters) -> None:
@@ -49,7 +49,7 @@ class Stopper:
 
     @property
     def condemned_by(self) -> str | None:
-        """The execution that does not stop and for which the child is about to be killed."""
+        """The execution that does not stop, so that the child is about to be killed."""
         return next(iter(self.condemners), None)
 
     async def cancel(self, execution_id: str, grace_s: float | None) -> StopOutcome:
@@ -64,21 +64,21 @@ class Stopper:
         return outcome
 
     def count_cancelled(self, stream: ExecutionStream) -> None:
-        """Once for each execution, however many callers wanted its end."""
+        """Count a cancelled execution once, however many callers cancel it."""
         self._counters.executions_cancelled += not stream.is_counted
         stream.is_counted = True
 
     async def stop(
         self, stream: ExecutionStream, stop: Stop, grace_s: float | None = None
     ) -> StopOutcome:
-        """Ask, wait for the grace, then force. Calls for one execution may overlap."""
+        """Ask, wait for the grace, then kill. Calls for one execution may overlap."""
         grace_s = self._timeouts.grace_s if grace_s is None else grace_s
         stream.stop = stream.stop or stop
         cancel = Cancel(
             execution_id=stream.execution_id,
             seq=stream.seq,
             grace_s=grace_s,
-            credit=self._child.allow_cancel_credit(stream),
+            credit=stream.allow_cancel_credit(),
         )
         reply = self._child.router.expect(cancel)
         self._child.send_control(cancel)
@@ -96,31 +96,32 @@ class Stopper:
             reply.cancel()
 
     async def stop_at_deadline(self, stream: ExecutionStream, message: str) -> None:
-        """The caller's time is up: keep where the code was, then stop it."""
+        """Record the stack of an execution whose deadline has passed, then stop it."""
         stack = await self.stack_text(stream.execution_id)
         await self.stop(stream, Stop(ErrorKind.TIMEOUT, message, stack))
 
     async def kill_at_cpu_limit(self, stream: ExecutionStream, limit_s: float) -> None:
         """Kill the child of an execution that is past its limit of CPU time by the grace.
 
-        The child stops the code at the limit itself, unless that holds the GIL or swallows it.
+        The child stops the code at the limit itself, unless the code holds the GIL or catches the
+        exception.
         """
-        turns: set[asyncio.Future[Any]] = {stream.started, stream.ended}
-        await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+        moments: set[asyncio.Future[Any]] = {stream.started, stream.ended}
+        await asyncio.wait(moments, return_when=asyncio.FIRST_COMPLETED)
         process = self._child.process
         begun_at, used = process.process_stats()[1], 0.0
-        most = limit_s + self._timeouts.grace_s
-        while used < most:  # no sooner than the limit can have been reached
-            await asyncio.wait({stream.ended}, timeout=max(most - used, _CPU_TICK_S))
+        max_used = limit_s + self._timeouts.grace_s
+        while used < max_used:  # the limit cannot have been reached before
+            await asyncio.wait({stream.ended}, timeout=max(max_used - used, _CPU_TICK_S))
             if stream.ended.done():
                 return
             used = process.process_stats()[1] - begun_at
-        why = f"CPU time limit of {limit_s} s: {used:.3f} s were used"
-        stream.stop = stream.stop or Stop(ErrorKind.LIMIT, why)
+        message = f"CPU time limit of {limit_s} s: {used:.3f} s were used"
+        stream.stop = stream.stop or Stop(ErrorKind.LIMIT, message)
         await self._force(stream)
 
     async def interrupt(self, execution_id: str | None, *, force: bool) -> StopOutcome:
-        """KeyboardInterrupt in one execution, or in all; with `force` they have to end of it."""
+        """Raise KeyboardInterrupt in one execution or in all; with `force` kill what goes on."""
         targets = [
             stream
             for stream in self._child.router.streams.values()
@@ -129,26 +130,26 @@ class Stopper:
         if not targets:
             return "not_running"
         done: StopOutcome = "not_running"
-        aimed_at = [stream for stream in targets if stream.is_running]
+        interrupted = [stream for stream in targets if stream.is_running]
         try:
             reply: InterruptReply = await self._child.ask(
                 Interrupt(execution_id=execution_id), self._timeouts.grace_s
             )
             done = reply.done
-            aimed_at = [stream for stream in targets if stream.execution_id in reply.execution_ids]
-        except FrameTooLarge:  # only for the ids of many: it was done
+            interrupted = [s for s in targets if s.execution_id in reply.execution_ids]
+        except FrameTooLarge:  # the ids of many executions do not fit; they were interrupted
             done = "interrupted"
         except TimeoutError:
-            pass  # the child does not answer: nothing was done, unless force does it now
-        except SessionLost:  # another's cancel, or the code itself, was quicker
+            pass  # the child does not answer: nothing was interrupted
+        except SessionLost:  # another caller's cancel, or the code itself, ended the child first
             return "killed" if any(map(_was_forced, targets)) else "not_running"
-        if force and aimed_at:
-            ends = {stream.ended for stream in aimed_at}
+        if force and interrupted:
+            ends = {stream.ended for stream in interrupted}
             await asyncio.wait(ends, timeout=self._timeouts.grace_s)
-            stubborn = [stream for stream in aimed_at if not stream.ended.done()]
-            if stubborn:
-                await self._force(stubborn[0])
-                return "killed"
+            for stream in interrupted:
+                if not stream.ended.done():
+                    await self._force(stream)
+                    return "killed"
         return done
 
     async def all_stacks(self) -> str:
@@ -169,7 +170,7 @@ class Stopper:
     async def _outcome(
         self, stream: ExecutionStream, reply: asyncio.Future[CancelReply]
     ) -> StopOutcome:
-        """Terminal message and reply come on different channels; either may be first."""
+        """Wait for terminal message and reply: they come on different channels, in any order."""
         with contextlib.suppress(TimeoutError, SessionLost):
             async with asyncio.timeout(self._timeouts.grace_s + self._timeouts.stack_s):
                 if not stream.ended.done() and (await asyncio.shield(reply)).done != "not_running":
@@ -185,23 +186,30 @@ class Stopper:
     async def _force(self, stream: ExecutionStream) -> None:
         """Kill the child of an execution that will not stop; its neighbours get `drain_s`.
 
-        The child takes no work meanwhile. It is spared if the execution stops after all.
+        The child takes no executions meanwhile. It lives on if the execution stops after all.
         """
         self.condemners[stream.execution_id] = None
         try:
-            why = f"{stream.execution_id} did not stop"
+            reason = f"{stream.execution_id} did not stop"
             if self._running_neighbours(stream):
-                why += await self._main_thread_holder(stream)
-                await self._let_neighbours_finish(stream, why)
+                reason += await self._main_thread_holder(stream)
+                await self._let_neighbours_finish(stream, reason)
             stack = await self.stack_text(stream.execution_id)
             if not stream.ended.done():
-                self._kill(stream, why, stack)
+                kill_reason = KillReason(
+                    f"its child was killed because {reason}",
+                    ErrorKind.LOST_WITH_NEIGHBOUR,
+                    replace=True,
+                    target=stream.execution_id,
+                    stack=stack or (stream.stop.stack if stream.stop is not None else ""),
+                )
+                self._child.kill(kill_reason)
                 await asyncio.shield(self._child.ended)
         finally:
             self.condemners.pop(stream.execution_id, None)
 
     async def _main_thread_holder(self, stream: ExecutionStream) -> str:
-        """Who has the main thread, without which no coroutine stops; empty if none is seen."""
+        """Which neighbour has the main thread, so that no coroutine can be stopped; else empty."""
         try:
             request = StackRequest(execution_id=None)
             reply: StackReply = await self._child.ask(request, self._timeouts.stack_s)
@@ -215,17 +223,6 @@ class Stopper:
         at = f" ({holder.frames[-1].function})" if holder.frames else ""
         return f" (the main thread was in {holder.execution_id}{at})"
 
-    def _kill(self, stream: ExecutionStream, reason: str, stack: str) -> None:
-        self._child.kill(
-            KillReason(
-                f"its child was killed because {reason}",
-                ErrorKind.LOST_WITH_NEIGHBOUR,
-                replace=True,
-                target=stream.execution_id,
-                stack=stack or (stream.stop.stack if stream.stop is not None else ""),
-            )
-        )
-
     def _running_neighbours(self, stream: ExecutionStream) -> list[ExecutionStream]:
         """Executions that have started. One that waits cannot finish, and loses nothing."""
         streams = self._child.router.streams.values()
@@ -233,7 +230,10 @@ class Stopper:
 
     async def _let_neighbours_finish(self, stream: ExecutionStream, reason: str) -> None:
         neighbours = {neighbour.ended for neighbour in self._running_neighbours(stream)}
-        log.warning("a child is condemned: %s; %d others may finish", reason, len(neighbours))
+        log.warning(
+            "child takes nothing new and will be killed: %s; %d neighbours may finish",
+            *(reason, len(neighbours)),
+        )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeouts.drain_s):
                 while neighbours and not stream.ended.done():

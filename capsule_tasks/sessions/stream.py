@@ -24,6 +24,8 @@ _UNCREDITED_MAX = 1024 * 1024
 """For what a child may send without credit: questions of many threads, and the last messages."""
 CANCEL_CREDIT = 256 * 1024
 """Granted with a cancel, so that a paused consumer does not hold up `finally` blocks."""
+ERROR_TYPES = {ErrorKind.TIMEOUT: "ExecutionTimeout", ErrorKind.LIMIT: "LimitReached"}
+"""The `type` of errors that are named after why an execution was stopped."""
 
 
 @dataclasses.dataclass
@@ -36,12 +38,12 @@ class Stop:
 
 
 class ExecutionStream:
-    """What one execution said and its consumer has not read.
+    """The messages of one execution that its consumer has not read.
 
     Output is charged when it arrives and credited to the child when it is read, so the queue
     holds a window of it at most. A child that sends more than it has credit for is at fault.
-    With a `consumer` there is no queue: it is handed each message as it comes. One that returns
-    False has no room for more: what it was given stays charged until `resume_output` is called.
+    With a `consumer` there is no queue: each message is handed to it as it comes. A consumer that
+    returns False has no room: its output stays charged until `resume_output` is called.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class ExecutionStream:
     ) -> None:
         self.execution_id = execution_id
         self.task_name = ""
-        """Of one that runs a Celery task."""
+        """The name of the Celery task, if the execution runs one."""
         self.seq = seq
         self.acked = False
         self.terminal: Terminal | None = None
@@ -68,7 +70,7 @@ class ExecutionStream:
         self.started: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Terminal] = loop.create_future()
         self._window = settings.window_bytes
-        self._most = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _UNCREDITED_MAX
+        self._max_unread = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _UNCREDITED_MAX
         self._limit: int | None = None
         self._on_excess: Callable[[ExecutionStream, str], None] | None = None
         self._grant = grant
@@ -79,23 +81,23 @@ class ExecutionStream:
         self._unread_bytes = 0
         self._ungranted_bytes = 0
         self._received_bytes: dict[Stream, int] = {"stdout": 0, "stderr": 0}
-        self._early: list[tuple[Message, int, bool]] = []
+        self._before_ack: list[tuple[Message, int, bool]] = []
         self._reader: asyncio.Future[None] | None = None
 
     def limit_output(
-        self, most_bytes: int | None, on_excess: Callable[[ExecutionStream, str], None]
+        self, max_bytes: int | None, on_excess: Callable[[ExecutionStream, str], None]
     ) -> None:
-        """Call `on_excess`, with the reason, once when more than `most_bytes` was written."""
-        self._limit, self._on_excess = most_bytes, on_excess
+        """Call `on_excess`, with the reason, once when more than `max_bytes` was written."""
+        self._limit, self._on_excess = max_bytes, on_excess
 
     @property
     def label(self) -> str:
-        """What it is called in a log."""
+        """The name of the execution in a log."""
         return f"{self.task_name}[{self.execution_id}]" if self.task_name else self.execution_id
 
     @property
     def is_running(self) -> bool:
-        """Whether its code has started; an execution may also wait for its turn."""
+        """Whether the code of the execution has started; it may also wait for others."""
         return self.started.done()
 
     def mark_started(self) -> None:
@@ -114,74 +116,80 @@ class ExecutionStream:
     def raw_is_full(self) -> bool:
         return self.raw_waiting >= self._window
 
-    def allow_more(self, amount: int) -> None:
-        """The child was granted credit beyond what was read."""
-        self._most += amount
+    def allow_cancel_credit(self) -> int:
+        """Accept output for credit that is granted with a cancel; the credit, to be sent."""
+        self._max_unread += CANCEL_CREDIT
+        return CANCEL_CREDIT
 
     def push(self, message: Message) -> None:
-        """Queue what the child said; BadFrame if it ignores its credit."""
+        """Queue a message of the child; BadFrame if the child ignores its credit."""
         if isinstance(message, Ack):
             if self.acked:
                 raise BadFrame(f"execution {self.execution_id} was acknowledged twice")
             self.acked = True
             if not message.queued:
                 self.mark_started()
-            self._put(message, 0)
-            self._put_early()
+            self._put(message, 0, False)
+            self._put_deferred()
             return
         cost = message_cost(message)
         self._unread_bytes += cost
-        if self._unread_bytes > self._most:
+        if self._unread_bytes > self._max_unread:
             raise BadFrame(f"execution {self.execution_id} sent more than it had credit for")
         if isinstance(message, Output):
-            self._received_bytes[message.stream] += cost - OVERHEAD
-            if self._limit is not None:
-                self._check_limit(self._limit)
-        if self.acked:
-            self._put(message, cost)
-        else:  # many control messages were in its way: the Ack still comes first
-            self._early.append((message, cost, False))
+            self._count_output(message.stream, cost - OVERHEAD)
+        self._put_after_ack(message, cost, False)
 
     def push_raw(self, message: Output, size: int) -> None:
         """Queue bytes read from a descriptor; the reader pauses while too many wait."""
-        self._received_bytes[message.stream] += utf8_size(message.data)
-        if self._limit is not None:
-            self._check_limit(self._limit)
+        self._count_output(message.stream, utf8_size(message.data))
         self.raw_waiting += size
-        if self.acked:
-            self._put(message, size, raw=True)
-        else:  # it came by a shorter way than the Ack
-            self._early.append((message, size, True))
+        self._put_after_ack(message, size, True)
 
-    def _check_limit(self, limit: int) -> None:
-        written = sum(self._received_bytes.values())
-        if written > limit and self._on_excess is not None:
+    def _count_output(self, stream: Stream, size: int) -> None:
+        self._received_bytes[stream] += size
+        if self._limit is None or self._on_excess is None:
+            return
+        limit, written = self._limit, sum(self._received_bytes.values())
+        if written > limit:
             self._limit = None
             self._on_excess(self, f"output limit of {limit} bytes: {written} were written")
+
+    def name_after_stop(self, terminal: Terminal) -> None:
+        """Make a cancel in the child a timeout or a limit, if that is why it was cancelled."""
+        stop = self.stop
+        if (
+            stop is not None
+            and stop.kind in ERROR_TYPES
+            and isinstance(terminal, Error)
+            and terminal.kind == ErrorKind.CANCELLED
+        ):
+            terminal.kind, terminal.type = stop.kind, ERROR_TYPES[stop.kind]
+            terminal.message, terminal.stack = stop.message, stop.stack
 
     def finish(self, terminal: Terminal) -> None:
         """Queue the last message. The first one wins; later ones are ignored."""
         if self.terminal is not None:
             return
-        self._put_early()
+        self._put_deferred()
         self.terminal = terminal
-        # What came from descriptors is known here only, and a killed child counts nothing.
+        # Bytes from descriptors are counted by the parent only, and a killed child counts nothing.
         terminal.stdout_bytes = self._received_bytes["stdout"]
         terminal.stderr_bytes = self._received_bytes["stderr"]
-        self._put(terminal, 0)
+        self._put(terminal, 0, False)
         self.ended.set_result(terminal)
 
     def abandon(self) -> None:
-        """Nobody reads any more: what waits and what comes is dropped, and credited."""
+        """Drop and credit queued and future messages, for a consumer that has stopped reading."""
         self.abandoned = True
         while self._queue:
             self._account(*self._queue.popleft()[1:])
 
     def resume_output(self) -> None:
-        """The consumer has room again: what it had not read it has read now."""
+        """Credit what the consumer had no room for; it has room again."""
         unread, self._unread = self._unread, []
-        for cost, raw in unread:
-            self._account(cost, raw)
+        for entry in unread:
+            self._account(*entry)
 
     async def next(self) -> Message:
         """The next message, in order; waits for one."""
@@ -201,25 +209,31 @@ class ExecutionStream:
         """Whether the consumer is waiting for a message right now."""
         return self._reader is not None
 
-    def _put(self, message: Message, cost: int, *, raw: bool = False) -> None:
+    def _put_after_ack(self, message: Message, cost: int, raw: bool) -> None:
+        """Queue a message, behind the Ack: raw bytes, and bulk, may arrive before it."""
+        if self.acked:
+            self._put(message, cost, raw)
+        else:
+            self._before_ack.append((message, cost, raw))
+
+    def _put_deferred(self) -> None:
+        deferred, self._before_ack = self._before_ack, []
+        for entry in deferred:
+            self._put(*entry)
+
+    def _put(self, message: Message, cost: int, raw: bool) -> None:
         if self.abandoned or self.ended.done():
             self._account(cost, raw)
-            return
-        if self._consumer is not None:
+        elif self._consumer is not None:
             has_room = self._consumer(message) is not False
             if cost and has_room:
                 self._account(cost, raw)
             elif cost:
                 self._unread.append((cost, raw))
-            return
-        self._queue.append((message, cost, raw))
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    def _put_early(self) -> None:
-        early, self._early = self._early, []
-        for message, cost, raw in early:
-            self._put(message, cost, raw=raw)
+        else:
+            self._queue.append((message, cost, raw))
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_result(None)
 
     def _account(self, cost: int, raw: bool) -> None:
         if raw:
@@ -233,8 +247,3 @@ class ExecutionStream:
         if self._ungranted_bytes * 4 >= self._window and self.terminal is None:
             self._grant(self.execution_id, self._ungranted_bytes)
             self._ungranted_bytes = 0
-
-
-def ending(execution_id: str, kind: ErrorKind, type_: str, message: str, stack: str = "") -> Error:
-    """A terminal message that the parent writes, because the child cannot."""
-    return Error(execution_id=execution_id, kind=kind, type=type_, message=message, stack=stack)

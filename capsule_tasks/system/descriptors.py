@@ -1,4 +1,4 @@
-"""Descriptors in a copy of a process: which of them it keeps, and which of them are our own."""
+"""Which descriptors a forked copy of this process keeps, and which are this package's own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _own: set[int] = set()
 
 
 def own_pipe() -> tuple[int, int]:
-    """A pipe that no copy of this process keeps; each end is closed with `close_own`.
+    """A pipe that no copy of this process keeps; close each end with `close_own`.
 
-    A copy that held an end of a session's pipe would keep its reader from seeing the end of file.
+    While a copy had the writing end of a session's pipe, its reader would see no end of file.
     """
     ends = os.pipe()
     _own.update(ends)
@@ -20,9 +20,9 @@ def own_pipe() -> tuple[int, int]:
 
 
 def own_open(path: str, flags: int) -> int:
-    """A descriptor that no copy of this process keeps; it is closed with `close_own`.
+    """A descriptor that no copy of this process keeps; close it with `close_own`.
 
-    A copy that held a locked directory would keep its lock after the end of this process.
+    A copy that had a locked directory open would keep its lock after the end of this process.
     """
     descriptor = os.open(path, flags)
     _own.add(descriptor)
@@ -30,12 +30,13 @@ def own_open(path: str, flags: int) -> int:
 
 
 def close_own(descriptor: int) -> None:
-    _own.discard(descriptor)  # first: another thread may get this number at once
+    # Before `close`, after which another thread may be given this number.
+    _own.discard(descriptor)
     os.close(descriptor)
 
 
 def targets(pid: int | None = None) -> dict[int, str]:
-    """What each descriptor of a process refers to, by number; of this process without a pid."""
+    """What each descriptor of a process refers to, by number. Without a pid: of this process."""
     directory = _OPEN if pid is None else f"/proc/{pid}/fd"
     found = {}
     for number in map(int, os.listdir(directory)):
@@ -45,8 +46,8 @@ def targets(pid: int | None = None) -> dict[int, str]:
 
 
 def is_kept(number: int, target: str) -> bool:
-    """Whether a copy of this process keeps that descriptor: somebody's file, device or pipe.
+    """Whether a copy of this process keeps a descriptor: a user's file, device or pipe.
 
-    Sockets, and what has no name in the file system but a pipe, are not for two processes to use.
+    Two processes cannot use a socket, an epoll, an eventfd and the like together.
     """
     return number not in _own and target.startswith(("/", "pipe:"))

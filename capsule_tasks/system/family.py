@@ -1,9 +1,9 @@
-"""Finding and ending every process that a session's child brought into the world.
+"""Finding and killing every process that a session's child has started.
 
-A descendant can leave its process group (`setsid`) and lose its parent (daemonise), so none of
-the usual handles is enough alone. Three are used together: the tree below the child (the child is
-a subreaper, so orphans come back to it), the POSIX session the child leads, and a marker in the
-environment that survives everything but an explicit scrub.
+A descendant can leave its process group (`setsid`) and lose its parent (daemonise), so no single
+criterion finds all of them. Three are used together: the tree below the child (the child is a
+subreaper, so it adopts orphans), the POSIX session that the child leads, and a marker in the
+environment, which only a program that clears its environment loses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -24,24 +24,25 @@ _MAX_PASSES = 20
 _STATE, _SESSION, _FLAGS, _BORN_AT = 0, 3, 6, 19
 """Fields of `/proc/<pid>/stat`, counted from the one behind the name."""
 _KERNEL_THREAD = 0x00200000
-_NOBODY = -1
+_NO_LEADER = -1
 
 
 class _Bond(Enum):
-    """What a process has to do with a session."""
+    """Whether a process belongs to a session."""
 
     OURS = auto()
     NONE = auto()
     UNKNOWN = auto()
-    """It shows no environment at all: it may be in the middle of `exec`."""
+    """The process shows no environment at all: it may be in the middle of `exec`."""
 
 
 class Orphans(NamedTuple):
-    """What was found of a dead child's descendants, those included that wait to be reaped."""
+    """The descendants of a dead child that were found."""
 
     killed: set[int]
+    """Among them zombies, which wait to be reaped."""
     is_unsure: bool
-    """A process as young as the child was in the middle of `exec`: look once more later."""
+    """A process as young as the child was in the middle of `exec`: search once more later."""
     born_at: int
 
 
@@ -59,60 +60,61 @@ def descendants(pid: int) -> list[int]:
 def kill_descendants(pid: int) -> set[int]:
     """Kill everything below `pid`; the processes killed.
 
-    They are stopped first, pass after pass until no new one shows up, so that a process that
-    forks faster than it is killed cannot win. Nor can one that hands on to a copy and exits: the
-    kernel kills a whole group at once.
+    The processes are stopped first, pass after pass until no new one shows up: killed one by one,
+    they could fork faster than they die. A process that forks a copy and exits between two passes
+    is killed with its group, which the kernel kills as a whole.
     """
-    doomed: set[int] = set()
+    killed: set[int] = set()
     groups: set[int] = set()
     for _ in range(_MAX_PASSES):
-        fresh = [child for child in descendants(pid) if child not in doomed]
+        fresh = [child for child in descendants(pid) if child not in killed]
         if not fresh:
             break
-        groups.update(map(_group, fresh))
+        groups.update(_or_zero(os.getpgid, child) for child in fresh)
         _signal_all(fresh, signal.SIGSTOP)
-        doomed.update(fresh)
-    _signal_all(doomed, signal.SIGKILL)
-    for group in groups - {0, os.getpgrp(), _group(pid)}:
+        killed.update(fresh)
+    _signal_all(killed, signal.SIGKILL)
+    for group in groups - {0, os.getpgrp(), _or_zero(os.getpgid, pid)}:
         _kill_group(group)
-    return doomed
+    return killed
 
 
 def kill_family(pid: int) -> set[int]:
-    """Kill a session's child and everything below it; what was below it.
-
-    Safe when parts are gone already.
-    """
+    """Kill a session's child and everything below it; the processes below it."""
     _signal_all([pid], signal.SIGSTOP)
-    doomed = kill_descendants(pid)
+    killed = kill_descendants(pid)
     _kill_group(pid)
     _signal_all([pid], signal.SIGKILL)
-    return doomed
+    return killed
 
 
 def kill_orphans(leader: int, marker: str) -> Orphans:
-    """Kill what a dead child left: members of its POSIX session and bearers of its marker.
+    """Kill what a dead child left: processes of its POSIX session, and those with its marker.
 
-    The leader must not have been collected yet, so that nobody else can have its number. Orphans
-    come to a subreaper; any other process has to look for them among all there are.
+    The leader must not have been reaped yet, so that no other process can have its number. A
+    subreaper finds orphans among its children; any other process has to search all processes.
     """
     _kill_group(leader)
     born_at = _born_at(leader)
-    members = {pid for pid in _children(os.getpid()) if pid != leader and _leader(pid) == leader}
+    members = {
+        pid
+        for pid in _children(os.getpid())
+        if pid != leader and _or_zero(os.getsid, pid) == leader
+    }
     orphans = _kill_found(leader, marker, born_at)
     return orphans._replace(killed=orphans.killed | members)
 
 
 def kill_late_orphans(marker: str, born_at: int) -> Orphans:
-    """The same for a child that has been collected: only its marker tells."""
-    return _kill_found(_NOBODY, marker, born_at)
+    """Kill what a child left that has been reaped: only its marker identifies them."""
+    return _kill_found(_NO_LEADER, marker, born_at)
 
 
 def _kill_found(leader: int, marker: str, born_at: int) -> Orphans:
     """Kill the orphans among this process's children, until a listing shows no new process.
 
-    A parent among them can die between the listing and the look at it. It then counts as a
-    zombie, and its children, which have just come to this process, are only in the next listing.
+    A parent among them can die between the listing and the check of its bond. It is a zombie
+    then, and its children, which this process adopts at that moment, are only in the next listing.
     """
     needle = f"{MARKER}={marker}".encode()
     killed: set[int] = set()
@@ -127,7 +129,7 @@ def _kill_found(leader: int, marker: str, born_at: int) -> Orphans:
         orphans = {pid for pid, bond in bonds.items() if bond is _Bond.OURS}
         strangers |= {pid for pid, bond in bonds.items() if bond is _Bond.NONE}
         unsure = {pid for pid, bond in bonds.items() if bond is _Bond.UNKNOWN}
-        for orphan in tuple(orphans):  # its own children come to a subreaper only after its end
+        for orphan in tuple(orphans):  # a subreaper adopts its children only after its end
             orphans |= kill_descendants(orphan)
         _signal_all(orphans, signal.SIGKILL)
         killed |= orphans
@@ -135,12 +137,12 @@ def _kill_found(leader: int, marker: str, born_at: int) -> Orphans:
 
 
 def kill_members(leader: int, spared: frozenset[int] | set[int]) -> None:
-    """Kill and collect the children of this process that belong to a POSIX session.
+    """Kill and reap the children of this process that belong to a POSIX session.
 
-    The leader must not have been collected yet, so that nobody else can have its number.
+    The leader must not have been reaped yet, so that no other process can have its number.
     """
-    for _ in range(_MAX_PASSES):  # one that is being killed may just have forked
-        members = {pid for pid in _children(os.getpid()) if _leader(pid) == leader}
+    for _ in range(_MAX_PASSES):  # a process may have forked just before it was killed
+        members = {pid for pid in _children(os.getpid()) if _or_zero(os.getsid, pid) == leader}
         members -= {leader, *spared}
         if not members:
             return
@@ -151,10 +153,10 @@ def kill_members(leader: int, spared: frozenset[int] | set[int]) -> None:
 
 
 def reap(pids: Iterable[int]) -> set[int]:
-    """Collect those of the killed that this process, a subreaper, adopted; who is still dying."""
+    """Reap those of the killed that this process adopted; the processes that are still dying."""
     dying: set[int] = set()
     for pid in pids:
-        with contextlib.suppress(ChildProcessError):  # adopted by another, or collected before
+        with contextlib.suppress(ChildProcessError):  # adopted by another process, or reaped before
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 dying.add(pid)
     return dying
@@ -163,8 +165,8 @@ def reap(pids: Iterable[int]) -> set[int]:
 def _bond(pid: int, leader: int, needle: bytes, born_at: int) -> _Bond:
     if pid == os.getpid():
         return _Bond.NONE
-    if not IS_LINUX:  # nobody may see another's environment
-        return _Bond.OURS if _leader(pid) == leader else _Bond.NONE
+    if not IS_LINUX:  # the environment of another process cannot be read
+        return _Bond.OURS if _or_zero(os.getsid, pid) == leader else _Bond.NONE
     try:
         stat = _stat(pid)
         if stat[_STATE] in b"ZX":
@@ -190,7 +192,7 @@ def _born_at(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields behind the name of the program, which may hold anything."""
+    """The fields behind the program's name, which may contain any character."""
     return _read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
 
 
@@ -205,18 +207,10 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _group(pid: int) -> int:
-    """The process group; 0 if the process is gone."""
+def _or_zero(lookup: Callable[[int], int], pid: int) -> int:
+    """The process's group, or the leader of its POSIX session; 0 if the process has ended."""
     try:
-        return os.getpgid(pid)
-    except OSError:
-        return 0
-
-
-def _leader(pid: int) -> int:
-    """The leader of a process's POSIX session; 0 if the process is gone."""
-    try:
-        return os.getsid(pid)
+        return lookup(pid)
     except OSError:
         return 0
 
@@ -229,7 +223,7 @@ def _children(pid: int) -> list[int]:
         for thread in os.listdir(f"{PROC}/{pid}/task"):
             found += map(int, _read(f"{PROC}/{pid}/task/{thread}/children").split())
     except OSError:
-        pass  # the process ended while it was being read: it has no children any more
+        pass  # the process ended meanwhile: its children have other parents now
     return found
 
 

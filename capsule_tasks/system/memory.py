@@ -1,4 +1,4 @@
-"""Giving freed memory back to the operating system."""
+"""Returning freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _trim: Callable[[int], int] | None = getattr(libc, "malloc_trim", None)  # glibc
 
 
 def give_back_freed_memory() -> None:
-    """Have the allocator release what it keeps of freed memory; takes some milliseconds.
+    """Have the allocator return freed memory to the system; takes some milliseconds.
 
-    glibc raises the size from which it asks the system for each block to the largest one that was
-    freed, 32 MiB at most. From then on large blocks lie in its heap, and the holes stay resident.
+    glibc maps large blocks one by one, but raises its threshold for that to the largest block that
+    was freed, 32 MiB at most. From then on large blocks are in its heap, and holes stay resident.
     """
     if _trim is not None:
         _trim(0)

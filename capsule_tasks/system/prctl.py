@@ -1,4 +1,4 @@
-"""The prctl calls a session needs. Everywhere but on Linux they do nothing and say so."""
+"""The prctl calls that sessions need. On other systems than Linux they return False."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PR_GET_CHILD_SUBREAPER = 37
 PR_SET_NO_NEW_PRIVS = 38
 
 DEATH_SIGNAL: int = getattr(signal, "SIGSTKFLT", signal.SIGHUP)
-"""Tells a child that its parent is gone, and nothing else: nobody has a use for it."""
+"""Sent to a child whose parent has exited. No program uses this signal for anything else."""
 
 libc = ctypes.CDLL(None, use_errno=True) if IS_LINUX else None
-"""Loaded once: a child that was forked finds it ready."""
+"""Loaded once, so that forked children need not load it."""
 
 
 def become_subreaper() -> bool:
@@ -35,22 +35,22 @@ def is_subreaper() -> bool:
 def die_with_parent(parent_pid: int) -> bool:
     """Have this process end when the thread that started it ends.
 
-    The kernel sends a signal whose handler is libc's own `alarm`: called with the signal's number,
-    16, it arms a SIGALRM in so many seconds. No Python runs, so it works while a C call holds the
-    GIL; the time is for the control thread, which sees EOF at once and takes the descendants along.
+    The kernel sends a signal whose handler is libc's own `alarm`. Called with the signal's number,
+    16, `alarm` sends SIGALRM after as many seconds. No Python runs, so it works while a C call has
+    the GIL. Until then the control thread, which sees EOF at once, can kill the descendants, too.
     """
     if libc is None or not _prctl(PR_SET_PDEATHSIG, DEATH_SIGNAL):
         return False
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p
     libc.signal(DEATH_SIGNAL, ctypes.cast(libc.alarm, ctypes.c_void_p))
-    if os.getppid() != parent_pid:  # it died before the request was in place
+    if os.getppid() != parent_pid:  # the parent exited before the request
         os.kill(os.getpid(), DEATH_SIGNAL)
     return True
 
 
 def forbid_new_privileges() -> bool:
-    """Have no program that this thread starts gain rights from its file; Landlock asks for it."""
+    """Have no program that this thread starts gain rights by its file; Landlock requires this."""
     return _prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 

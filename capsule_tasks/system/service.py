@@ -1,13 +1,13 @@
-"""The one contract of whatever runs in the background, and its usual form: a thread.
+"""The contract of everything that runs in the background, and its usual form: a thread.
 
 | call | promise |
 | --- | --- |
-| `start` | begins once; again, or after `stop`, nothing more begins |
-| `stop` | ends for good, and returns once no thread, task, descriptor or connection is left |
+| `start` | starts once; a second call, or one after `stop`, does nothing |
+| `stop` | ends for good, and returns when no thread, task, descriptor or connection is left |
 
 `stop` is safe before `start`, while `start` is under way, any number of times, and from several
-callers at once, each of which waits. A service that may hang says how long `stop` waits for it. One
-that users start may refuse, once it was stopped, instead of doing nothing.
+callers at the same time, each of which waits. A service that may hang declares how long `stop`
+waits for it. A service that users start may raise after `stop` instead of doing nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class AsyncService(Protocol):
 
 
 class ThreadService:
-    """A service that is a thread: `run` on it, which returns soon once `stopping` is set."""
+    """A service that is a thread. Its `run` returns soon after `stopping` is set."""
 
     thread_name: ClassVar[str]
     stop_limit_s: ClassVar[float | None] = 5.0
-    """How long `stop` waits for a thread that hangs; None: for as long as it takes."""
+    """How long `stop` waits for a thread that hangs. None: for as long as it takes."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
@@ -46,12 +46,12 @@ class ThreadService:
 
     @property
     def is_started(self) -> bool:
-        """Whether it has been started, and nobody has begun to stop it."""
+        """Whether `start` was called, and `stop` was not."""
         return self._thread is not None and not self.stopping.is_set()
 
     @property
     def is_hanging(self) -> bool:
-        """Whether `stop` has waited in vain."""
+        """Whether the thread still runs after `stop`."""
         thread = self._thread
         return self.stopping.is_set() and thread is not None and thread.is_alive()
 

@@ -1,4 +1,4 @@
-"""Threads that leave signals to others."""
+"""Threads that block signals, which other threads handle."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ DEFERRED_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""What a turn of the runtime's loop puts off until it is over."""
+"""Signals that an iteration of the runtime's loop defers until it is done."""
 set_mask: Callable[[int, Any], Any] = getattr(signal, "_signal", signal).pthread_sigmask
-"""The function itself: its wrapper makes enumerations of the old mask, which takes far longer."""
+"""The C function: its wrapper makes enum members of the old mask, which takes far longer."""
 
 
 class SignalFreeThread(threading.Thread):
-    """Takes no signal that a turn puts off: else its handler would run in the middle of the turn.
+    """Blocks the deferred signals.
 
-    The system gives a signal to any thread that does not block it.
+    The system gives a signal to any thread that does not block it, and Python then runs the handler
+    on the main thread: in the middle of the iteration that defers the signal.
     """
 
     def start(self) -> None:

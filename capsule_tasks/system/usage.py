@@ -1,10 +1,11 @@
-"""What processes use, as the kernel counts it; a process that is gone uses nothing."""
+"""Memory, threads and files of processes, as the kernel counts them; 0 for one that has ended."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 
 from capsule_tasks.system.portable import PROC
@@ -26,8 +27,18 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
+def own_resident_bytes() -> int:
+    """Resident memory of this process; without `/proc`, the maximum that it ever had."""
+    if size := resident_bytes(os.getpid()):
+        return size
+    import resource
+
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024
+
+
 def proportional_bytes(pid: int) -> int:
-    """Resident memory, each page divided among those who share it."""
+    """Resident memory; each page is divided among the processes that share it."""
     try:
         rollup = _read(f"{PROC}/{pid}/smaps_rollup")
         return int(rollup.partition("\nPss:")[2].split(None, 1)[0]) * 1024
@@ -36,7 +47,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def sizes_of_deleted(family: Iterable[int], directory: str) -> Iterator[int]:
-    """The bytes of files that have no name any more and are still held open."""
+    """The bytes of each file that was deleted and that some process still has open."""
     seen: set[int] = set()
     device = os.stat(directory).st_dev
     for pid in family:

@@ -26,7 +26,7 @@ def test_what_it_cost_other_workers_counts(redis_url: str, tmp_path: Path) -> No
     connections.close_blocking()
     with Worker(redis_url, tmp_path) as worker:
         result = worker.send("kill_each", key, task_id=task_id)
-        with pytest.raises(Exception, match=r"cost 5 processes, .*SIGKILL"):
+        with pytest.raises(Exception, match=r"5 child processes died while they ran it, .*SIGKILL"):
             result.get(timeout=HANG_S)
         assert heard_times(worker, key) == 2
 
@@ -42,7 +42,9 @@ def test_one_that_takes_its_worker_with_it_is_given_up(redis_url: str, tmp_path:
             assert second.process is not None
             second.process.wait(HANG_S)
         with Worker(redis_url, tmp_path, queue=queue, **settings):
-            with pytest.raises(Exception, match="cost 1 processes, the last with its whole worker"):
+            with pytest.raises(
+                Exception, match="1 child processes died while they ran it, the last with its whole"
+            ):
                 result.get(timeout=HANG_S)
             assert heard_times(first, key) == 2
 

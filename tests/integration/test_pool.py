@@ -137,15 +137,15 @@ async def test_an_action_that_fails_costs_the_others_of_its_batch_nothing(
         pool = pool_of(min_idle=2, max_sessions=2)
         await pool.start()
         sessions = [await pool.acquire(), await pool.acquire()]
-        subpool = pool._pools["app"]
-        end, failures = subpool._end, [RuntimeError("no")]
+        profile_pool = pool._pools["app"]
+        end, failures = profile_pool._end, [RuntimeError("no")]
 
         def fail_once(number: int) -> Coroutine[None, None, None]:
             if failures:
                 raise failures.pop()
             return end(number)
 
-        monkeypatch.setattr(subpool, "_end", fail_once)
+        monkeypatch.setattr(profile_pool, "_end", fail_once)
         await pool.stop()
         assert caplog.text.count("could not carry out Retire(") == 1
         assert sorted(session.is_alive for session in sessions) == [False, True]

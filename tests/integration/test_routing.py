@@ -67,11 +67,11 @@ async def test_from_the_child_control_overtakes_the_bulk_that_came_before_it() -
         seen: list[Message] = []
         watched = Watched(session, "print('x' * 1_000_000)")
         await watched.until(Output)
-        wires: Any = session._child.process.wires  # type: ignore[union-attr]
+        descriptors: Any = session._child.process.descriptors  # type: ignore[union-attr]
         session.add_message_interceptor(seen.append)
-        block_until(lambda: waiting_in(wires.bulk) > 10 * KIB)
+        block_until(lambda: waiting_in(descriptors.bulk) > 10 * KIB)
         session._child.send_control(NamespaceRequest())  # type: ignore[union-attr]
-        block_until(lambda: select.select([wires.control], [], [], 0)[0])
+        block_until(lambda: select.select([descriptors.control], [], [], 0)[0])
         before = session.info.queues
         await eventually(lambda: any(isinstance(m, NamespaceSummary) for m in seen))
         assert isinstance(seen[0], NamespaceSummary)
@@ -89,17 +89,17 @@ async def test_a_flood_of_control_leaves_bulk_its_share(tmp_path: Path) -> None:
     routing = RoutingSettings(control_weight=4, bulk_weight=2)
     async with Session(SessionConfig(child=child, routing=routing, timeouts=PATIENT)) as session:
         seen: list[Message] = []
-        wires: Any = session._child.process.wires  # type: ignore[union-attr]
+        descriptors: Any = session._child.process.descriptors  # type: ignore[union-attr]
         go = tmp_path / "go"
         os.mkfifo(go)
         watched = Watched(session, f"print('on', flush=True)\nopen({str(go)!r})\nprint('x' * 3000)")
         await watched.until_output("on")
         session.add_message_interceptor(seen.append)
         with go.open("w"):  # which is when it goes on
-            block_until(lambda: waiting_in(wires.bulk) > 3000)
+            block_until(lambda: waiting_in(descriptors.bulk) > 3000)
         for _ in range(40):
             session._child.send_control(NamespaceRequest())  # type: ignore[union-attr]
-        block_until(lambda: waiting_in(wires.control) > 40 * 60)
+        block_until(lambda: waiting_in(descriptors.control) > 40 * 60)
         await watched.ended()
         await eventually(lambda: sum(isinstance(m, NamespaceSummary) for m in seen) == 40)
     kinds = "".join("c" if isinstance(m, NamespaceSummary) else "b" for m in seen)

@@ -36,7 +36,7 @@ TWO_FAIL = """if True:
 """
 
 
-def test_what_passes_when_run_once_more_is_named_before_the_closing_line() -> None:
+def test_tests_that_pass_the_second_time_are_named_before_the_closing_line() -> None:
     outcome = outcome_of(TWO_FAIL, "print('2 passed in 0.1s')")
     assert not outcome.is_failure
     assert list(result([], [outcome]))[1:] == [
@@ -46,7 +46,7 @@ def test_what_passes_when_run_once_more_is_named_before_the_closing_line() -> No
     ]
 
 
-def test_what_fails_twice_is_a_failure_and_does_not_hide_what_is_unsteady() -> None:
+def test_tests_that_fail_twice_do_not_hide_unsteady_ones() -> None:
     again = "print('FAILED tests/test_a.py::test_two - no\\n1 failed, 1 passed in 0.1s'); exit(1)"
     outcome = outcome_of(TWO_FAIL, again)
     assert outcome.is_failure
@@ -56,7 +56,7 @@ def test_what_fails_twice_is_a_failure_and_does_not_hide_what_is_unsteady() -> N
     ]
 
 
-def test_a_second_run_that_breaks_off_proves_nothing() -> None:
+def test_a_second_run_that_breaks_off_finds_no_unsteady_tests() -> None:
     outcome = outcome_of(TWO_FAIL, "raise SystemExit(3)")
     assert outcome.is_failure
     assert list(result([], [outcome]))[1:] == ["3 passed, 3 failed, 1 skipped, 0 unsteady"]
@@ -79,7 +79,7 @@ run_live(Part("tests", [sys.executable, "-c", sys.argv[1]]), os.environ)
 """
 
 
-def test_ctrl_c_waits_for_what_the_tests_have_started() -> None:
+def test_ctrl_c_waits_for_the_tests_to_stop() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", RUN_A_PART, WAITING],
         cwd=ROOT, process_group=0, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -94,7 +94,7 @@ def test_ctrl_c_waits_for_what_the_tests_have_started() -> None:
 # --- the newest releases -------------------------------------------------------------------------
 
 
-def test_the_newest_are_asked_for_without_upper_bounds() -> None:
+def test_the_newest_releases_are_installed_without_upper_bounds() -> None:
     project = {
         "name": "ours",
         "dependencies": ["celery[redis]>=5.7,<5.8", "redis>=8, < 9", "plain"],
@@ -115,7 +115,7 @@ def test_the_newest_are_asked_for_without_upper_bounds() -> None:
     ]
 
 
-def test_versions_that_differ_from_the_constraints_are_told() -> None:
+def test_versions_that_differ_from_the_constraints_are_printed() -> None:
     constraints = "# said so\nsame==1\nnewer==1\ntwo==1 ; old\ntwo==2 ; new\ngone==3\n"
     installed = {"two": "2", "newer": "2", "same": "1", "unknown": "4"}
     assert list(differences(constraints, installed)) == [
@@ -128,7 +128,7 @@ def test_versions_that_differ_from_the_constraints_are_told() -> None:
 
 
 class Checkout:
-    """A small repository with the script, and with a suite of one's own."""
+    """A small repository with the script, and with a suite of its own."""
 
     def __init__(self, root: Path, temporary: Path) -> None:
         self.root = root
@@ -175,7 +175,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return made
 
 
-def test_a_commit_that_passes_is_written_down(checkout: Checkout) -> None:
+def test_a_commit_that_passes_is_recorded(checkout: Checkout) -> None:
     (checkout.root / "ignored").touch()
     code, output = checkout.run()
     assert code == 0
@@ -183,7 +183,7 @@ def test_a_commit_that_passes_is_written_down(checkout: Checkout) -> None:
     assert checkout.passed.read_text() == checkout.git("rev-parse", "HEAD") + "\n"
 
 
-def test_a_commit_that_fails_is_not_written_down(checkout: Checkout) -> None:
+def test_a_commit_that_fails_is_not_recorded(checkout: Checkout) -> None:
     checkout.run()
     before = checkout.passed.read_text()
     checkout.git("rm", "--quiet", "file")
@@ -194,7 +194,7 @@ def test_a_commit_that_fails_is_not_written_down(checkout: Checkout) -> None:
     assert checkout.passed.read_text() == before
 
 
-def test_what_is_not_committed_is_refused(checkout: Checkout) -> None:
+def test_uncommitted_changes_are_refused(checkout: Checkout) -> None:
     (checkout.root / "new").touch()
     code, output = checkout.run()
     assert code == 1

@@ -32,7 +32,7 @@ async def test_a_child_that_dies_as_it_becomes_ready_leaves_no_ready_session() -
     starting = asyncio.create_task(session.start())
     await until_holds(lambda: session.info.pid is not None)
     child: Any = session._child
-    select.select([child.process.wires.control], [], [], HANG_S)  # it is ready; now it dies
+    select.select([child.process.descriptors.control], [], [], HANG_S)  # it is ready; now it dies
     os.kill(child.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - on purpose
     with pytest.raises(SessionStartFailed):
@@ -87,7 +87,7 @@ async def test_a_session_that_is_terminated_while_its_child_is_killed_does_not_c
     await watched.until(Output)
     cancelling = asyncio.create_task(session.cancel(watched.execution_id, 0.0))
     child: Any = session._child
-    await until_holds(lambda: child._doom is not None)
+    await until_holds(lambda: child._kill_reason is not None)
     await session.terminate()
     assert await cancelling == "killed"
     await watched.ended()
@@ -175,7 +175,7 @@ async def test_a_child_that_dies_while_its_stack_is_taken_leaves_the_loop_in_ord
     await watched.until(Output)
     asking = asyncio.create_task(session.stack())
     child: Any = session._child
-    stacks = child.process.wires.stacks
+    stacks = child.process.descriptors.stacks
     registered: Any = asyncio.get_running_loop()
     await until_holds(lambda: stacks in registered._selector.get_map())
     os.kill(child.process.pid, signal.SIGKILL)

@@ -173,15 +173,15 @@ def test_an_acknowledgement_waits_for_the_next_message_or_its_deadline() -> None
 
     with ours, theirs:
         outbox = Outbox(theirs, theirs, 10_000)
-        outbox.bulk_by(ack(), float("inf"))
-        assert outbox.is_holding
+        outbox.bulk(ack(), deferred_until=float("inf"))
+        assert outbox.has_deferred
         assert not select.select([ours], [], [], 0)[0]
         outbox.bulk(TaskResult(execution_id="1"))
         assert read() == ["Ack", "TaskResult"]
-        assert not outbox.is_holding
-        outbox.bulk_by(ack(), float("inf"))
+        assert not outbox.has_deferred
+        outbox.bulk(ack(), deferred_until=float("inf"))
         assert outbox.flush_from_pump() is False
         assert read() == ["Ack"]
-        outbox.bulk_by(ack(), 0.0)  # its deadline has passed already
+        outbox.bulk(ack(), deferred_until=0.0)  # its deadline has passed already
         assert read() == ["Ack"]
-        assert not outbox.is_holding
+        assert not outbox.has_deferred

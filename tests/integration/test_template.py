@@ -156,7 +156,7 @@ async def test_a_spawn_that_is_cancelled_leaves_no_child() -> None:
 
 
 async def test_a_template_that_dies_in_the_middle_of_a_fork_leaves_nobody() -> None:
-    """Also no second child at the wires of a session that starts cold instead."""
+    """Also no second child at the descriptors of a session that starts cold instead."""
     before = set(_children())
     async with asyncio.timeout(HANG_S):
         for _ in range(10):
@@ -290,7 +290,7 @@ def test_a_caller_with_threads_is_not_copied() -> None:
         "import threading\n"
         "threading.Thread(target=threading.Event().wait, name='busy', daemon=True).start()"
     )
-    with pytest.raises(AssertionError, match=r"one thread can be copied; here run .*'busy'"):
+    with pytest.raises(AssertionError, match=r"one thread can be forked; here run .*'busy'"):
         of_caller(busy, "pass")
 
 

@@ -15,14 +15,20 @@ import redis
 
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.executions import background
-from capsule_tasks.executions.publishing import publisher, worker_lease
+from capsule_tasks.executions.publishing import claimer, publisher, worker_lease
 from capsule_tasks.executions.states import Claim
-from capsule_tasks.protocol.events import CancelCommand, InterruptCommand
-from capsule_tasks.protocol.messages import Output
+from capsule_tasks.protocol.events import AttemptEnded, CancelCommand, Ended, InterruptCommand
+from capsule_tasks.protocol.failures import Failure
+from capsule_tasks.protocol.messages import Output, TaskResult
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.taskpool.calls import group_of
 from tests.servers import fresh_prefix
 from tests.streaming import HANG_S, Ground, eventually, is_held, new_execution, reporter_of
+
+REPLACED = TaskResult(
+    execution_id="replaced",
+    failure=Failure(module="celery.exceptions", name="Ignore", message="Replaced by new task"),
+)
 
 
 @asynccontextmanager
@@ -290,3 +296,24 @@ async def test_a_worker_that_is_stopped_ends_what_it_had_acknowledged(
             "waiting"
         ] * 2
     assert not reporter_of(put_off).is_acknowledged.is_set()
+
+
+async def test_attempts_that_replace_each_other_are_stored_in_their_order(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is over before the first is, and the third as well."""
+    monkeypatch.setattr(claimer, "_PREVIOUS_S", ())
+    first = await ground.running("replaced")
+    second = ground.admitted(new_execution("replaced"))
+    ground.begin(second)
+    ground.supervisor.finished(second, REPLACED, None)
+    third = ground.admitted(new_execution("replaced"))
+    ground.begin(third)
+    ground.finish(third)
+    ground.supervisor.finished(first, REPLACED, None)
+    for attempt in (first, second, third):
+        await reporter_of(attempt).has_ended.wait()
+    page = await ground.store.read("replaced")
+    assert page is not None
+    ends = [m for event in page.events if isinstance(m := event.message, (AttemptEnded, Ended))]
+    assert [end.outcome for end in ends] == ["replaced", "replaced", "succeeded"]

@@ -118,7 +118,7 @@ def test_a_session_whose_event_loop_is_closed_says_so() -> None:
     process = session._child.process
     os.kill(pid, signal.SIGKILL)
     process._collect()
-    process.wires.close()
+    process.descriptors.close()
     os.close(process._pidfd)
 
 

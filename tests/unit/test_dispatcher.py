@@ -177,7 +177,7 @@ class Ground:
 
     async def settled(self) -> None:
         """Starts and ends of sessions have happened."""
-        pools = [self.sessions.subpool(kind) for kind in ("blocking", "async")]
+        pools = [self.sessions.profile_pool(kind) for kind in ("blocking", "async")]
         async with asyncio.timeout(HANG_S):
             for _ in range(3):  # a decision is made in the turn of the loop after a loss
                 await asyncio.sleep(0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
+import importlib
 import pickle
+import pkgutil
 from typing import Any
 
 import pytest
@@ -14,16 +15,25 @@ from capsule_tasks.errors import (
     CallerError,
     CapsuleError,
     ExecutionCancelled,
+    ExecutionUnknown,
     InternalError,
+    LeaseTaken,
+    MayNotDecide,
     OperatorError,
     RetryError,
+    RunClaimed,
     StorageError,
     TaskNotCarried,
     TooManyLosses,
+    UnknownCall,
 )
 
-CLASSES = [value for value in vars(errors).values() if isinstance(value, type)]
-CLASSES = [kind for kind in CLASSES if kind.__module__ == errors.__name__]
+MODULES = [
+    importlib.import_module(module.name)
+    for module in pkgutil.iter_modules(errors.__path__, f"{errors.__name__}.")
+]
+NAMES = [name for module in MODULES for name in module.__all__]
+CLASSES = [value for value in (getattr(errors, name) for name in NAMES) if isinstance(value, type)]
 BRANCHES = (CallerError, RetryError, OperatorError, InternalError)
 GROUPS = (StorageError,)
 """Say what happened, across the branches: their classes say who has to act."""
@@ -37,7 +47,7 @@ each_leaf = pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name
 
 def parts(kind: type[CapsuleError]) -> list[str]:
     """What an error of that class is made from, if it is not just a text."""
-    return list(inspect.signature(kind).parameters) if "__init__" in vars(kind) else []
+    return list(kind._fields)
 
 
 def made(kind: type[CapsuleError]) -> CapsuleError:
@@ -56,6 +66,19 @@ def test_the_branches_are_the_only_children_of_the_root() -> None:
         *BRANCHES,
         *GROUPS,
     }
+
+
+def test_each_name_is_in_one_module_and_every_error_is_listed_there() -> None:
+    assert len(NAMES) == len(set(NAMES))
+    for module in MODULES:
+        own = {n for n, value in vars(module).items() if is_own_error(value, module.__name__)}
+        assert own <= set(module.__all__), module.__name__
+
+
+def is_own_error(value: object, module: str) -> bool:
+    return (
+        isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == module
+    )
 
 
 @each_leaf
@@ -109,6 +132,29 @@ def test_who_does_not_know_this_package_can_catch_the_builtin(name: str, builtin
 def test_a_cancelled_execution_is_a_ctrl_c_to_libraries_and_no_error_of_ours() -> None:
     assert issubclass(ExecutionCancelled, KeyboardInterrupt)
     assert not issubclass(ExecutionCancelled, Exception)
+
+
+def test_an_error_is_made_of_its_fields_in_order_or_by_name() -> None:
+    held = RunClaimed("r1", owner="w1")
+    assert (str(held), held.run_id, held.owner) == ("run 'r1' is claimed by 'w1'", "r1", "w1")
+    assert "call 'c' waits for no decision: none" in str(UnknownCall("c", "none"))
+    assert "call 'c' was lost: none" in str(UnknownCall("c", "none", "was lost"))
+    assert str(LeaseTaken("w1")).startswith("the lease of 'w1' is held by another worker")
+
+
+def test_a_message_shows_a_list_with_commas_and_a_long_value_shortened() -> None:
+    assert str(MayNotDecide("c", ("ann", "bob"), ())) == (
+        "ann, bob may not decide on call 'c'; allowed: nobody"
+    )
+    assert str(MayNotDecide("c", (), ("eve",))) == (
+        "an unnamed person may not decide on call 'c'; allowed: eve"
+    )
+    assert str(ExecutionUnknown("x" * 500)) == f"unknown execution '{'x' * 99}…"
+
+
+def test_an_error_that_does_not_exist_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="NoSuchError"):
+        _ = errors.NoSuchError  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Both ends of one execution's output: what an honest child sends, its parent never refuses.
 
-The child's `Sink` and the parent's `ExecutionStream` count the same bytes, each on its side. Here
-they are joined without a process between them, and everything around them happens in any order.
+The child's `OutputSink` and the parent's `ExecutionStream` count the same bytes, each on its side.
+Here they are joined without a process between them, and all else happens in any order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule_tasks.child.stopping.condition import Gate
+from capsule_tasks.child.stopping.condition import InterruptibleCondition
 from capsule_tasks.errors import BadFrame
 from capsule_tasks.protocol.flow import message_cost
 from capsule_tasks.protocol.messages import (
@@ -29,11 +29,11 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.sessions.stream import ExecutionStream
 from capsule_tasks.settings import OutputSettings
-from tests.unit.sinks import Bench
+from tests.unit.child.io.sinks import Bench
 from tests.unit.strategies import any_text
 
 
-class PullingGate(Gate):
+class PullingGate(InterruptibleCondition):
     """A writer that waits lets the consumer read, one message at a time."""
 
     __slots__ = ("pull",)
@@ -65,7 +65,7 @@ class Wire:
         self.granted = 0
         gate = PullingGate()
         gate.pull = self.read_and_grant
-        self.bench.sink._gate = gate
+        self.bench.sink._condition = gate
         self._open: list[str] = []
 
     def read_one(self) -> None:
@@ -87,7 +87,7 @@ class Wire:
 
     def question(self) -> None:
         request = InputRequest(execution_id="e", prompt="?" * 100)
-        self.bench.sink.ask(request)
+        self.bench.sink.send_question(request)
         self._open.append(request.id)
 
     def answer(self) -> None:
@@ -96,7 +96,7 @@ class Wire:
             self.bench.outbox.bulk(closed)  # as `InputRequests` does: without credit
 
     def progress(self) -> None:
-        self.bench.sink.say(Progress(execution_id="e", done=0.5, note="n" * 50))
+        self.bench.sink.send(Progress(execution_id="e", done=0.5, note="n" * 50))
 
     def end(self) -> None:
         self.bench.sink.finish()

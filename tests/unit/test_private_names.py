@@ -11,14 +11,11 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
-from enum import Enum
 from functools import cache
-from io import TextIOWrapper
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from celery.app.registry import TaskRegistry
 from celery.app.task import Task
@@ -149,25 +146,13 @@ DOCUMENTED = {
     *("_exit", "_getframe", "_current_frames"),  # of os and sys
     *("_replace", "_asdict", "_fields", "_make"),  # of named tuples
 }
-PYTHONS = {
-    *("__file__", "__main__", "__notes__", "__version__", "__weakref__"),
-    *(
-        name
-        for kind in (
-            *(Enum, Exception, int, msgspec.Struct, sys, TextIOWrapper, type, types.FunctionType),
-            *(types.GenericAlias, types.MethodType),
-        )
-        for name in dir(kind)
-    ),
-}
 TEXT_METHODS = ("endswith", "removeprefix", "removesuffix", "startswith")
 
 
 def is_private(name: str) -> bool:
-    """A name for its own package; and one with two underscores that is not Python's."""
-    if not name.isidentifier() or name in DOCUMENTED:
-        return False
-    return name not in PYTHONS if name.endswith("__") else name.startswith("_") and name != "_"
+    """Not one with two underscores, for most of those are Python's."""
+    begins = name.startswith("_") and not name.startswith("__") and name != "_"
+    return begins and name.isidentifier() and name not in DOCUMENTED
 
 
 def own_names(tree: ast.AST) -> Counter[str]:
@@ -189,7 +174,7 @@ def own_names(tree: ast.AST) -> Counter[str]:
 def private_uses(tree: ast.AST, own: Counter[str], ours: Counter[str]) -> Iterator[tuple[int, str]]:
     """Private names that a module uses of something that is not its own; `ours` are the package's.
 
-    What it cannot see: a name that the module has also defined for something of its own.
+    A name that the module also defines for an object of its own is not found.
     """
     texts = set()
     for node in ast.walk(tree):
@@ -239,7 +224,7 @@ class Ours(Theirs):
     def _mine(self):
         self._own = self._theirs
         super()._overridden()
-        return [other._own, other._foreign, getattr(other, "_named"), task.__trace__]
+        return [other._own, other._foreign, getattr(other, "_named")]
 """
 
 
@@ -247,7 +232,7 @@ def test_uses_are_found() -> None:
     tree = ast.parse(SAMPLE)
     own = own_names(tree)
     found = {name for _, name in private_uses(tree, own, own)}
-    assert found == {"_task_stack", "_theirs", "_overridden", "_foreign", "_named", "__trace__"}
+    assert found == {"_task_stack", "_theirs", "_overridden", "_foreign", "_named"}
 
 
 LIBRARIES = ("billiard", "celery", "kombu", "redis")

@@ -38,9 +38,10 @@ from capsule_tasks.protocol.messages import (
     ToParent,
     Unsupported,
 )
-from capsule_tasks.sessions.router import _ANSWERS, _MAX_PENDING_INPUTS, Router
+from capsule_tasks.sessions.info import Counters
+from capsule_tasks.sessions.router import _MAX_PENDING_INPUTS, _REPLIES, Router
 from capsule_tasks.sessions.stream import ExecutionStream
-from capsule_tasks.settings import OutputSettings
+from capsule_tasks.settings import OutputSettings, RoutingSettings
 from tests.unit.strategies import CEILING, message_types, messages_of
 
 GENERAL = 20
@@ -51,19 +52,22 @@ class Parent:
     """A router and two executions, without a child."""
 
     def __init__(self) -> None:
+        self.counters = Counters()
         self.sent: list[Any] = []
         self.ends: list[tuple[str, Terminal]] = []
         nothing: Any = lambda _: None  # noqa: E731
         self.router = Router(
             "s",
-            GENERAL,
-            GENERAL_BYTES,
-            True,
+            RoutingSettings(
+                session_queue=GENERAL, session_queue_bytes=GENERAL_BYTES, log_output=True
+            ),
+            self.counters,
             self.sent.append,
             nothing,
             nothing,
             nothing,
             self.on_terminal,
+            nothing,
         )
         for number, name in enumerate(("e", "f"), start=1):
             self.router.streams[name] = ExecutionStream(
@@ -127,9 +131,9 @@ def test_every_message_of_a_child_has_a_place() -> None:
 
 def test_every_request_has_a_kind_of_reply() -> None:
     asked = {Cancel, Interrupt, StackRequest, NamespaceRequest, Checkpoint, Restore}
-    assert set(_ANSWERS) == asked
+    assert set(_REPLIES) == asked
     replies = {kind for kind in KINDS if "in_reply_to" in kind.__struct_fields__}
-    assert set(_ANSWERS.values()) == replies - {Unsupported, ReplyTooLarge}
+    assert set(_REPLIES.values()) == replies - {Unsupported, ReplyTooLarge}
 
 
 async def test_a_reply_goes_to_who_asked() -> None:
@@ -240,7 +244,7 @@ async def test_late_output_is_the_sessions_also_if_an_execution_of_that_name_run
     parent.router.route(late)
     assert parent.stream("e").buffered_messages == 1
     assert list(parent.router.session_messages) == [late]
-    assert parent.router.counters.late_output_bytes == 4
+    assert parent.counters.late_output_bytes == 4
 
 
 async def test_messages_of_no_execution_are_kept_up_to_a_number_and_the_loss_is_counted() -> None:
@@ -294,7 +298,7 @@ async def test_questions_are_counted_with_their_high_water_mark_and_how_they_end
     asked = [question() for _ in range(4)]
     for request in asked:
         parent.router.route(request)
-    assert (parent.router.counters.inputs.pending, parent.router.counters.inputs.high_water) == (
+    assert (parent.counters.inputs.pending, parent.counters.inputs.high_water) == (
         4,
         4,
     )
@@ -303,7 +307,7 @@ async def test_questions_are_counted_with_their_high_water_mark_and_how_they_end
         closed = InputClosed(execution_id="e", request_id=request.id, reason=reason)
         parent.router.route(closed)
         parent.router.route(closed)
-    stats = parent.router.counters.inputs
+    stats = parent.counters.inputs
     assert (stats.pending, stats.high_water) == (0, 4)
     assert (stats.answered, stats.timeouts, stats.cancels) == (1, 1, 2)
 

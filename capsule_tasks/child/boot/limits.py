@@ -11,7 +11,7 @@ from capsule_tasks.settings import LimitSettings
 
 
 def apply(limits: LimitSettings) -> LimitSettings:
-    """Set what was asked for; the settings as they really are (a hard limit may be lower)."""
+    """Set the limits; the settings that hold now (a hard limit of the system may be lower)."""
     return msgspec.structs.replace(
         limits,
         memory_bytes=lower(resource.RLIMIT_AS, limits.memory_bytes),
@@ -21,7 +21,7 @@ def apply(limits: LimitSettings) -> LimitSettings:
 
 
 def reached(limits: LimitSettings, error: BaseException) -> str | None:
-    """The limit behind an exception of the interpreter, with its amount."""
+    """The limit that caused an exception of the interpreter, with its amount; None if no limit."""
     number = error.errno if isinstance(error, OSError) else None
     if limits.memory_bytes is not None and (
         isinstance(error, MemoryError) or number == errno.ENOMEM
@@ -35,7 +35,7 @@ def reached(limits: LimitSettings, error: BaseException) -> str | None:
 
 
 def lower(kind: int, wanted: int | None) -> int | None:
-    """Set a limit for good, soft and hard; what it really is (a hard limit may be lower)."""
+    """Set a limit for good, soft and hard; the limit that holds now."""
     if wanted is None:
         return None
     hard = resource.getrlimit(kind)[1]

@@ -1,4 +1,4 @@
-"""Changes to standard modules that are made when, and only when, user code imports them."""
+"""Changes to modules of the standard library, made when user code imports them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from types import ModuleType
 from typing import Any
 
 from capsule_tasks.child.io.input import InputRequests
-from capsule_tasks.child.stopping.interrupts import uninterruptible
+from capsule_tasks.child.stopping.interrupter import uninterruptible
 
 Patch = Callable[[Any], None]
 
 
-def install(inputs: InputRequests | None) -> None:
-    """Have `getpass` ask the watcher, if there is one; and `subprocess` heed an interrupt."""
-    patches: dict[str, Patch] = {"subprocess": _patch_subprocess}
-    if inputs is not None:
+def install(inputs: InputRequests) -> None:
+    """Have `getpass` ask the watcher of the execution, and `subprocess` heed a stop."""
 
-        def patch_getpass(module: Any) -> None:
-            module.getpass = module.unix_getpass = inputs.getpass
+    def patch_getpass(module: Any) -> None:
+        module.getpass = module.unix_getpass = inputs.getpass
 
-        patches["getpass"] = patch_getpass
+    patches: dict[str, Patch] = {"subprocess": _patch_subprocess, "getpass": patch_getpass}
     for name in list(patches):
         if name in sys.modules:
             patches.pop(name)(sys.modules[name])
@@ -31,24 +29,26 @@ def install(inputs: InputRequests | None) -> None:
 
 
 def _patch_subprocess(module: Any) -> None:
-    """Popen gives a child 0.25 s to react to the same Ctrl-C; a session's signal is ours alone.
+    """Have a stop leave no process behind, and not wait for one.
 
-    A stop that came between the fork and the moment the process has an owner would leave it
-    behind, so these steps are not interrupted: `__init__` by the frame of this package below it.
+    A stop that is raised between the fork and the assignment of the Popen object would lose the
+    process. So these steps are not interrupted; for `__init__` the frame of `start_uninterrupted`
+    sees to that. After an interrupt Popen waits 0.25 s for the process to react to the same Ctrl-C;
+    the signal of a session reaches this process alone.
     """
-    begin = module.Popen.__init__
+    start = module.Popen.__init__
 
-    @wraps(begin)
-    def begin_whole(popen: Any, *args: Any, **options: Any) -> None:
-        begin(popen, *args, **options)
+    @wraps(start)
+    def start_uninterrupted(popen: Any, *args: Any, **options: Any) -> None:
+        start(popen, *args, **options)
 
-    module.Popen.__init__ = begin_whole
+    module.Popen.__init__ = start_uninterrupted
     module.Popen._sigint_wait_secs = property(lambda _: 0, lambda *_: None)  # noqa: SLF001 - no public knob
     uninterruptible(module.run, module.call, module.Popen.__enter__)
 
 
 class _PatchingFinder:
-    """Finds the few modules to patch as usual, and patches them once they have run."""
+    """Finds modules as usual, and patches those few after they have been executed."""
 
     def __init__(self, patches: dict[str, Patch]) -> None:
         self._patches = patches

@@ -1,8 +1,9 @@
-"""Confining a child before it runs a line of foreign code. It fails closed.
+"""Confining a child before it runs any foreign code. A child that cannot be confined exits.
 
-The order matters: privileges go first, since root reads past most fences; then Landlock draws the
-line around files, TCP and signals; the system call filter comes last and closes the roads around
-it. Nothing of this can be undone from inside, and every process the child starts inherits it.
+The order matters. Privileges are dropped first, as root ignores most limits. Then Landlock confines
+files, TCP and signals. The system call filter comes last, and refuses the calls by which code could
+evade Landlock. Nothing of this can be undone from inside, and every process that the child starts
+inherits it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from capsule_tasks.settings import SandboxSettings
 from capsule_tasks.system.sandbox import capabilities, landlock, seccomp
 
 REQUIRED = ("reads", "writes", "network", "signals")
-"""What a sandbox promises. Without one of these it does not start, unless asked to."""
+"""The promises of a sandbox. With `required` it does not start without all of them."""
 
 _SYSTEM = (
     "/lib",
@@ -44,17 +45,17 @@ _SYSTEM = (
 )
 _WRITABLE_DEVICES = ("/dev/null",)
 _QUEUED_SIGNALS = 1024
-"""Signals and timers of all processes of this user: beyond it a sandbox gets no more of them."""
+"""Pending signals and timers of all processes of this user: a sandbox gets none beyond it."""
 
 
 def apply(settings: SandboxSettings) -> tuple[str, ...]:
-    """Confine this process to its working directory and what Python needs; what was applied.
+    """Confine this process to its working directory and the files of Python; what was applied.
 
     Unconfined if a promise cannot be kept and `isolation` is `required`. Call it while there is
-    one thread: the others would stay free.
+    one thread: other threads would not be confined.
     """
     own = os.getcwd()
-    abi = landlock.abi()  # the filter refuses to tell
+    abi = landlock.abi()  # read here: the filter refuses this call
     os.environ.update(HOME=own, TMPDIR=own)
     lower(resource.RLIMIT_SIGPENDING, _QUEUED_SIGNALS)
     readable = (*needed_paths(), "/proc/self", *settings.readable)
@@ -86,9 +87,9 @@ def _promised(settings: SandboxSettings) -> tuple[str, ...]:
 
 @functools.cache
 def needed_paths() -> tuple[str, ...]:
-    """The system's files that Python needs and its own, each once and none below another.
+    """Files of the system and of Python that Python needs, without paths below other paths.
 
-    Finding them takes longer than confining a child: a template does it before it is copied.
+    Finding them takes longer than confining a child, so a template does it before it forks.
     """
     paths = {os.path.realpath(path) for path in (*_installed_paths(), *_SYSTEM)}
     outermost: list[str] = []
@@ -110,7 +111,7 @@ def _installed_paths() -> tuple[str, ...]:
 
 
 def _attempt(confine: Callable[[], list[str]]) -> list[str]:
-    """What a mechanism confined; nothing if the kernel does not have it or refuses it."""
+    """The parts that a mechanism confines; none if the kernel lacks it or refuses it."""
     try:
         return confine()
     except OSError:

@@ -1,8 +1,8 @@
-"""A process that is kept warm to be copied: it imports what children need, then forks them.
+"""The template of children: a process that imports their modules once, and then forks them.
 
-A child is forked twice. The process in between exits at once, so the child is adopted by the
-nearest subreaper, the process that owns the sessions: it gets the exit status, and whatever
-becomes of the template, the child lives on.
+A child is forked twice. The process in between exits at once, so that the nearest subreaper, which
+is the process that owns the sessions, adopts the child. That process gets the exit status of the
+child, and the child lives on if the template ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NoReturn
 import msgspec
 
 from capsule_tasks.child.boot import sandbox
-from capsule_tasks.child.main import main as live
+from capsule_tasks.child.main import main as child_main
 from capsule_tasks.protocol.codec import decoder_of
 from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
 from capsule_tasks.protocol.messages import ToChild
@@ -32,33 +32,33 @@ from capsule_tasks.system.family import MARKER
 from capsule_tasks.system.prctl import die_with_parent, libc
 
 _REQUEST_BYTES = 1024 * 1024
-_WIRES = 5
-_LEFT_ALONE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ)
+_MAX_DESCRIPTORS = 5
+_UNCHANGED_SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ)
 _ENV_START = 47
-"""Of the fields of `/proc/self/stat` behind the name of the program."""
-_places: list[int] = []
-"""Where a copy of its caller has made room for the marker."""
+"""Field of `/proc/self/stat`, counted from the one behind the program's name."""
+_marker_addresses: list[int] = []
+"""Set in a copy of the caller, which has made room for the marker."""
 
 
 def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
     """Serve the other end of the descriptor until it is closed; never returns."""
     os.set_inheritable(descriptor, False)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # as for a child
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started this may block signals
     die_with_parent(parent_pid)
     serve(socket.socket(fileno=descriptor), imports)
 
 
 def leave_caller(kept: int) -> None:
-    """Give up what a copy must not share with its original, but for one descriptor."""
+    """Give up what a copy must not share with its original, except one descriptor."""
     _drop_descriptors(kept)
     _make_room_for_marker()
 
 
 def _drop_descriptors(kept: int) -> None:
-    """Have /dev/null at the number of what a copy does not keep of its original.
+    """Replace descriptors that a copy must not keep by /dev/null.
 
-    No number becomes free: the original's objects live on in the copy, and what they close when
-    they are collected must not be a wire of a session, or a file of its user.
+    No number becomes free. Objects of the original live on in the copy, and close their descriptor
+    when they are collected: by then its number could be a channel of a session, or a user's file.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number, target in descriptors.targets().items():
@@ -67,10 +67,11 @@ def _drop_descriptors(kept: int) -> None:
 
 
 def _make_room_for_marker() -> None:
-    """Free the start of what `/proc` shows as the environment, as `fresh` templates are given it.
+    """Free the start of the block that `/proc` shows as the environment.
 
-    What the C library finds there moves to the heap first. A block that is too small stays as it
-    is: then descendants are known by their session and their parents alone.
+    Templates that are not copies are started with a placeholder there. The variables in the block
+    are copied to the heap first. A block that is too small stays as it is: then descendants are
+    found by their POSIX session and their parents only.
     """
     for name, value in os.environ.items():
         os.putenv(name, value)
@@ -80,7 +81,7 @@ def _make_room_for_marker() -> None:
     room = f"{MARKER}={'-' * MARKER_ROOM}".encode() + b"\0"
     if end - start >= len(room):
         ctypes.memmove(start, room, len(room))
-        _places.append(start + len(MARKER) + 1)
+        _marker_addresses.append(start + len(MARKER) + 1)
 
 
 def serve(connection: socket.socket, imports: tuple[str, ...]) -> NoReturn:
@@ -102,23 +103,24 @@ def _load(imports: tuple[str, ...]) -> Loaded:
         for name in imports:
             importlib.import_module(name)
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # or every copy would write what is buffered here
+            stream.flush()  # or each copy would write the buffered text
         sandbox.needed_paths()
         decoder_of(ToChild)
-        _settle_threads()
+        _end_threads()
     except BaseException as fault:
         return Loaded(pid=os.getpid(), error=f"{type(fault).__name__}: {fault}")
     _handled_signals()
     gc.collect()
-    gc.freeze()  # what all children share is not copied by their collectors
+    gc.freeze()  # so that the collectors of children do not copy the shared pages
     return Loaded(pid=os.getpid())
 
 
-def _settle_threads() -> None:
-    """RuntimeError if a thread is left that a fork would cut off in the middle of its work.
+def _end_threads() -> None:
+    """Have libraries end their threads; RuntimeError if a thread is left.
 
-    Libraries that are made to be forked (OpenBLAS, say) end their threads in a handler that runs
-    before a fork; a first fork that does nothing gives them the occasion.
+    A forked child would lack such a thread, and have its locks as they were at the fork. Libraries
+    that support forks (OpenBLAS, say) end their threads in a handler that runs before a fork. So
+    the first fork only has them do that.
     """
     pid = os.fork()
     if pid == 0:
@@ -140,50 +142,50 @@ def _native_threads() -> int:
 
 
 class _SpareChild:
-    """A copy made ahead of time, which waits to be told whose child it is.
+    """A copy made ahead of time, which waits for the request that makes it a child.
 
     Until then it is in the template's POSIX session, and ends when the template does.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._our_end, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self.pid = self._fork_twice(connection, theirs)
+            self.pid = self._fork_twice(connection, its_end)
         except BaseException:
-            self._ours.close()
+            self._our_end.close()
             raise
         finally:
-            theirs.close()
+            its_end.close()
 
     def send(self, data: bytes, descriptors: list[int]) -> None:
-        """Have it become the child that `data` describes; OSError if it is gone."""
-        with self._ours:
-            socket.send_fds(self._ours, [data], descriptors)
+        """Have the copy become the child that `data` describes; OSError if the copy has ended."""
+        with self._our_end:
+            socket.send_fds(self._our_end, [data], descriptors)
 
-    def _fork_twice(self, connection: socket.socket, orders: socket.socket) -> int:
-        """The pid of a process that no longer is ours."""
+    def _fork_twice(self, connection: socket.socket, requests: socket.socket) -> int:
+        """The pid of a copy that is not a child of this process."""
         reading, writing = socket.socketpair()
         with reading, writing:
             between = os.fork()
             if between == 0:
-                self._fork_again((connection, self._ours, reading), orders, writing)
+                self._fork_again((connection, self._our_end, reading), requests, writing)
             writing.close()
-            told = reading.recv(32)
-            os.waitpid(between, 0)  # only now has it been adopted
-        if not told:
+            answer = reading.recv(32)
+            os.waitpid(between, 0)  # only now has the subreaper adopted the copy
+        if not answer:
             raise OSError("the second fork failed")
-        return int(told)
+        return int(answer)
 
     def _fork_again(
-        self, not_its: tuple[socket.socket, ...], orders: socket.socket, writing: socket.socket
+        self, unneeded: tuple[socket.socket, ...], requests: socket.socket, writing: socket.socket
     ) -> NoReturn:
         try:
             between = os.getpid()
             pid = os.fork()
             if pid == 0:
-                for sock in (*not_its, writing):
+                for sock in (*unneeded, writing):
                     sock.close()
-                _await_request(orders, between)
+                _await_request(requests, between)
             writing.send(str(pid).encode())
         finally:
             os._exit(0)
@@ -194,9 +196,11 @@ def _serve(connection: socket.socket) -> None:
     spare: _SpareChild | None = None
     while True:
         if spare is None:
-            with contextlib.suppress(OSError):  # whoever needs one will hear why there is none
+            with contextlib.suppress(
+                OSError
+            ):  # the next request tries again, and reports the error
                 spare = _SpareChild(connection)
-        data, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, _WIRES)
+        data, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, _MAX_DESCRIPTORS)
         if not data:
             return
         request = decode(data)
@@ -210,7 +214,7 @@ def _serve(connection: socket.socket) -> None:
             spare = None
             for descriptor in descriptors:
                 os.close(descriptor)
-        with contextlib.suppress(ConnectionError):  # it has closed its end, and is read no more
+        with contextlib.suppress(ConnectionError):  # the parent has closed its end
             connection.send(msgspec.msgpack.encode(answer))
 
 
@@ -219,7 +223,7 @@ def _send_descriptors(
 ) -> int:
     """The pid of the copy that becomes the child."""
     if spare is not None:
-        with contextlib.suppress(OSError):  # it was killed while it waited
+        with contextlib.suppress(OSError):  # the copy was killed while it waited
             spare.send(data, descriptors)
             return spare.pid
     spare = _SpareChild(connection)
@@ -227,13 +231,13 @@ def _send_descriptors(
     return spare.pid
 
 
-def _await_request(orders: socket.socket, between: int) -> NoReturn:
+def _await_request(requests: socket.socket, between: int) -> NoReturn:
     try:
         while os.getppid() == between:
             os.sched_yield()
         _reseed()
-        with orders:
-            data, descriptors, _, _ = socket.recv_fds(orders, _REQUEST_BYTES, _WIRES)
+        with requests:
+            data, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, _MAX_DESCRIPTORS)
         if data:
             _become_child(msgspec.msgpack.decode(data, type=Fork), descriptors)
     finally:
@@ -254,7 +258,7 @@ def _become_child(request: Fork, descriptors: list[int]) -> NoReturn:
         _take_environment(request)
         if request.cwd is not None:
             os.chdir(request.cwd)
-        live(control, bulk, stacks, request.parent_pid)
+        child_main(control, bulk, stacks, request.parent_pid)
     except BaseException:
         os.write(2, f"the forked child failed: {traceback.format_exc()}".encode())
     finally:
@@ -263,35 +267,38 @@ def _become_child(request: Fork, descriptors: list[int]) -> NoReturn:
 
 @functools.cache
 def _handled_signals() -> tuple[int, ...]:
-    """Those that do not have their default effect: what the imports left, the same for all."""
-    candidates = signal.valid_signals().difference(_LEFT_ALONE)
+    """Signals without their default effect. Cached: all children inherit the same from imports."""
+    candidates = signal.valid_signals().difference(_UNCHANGED_SIGNALS)
     return tuple(n for n in candidates if signal.getsignal(n) is not signal.SIG_DFL)
 
 
 def _reseed() -> None:
-    """NumPy's global generator would draw the same numbers in every copy; Python's own does not."""
+    """Seed NumPy's global generator anew: it would draw the same numbers in every copy.
+
+    Python's own generator is seeded by a handler of the fork.
+    """
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:
         numbers.seed()
 
 
 def _take_environment(request: Fork) -> None:
-    """The child's own environment; its marker also where `/proc` shows it."""
+    """Set the child's own environment, and write its marker to where `/proc` shows it."""
     marker = request.marker.encode()
-    if len(marker) < MARKER_ROOM and (place := _place_of_marker()):
-        ctypes.memmove(place, marker.ljust(MARKER_ROOM, b"\0"), MARKER_ROOM)
+    if len(marker) < MARKER_ROOM and (address := _marker_address()):
+        ctypes.memmove(address, marker.ljust(MARKER_ROOM, b"\0"), MARKER_ROOM)
     if request.env is not None:
         os.environ.clear()
         os.environ.update(request.env)
     os.environ[MARKER] = request.marker
 
 
-def _place_of_marker() -> int | None:
-    if _places:
-        return _places[0]
+def _marker_address() -> int | None:
+    if _marker_addresses:
+        return _marker_addresses[0]
     if len(os.environ.get(MARKER, "")) != MARKER_ROOM:
         return None
     assert libc is not None
     libc.getenv.restype = ctypes.c_void_p
-    place: int | None = libc.getenv(MARKER.encode())
-    return place
+    address: int | None = libc.getenv(MARKER.encode())
+    return address

@@ -2,7 +2,7 @@
 
 A child that was forked from the worker has the app already (`keep_app_for_forks`). A fresh
 interpreter imports the app, applies the settings that only the worker's code made, and refuses to
-start if a task is missing: a worker that learns this from a task message would be too late.
+start if a task is missing: found out by the first message of that task, it would be too late.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from collections.abc import Callable
 from typing import Any
 
 from capsule_tasks.child.executors.end_reporter import EndReporter
-from capsule_tasks.child.executors.outcomes import message_of
+from capsule_tasks.child.executors.outcomes import (
+    message_of,
+    notes_of,
+    repr_of,
+    shortened,
+    traceback_of,
+)
 from capsule_tasks.child.executors.tasks import AsyncTaskExecutor, BlockingTaskExecutor
 from capsule_tasks.child.io.capture import Capture
 from capsule_tasks.child.io.log_handlers import log_as_session, reopen_handlers
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Registry
-from capsule_tasks.child.stopping.interrupts import Interrupter
+from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.failures import Failure, Raised
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
@@ -37,56 +43,56 @@ if "celery" not in sys.modules:
 
 log = logging.getLogger("capsule_tasks.child")
 
-_STORING_AT_ONCE = 20
-"""Coroutines of a child whose results are on their way."""
+_MAX_BACKEND_CONNECTIONS = 20
+"""Coroutines of a child that store their results at the same time."""
 _MAX_TEXT = 64 * 1024
 _MAX_TRACEBACK = 512 * 1024
-_MAX_NOTES = 100
 _STATE = ("when", "requeue", "is_eager")
-"""What Celery reads off its own exceptions in the worker's main process."""
+"""Attributes of Celery's own exceptions that Celery reads in the worker's main process."""
 
-_inherited: list[Any] = []
+_kept_app: list[Any] = []
 
 
 class AppNotUsable(Exception):
-    """The app cannot be had in this child as the worker has it."""
+    """This child cannot have the app as the worker has it."""
 
 
 def keep_app_for_forks(app: Any) -> None:
-    """Have children forked from now on run the tasks of `app`, as it then is."""
-    _inherited[:] = [app]
+    """Have children that are forked from now on run the tasks of `app`, as it is at the fork."""
+    _kept_app[:] = [app]
 
 
-def make_lane(
+def make_executor(
     settings: TaskChildSettings,
     registry: Registry,
     outbox: Outbox,
-    endings: EndReporter,
+    end_reporter: EndReporter,
     capture: Capture,
     interrupter: Interrupter,
 ) -> BlockingTaskExecutor | AsyncTaskExecutor:
-    """A lane in which the app is ready to work; `worker_process_init` has been sent."""
+    """An executor whose app is ready to work; `worker_process_init` has been sent."""
     from celery.app import trace
 
-    if _inherited:
-        app = _inherited[0]
+    if _kept_app:
+        app = _kept_app[0]
     else:
-        with capture.lifted():
+        with capture.without_capture():
             app = _import_app(settings)
-    _settle_in(app, settings, capture)
-    _tell_missing(app, settings)
+    _prepare_child(app, settings, capture)
+    _warn_about_missing_settings(app, settings)
     log_as_session(trace.logger, capture)
     tracer = CeleryTracer(app, settings.hostname)
-    parts = (registry, outbox, endings, capture, interrupter, tracer)
-    lane: BlockingTaskExecutor | AsyncTaskExecutor
+    parts = (registry, outbox, end_reporter, capture)
+    own: dict[str, Any] = {"interrupter": interrupter, "tracer": tracer}
+    executor: BlockingTaskExecutor | AsyncTaskExecutor
     if settings.kind == "async":
         _share_backend(app)
-        lane = AsyncTaskExecutor(*parts, limit=settings.async_limit)
-        _let_coroutines_run(app, lane.bridge)
+        executor = AsyncTaskExecutor(*parts, limit=settings.async_limit, **own)
+        _bridge_coroutines(app, executor.bridge)
     else:
-        lane = BlockingTaskExecutor(*parts)
+        executor = BlockingTaskExecutor(*parts, **own)
     tracer.prepare()
-    return lane
+    return executor
 
 
 def _import_app(settings: TaskChildSettings) -> Any:
@@ -112,7 +118,7 @@ def _import_app(settings: TaskChildSettings) -> Any:
     return app
 
 
-def _settle_in(app: Any, settings: TaskChildSettings, capture: Capture) -> None:
+def _prepare_child(app: Any, settings: TaskChildSettings, capture: Capture) -> None:
     """Make this process a pool process of Celery, as its own pools do."""
     from billiard.process import current_process
     from billiard.util import _run_after_forkers, _run_finalizers
@@ -121,8 +127,8 @@ def _settle_in(app: Any, settings: TaskChildSettings, capture: Capture) -> None:
     from celery.app import trace
     from celery.worker import state
 
-    atexit._clear()  # noqa: SLF001 - what the worker registered is the worker's to do
-    atexit.register(_run_finalizers)  # such as what sends the rest of a queue
+    atexit._clear()  # noqa: SLF001 - the exit handlers of the worker are not this process's
+    atexit.register(_run_finalizers)  # one of them flushes the queues of multiprocessing
     _forget_worker_processes(current_process())
     _run_after_forkers()
     _set_task_join_will_block(True)
@@ -132,7 +138,7 @@ def _settle_in(app: Any, settings: TaskChildSettings, capture: Capture) -> None:
     app.loader.init_worker()
     app.loader.init_worker_process()
     _set_up_logging(app, settings, capture)
-    if _inherited:
+    if _kept_app:
         app.set_current()
         set_default_app(app)
         app.finalize()
@@ -144,22 +150,22 @@ def _settle_in(app: Any, settings: TaskChildSettings, capture: Capture) -> None:
 def _share_backend(app: Any) -> None:
     """Have the threads of many tracers store results over one client, a few at a time.
 
-    Celery makes a backend for each thread, and that a connection, which takes several times as long
-    as a short task.
+    Celery makes a backend for each thread, and each backend a connection, which takes several times
+    as long as a short task.
     """
     from celery.backends.redis import RedisBackend
 
-    backend = app._get_backend()  # noqa: SLF001 - one that no process before this has used
-    if type(backend) is RedisBackend:  # not one of Sentinels, which has pools of its own
+    backend = app._get_backend()  # noqa: SLF001 - not the worker's backend, whose connections were forked
+    if type(backend) is RedisBackend:  # not its subclass for Sentinel, which has its own pools
         backend._ConnectionPool = backend.redis.BlockingConnectionPool  # noqa: SLF001 - of its own
-        most = backend.connparams.get("max_connections") or _STORING_AT_ONCE
-        backend.connparams["max_connections"] = min(most, _STORING_AT_ONCE)
+        limit = backend.connparams.get("max_connections") or _MAX_BACKEND_CONNECTIONS
+        backend.connparams["max_connections"] = min(limit, _MAX_BACKEND_CONNECTIONS)
         backend.thread_safe = True
         app._backend = backend  # noqa: SLF001 - as Celery itself has it
 
 
 def _forget_worker_processes(process: Any) -> None:
-    """Give this process a name of its own in logs, and none of the worker's children."""
+    """Give this process its own name in logs, and forget the worker's children."""
     import multiprocessing.process as standard
 
     import billiard.process as patched
@@ -172,33 +178,33 @@ def _forget_worker_processes(process: Any) -> None:
     threading.main_thread().name = "MainThread"
 
 
-def _tell_missing(app: Any, settings: TaskChildSettings) -> None:
-    """Settings of the worker that this process should have and has not: a fork has them all."""
+def _warn_about_missing_settings(app: Any, settings: TaskChildSettings) -> None:
+    """Log the settings that a fresh interpreter lacks; a fork has them all."""
     missing = [name for name in settings.unsendable if not app.conf.value_set_for(name)]
-    if missing and not _inherited:
+    if missing and not _kept_app:
         log.warning(
-            "these settings were made in the worker's code, are not made by importing %r, and have "
-            "values that cannot be sent to its children, which go without them: %s",
+            "children run without these settings, which the worker's code made, importing %r does "
+            "not make, and whose values cannot be sent to a child: %s",
             settings.app,
             ", ".join(missing),
         )
 
 
 def _set_up_logging(app: Any, settings: TaskChildSettings, capture: Capture) -> None:
-    if _inherited:
+    if _kept_app:
         reopen_handlers()
         if "%i" not in (settings.log_file or "").lower():
             return
     app.log.already_setup = False
     app.log.supports_color = lambda *_, **__: settings.log_color
-    with capture.lifted():  # as handlers have them in the worker, and in its forks
+    with capture.without_capture():  # handlers get the streams that they have in the worker
         app.log.setup(settings.log_level, settings.log_file, hostname=settings.hostname)
 
 
-def _let_coroutines_run(app: Any, bridge: Callable[[Any], Any]) -> None:
+def _bridge_coroutines(app: Any, bridge: Callable[[Any], Any]) -> None:
     """Have the tracer's call of an `async def` task return its result.
 
-    Celery keeps the current task and request by thread. Here they belong to a context, which the
+    Celery stores the current task and request by thread. Here they belong to a context, which the
     tracer's thread and the coroutine share.
     """
     import contextvars
@@ -218,7 +224,7 @@ def _let_coroutines_run(app: Any, bridge: Callable[[Any], Any]) -> None:
         task.request_stack.__ident_func__ = ident
         for name in ("run", "_orig_run"):
             function = getattr(task, name, None)
-            function = getattr(function, "capsule_coroutine", function)  # once run eagerly
+            function = getattr(function, "capsule_coroutine", function)  # wrapped by an eager call
             if function is not None and iscoroutinefunction(function):
                 setattr(task, name, bridge(function))
         if iscoroutinefunction(type(task).__call__):
@@ -226,15 +232,8 @@ def _let_coroutines_run(app: Any, bridge: Callable[[Any], Any]) -> None:
             task.__class__ = type(
                 type(task).__name__,
                 (type(task),),
-                {"__call__": _as_method(bridge(called)), "__module__": type(task).__module__},
+                {"__call__": bridge(called), "__module__": type(task).__module__},
             )
-
-
-def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(task: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(task, *args, **kwargs)
-
-    return call
 
 
 class CeleryTracer:
@@ -260,9 +259,9 @@ class CeleryTracer:
         self._loads = loads
         self._accept = prepare_accept_content(app.conf.accept_content)
         signals.worker_process_init.send(sender=self._hostname)
-        # What is there now stays, and is looked at no more. A full collection is begun when the
-        # young are a quarter of the old, which the copied count of the worker would put off for
-        # long: a task that fails leaves a cycle of its traceback behind.
+        # Objects that exist now stay, and are not scanned again. A full collection starts when
+        # young objects are a quarter of the old ones, and the fork has copied the worker's count
+        # of old ones: without this the cycles that failed tasks leave behind would pile up.
         gc.freeze()
         gc.collect()
 
@@ -272,7 +271,7 @@ class CeleryTracer:
         error: BaseException = SoftTimeLimitExceeded()
         return error
 
-    def farewell(self) -> None:
+    def send_shutdown(self) -> None:
         from celery import signals
 
         signals.worker_process_shutdown.send(sender=self._hostname, pid=os.getpid(), exitcode=0)
@@ -292,14 +291,14 @@ class CeleryTracer:
         if info:
             failure = describe_info(value)
             return TaskResult(execution_id=execution_id, runtime_s=runtime_s, failure=failure)
-        said = None if text is None else sendable(str(text))
-        return TaskResult(execution_id=execution_id, text=said, runtime_s=runtime_s)
+        text = None if text is None else sendable(str(text))
+        return TaskResult(execution_id=execution_id, text=text, runtime_s=runtime_s)
 
     def enter_trace(self, call: TaskCall) -> tuple[Any, Any, float | None, Any]:
         task = self._tasks[call.name]
         body = call.body.decode("utf-8", "surrogatepass") if call.is_text else call.body
         content = self._loads(body, call.content_type, call.content_encoding, accept=self._accept)
-        args, kwargs, embed = _first_protocol(content) if call.protocol == 1 else content
+        args, kwargs, embed = _parse_protocol_1(content) if call.protocol == 1 else content
         request = call.request
         request.update(
             {"args": args, "kwargs": kwargs, "hostname": self._hostname, "is_eager": False},
@@ -311,7 +310,7 @@ class CeleryTracer:
         return outcome
 
 
-def _first_protocol(content: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+def _parse_protocol_1(content: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     embed = {name: content.get(name) for name in ("callbacks", "errbacks", "chord")}
     return content.get("args", ()), content.get("kwargs", {}), {**embed, "chain": None}
 
@@ -327,24 +326,24 @@ def describe_info(info: Any) -> Failure:
 
 
 def describe(error: BaseException) -> Failure:
-    """An exception as data; never fails, also if the exception cannot say what it is."""
+    """An exception as data; never fails, even if the exception cannot be formatted."""
     inner = getattr(error, "exc", None)
     return Failure(
-        **_words(error),
-        traceback=_traceback(error),
-        inner=Raised(**_words(inner)) if isinstance(inner, BaseException) else None,
+        **_fields(error),
+        traceback=traceback_of(error),
+        inner=Raised(**_fields(inner)) if isinstance(inner, BaseException) else None,
     )
 
 
-def _words(error: BaseException) -> dict[str, Any]:
+def _fields(error: BaseException) -> dict[str, Any]:
     kind = type(error)
     return {
         "module": sendable(str(getattr(kind, "__module__", ""))),
         "name": sendable(kind.__qualname__),
         "args": _args(error),
-        "message": sendable(message_of(error))[:_MAX_TEXT],
-        "text": sendable(_repr(error))[:_MAX_TEXT],
-        "notes": _notes(error),
+        "message": shortened(message_of(error), _MAX_TEXT),
+        "text": shortened(repr_of(error), _MAX_TEXT),
+        "notes": notes_of(error),
         "state": _state(error),
     }
 
@@ -365,26 +364,3 @@ def _state(error: BaseException) -> dict[str, Any]:
             except NotCarried:
                 found[name] = sendable(str(value))
     return found
-
-
-def _repr(error: BaseException) -> str:
-    try:
-        return repr(error)
-    except Exception as fault:
-        return f"<{type(error).__name__} whose repr raised {type(fault).__name__}>"
-
-
-def _notes(error: BaseException) -> tuple[str, ...]:
-    notes = getattr(error, "__notes__", ())
-    if not isinstance(notes, (list, tuple)):
-        return ()
-    return tuple(sendable(note)[:_MAX_TEXT] for note in notes[:_MAX_NOTES] if type(note) is str)
-
-
-def _traceback(error: BaseException) -> str:
-    import traceback
-
-    try:
-        return sendable("".join(traceback.format_exception(error)))[-_MAX_TRACEBACK:]
-    except Exception as fault:
-        return f"<no traceback: formatting it raised {type(fault).__name__}>\n"

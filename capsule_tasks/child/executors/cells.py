@@ -1,4 +1,4 @@
-"""Source code as a REPL understands it: run the statements, answer with the last expression."""
+"""Compiling source code like a REPL: statements, and the value of the last expression."""
 
 from __future__ import annotations
 import __future__
@@ -33,7 +33,7 @@ class Cell:
 
 
 class Compiler:
-    """Compiles cells; keeps `from __future__` imports and the sources tracebacks quote."""
+    """Compiles cells; remembers `from __future__` imports, and sources for tracebacks."""
 
     def __init__(self) -> None:
         self._flags = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -79,7 +79,7 @@ def fresh_main() -> ModuleType:
 
 
 def enter_blocking(cell: Cell, namespace: dict[str, Any]) -> object:
-    """The outermost frame of a blocking execution: only inside of it can it be stopped."""
+    """Run a blocking cell. The interrupter stops code only below this frame."""
     if cell.body is not None:
         exec(cell.body, namespace)
     if cell.tail is None:
@@ -88,7 +88,7 @@ def enter_blocking(cell: Cell, namespace: dict[str, Any]) -> object:
 
 
 async def enter_coroutine(cell: Cell, namespace: dict[str, Any]) -> object:
-    """The same for an execution on the event loop."""
+    """Run a cell that awaits. The interrupter stops code only below this frame."""
     for code in (cell.body, cell.tail):
         if code is None:
             continue

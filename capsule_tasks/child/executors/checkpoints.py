@@ -1,7 +1,7 @@
-"""Saving a namespace and bringing it back.
+"""Saving a namespace, and restoring it.
 
 Names are pickled together, so that objects they share stay shared. If that fails, the names at
-fault are found one by one and reported, and the others are saved. Functions and classes made in
+fault are found one by one and reported, and the others are saved. Functions and classes defined in
 the session travel by value; a function comes back with the live namespace as its globals, so it
 sees later assignments like any function of a REPL.
 """
@@ -23,7 +23,7 @@ _GLOBALS = "namespace"
 
 
 class NotSaved(Exception):
-    """The bytes are no checkpoint this code can read."""
+    """The bytes are no checkpoint that this version can read."""
 
 
 def enter_save(namespace: dict[str, Any]) -> tuple[bytes, list[str], dict[str, str]]:
@@ -39,7 +39,7 @@ def enter_save(namespace: dict[str, Any]) -> tuple[bytes, list[str], dict[str, s
 
 
 def enter_restore(data: bytes, mode: str, module: ModuleType) -> list[str]:
-    """Bring saved names into the module; on any failure it is exactly as it was."""
+    """Restore saved names in the module; after a failure the module is exactly as it was."""
     namespace = module.__dict__
     before = dict(namespace)
     try:
@@ -56,7 +56,7 @@ def enter_restore(data: bytes, mode: str, module: ModuleType) -> list[str]:
 
 
 def _is_users(name: object) -> bool:
-    """Whether user code made this name; those of the module itself stay where they are."""
+    """Whether user code may have made this name: `__name__` and the like are the module's own."""
     return isinstance(name, str) and not (name.startswith("__") and name.endswith("__"))
 
 
@@ -73,8 +73,8 @@ def _without_unpicklable(
         try:
             _dump({name: value}, namespace)
         except Exception as fault:
-            why = f"{type_name(type(value))}: {type_name(type(fault))}: {message_of(fault)}"
-            skipped[sendable(name)] = sendable(why)[:500]
+            reason = f"{type_name(type(value))}: {type_name(type(fault))}: {message_of(fault)}"
+            skipped[sendable(name)] = sendable(reason)[:500]
         else:
             kept[name] = value
     return kept, skipped
@@ -95,12 +95,12 @@ def _load(data: bytes, namespace: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Saver(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles by value what the session defined; its namespace goes by name."""
+    """Pickles definitions of the session by value, and a reference instead of its namespace."""
 
     def __init__(self, file: io.BytesIO, namespace: dict[str, Any]) -> None:
         super().__init__(file)
-        # cloudpickle gives functions that share globals one new dict of them; this one stands
-        # for the live namespace and is replaced by it when loading.
+        # cloudpickle gives functions that share globals one new dict of them. This dict stands for
+        # the live namespace, which replaces it on loading.
         self._placeholder = {"__name__": "__main__"}
         self.globals_ref[id(namespace)] = self._placeholder
         self._namespace = namespace
@@ -118,5 +118,5 @@ class _Loader(pickle.Unpickler):
 
     def persistent_load(self, pid: object) -> dict[str, Any]:
         if pid != _GLOBALS:
-            raise NotSaved(f"the data names something unknown: {pid!r}")
+            raise NotSaved(f"the data refers to an unknown object: {pid!r}")
         return self._namespace

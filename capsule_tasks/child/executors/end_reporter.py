@@ -1,37 +1,24 @@
-"""The one place where executions end: their last output, their terminal message, the replies."""
+"""The one place where executions end: remaining output, the terminal message, and replies."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from capsule_tasks.child.boot import limits
 from capsule_tasks.child.executors.outcomes import enter_error, plain_error, type_name
 from capsule_tasks.child.io.input import InputRequests
-from capsule_tasks.child.io.output import OutputLimitReached
+from capsule_tasks.child.io.sink import OutputLimitReached
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Execution, Registry, Stage
-from capsule_tasks.child.stopping.interrupts import Interrupter
+from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.errors import ExecutionCancelled, FrameTooLarge
-from capsule_tasks.protocol.messages import (
-    Cancel,
-    CancelReply,
-    Checkpoint,
-    Checkpointed,
-    Error,
-    ErrorKind,
-    Message,
-    Restore,
-    Restored,
-    Result,
-    Terminal,
-)
+from capsule_tasks.protocol import messages
+from capsule_tasks.protocol.messages import Cancel, Error, ErrorKind, Message
 from capsule_tasks.settings import LimitSettings
 
 _STOPPED = "ExecutionCancelled"
 
 
 class EndReporter:
-    """Puts ends into words and says each of them exactly once."""
+    """Describes how executions ended, and reports each end exactly once."""
 
     def __init__(
         self,
@@ -48,26 +35,18 @@ class EndReporter:
         self._inputs = inputs
         self._limits = effective_limits
 
-    def conduct(self, execution: Execution, run: Callable[[], Message]) -> Message:
-        """The message that `run` returns, or the one that says what it raised."""
-        try:
-            return run()
-        except BaseException as error:
-            return self.describe_error(execution, error)
-
     def describe_error(self, execution: Execution, error: BaseException) -> Message:
-        """The message that says what was raised, also if it resists being described."""
+        """The message that ends an execution, also if the exception cannot be formatted."""
         try:
             return self._describe(execution, error)
-        except BaseException as fault:  # stopped while `__str__` ran
+        except BaseException as fault:  # the execution was stopped while `__str__` ran
             kind = self._kind(execution, fault)
             if _is_stop(fault):
                 return self._failed(execution, kind, _STOPPED, kind.value)
-            why = "raised while an error was described"
-            return self._failed(execution, kind, type_name(type(fault)), why)
+            reason = "raised while an error was described"
+            return self._failed(execution, kind, type_name(type(fault)), reason)
 
     def _describe(self, execution: Execution, error: BaseException) -> Message:
-        """An exception as the message that ends its execution."""
         kind = self._kind(execution, error)
         message = enter_error(execution.id, kind, error)
         if kind is not ErrorKind.RAISED and _is_stop(error):
@@ -80,25 +59,28 @@ class EndReporter:
         return _reply_for(execution, message)
 
     def finish(self, execution: Execution, message: Message) -> None:
-        """Output first, then the end. Waits for the consumer if the mode says so."""
-        if execution.sink.execution_id is not None:  # else the session's, which goes on
+        """Send remaining output, then the end. Waits for the consumer in mode `block`."""
+        if execution.sink.execution_id is not None:  # else the session's, which stays open
             execution.sink.finish()
         self.deliver(execution, message, Stage.RUNNING)
 
     def deliver(
         self, execution: Execution, message: Message, expected: Stage, *, interrupted: bool = False
     ) -> bool:
-        """Say how it ended; False, and nothing said, if somebody else already did."""
+        """Send the terminal message; False if the execution is not in the expected stage.
+
+        The main thread may be ending an execution that the control thread refuses or cancels at
+        the same time: the registry lets only one of them send the message.
+        """
         if not self._registry.end(execution, expected):
             return False
-        if isinstance(message, Result) and execution.sink.over_limit:  # reached in a thread
-            why = execution.sink.over_limit
-            message = plain_error(execution.id, ErrorKind.LIMIT, _STOPPED, why)
+        if isinstance(message, messages.Result) and execution.sink.over_limit:
+            # A thread reached the limit, so that the code itself never saw the exception.
+            reason = execution.sink.over_limit
+            message = plain_error(execution.id, ErrorKind.LIMIT, _STOPPED, reason)
         self._interrupter.forget(execution)
         self._inputs.close_execution(execution.id)
-        if isinstance(message, Terminal):
-            message.stdout_bytes = execution.sink.sent["stdout"]
-            message.stderr_bytes = execution.sink.sent["stderr"]
+        _count_output(execution, message)
         try:
             self._outbox.bulk(message)
         except FrameTooLarge as fault:
@@ -117,7 +99,7 @@ class EndReporter:
 
     def reply(self, cancel: Cancel, *, interrupted: bool) -> None:
         self._outbox.control(
-            CancelReply(
+            messages.CancelReply(
                 in_reply_to=cancel.id,
                 execution_id=cancel.execution_id,
                 done="interrupted" if interrupted else "not_running",
@@ -126,8 +108,7 @@ class EndReporter:
 
     def _failed(self, execution: Execution, kind: ErrorKind, type_: str, reason: str) -> Message:
         message = plain_error(execution.id, kind, type_, reason)
-        message.stdout_bytes = execution.sink.sent["stdout"]
-        message.stderr_bytes = execution.sink.sent["stderr"]
+        _count_output(execution, message)
         return _reply_for(execution, message)
 
     def _kind(self, execution: Execution, error: BaseException) -> ErrorKind:
@@ -147,11 +128,17 @@ def _is_stop(error: BaseException) -> bool:
     return isinstance(error, ExecutionCancelled) or type(error).__name__ == "CancelledError"
 
 
+def _count_output(execution: Execution, message: Message) -> None:
+    if isinstance(message, messages.Terminal):
+        message.stdout_bytes = execution.sink.sent["stdout"]
+        message.stderr_bytes = execution.sink.sent["stderr"]
+
+
 def _reply_for(execution: Execution, error: Error) -> Message:
-    """The same end in the form that the kind of work is answered with."""
-    why = f"{error.type}: {error.message}"
-    if isinstance(execution.work, Checkpoint):
-        return Checkpointed(in_reply_to=execution.id, error=why)
-    if isinstance(execution.work, Restore):
-        return Restored(in_reply_to=execution.id, error=why)
+    """The message that answers this kind of work with an error."""
+    reason = f"{error.type}: {error.message}"
+    if isinstance(execution.work, messages.Checkpoint):
+        return messages.Checkpointed(in_reply_to=execution.id, error=reason)
+    if isinstance(execution.work, messages.Restore):
+        return messages.Restored(in_reply_to=execution.id, error=reason)
     return error

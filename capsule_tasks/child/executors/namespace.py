@@ -1,4 +1,4 @@
-"""A summary of the namespace for the curious: names, types and sizes, nothing of the values."""
+"""A summary of the namespace: names, types and sizes, never values."""
 
 from __future__ import annotations
 
@@ -13,46 +13,25 @@ from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import DiagnosticSettings
 
 _HEAP_TYPE = 1 << 9
-_ATTEMPTS = 10
 _MAX_NAME = 500
 _flags_of = type.__dict__["__flags__"].__get__
 """Read past a metaclass: `cls.__flags__` would run its `__getattribute__`."""
 
 
 def user_names(namespace: dict[str, Any]) -> int:
-    """How many names there are, the interpreter's own left out."""
-    return max(0, len(namespace) - _hidden_count(namespace))
+    """The number of names, without those of every module."""
+    return max(0, len(namespace) - sum(name in namespace for name in _MODULE_NAMES))
 
 
 def summarize(
     namespace: dict[str, Any], settings: DiagnosticSettings
 ) -> tuple[int, list[NamespaceEntry]]:
-    """How many names there are, and the first of them. Runs no user code, so any thread may ask."""
+    """The number of names, and the first of them. Runs no user code, so any thread may call it."""
     patterns = [pattern.lower() for pattern in settings.redact]
-    entries = [
-        _entry(name, value, patterns)
-        for name, value in _first_items(namespace, settings.summary_names)
-    ]
-    return user_names(namespace), entries
-
-
-def _first_items(namespace: dict[str, Any], most: int) -> list[tuple[str, Any]]:
-    """Up to `most` items, though the main thread may be adding names right now."""
-    wanted = (
-        (name, value)
-        for name, value in namespace.items()
-        if type(name) is str and not _is_hidden(name)
-    )
-    for _ in range(_ATTEMPTS):
-        try:
-            return list(itertools.islice(wanted, most))
-        except RuntimeError:
-            wanted = (
-                item
-                for item in dict(namespace).items()
-                if type(item[0]) is str and not _is_hidden(item[0])
-            )
-    return []
+    items = namespace.copy().items()  # a copy, as the main thread may add names meanwhile
+    visible = (item for item in items if type(item[0]) is str and not _is_hidden(item[0]))
+    first = itertools.islice(visible, settings.summary_names)
+    return user_names(namespace), [_entry(name, value, patterns) for name, value in first]
 
 
 def _entry(name: str, value: object, patterns: list[str]) -> NamespaceEntry:
@@ -77,10 +56,6 @@ def _size(value: object) -> int:
 
 def _is_hidden(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
-
-
-def _hidden_count(namespace: dict[str, Any]) -> int:
-    return sum(name in namespace for name in _MODULE_NAMES)
 
 
 _MODULE_NAMES = (

@@ -1,5 +1,7 @@
-"""How an execution ended, put into words that can travel. User code may run in here (`__repr__`,
-`__str__`), so these functions are entry frames too: they can be stopped like the code itself.
+"""How an execution ended, as data that the parent can read.
+
+User code may run in here (`__repr__`, `__str__`), so these functions are entry frames, too: they
+can be stopped like the code itself.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from capsule_tasks.protocol.messages import Error, ErrorKind, Result
 from capsule_tasks.protocol.values import NotCarried, sendable, to_wire
 
 _INTERNAL = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_MAX_MESSAGE = 64 * 1024
+_MAX_TEXT = 64 * 1024
 _MAX_TRACEBACK = 512 * 1024
 _MAX_NOTES = 100
 _MAX_NAME = 500
@@ -24,7 +26,7 @@ def enter_result(execution_id: str, value: object) -> Result:
     name = type_name(type(value))
     with contextlib.suppress(NotCarried):
         return Result(execution_id=execution_id, value=to_wire(value), type_name=name)
-    return Result(execution_id=execution_id, value=_safe_repr(value), is_repr=True, type_name=name)
+    return Result(execution_id=execution_id, value=repr_of(value), is_repr=True, type_name=name)
 
 
 def enter_error(execution_id: str, kind: ErrorKind, error: BaseException) -> Error:
@@ -33,9 +35,9 @@ def enter_error(execution_id: str, kind: ErrorKind, error: BaseException) -> Err
         execution_id=execution_id,
         kind=kind,
         type=type_name(type(error)),
-        message=_shortened(message_of(error), _MAX_MESSAGE),
-        traceback=_shortened(_traceback(error), _MAX_TRACEBACK),
-        notes=_notes(error),
+        message=shortened(message_of(error), _MAX_TEXT),
+        traceback=traceback_of(error),
+        notes=notes_of(error),
     )
 
 
@@ -45,7 +47,7 @@ def plain_error(execution_id: str, kind: ErrorKind, type_: str, message: str) ->
 
 
 def type_name(cls: type) -> str:
-    """The qualified name, read past whatever a metaclass pretends."""
+    """The qualified name; a metaclass cannot make it another one."""
     name = sendable(type.__dict__["__qualname__"].__get__(cls))[:_MAX_NAME]
     try:
         module = type.__dict__["__module__"].__get__(cls)
@@ -56,7 +58,7 @@ def type_name(cls: type) -> str:
     return name
 
 
-def _safe_repr(value: object) -> str:
+def repr_of(value: object) -> str:
     try:
         return sendable(repr(value))
     except Exception as fault:
@@ -64,42 +66,47 @@ def _safe_repr(value: object) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says, also if it cannot say it."""
+    """The `str()` of an exception, or a substitute if that raises."""
     try:
         return str(error)
     except Exception as fault:
         return f"<str() of it raised {type_name(type(fault))}>"
 
 
-def _notes(error: BaseException) -> tuple[str, ...]:
+def notes_of(error: BaseException) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", ())
     if not isinstance(notes, (list, tuple)):
         return ()
-    texts = [note for note in notes[:_MAX_NOTES] if type(note) is str]
-    return tuple(_shortened(note, _MAX_MESSAGE) for note in texts)
+    return tuple(shortened(note, _MAX_TEXT) for note in notes[:_MAX_NOTES] if type(note) is str)
 
 
-def _traceback(error: BaseException) -> str:
+def traceback_of(error: BaseException) -> str:
+    """The traceback without frames of this package."""
     try:
-        told = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
-        _without_machinery(told, set())
-        return "".join(told.format())
+        described = traceback.TracebackException(
+            type(error), error, error.__traceback__, compact=True
+        )
+        _remove_internal_frames(described, set())
+        return shortened("".join(described.format()), _MAX_TRACEBACK)
     except Exception as fault:
         return f"<no traceback: formatting it raised {type_name(type(fault))}>\n"
 
 
-def _without_machinery(told: Any, seen: set[int]) -> None:
-    if told is None or id(told) in seen:
+def _remove_internal_frames(described: Any, seen: set[int]) -> None:
+    if described is None or id(described) in seen:
         return
-    seen.add(id(told))
-    ours = [frame for frame in told.stack if not frame.filename.startswith(_INTERNAL)]
-    told.stack[:] = ours
-    for linked in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
-        _without_machinery(linked, seen)
+    seen.add(id(described))
+    stack = described.stack
+    stack[:] = [frame for frame in stack if not frame.filename.startswith(_INTERNAL)]
+    parts = getattr(described, "exceptions", None) or ()
+    for linked in (described.__cause__, described.__context__, *parts):
+        _remove_internal_frames(linked, seen)
 
 
-def _shortened(text: str, most: int) -> str:
+def shortened(text: str, max_chars: int) -> str:
+    """Text that can be sent, with its middle left out if it is too long."""
     text = sendable(text)
-    if len(text) <= most:
+    if len(text) <= max_chars:
         return text
-    return f"{text[: most // 2]}\n… {len(text) - most} characters left out …\n{text[-most // 2 :]}"
+    left_out = f"\n… {len(text) - max_chars} characters left out …\n"
+    return f"{text[: max_chars // 2]}{left_out}{text[-max_chars // 2 :]}"

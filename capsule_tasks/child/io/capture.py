@@ -1,4 +1,4 @@
-"""Whose output is it? The context says; where there is none, the only running execution."""
+"""Attribution of output: to the sink of the context, else to the only running execution."""
 
 from __future__ import annotations
 
@@ -12,55 +12,50 @@ from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
-from capsule_tasks.child.io.output import (
-    CapturedErrorStream,
-    CapturedStream,
-    Sink,
-    UnattributedSink,
-    plain_streams,
-)
+from capsule_tasks.child.io.sink import OutputSink
+from capsule_tasks.child.io.streams import CapturedStream, plain_streams
 from capsule_tasks.child.stopping.deferred_stop import interruptible
 
 
 class Capture:
     """Replaces the standard streams and keeps them attributed, through threads and forks."""
 
-    def __init__(self, session_sink: Sink, running: Callable[[], list[Sink]]) -> None:
+    def __init__(self, session_sink: OutputSink, running: Callable[[], list[OutputSink]]) -> None:
         self._session_sink = session_sink
         self._running = running
-        stray = UnattributedSink(self.owner)
-        self._var: contextvars.ContextVar[Sink | UnattributedSink] = contextvars.ContextVar(
-            "capsule_sink", default=stray
+        self._var: contextvars.ContextVar[OutputSink | None] = contextvars.ContextVar(
+            "capsule_sink", default=None
         )
-        self.stdout = CapturedStream("stdout", 1, self._var.get)
-        self.stderr = CapturedErrorStream("stderr", 2, self._var.get)
+        self.stdout = CapturedStream(1, self._var.get, self.owner)
+        self.stderr = CapturedStream(2, self._var.get, self.owner)
 
     def install(self) -> None:
         self.originals: tuple[Any, Any] = (sys.__stdout__, sys.__stderr__)
         self._set_streams(self.stdout, self.stderr)
         _inherit_context_in_threads()
-        os.register_at_fork(after_in_child=self._leave)
+        os.register_at_fork(after_in_child=self._write_plainly)
 
-    def enter(self, sink: Sink) -> None:
-        """Attribute what this context writes from now on to `sink`."""
+    def enter(self, sink: OutputSink) -> None:
+        """Attribute output of this context to `sink` from now on."""
         self._var.set(sink)
 
-    def aside(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call with what is written being the session's, not an execution's.
+    def as_session(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call with output attributed to the session instead of an execution.
 
         A stop of the execution waits until the call has returned.
         """
 
-        def call_aside() -> None:
+        def call_as_session() -> None:
             self._var.set(self._session_sink)
             call(*arguments)
 
-        contextvars.copy_context().run(call_aside)
+        contextvars.copy_context().run(call_as_session)
 
     def attribute_by_context(self, stream: Any) -> None:
-        """Have a text stream that writes to descriptor 1 or 2 heed `aside`, if it is one.
+        """Have a text stream that writes to descriptor 1 or 2 heed `as_session`.
 
-        Bytes in these descriptors are taken for output of the running execution.
+        Without this the parent takes bytes in these descriptors for output of the running
+        execution. Other streams stay as they are.
         """
         number = _standard_descriptor(stream)
         if number is None or isinstance(stream, CapturedStream):
@@ -69,23 +64,23 @@ class Capture:
         write, flush = stream.write, stream.flush
 
         @interruptible
-        def write_or_aside(text: str) -> int:
+        def write_attributed(text: str) -> int:
             if self._var.get() is self._session_sink:
                 return captured.write(text)
             count: int = write(text)
             return count
 
         @interruptible
-        def flush_or_aside() -> None:
-            if self._var.get() is not self._session_sink:  # which the pump sends in time
+        def flush_attributed() -> None:
+            if self._var.get() is not self._session_sink:  # the pump sends session output in time
                 flush()
 
-        with contextlib.suppress(AttributeError):  # one of somebody's own making
-            stream.write, stream.flush = write_or_aside, flush_or_aside
+        with contextlib.suppress(AttributeError):  # a class of the user's with `__slots__`, say
+            stream.write, stream.flush = write_attributed, flush_attributed
 
     @contextlib.contextmanager
-    def lifted(self) -> Iterator[None]:
-        """For code that is to find the process's own standard streams, as it did in the worker."""
+    def without_capture(self) -> Iterator[None]:
+        """Give code the process's own standard streams, as it found them in the worker."""
         out, err = self.originals
         self._set_streams(out, err)
         try:
@@ -100,16 +95,16 @@ class Capture:
         sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
 
-    def owner(self) -> Sink:
+    def owner(self) -> OutputSink:
         """The sink of the caller: its context's, the only running execution's, or the session's."""
         sink = self._var.get()
-        if isinstance(sink, Sink):
+        if sink is not None:
             return sink
         running = self._running()
         return running[0] if len(running) == 1 else self._session_sink
 
-    def _leave(self) -> None:
-        """A forked copy of the child must not speak for the session: it writes plain text."""
+    def _write_plainly(self) -> None:
+        """In a forked copy of the child, which must not send frames: write plain text."""
         sys.stdout, sys.stderr = plain_streams()
         self.stdout.write = sys.stdout.write  # type: ignore[method-assign]
         self.stderr.write = sys.stderr.write  # type: ignore[method-assign]
@@ -133,7 +128,7 @@ def _inherit_context_in_threads() -> None:
     @interruptible
     def start_in_context(thread: threading.Thread) -> None:
         context, run = contextvars.copy_context(), thread.run
-        # A method, for whoever wraps it once more (Sentry does) and calls its function.
+        # A method, because libraries (Sentry) wrap it once more and call its function.
         thread.run = MethodType(lambda _: context.run(run), thread)  # type: ignore[method-assign]
         start(thread)
 

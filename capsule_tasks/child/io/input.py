@@ -1,4 +1,4 @@
-"""`input()`, `getpass` and `sys.stdin`: questions that travel to whoever watches the execution."""
+"""`input()`, `getpass` and `sys.stdin`: questions to whoever watches the execution."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
-from capsule_tasks.child.io.output import Sink
+import msgspec
+
+from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.child.io.streams import SessionStream
 from capsule_tasks.child.outbox import Outbox
-from capsule_tasks.child.stopping.condition import Gate
-from capsule_tasks.child.stopping.deferred_stop import interruptible, landing
+from capsule_tasks.child.stopping.condition import InterruptibleCondition
+from capsule_tasks.child.stopping.deferred_stop import deferred_stop, interruptible
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse
 from capsule_tasks.protocol.values import sendable
 
@@ -23,25 +25,31 @@ _MAX_PROMPT = 4096
 Reason = Literal["answered", "timeout", "cancelled", "eof"]
 
 
-class _Question:
-    __slots__ = ("answer", "gate", "request")
+class _Question(msgspec.Struct, eq=False):
+    request: InputRequest
+    answer: InputResponse | None = None
+    condition: InterruptibleCondition = msgspec.field(default_factory=InterruptibleCondition)
 
-    def __init__(self, request: InputRequest) -> None:
-        self.request = request
-        self.gate = Gate()
-        self.answer: InputResponse | None = None
-
-    def settle(self, answer: InputResponse) -> None:
-        """The first answer stands."""
+    def resolve(self, answer: InputResponse) -> None:
+        """Wake the code that asks; the first answer counts."""
         if self.answer is None:
             self.answer = answer
-        self.gate.open()
+        self.condition.notify_all()
+
+    def end(self) -> None:
+        """Answer with the end of input."""
+        request = self.request
+        self.resolve(
+            InputResponse(execution_id=request.execution_id, request_id=request.id, eof=True)
+        )
 
 
 class InputRequests:
-    """Every question that is open; answers are routed by execution and request."""
+    """All questions that are open; answers are routed by execution and request."""
 
-    def __init__(self, outbox: Outbox, owner: Callable[[], Sink], timeout_s: float | None) -> None:
+    def __init__(
+        self, outbox: Outbox, owner: Callable[[], OutputSink], timeout_s: float | None
+    ) -> None:
         self._outbox = outbox
         self._owner = owner
         self._timeout_s = timeout_s
@@ -50,24 +58,24 @@ class InputRequests:
         self._closed = False
 
     def install(self) -> None:
-        """Replace the ways Python reads from a person."""
+        """Replace the ways in which Python code reads from a person."""
         original = builtins.input, sys.stdin
         builtins.input = self.input
         sys.stdin = sys.__stdin__ = _Stdin(self)  # type: ignore[assignment,misc]
 
-        def leave() -> None:
+        def restore() -> None:
             builtins.input, sys.stdin = original
 
-        os.register_at_fork(after_in_child=leave)
+        os.register_at_fork(after_in_child=restore)
 
     @interruptible
     def input(self, prompt: object = "", /) -> str:
-        """Read a line from whoever watches this execution."""
+        """Ask for a line; this is `builtins.input`."""
         return self.ask(str(prompt), password=False)
 
     @interruptible
     def getpass(self, prompt: str = "Password: ", _stream: Any = None) -> str:
-        """Read a line that should not be shown."""
+        """Ask for a line that should not be shown; this is `getpass.getpass`."""
         return self.ask(prompt, password=True)
 
     @interruptible
@@ -76,91 +84,90 @@ class InputRequests:
         try:
             return self._exchange(prompt, password=password)
         finally:
-            if landing.pending:
-                landing.raise_pending()
+            if deferred_stop.is_pending:
+                deferred_stop.raise_pending()
 
     def _exchange(self, prompt: str, *, password: bool) -> str:
         sink = self._owner()
         if sink.execution_id is None:
             raise EOFError("no execution is running that could be asked for input")
+        prompt = sendable(prompt)
+        if len(prompt) > _MAX_PROMPT:  # its end is kept: there is the question
+            prompt = f"… {prompt[-_MAX_PROMPT:]}"
         request = InputRequest(
             execution_id=sink.execution_id,
-            prompt=_shortened(prompt),
+            prompt=prompt,
             password=password,
             timeout_s=self._timeout_s,
         )
         question = _Question(request)
         reason: Reason = "cancelled"
-        is_admitted = False
+        is_open = False
         try:
-            is_admitted = self._admit(question, sink)
-            if is_admitted:
-                sink.ask(request)
-            question.gate.wait(lambda: question.answer is not None, self._timeout_s)
+            is_open = self._admit(question, sink)
+            if is_open:
+                sink.send_question(request)
+            question.condition.wait(lambda: question.answer is not None, self._timeout_s)
             answer = question.answer
-            reason = _outcome(answer)
+            reason = "timeout" if answer is None else "eof" if answer.eof else "answered"
         finally:
             self._open.pop(request.id, None)
-            if is_admitted:
-                self._tell_closed(request, reason)
-        return self._text(request, answer)
-
-    def _tell_closed(self, request: InputRequest, reason: Reason) -> None:
-        self._outbox.bulk(
-            InputClosed(execution_id=request.execution_id, request_id=request.id, reason=reason)
-        )
-
-    def respond(self, answer: InputResponse) -> bool:
-        """Hand an answer to its question; False if nobody waits for it."""
-        question = self._open.get(answer.request_id)
-        if question is None or question.request.execution_id != answer.execution_id:
-            return False
-        question.settle(answer)
-        return True
-
-    def close_execution(self, execution_id: str) -> None:
-        """The execution is over: what its threads still ask ends in EOF."""
-        for question in list(self._open.values()):
-            if question.request.execution_id == execution_id:
-                question.settle(_eof(question.request))
-
-    def close(self) -> set[str]:
-        """No more input for anyone; the executions that were asking."""
-        with self._lock:
-            self._closed = True
-        questions = list(self._open.values())
-        for question in questions:
-            question.settle(_eof(question.request))
-        return {question.request.execution_id for question in questions}
-
-    def _admit(self, question: _Question, sink: Sink) -> bool:
-        with self._lock:
-            self._open[question.request.id] = question
-            # Looked at after it joined the list: `close_execution` comes after the sink is closed.
-            if self._closed or sink.is_closed:
-                question.answer = _eof(question.request)
-                return False
-            return True
-
-    def _text(self, request: InputRequest, answer: InputResponse | None) -> str:
+            if is_open:
+                self._outbox.bulk(
+                    InputClosed(
+                        execution_id=request.execution_id, request_id=request.id, reason=reason
+                    )
+                )
         if answer is not None and not answer.eof:
             return answer.text
-        error: Exception
+        error: Exception = EOFError("input ended")
         if answer is None:
             error = _InputTimeout(f"no input within {self._timeout_s} s")
-        else:
-            error = EOFError("input ended")
         error.add_note(
             f"execution {request.execution_id}, input request {request.id}, "
             f"timeout {'none' if self._timeout_s is None else f'{self._timeout_s} s'}"
         )
         raise error
 
+    def respond(self, answer: InputResponse) -> bool:
+        """Give an answer to its question; False if that question is not open."""
+        question = self._open.get(answer.request_id)
+        if question is None or question.request.execution_id != answer.execution_id:
+            return False
+        question.resolve(answer)
+        return True
+
+    def close_execution(self, execution_id: str) -> None:
+        """End the input of an execution that has ended, whose threads may still ask."""
+        for question in list(self._open.values()):
+            if question.request.execution_id == execution_id:
+                question.end()
+
+    def close(self) -> set[str]:
+        """End all input; the executions that were asking."""
+        with self._lock:
+            self._closed = True
+        questions = list(self._open.values())
+        for question in questions:
+            question.end()
+        return {question.request.execution_id for question in questions}
+
+    def _admit(self, question: _Question, sink: OutputSink) -> bool:
+        with self._lock:
+            self._open[question.request.id] = question
+            # Checked after the question is in the dict. An execution closes its sink first and
+            # calls `close_execution` then: either this check sees the closed sink, or that call
+            # finds the question. The other way round, a thread could ask and never be answered.
+            if self._closed or sink.is_closed:
+                question.end()
+                return False
+            return True
+
 
 class _InputTimeout(TimeoutError):
-    """A TimeoutError to everyone but asyncio, which brings a plain one from a thread as a copy.
+    """A TimeoutError by name, but with its notes.
 
-    The copy would be without its notes.
+    asyncio replaces a plain TimeoutError from a thread by a copy, which has no notes.
     """
 
 
@@ -168,38 +175,22 @@ _InputTimeout.__name__ = _InputTimeout.__qualname__ = "TimeoutError"
 _InputTimeout.__module__ = "builtins"
 
 
-def _shortened(prompt: str) -> str:
-    """A prompt in one line's length, with its end, where the question is."""
-    prompt = sendable(prompt)
-    return prompt if len(prompt) <= _MAX_PROMPT else f"… {prompt[-_MAX_PROMPT:]}"
-
-
-def _outcome(answer: InputResponse | None) -> Reason:
-    if answer is None:
-        return "timeout"
-    return "eof" if answer.eof else "answered"
-
-
-def _eof(request: InputRequest) -> InputResponse:
-    return InputResponse(execution_id=request.execution_id, request_id=request.id, eof=True)
-
-
 class _Stdin(SessionStream):
-    """`sys.stdin`: each line is asked for; there is no terminal behind it."""
+    """`sys.stdin`: each line is a question."""
 
     encoding = "utf-8"
     errors = "strict"
     name = "<stdin>"
     mode = "r"
 
-    def __init__(self, desk: InputRequests) -> None:
-        self._desk = desk
+    def __init__(self, inputs: InputRequests) -> None:
+        self._inputs = inputs
         self.buffer = io.BufferedReader(_StdinBytes(self))
 
     @interruptible
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
         try:
-            line = self._desk.ask("", password=False) + "\n"
+            line = self._inputs.ask("", password=False) + "\n"
         except EOFError:
             return ""
         return line if size is None or size < 0 else line[:size]
@@ -218,7 +209,7 @@ class _Stdin(SessionStream):
 
 
 class _StdinBytes(io.RawIOBase):
-    """What is below `sys.stdin.buffer`: the lines that are asked for, in UTF-8."""
+    """The source of `sys.stdin.buffer`: lines of `sys.stdin` in UTF-8."""
 
     def __init__(self, text: _Stdin) -> None:
         self._text = text
@@ -226,12 +217,12 @@ class _StdinBytes(io.RawIOBase):
 
     def readinto(self, into: Any) -> int:
         self._left = self._left or self._text.readline().encode()
-        some, self._left = self._left[: len(into)], self._left[len(into) :]
-        into[: len(some)] = some
-        return len(some)
+        data, self._left = self._left[: len(into)], self._left[len(into) :]
+        into[: len(data)] = data
+        return len(data)
 
     def readable(self) -> bool:
         return True
 
     def close(self) -> None:
-        """A session's input outlives whoever closes it."""
+        """Stay open, like the text stream."""

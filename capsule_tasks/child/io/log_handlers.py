@@ -1,4 +1,4 @@
-"""The log handlers of an app in a child: what they have open, and whose output they write."""
+"""The log handlers of an app in a child: their connections, and the attribution of their output."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ from capsule_tasks.child.io.capture import Capture
 
 
 def reopen_handlers() -> None:
-    """Have each handler open its connection anew, when it is next used."""
+    """Close connections that were forked along; each handler opens its own on its next record."""
     for handler in _handlers():
         if isinstance(handler, logging.FileHandler):
-            handler.mode = handler.mode.replace("w", "a")  # others write into it, if it is opened
-        elif isinstance(handler, SocketHandler):
-            _let_go(handler, "sock")
-        elif isinstance(handler, SysLogHandler):
-            _let_go(handler, "socket")
+            # A handler that opens its file later must not truncate what other processes wrote.
+            handler.mode = handler.mode.replace("w", "a")
+        elif isinstance(handler, (SocketHandler, SysLogHandler)):
+            name = "sock" if isinstance(handler, SocketHandler) else "socket"
+            opened = getattr(handler, name, None)
+            setattr(handler, name, None)
+            if opened is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    opened.close()
 
 
 def log_as_session(logger: logging.Logger, capture: Capture) -> None:
     """Keep what is logged by `logger` out of the running task's output: it is the session's.
 
-    Records take the usual way through filters, formatters and handlers. Only the streams that end
-    at descriptors 1 and 2, which are read as the task's output, heed `Capture.aside`.
+    Records pass through filters, formatters and handlers as usual. Only streams that write to
+    descriptors 1 and 2, which the parent reads as the task's output, heed `Capture.as_session`.
     """
-    streams = list(capture.originals)  # which others than handlers may have kept
+    streams = list(capture.originals)  # not only handlers may have stored them
     for handler in _handlers():
         if isinstance(handler, WatchedFileHandler):
             with contextlib.suppress(OSError):
@@ -36,9 +40,9 @@ def log_as_session(logger: logging.Logger, capture: Capture) -> None:
         streams.append(getattr(handler, "stream", None))
     for stream in {id(stream): stream for stream in streams}.values():
         capture.attribute_by_context(stream)
-    # The class's at the time of the call: libraries that report errors replace it.
+    # The class's method at the time of the call: error reporting libraries replace it.
     kind = type(logger)
-    logger.callHandlers = lambda record: capture.aside(kind.callHandlers, logger, record)  # type: ignore[method-assign]
+    logger.callHandlers = lambda record: capture.as_session(kind.callHandlers, logger, record)  # type: ignore[method-assign]
 
 
 def _handlers() -> Iterator[Any]:
@@ -46,12 +50,3 @@ def _handlers() -> Iterator[Any]:
     for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # noqa: SLF001 - the only list of all
         if (handler := reference()) is not None:
             yield handler
-
-
-def _let_go(handler: Any, name: str) -> None:
-    """Without what it had, a handler of the standard library opens it."""
-    opened = getattr(handler, name, None)
-    setattr(handler, name, None)
-    if opened is not None:
-        with contextlib.suppress(OSError, ValueError):
-            opened.close()

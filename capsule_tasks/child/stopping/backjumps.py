@@ -1,8 +1,9 @@
 """Raising from a signal handler where the `try` around a loop can see it.
 
-A busy loop notices a signal at its jump back. What a handler raises there CPython takes for raised
-before the loop (3.11 to 3.13, each for other loops), and if the loop comes first in a `try`, its
-`finally` and `except` are skipped. One instruction later everything is in its place.
+A busy loop handles a signal at its jump backwards. CPython (3.11 to 3.13, each for other loops)
+takes an exception that a handler raises there for one raised before the loop. If the loop is the
+first statement of a `try`, its `finally` and `except` are then skipped. An exception that is raised
+one instruction later finds them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _jumps: set[int] = set()
 
 
 def prepare() -> None:
-    """Import what a handler cannot: an import of the interrupted code may be under way there."""
+    """Import `opcode` ahead: the code that a handler interrupts may hold its import lock."""
     if not _jumps:
         from opcode import opmap
 
@@ -25,7 +26,7 @@ def prepare() -> None:
 
 def is_at_jump(frame: FrameType) -> bool:
     """Whether a handler that interrupted `frame` should let one instruction pass."""
-    # A debugger's trace function cannot be shared, and would be lost.
+    # A debugger's trace function would be replaced, and lost.
     return frame.f_code.co_code[frame.f_lasti] in _jumps and sys.gettrace() is None
 
 

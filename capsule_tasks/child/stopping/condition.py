@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Gate:
-    """Threads wait here until a condition holds; whoever makes it hold calls `open`.
+class InterruptibleCondition:
+    """Threads wait here until a predicate holds; threads that make it hold call `notify_all`.
 
-    `wait` may be left by an exception raised from a signal handler at any point: a waiter owns
-    its lock alone, and one it leaves behind is dropped by the next `open`.
+    An exception raised from a signal handler may leave `wait` at any point, where
+    `threading.Condition` would stay locked. Here each waiter has a lock of its own: one that an
+    interrupted waiter leaves behind is dropped by the next `notify_all`.
     """
 
     __slots__ = ("_waiters",)
@@ -20,12 +21,13 @@ class Gate:
     def __init__(self) -> None:
         self._waiters: deque[LockType] = deque()
 
-    def open(self) -> None:
-        """Wake everyone who waits; they look at their condition again."""
+    def notify_all(self) -> None:
+        """Wake all waiters; each checks its predicate again."""
         while True:
             try:
+                # Not `while self._waiters`: another thread could take the last one in between.
                 waiter = self._waiters.popleft()
-            except IndexError:  # looked at first, another thread could take the last one
+            except IndexError:
                 return
             waiter.release()
 
@@ -36,7 +38,9 @@ class Gate:
             lock = allocate_lock()
             lock.acquire()
             self._waiters.append(lock)
-            if ready():  # looked at after joining the queue, so that no wake-up is missed
+            # Checked after the lock is in the queue: a `notify_all` between a check and the
+            # append would wake nobody, and this thread would sleep on.
+            if ready():
                 return True
             if deadline is None:
                 lock.acquire()

@@ -1,7 +1,7 @@
-"""Where a stop lands that came while this package's own code had the main thread.
+"""A stop that arrives while code of this package has the main thread.
 
-It is not raised there: a lock could stay held, a frame half written. It is noted, and raised as
-soon as that code is done, on the way back to the user code that had called it.
+Raised there, it could leave a lock held or a frame half written. So it is deferred, and raised when
+that code returns to the user code that called it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def interruptible(function: Function) -> Function:
     return function
 
 
-class Landing:
-    """`pending` is looked at last by functions that user code calls and that may take a while."""
+class DeferredStop:
+    """Functions that user code calls, and that may take long, check `is_pending` at their end."""
 
-    __slots__ = ("_main", "_raise_in", "pending")
+    __slots__ = ("_main", "_raise_in", "is_pending")
 
     def __init__(self) -> None:
-        self.pending = False
+        self.is_pending = False
         self._main: int | None = None
         self._raise_in: Callable[[FrameType], None] = lambda _: None
 
@@ -39,10 +39,10 @@ class Landing:
         self._raise_in = raise_in
 
     def raise_pending(self) -> None:
-        """Raise in the caller what was put off, if this is the thread it was meant for."""
+        """Raise the deferred stop in the caller, if the caller is on the main thread."""
         if threading.get_ident() == self._main:
-            self.pending = False
+            self.is_pending = False
             self._raise_in(sys._getframe(1))  # noqa: SLF001 - made for this
 
 
-landing = Landing()
+deferred_stop = DeferredStop()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from capsule_tasks.errors import StorageError, StorageUnavailable
@@ -30,6 +33,8 @@ _BATCH_SIZE = 500
 _MAX_RUNG = 10_000
 _PREVIOUS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Pauses between reads of the previous attempt's state."""
+_MAX_PREVIOUS_S = 5.0
+"""How long a claim waits at most until this worker has released the previous attempt."""
 _MAX_UNKNOWN_S = 0.05
 """How long the previous attempt may be without its first event."""
 
@@ -88,6 +93,9 @@ class Claimer:
 
     def claim_first(self, writer: StreamWriter) -> None:
         """Claim the execution together with others, once all are recorded as held."""
+        if writer.previous_released is not None:
+            self.call_after_previous(writer, partial(self.claim_first, writer))
+            return
         self._to_claim.append(writer)
         self._has_claims.set()
 
@@ -111,11 +119,33 @@ class Claimer:
         for writer in writers:
             spawn(writer.claim_first())
 
-    async def await_previous_end(self, execution: Execution) -> None:
-        """Wait for a while until the previous attempt has published its end.
+    def call_after_previous(self, writer: StreamWriter, claim: Callable[[], object]) -> None:
+        """Make a claim once this worker has released the previous attempt of the execution.
 
-        Its first event may not be stored yet either.
+        A task that retries or replaces itself sends the next message before its own end. So the
+        next attempt can be here, and even be over, while the previous one still has events to
+        store. A claim that came first would end the previous attempt as lost.
         """
+        self._publisher.background.spawn(self._call_after_previous(writer, claim))
+
+    async def _call_after_previous(self, writer: StreamWriter, claim: Callable[[], object]) -> None:
+        assert writer.previous_released is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MAX_PREVIOUS_S):
+                await writer.previous_released.wait()
+        writer.previous_released = None
+        if writer.execution.stream is writer:
+            claim()
+
+    def await_previous_end(self, writer: StreamWriter) -> None:
+        """Feed PreviousEnded once the previous attempt has published its end, or after a while."""
+        if writer.previous_released is not None:
+            self.call_after_previous(writer, partial(self.await_previous_end, writer))
+        else:
+            self._publisher.background.spawn(self._await_previous_end(writer.execution))
+
+    async def _await_previous_end(self, execution: Execution) -> None:
+        """The previous attempt is another worker's, whose first event may not be stored yet."""
         waited_s = 0.0
         for pause_s in _PREVIOUS_S:
             try:

@@ -159,6 +159,8 @@ class Publisher:
         except Exception as fault:  # noqa: BLE001 - ids and settings of any make
             log.warning("task %r runs without a stream: %s", execution_id, reason_of(fault))
             return Streaming.NONE
+        if previous is not None and not execution.life.origin.is_redelivered:
+            writer.previous_released = previous.released = asyncio.Event()
         execution.stream = writer
         self.writers[execution_id] = writer
         is_new = self.claimer.is_new(execution.life.origin)
@@ -184,6 +186,8 @@ class Publisher:
         self.claimer.forget(execution)
         self.ends_waiting.discard(execution)
         writer, execution.stream = execution.stream, None
+        if writer is not None and writer.released is not None:
+            writer.released.set()
         if writer is not None and self.writers.get(writer.execution_id) is writer:
             del self.writers[writer.execution_id]
             if writer.is_held:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from capsule_tasks.errors import AttemptStale, CapsuleError, ExecutionEnded
@@ -72,6 +73,10 @@ class StreamWriter:
         """Made with the first event: most tasks end without one."""
         self.is_held = False
         """The execution is recorded as held by this worker, or will be soon."""
+        self.previous_released: asyncio.Event | None = None
+        """Set when this worker has released the previous attempt of the same execution."""
+        self.released: asyncio.Event | None = None
+        """Set when this attempt is released, for the next attempt of the same execution."""
         self.publisher = publisher
         self._retention = retention
         self._keys = ExecutionKeys(origin.execution_id, publisher.retention.prefix)
@@ -164,6 +169,10 @@ class StreamWriter:
     def claim_with_events(self, takes_over: bool) -> None:
         """Claim the execution, together with all of its events until now."""
         self._has_published = self._is_due = True
+        if self.previous_released is not None:
+            claim = partial(self.claim_with_events, takes_over)
+            self.publisher.claimer.call_after_previous(self, claim)
+            return
         batch = self._batch if takes_over else None
         if batch is None:
             batch = self._next_batch(is_claim=True)
@@ -357,10 +366,6 @@ class StreamWriter:
         if batch.ending is not None:
             self._is_closed = True
             self.feed(_END_STORED)
-
-    def await_previous_end(self) -> None:
-        claimer = self.publisher.claimer
-        self.publisher.background.spawn(claimer.await_previous_end(self.execution))
 
     # --- under another lease, and the end ------------------------------------------------------
 

@@ -1,19 +1,20 @@
-"""The decisions of a pool: whom to give a session, what to start, what to retire.
+"""The decisions of a pool: who gets a session, which sessions to start and to retire.
 
-Plain state, no I/O, no clock of its own. Events change the state; `decide` then returns what has
-to be done and has already booked it, so that two decisions never promise the same thing. Each slot
-is in one stage, and only the event named beside the stage moves it on:
+Plain state, no I/O, no clock of its own. Events change the state; `decide` then returns the actions
+to carry out and has already booked them, so that two decisions never promise the same thing. Each
+slot is in one stage, and only the event on an arrow moves it on:
 
     starting ──started──▶ idle ──decide──▶ borrowed ──released──▶ idle
         │                  │ ◀──assign/finished──▶ working
         └──start_failed──▶ gone ◀──gone── retiring ◀──decide
 
 A pool is used in one of two ways. It lends whole sessions to waiters (`wait`, `released`), and has
-as many as they need. Or it is kept at a size (`keep`), and each session takes up to `capacity`
-pieces of work (`assign`, `finished`); these two are called for each task, and scan nothing.
+as many sessions as they need. Or it has a fixed size (`set_size`), and each session takes up to
+`capacity` pieces of work (`assign`, `finished`); these two are called for each task, and scan
+nothing.
 
-A slot counts against the maximum until it is gone: a process that is being ended still uses memory.
-A doomed slot takes nothing new and is retired as soon as it is free.
+A slot counts against the maximum until it is gone: a process that is being stopped still uses
+memory. A slot with a `retire_reason` takes nothing new and is retired as soon as it is free.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 
@@ -53,25 +55,25 @@ class PoolPlan:
     breaker: Breaker = field(default_factory=Breaker)
     stopping: bool = False
     capacity: int = 1
-    """Pieces of work that a session takes at once."""
+    """Pieces of work that a session takes at the same time."""
     size: int | None = None
-    """Sessions that are kept, busy or not; None for a pool that lends them."""
+    """The fixed number of sessions, busy or not; None for a pool that lends sessions."""
     early_exits: int = 0
     """Sessions in a row that ended before their first use."""
     paused_until: float | None = None
-    """No session is started before, unless one is waited for."""
+    """No session is started before, unless a borrower waits for one."""
     _available: OrderedDict[int, Slot] = field(default_factory=OrderedDict)
-    """Those that would take a piece of work, the one that has been free for longest first."""
+    """Slots that would take a piece of work; the one that has been free for longest is first."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     # --- events --------------------------------------------------------------------------------
 
     def wait(self, waiter: int, name: str | None = None) -> None:
-        """Somebody wants a session: any fresh one, or the one of a name."""
+        """A borrower waits for a session: any without a name, or the one of a name."""
         self.waiters[waiter] = name
 
     def cancel_wait(self, waiter: int) -> None:
-        """It no longer wants one; nothing happens if it was served already."""
+        """The borrower no longer waits; nothing happens if it has a session already."""
         self.waiters.pop(waiter, None)
 
     def started(self, number: int, rss: int, now: float) -> None:
@@ -92,7 +94,7 @@ class PoolPlan:
             breaker.open_until = now + self.settings.breaker_reset_s
 
     def released(self, number: int, now: float, *, used: bool = True, executions: int = 0) -> None:
-        """Its borrower gave it back; `executions` is how many it has run in all."""
+        """The borrower gave the session back, after `executions` executions in all."""
         slot = self.slots[number]
         if slot.stage is not Stage.BORROWED:
             return
@@ -106,9 +108,9 @@ class PoolPlan:
         self._make_available(slot)
 
     def set_size(self, size: int, max_sessions: int) -> None:
-        """Have so many sessions from now on, and `max_sessions` with those that are leaving.
+        """Have so many sessions from now on, `max_sessions` with those that are being retired.
 
-        Of sessions that are too many those with the least work leave, once that has finished.
+        Of too many sessions those with the least work are retired, once that has finished.
         """
         self.size = size
         self.settings = msgspec.structs.replace(self.settings, max_sessions=max_sessions)
@@ -118,28 +120,28 @@ class PoolPlan:
             self._mark_retiring(slot, "the pool has shrunk")
 
     def assign(self) -> Slot | None:
-        """Give a piece of work to the session that has the least; None if none has room."""
-        able = self._available
-        if not able:
+        """Assign a piece of work to the session that has the least; None if none has room."""
+        available = self._available
+        if not available:
             return None
         if self.capacity == 1:
-            _, slot = able.popitem(last=False)
+            _, slot = available.popitem(last=False)
         else:
-            slot = min(able.values(), key=_load)
+            slot = min(available.values(), key=attrgetter("load"))
             if slot.load + 1 == self.capacity:
-                del able[slot.number]
+                del available[slot.number]
         slot.stage = Stage.WORKING
         slot.load += 1
         slot.uses += 1
-        most = self.settings.max_uses
-        if most is not None and slot.uses >= most:
-            self._mark_retiring(slot, f"it was used {most} times or more")
+        max_uses = self.settings.max_uses
+        if max_uses is not None and slot.uses >= max_uses:
+            self._mark_retiring(slot, f"it was used {max_uses} times or more")
         elif self.settings.fresh:
             self._mark_retiring(slot, _USED)
         return slot
 
     def finished(self, slot: Slot, now: float) -> None:
-        """A piece of work has ended, in whatever way, or was not taken."""
+        """A piece of work has ended, in whatever way, or was refused."""
         slot.load -= 1
         self.early_exits = 0
         self.paused_until = None
@@ -152,16 +154,16 @@ class PoolPlan:
             self._available[slot.number] = slot
 
     def reported(self, number: int, rss: int) -> bool:
-        """Its child lives and uses so much memory; whether it is doomed for that from now on."""
+        """A heartbeat came, with the child's memory; whether the slot is to be retired for that."""
         slot = self.slots.get(number)
         if slot is None:
             return False
         slot.rss = rss
         slot.is_unresponsive = False
-        most = self.settings.max_rss_bytes
-        if most is None or rss <= most or not self._stays(slot):
+        max_rss = self.settings.max_rss_bytes
+        if max_rss is None or rss <= max_rss or not self._stays(slot):
             return False
-        self._mark_retiring(slot, f"it uses {rss} bytes of memory, and may use {most}")
+        self._mark_retiring(slot, f"it uses {rss} bytes of memory, and may use {max_rss}")
         return True
 
     def heartbeat_missed(self, number: int) -> None:
@@ -170,13 +172,13 @@ class PoolPlan:
             slot.is_unresponsive = True
 
     def retire_when_idle(self, number: int, reason: str) -> None:
-        """It takes nothing new from now on; a borrower keeps it until the release."""
+        """Give the slot nothing new from now on; a borrower keeps it until the release."""
         slot = self.slots.get(number)
         if slot is not None:
             self._mark_retiring(slot, reason)
 
     def lost(self, number: int, reason: str, now: float) -> bool:
-        """Its child died. Whether the pool counted on it: it was ready and not to leave anyway."""
+        """The child died; whether the pool counted on it: it was ready and not to be retired."""
         slot = self.slots.get(number)
         if slot is None or slot.stage is Stage.STARTING or not self._stays(slot):
             return False
@@ -189,18 +191,20 @@ class PoolPlan:
         return True
 
     def gone(self, number: int) -> None:
-        """Nothing of it is left."""
+        """Nothing of the session is left."""
         self.slots.pop(number, None)
 
     # --- decisions -----------------------------------------------------------------------------
 
     def decide(self, now: float) -> list[Action]:
-        """Everything that is to be done now; it is booked as done."""
+        """The actions to carry out now; they are booked as done."""
         actions: list[Action] = []
         if self.stopping:
             actions += [Refuse(waiter, "the pool is stopping") for waiter in self.waiters]
             self.waiters.clear()
-            actions += self._retire_all("the pool is stopping")
+            for slot in list(self.slots.values()):
+                if slot.stage is not Stage.RETIRING:
+                    actions.append(self._retire(slot, "the pool is stopping"))
             return actions
         actions += self._retire_due(now)
         actions += self._assign_waiters()
@@ -210,10 +214,10 @@ class PoolPlan:
         return actions
 
     def next_check_at(self, now: float) -> float | None:
-        """When time alone will make something due; None if only an event can."""
+        """When `decide` may have something to do without an event; None if never."""
         due: list[float] = []
         open_until = self.breaker.open_until
-        if open_until is not None and open_until > now:  # later the next start has an event for it
+        if open_until is not None and open_until > now:  # afterwards, events of the next start come
             due.append(open_until)
         if self.size is not None and self.paused_until is not None and self.paused_until > now:
             due.append(self.paused_until)
@@ -226,20 +230,18 @@ class PoolPlan:
 
     def _retire_due(self, now: float) -> list[Action]:
         return [
-            self._retire(slot, why)
+            self._retire(slot, reason)
             for slot in self._in(Stage.IDLE)
-            if (why := self._retire_reason(slot, now))
+            if (reason := self._retire_reason(slot, now))
         ]
 
     def _retire_reason(self, slot: Slot, now: float) -> str:
-        """Why the slot's session should not be used again; empty if it may be."""
+        """Why the slot's session should not be used again; empty if it may be used."""
         settings = self.settings
         grown = slot.rss - slot.first_rss
         if slot.retire_reason:
             return slot.retire_reason
-        if (
-            slot.is_unresponsive and self.size is None
-        ):  # a kept one costs the imports of a whole app
+        if slot.is_unresponsive and self.size is None:  # else its start costs the imports of an app
             return "its heartbeat is missing"
         if settings.max_uses is not None and slot.uses >= settings.max_uses:
             return f"it was used {settings.max_uses} times or more"
@@ -254,12 +256,12 @@ class PoolPlan:
         return ""
 
     def _assign_waiters(self) -> list[Action]:
-        """First come, first served; a name that is busy holds up nobody but its own."""
+        """First come, first served; a busy name holds up only waiters for that name."""
         actions: list[Action] = []
         for waiter, name in list(self.waiters.items()):
             slot = self._named(name) if name is not None else None
             if slot is not None and slot.stage is not Stage.IDLE:
-                continue  # the name's session is busy, starting or ending: wait for it alone
+                continue  # the name's session is busy, starting or stopping
             slot = slot or self._free_idle()
             if slot is None:
                 continue
@@ -271,7 +273,7 @@ class PoolPlan:
         return actions
 
     def _retire_for_others(self) -> list[Action]:
-        """An idle session of another name gives way when the pool is full."""
+        """Retire idle sessions of other names when the pool is full."""
         room = self.settings.max_sessions - len(self.slots)
         wanted = self._unserved() - len(self._in(Stage.STARTING)) - max(0, room)
         wanted -= len(self._in(Stage.RETIRING))
@@ -285,24 +287,20 @@ class PoolPlan:
         if not self._may_start(now):
             return []
         starting = len(self._in(Stage.STARTING))
-        idle = len([slot for slot in self._in(Stage.IDLE) if slot.name is None])
-        wanted = self._unserved() + self.settings.min_idle - idle - starting
+        wanted = self._unserved() + self.settings.min_idle - len(self._unnamed_idle()) - starting
         wanted = max(wanted, self._missing(now))
         wanted = min(wanted, self.settings.max_sessions - len(self.slots))
         if self.breaker.open_until is not None:  # half open: one attempt decides
             wanted = min(wanted, 1)
-        actions: list[Action] = []
-        for _ in range(wanted):
-            slot = Slot(next(self._numbers))
-            self.slots[slot.number] = slot
-            actions.append(Start(slot.number))
-        return actions
+        numbers = list(itertools.islice(self._numbers, max(0, wanted)))
+        self.slots.update((number, Slot(number)) for number in numbers)
+        return [Start(number) for number in numbers]
 
     def _missing(self, now: float) -> int:
-        """Sessions that are to be started to keep the size."""
+        """Sessions to start so that the pool has its size."""
         if self.size is None or (self.paused_until is not None and now < self.paused_until):
             return 0
-        return self.size - sum(map(self._fills_its_place, self.slots.values()))
+        return self.size - sum(map(self._counts_for_size, self.slots.values()))
 
     def _may_start(self, now: float) -> bool:
         open_until = self.breaker.open_until
@@ -311,7 +309,7 @@ class PoolPlan:
         return now >= open_until and not self._in(Stage.STARTING)
 
     def _refuse(self, now: float) -> list[Action]:
-        """While the breaker is open and nothing is coming, waiting has no end: say so."""
+        """Fail the waiters while the breaker is open and no session can become free."""
         open_until = self.breaker.open_until
         if (
             open_until is None
@@ -319,20 +317,13 @@ class PoolPlan:
             or any(map(self._may_be_assigned, self.slots.values()))
         ):
             return []
-        why = (
+        reason = (
             f"{self.breaker.failures} starts in a row failed, the last with: "
             f"{self.breaker.last_error}; the next attempt is in {open_until - now:.1f} s"
         )
-        refused = [Refuse(waiter, why) for waiter in self.waiters]
+        refused: list[Action] = [Refuse(waiter, reason) for waiter in self.waiters]
         self.waiters.clear()
-        return list(refused)
-
-    def _retire_all(self, reason: str) -> list[Action]:
-        return [
-            self._retire(slot, reason)
-            for slot in list(self.slots.values())
-            if slot.stage is not Stage.RETIRING
-        ]
+        return refused
 
     def _retire(self, slot: Slot, reason: str) -> Action:
         slot.stage = Stage.RETIRING
@@ -347,7 +338,7 @@ class PoolPlan:
         if not slot.retire_reason and slot.name is None:
             self._available[slot.number] = slot
 
-    # --- looking -------------------------------------------------------------------------------
+    # --- questions -----------------------------------------------------------------------------
 
     def _in(self, stage: Stage) -> list[Slot]:
         return [slot for slot in self.slots.values() if slot.stage is stage]
@@ -355,41 +346,36 @@ class PoolPlan:
     def _named(self, name: str) -> Slot | None:
         return next((slot for slot in self.slots.values() if slot.name == name), None)
 
+    def _unnamed_idle(self) -> list[Slot]:
+        return [slot for slot in self._in(Stage.IDLE) if slot.name is None]
+
     def _free_idle(self) -> Slot | None:
-        """The one used last: the others may grow old enough to be let go."""
-        free = [slot for slot in self._in(Stage.IDLE) if slot.name is None]
-        return max(free, key=lambda slot: slot.idle_since, default=None)
+        """The idle slot that was used last: the others may reach the idle timeout."""
+        return max(self._unnamed_idle(), key=lambda slot: slot.idle_since, default=None)
 
     def _spare_idle(self) -> int:
-        """How many idle sessions may leave when they have been idle for long."""
-        if self.size is not None:
-            return 0
-        free = [slot for slot in self._in(Stage.IDLE) if slot.name is None]
-        return len(free) - self.settings.min_idle
+        """How many idle sessions may be retired when they have been idle for long."""
+        return 0 if self.size is not None else len(self._unnamed_idle()) - self.settings.min_idle
 
     def _stays(self, slot: Slot) -> bool:
         return not slot.retire_reason and slot.stage is not Stage.RETIRING
 
-    def _fills_its_place(self, slot: Slot) -> bool:
-        """Whether a kept session has no successor yet.
+    def _counts_for_size(self, slot: Slot) -> bool:
+        """Whether the pool has its size with this session, so that it needs no successor yet.
 
-        The successor of one that takes one piece of work at a time starts when that has finished:
-        who counts the work by its size has none for both. The many pieces of another may go on for
-        hours, and those that wait do not depend on them.
+        The successor of a session that takes one piece of work at a time starts when that has
+        finished, so that no more pieces run than the pool has sessions. With a larger capacity the
+        pieces of a retiring session may go on for hours, and its successor starts before.
         """
         is_busy = slot.stage in (Stage.BORROWED, Stage.WORKING)
         return self._stays(slot) or (is_busy and self.capacity == 1)
 
     def _may_be_assigned(self, slot: Slot) -> bool:
-        """Whether a waiter may still be given this one."""
+        """Whether a waiter may still get this session."""
         if slot.stage in (Stage.BORROWED, Stage.WORKING):
             return not self.settings.fresh
         return slot.stage is not Stage.RETIRING
 
     def _unserved(self) -> int:
-        """Waiters for whom a session has to be made, not merely returned."""
+        """Waiters for whom a session has to be started, not merely returned."""
         return sum(name is None or self._named(name) is None for name in self.waiters.values())
-
-
-def _load(slot: Slot) -> int:
-    return slot.load

@@ -1,4 +1,4 @@
-"""The pool of one profile. What to do is decided in `plan`; here it is done, and reported back."""
+"""The pool of one profile: carries out what its plan decides, and reports events to the plan."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _OTHER_REASONS = "other reasons"
 
 
 class PoolListener(Protocol):
-    """Whoever assigns work to the sessions of a kept pool; called on the loop."""
+    """Hears of the sessions of a pool, to assign work to them; called on the event loop."""
 
     def child_ready(self, slot: Slot, session: Session) -> None:
-        """A session is ready, and may be assigned work."""
+        """A session is ready for work."""
 
     def child_retired(self, slot: Slot) -> None:
-        """A session has no work any more and gets none; its process is being ended."""
+        """A session has no work any more and gets none; its process is being stopped."""
 
 
 def _config(profile: Profile) -> SessionConfig:
-    """The pool replaces sessions itself, so none of them comes back on its own."""
+    """The settings of its sessions, which do not replace a killed child: the pool does."""
     return msgspec.structs.replace(profile.session, replace_killed=False)
 
 
-class SubPool:
+class ProfilePool:
     """Feeds the plan with events and carries out its actions; owns every session it starts."""
 
     def __init__(
@@ -61,7 +61,7 @@ class SubPool:
         self._stops_gracefully = profile.stop_mode == "graceful"
         self._config = _config(profile)
         self.plan = PoolPlan(profile.pool)
-        """Whoever assigns work to sessions asks the plan; and `decide`s, if the slot is doomed."""
+        """Callers that assign work ask the plan, and call `decide` if the slot is to be retired."""
         self._is_spawner_own = spawner is None
         self.spawner = spawner or TemplateSpawner(profile)
         self._sessions: dict[int, Session] = {}
@@ -78,7 +78,7 @@ class SubPool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: PoolListener | None = None
 
-    # --- life ----------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------
 
     async def start(self) -> None:
         self._check_loop("start()")
@@ -146,18 +146,18 @@ class SubPool:
     # --- assigning work ------------------------------------------------------------------------
 
     def set_listener(self, listener: PoolListener, capacity: int) -> None:
-        """Have sessions that take up to `capacity` pieces of work each; as many as `keep` says."""
+        """Have sessions that take up to `capacity` pieces of work each, `set_size` of them."""
         self._listener = listener
         self.plan.capacity = capacity
         self.plan.size = 0
 
     def set_size(self, size: int, max_sessions: int) -> None:
-        """Have so many sessions, `max_sessions` with those that finish their last work."""
+        """Have so many sessions, `max_sessions` with those that are being retired."""
         self.plan.set_size(size, max_sessions)
         self.decide()
 
     def check_child(self, slot: Slot) -> None:
-        """KillReason a session whose child has died, or uses too much memory."""
+        """Mark a session for retirement if its child has died or uses too much memory."""
         session = self._sessions.get(slot.number)
         if session is not None and not session.is_alive:
             self._on_loss(slot.number, session)
@@ -170,15 +170,15 @@ class SubPool:
         self.decide()
 
     def replace_all(self, reason: str) -> None:
-        """Replace every session, once what it has is finished."""
+        """Replace every session, once its work has finished."""
         for number in list(self.plan.slots):
             self.plan.retire_when_idle(number, reason)
         self.decide()
 
-    # --- renewing and looking ------------------------------------------------------------------
+    # --- renewal and information ---------------------------------------------------------------
 
     def renew(self, spawner: TemplateSpawner, profile: Profile) -> None:
-        """Whoever lent it its spawner lends it another."""
+        """Replace the spawner, which is not the pool's own, and every session."""
         if self._is_spawner_own:
             raise ValueError(f"pool {self._name!r} has its own spawner, which cannot be renewed")
         self._check_loop("renew()")
@@ -215,7 +215,7 @@ class SubPool:
         check_loop(call, f"pool {self._name!r}", self._loop)
 
     def _cancel_wait(self, ticket: int, waiter: asyncio.Future[int]) -> None:
-        """A waiter was cancelled, perhaps just after it had been served."""
+        """Withdraw a waiter that was cancelled; return the session it may have got just before."""
         self.plan.cancel_wait(ticket)
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             self.plan.released(waiter.result(), self._now(), used=False)
@@ -224,9 +224,9 @@ class SubPool:
     # --- doing what was decided ----------------------------------------------------------------
 
     def decide(self) -> None:
-        """Ask the plan and act; an event that arrives meanwhile is decided upon afterwards."""
+        """Carry out what the plan decides, until nothing more is due."""
         if self._deciding or not (self._running or self.plan.stopping):
-            return
+            return  # an event that an action causes is handled by the loop below
         self._deciding = True
         try:
             while actions := self.plan.decide(self._now()):
@@ -237,10 +237,9 @@ class SubPool:
         self._check_later()
 
     def _carry_out(self, action: Action) -> None:
-        """The plan has booked every action of its list: one that fails must not cost the others."""
         try:
             self._act(action)
-        except Exception:
+        except Exception:  # the plan has booked the other actions: they must be carried out
             log.exception("pool %r could not carry out %r", self._name, action)
 
     def _act(self, action: Action) -> None:
@@ -248,25 +247,25 @@ class SubPool:
             case Assign(ticket, slot):
                 waiter = self._waiters[ticket]
                 if waiter.done():
-                    # Cancelled in this turn of the loop: `acquire` has not run since, and so has
-                    # not told the plan that this waiter gives up.
+                    # Cancelled in this iteration of the loop: `acquire` has not run since, so the
+                    # plan does not know yet that the waiter has left.
                     self.plan.released(slot, self._now(), used=False)
                 else:
                     waiter.set_result(slot)
             case Start(slot):
                 self._spawn(self._start(slot))
-            case Retire(slot, why):
-                self._retired[self._counted_as(why)] += 1
+            case Retire(slot, reason):
+                self._retired[self._counted_as(reason)] += 1
                 if self._listener is not None:
                     self._listener.child_retired(self.plan.slots[slot])
                 self._spawn(self._end(slot))
-            case Refuse(ticket, why):
+            case Refuse(ticket, reason):
                 waiter = self._waiters[ticket]
                 if not waiter.done():
-                    waiter.set_exception(PoolUnavailable(self._name, why))
+                    waiter.set_exception(PoolUnavailable(self._name, reason))
 
     def _counted_as(self, reason: str) -> str:
-        """What it is counted under: sessions may die for any number of different reasons."""
+        """The key of a reason in the totals, which would grow without bound."""
         is_new = reason not in self._retired
         return _OTHER_REASONS if is_new and len(self._retired) >= _MAX_REASONS else reason
 
@@ -289,7 +288,7 @@ class SubPool:
         else:
             slot = self.plan.slots[number]
             self.plan.started(number, resident_bytes(session.pid or 0), self._now())
-            if not session.is_alive:  # its end was heard before the pool counted on it
+            if not session.is_alive:  # it ended before the pool counted on it
                 self._on_loss(number, session)
             elif self._listener is not None and slot.stage is Stage.IDLE:
                 self._listener.child_ready(slot, session)
@@ -297,7 +296,7 @@ class SubPool:
 
     def _on_start_failed(self, number: int, error: str) -> None:
         slot = self.plan.slots.get(number)
-        if slot is None or slot.stage is Stage.RETIRING:  # stopped on purpose, which is no failure
+        if slot is None or slot.stage is Stage.RETIRING:  # stopped on purpose
             self.plan.gone(number)
             return
         self._totals["start_failures"] += 1
@@ -305,17 +304,19 @@ class SubPool:
         log.warning("a session of pool %r did not start: %s", self._name, error)
         self.plan.start_failed(number, error, self._now())
         breaker = self.plan.breaker
-        if self._listener is not None and breaker.open_until is not None:  # no borrower is told
+        if (
+            self._listener is not None and breaker.open_until is not None
+        ):  # no borrower sees the error
             pause_s = breaker.open_until - self._now()
             log.error(
-                "pool %r has no session to give: %d starts in a row failed; the next is in %.1f s",
+                "pool %r has no sessions: %d starts in a row failed; the next start is in %.1f s",
                 *(self._name, breaker.failures, pause_s),
             )
 
     async def _end(self, number: int) -> None:
         session = self._sessions.get(number)
         if session is None:
-            return  # its start is failing, and says so itself
+            return  # its start failed, and removes the slot
         if self._stops_gracefully and not session.info.running:
             await session.shutdown("retired")
         else:
@@ -335,7 +336,7 @@ class SubPool:
         task.add_done_callback(self._tasks.discard)
 
     def _check_later(self) -> None:
-        """Wake when time alone makes something due; never otherwise."""
+        """Have `decide` called when time alone makes something due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -346,7 +347,7 @@ class SubPool:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    # --- what sessions report ------------------------------------------------------------------
+    # --- events of sessions --------------------------------------------------------------------
 
     def _on_heartbeat(self, number: int, heartbeat: Heartbeat) -> None:
         session = self._sessions.get(number)
@@ -366,10 +367,10 @@ class SubPool:
             asyncio.get_running_loop().call_soon(self.decide)
 
     def _on_loss(self, number: int, session: Session) -> None:
-        why = session.info.last_error or "its child ended"
-        self._totals["lost"] += self.plan.lost(number, why, self._now())
+        reason = session.info.last_error or "its child ended"
+        self._totals["lost"] += self.plan.lost(number, reason, self._now())
 
     def _check_memory(self, number: int, session: Session, rss_bytes: int) -> None:
         if self.plan.reported(number, rss_bytes):
-            why = self.plan.slots[number].retire_reason
-            log.warning("session %s is replaced: %s", session.session_id, why)
+            reason = self.plan.slots[number].retire_reason
+            log.warning("session %s is replaced: %s", session.session_id, reason)

@@ -1,4 +1,4 @@
-"""`SessionPool`: sessions kept warm, lent to one borrower at a time, never leaked."""
+"""`SessionPool`: warm sessions, each lent to one borrower at a time, never leaked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 from capsule_tasks.errors import NotBorrowed
 from capsule_tasks.sessions.arguments import check_type
 from capsule_tasks.sessions.info import PoolInfo
-from capsule_tasks.sessions.pool.profile_pool import SubPool
+from capsule_tasks.sessions.pool.profile_pool import ProfilePool
 from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.settings import Profile
@@ -31,9 +31,9 @@ class SessionPool:
         spawner: TemplateSpawner | None = None,
         on_new: Callable[[Session], object] | None = None,
     ) -> None:
-        """With a `spawner` all profiles are started by it; starting and stopping it is yours.
+        """With a `spawner`, which the caller starts and stops, it starts all sessions.
 
-        `on_new` is called with each session before it starts, to listen to it from the beginning.
+        `on_new` is called with each session before it starts, so that listeners miss nothing.
         """
         check_type("profiles", profiles, Mapping, None)
         if profiles is None:
@@ -44,7 +44,7 @@ class SessionPool:
             check_type("the name of a profile", name, str)
             check_type(f"profile {name!r}", profile, Profile)
         self._pools = {
-            name: SubPool(name, profile, spawner, on_new) for name, profile in profiles.items()
+            name: ProfilePool(name, profile, spawner, on_new) for name, profile in profiles.items()
         }
 
     async def __aenter__(self) -> Self:
@@ -55,7 +55,7 @@ class SessionPool:
         await self.stop()
 
     async def start(self) -> None:
-        """Load the templates and begin to fill the pools; does not wait for the sessions."""
+        """Load the templates and start filling the pools; does not wait for the sessions."""
         try:
             await asyncio.gather(*(pool.start() for pool in self._pools.values()))
         except BaseException:
@@ -63,9 +63,9 @@ class SessionPool:
             raise
 
     async def stop(self) -> None:
-        """End everything, busy sessions too; waiters are told. Safe at any time, and twice.
+        """Stop every session, busy ones too, and fail the waiters. Safe at any time, and twice.
 
-        Who is cancelled meanwhile leaves only when everything has ended.
+        A caller that is cancelled meanwhile returns only when everything has stopped.
         """
         pools = self._pools.values()
         ending = asyncio.ensure_future(asyncio.gather(*(pool.stop() for pool in pools)))
@@ -76,55 +76,54 @@ class SessionPool:
             raise
 
     async def acquire(self, profile: str = DEFAULT_PROFILE, *, name: str | None = None) -> Session:
-        """A session for this caller alone; first come, first served. Give it back with `release`.
+        """A session for this caller alone; first come, first served. Return it with `release`.
 
-        With a `name` it is the session of that name: what its last borrower left in the namespace
-        is still there. PoolUnavailable says why there will be none.
+        With a `name` it is the session of that name, with the namespace as its last borrower left
+        it. PoolUnavailable says why there will be no session.
         """
         check_type("name", name, str, None)
-        return await self.subpool(profile).acquire(name)
+        return await self.profile_pool(profile).acquire(name)
 
     def release(self, session: Session) -> None:
-        """Give a session back. NotBorrowed if it is not lent; SessionBusy while code runs in it."""
+        """Return a session; NotBorrowed if it is not borrowed, SessionBusy if code runs in it."""
         self._owner_pool(session).release(session)
 
     def retire(self, session: Session) -> None:
-        """Give a session back that nobody should use again, whatever still runs in it."""
+        """Return a session that must not be used again, whatever still runs in it."""
         self._owner_pool(session).retire(session)
 
     @contextlib.asynccontextmanager
     async def borrow(
         self, profile: str = DEFAULT_PROFILE, *, name: str | None = None
     ) -> AsyncIterator[Session]:
-        """`acquire`, then `release`; a session in which code still runs by then is retired."""
+        """`acquire`, then `release`; a session in which code still runs is retired instead."""
         check_type("name", name, str, None)
-        pool = self.subpool(profile)
+        pool = self.profile_pool(profile)
         session = await pool.acquire(name)
         try:
             yield session
         finally:
             if pool.owns(session):
-                give_back = pool.retire if session.info.running else pool.release
-                give_back(session)
+                (pool.retire if session.info.running else pool.release)(session)
 
     def renew(self, spawner: TemplateSpawner, profiles: Mapping[str, Profile]) -> None:
-        """Start sessions by these from now on; the others end, those on loan once they are back.
+        """Start sessions by these from now on; retire the others, borrowed ones on their release.
 
-        How many sessions each pool may have, and for how long, stays as it was.
+        The settings of the pools, as the number of sessions and their age, stay as they were.
         """
         for name, profile in profiles.items():
-            self.subpool(name).renew(spawner, profile)
+            self.profile_pool(name).renew(spawner, profile)
 
     def info(self, profile: str = DEFAULT_PROFILE) -> PoolInfo:
-        """What the pool of a profile holds, and what it has done so far."""
-        return self.subpool(profile).info()
+        """The state and the totals of the pool of a profile."""
+        return self.profile_pool(profile).info()
 
     def spawner(self, profile: str = DEFAULT_PROFILE) -> TemplateSpawner:
-        """What starts the profile's sessions, for a session that the pool should not own."""
-        return self.subpool(profile).spawner
+        """The spawner of the profile's sessions, for a session that the pool should not own."""
+        return self.profile_pool(profile).spawner
 
-    def subpool(self, profile: str) -> SubPool:
-        """The pool of one profile, for whoever assigns work to its sessions and borrows none."""
+    def profile_pool(self, profile: str) -> ProfilePool:
+        """The pool of one profile, for a caller that assigns work to sessions and borrows none."""
         check_type("profile", profile, str)
         pool = self._pools.get(profile)
         if pool is None:
@@ -132,7 +131,7 @@ class SessionPool:
             raise ValueError(f"there is no profile {profile!r}; this pool has {known}")
         return pool
 
-    def _owner_pool(self, session: Session) -> SubPool:
+    def _owner_pool(self, session: Session) -> ProfilePool:
         check_type("session", session, Session)
         for pool in self._pools.values():
             if pool.owns(session):

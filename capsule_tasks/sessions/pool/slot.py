@@ -1,4 +1,4 @@
-"""The sessions of a pool as its plan sees them, and what the plan has done with them."""
+"""The sessions of a pool as its plan sees them, and the actions that the plan decides."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Stage(Enum):
     STARTING = auto()
     IDLE = auto()
     BORROWED = auto()
-    """Lent as a whole."""
+    """One borrower has the whole session."""
     WORKING = auto()
-    """Has one piece of work or more."""
+    """The session has one piece of work or more."""
     RETIRING = auto()
 
 
@@ -24,9 +24,9 @@ class Slot:
     stage: Stage = Stage.STARTING
     name: str | None = None
     is_name_new: bool = False
-    """Its borrower is the first of its name; it is anybody's again if that one does not use it."""
+    """The name is of the present borrower. If that one does not use the session, it has no name."""
     load: int = 0
-    """Pieces of work that were assigned to it and have not finished."""
+    """Pieces of work that were assigned to the session and have not finished."""
     uses: int = 0
     born_at: float = 0.0
     idle_since: float = 0.0
@@ -34,7 +34,7 @@ class Slot:
     rss: int = 0
     is_unresponsive: bool = False
     retire_reason: str = ""
-    """Why it is retired as soon as it is free."""
+    """Why the session takes nothing new and is retired as soon as it is free; empty otherwise."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Retire:
-    """End the slot's session."""
+    """Stop the slot's session."""
 
     slot: int
     reason: str
@@ -62,7 +62,7 @@ class Retire:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Tell the waiter why there is no session for it."""
+    """Fail the waiter, with the reason why there is no session for it."""
 
     waiter: int
     reason: str
@@ -73,7 +73,7 @@ Action = Assign | Start | Retire | Refuse
 
 @dataclass
 class Breaker:
-    """Stops starting after repeated failures, tries one again after a while."""
+    """Circuit breaker: no session is started for a while after repeated start failures."""
 
     failures: int = 0
     open_until: float | None = None

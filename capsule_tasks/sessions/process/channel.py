@@ -1,7 +1,7 @@
-"""Both sockets of a session, read under weights, written with priority.
+"""The control and bulk sockets of a session, read under weights, written with priority.
 
-Control frames have a socket of their own, so they never wait behind bulk in the kernel. Here they
-do not either: every turn looks at control first, and while both kinds wait, each gets its share.
+Control frames have a socket of their own, so they never wait behind bulk in the kernel. Nor do they
+wait here: every iteration handles control first, and while both kinds wait, each gets its share.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from capsule_tasks.settings import RoutingSettings
 _WRITE_BUFFER = 1024 * 1024
 _DRAIN_BYTES = 256 * 1024
 _HALF_FRAME_S = 1.0
-"""A frame is written in one go; only a starved child leaves one half written so long."""
+"""A child writes a frame with one call; only a starved child leaves one half written so long."""
 _MAX_UNREAD_CONTROL = 16 * 1024 * 1024
-"""More than an honest child, even a stopped one, ever has coming."""
+"""More than ever waits for an honest child, even for one that is stopped."""
 
 Deliver = Callable[[Any], None]
 
 
 class _Writer:
-    """Frames on their way into one socket, in order, without blocking."""
+    """Writes frames to one socket, in order, without blocking."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self._loop = loop
@@ -67,19 +67,19 @@ class _Writer:
         self.buffered += len(rest)
 
     def _send(self, data: bytearray | memoryview) -> int | None:
-        """How much was taken; None if nobody is there to take any."""
+        """How many bytes were taken; None if the child has closed its end."""
         try:
             return self._sock.send(data)
         except BlockingIOError:
             return 0
         except OSError:
-            return None  # the reader, or the exit, tells what became of the child
+            return None  # the reader, or the exit, shows what became of the child
 
     def _flush(self) -> None:
         while self._waiting:
             head = self._waiting[0]
             sent = self._send(head)
-            if sent is None:  # all at once: there may be a hundred thousand frames
+            if sent is None:  # drop all frames: there may be a hundred thousand
                 self.close()
                 return
             self.buffered -= sent
@@ -96,10 +96,12 @@ class _Writer:
 
 
 class _Reader:
-    """Messages read from one socket and not yet handled."""
+    """Reads messages from one socket and queues them. `weight` is its share of an iteration."""
 
-    def __init__(self, sock: socket.socket, ceiling: int) -> None:
+    def __init__(self, sock: socket.socket, ceiling: int, weight: int) -> None:
         self.sock = sock
+        self.weight = weight
+        self.handled = 0
         self.queue: deque[Any] = deque()
         self.at_end = False
         self.received = 0
@@ -111,7 +113,7 @@ class _Reader:
         return self._decoder.pending_bytes
 
     def pull(self, size: int) -> bool:
-        """Read once and decode; False at the end. BadFrame keeps what was good before it."""
+        """Read once and decode; False at the end. Messages before a BadFrame are queued."""
         try:
             data = self.sock.recv(size)
         except (BlockingIOError, InterruptedError):
@@ -119,20 +121,18 @@ class _Reader:
         except OSError:
             return False
         self.received += len(data)
-        for message in self._decoder.feed(data):
-            self.queue.append(message)
+        self.queue.extend(self._decoder.feed(data))
         return bool(data)
 
     def pull_all(self) -> None:
-        """Read and decode what a dead child left; the torn end of its last frame is dropped."""
+        """Read and decode all that a dead child sent; half a frame at the end is dropped."""
         with contextlib.suppress(OSError, BadFrame):
             while data := self.sock.recv(_DRAIN_BYTES):
-                for message in self._decoder.feed(data):
-                    self.queue.append(message)
+                self.queue.extend(self._decoder.feed(data))
 
 
 class Channel:
-    """The one reader of a session's sockets: `deliver` gets every message, `lost` the fault."""
+    """The only reader of a session's sockets: `deliver` gets every message, `lost` the fault."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Channel:
         *,
         bulk_alone: bool = False,
     ) -> None:
-        """`bulk_alone` says that nothing on bulk has to come after something on control."""
+        """`bulk_alone` says that no bulk message has to come after a control message."""
         self._loop = loop
         self._ceiling = ceiling
         self._routing = routing
@@ -155,21 +155,21 @@ class Channel:
         self._lost = lost
         self._is_stopped = is_stopped
         self._bulk_alone = bulk_alone
-        self._control = _Reader(control, ceiling)
-        self._bulk = _Reader(bulk, ceiling)
+        self._control = _Reader(control, ceiling, routing.control_weight)
+        self._bulk = _Reader(bulk, ceiling, routing.bulk_weight)
         self._control_out = _Writer(loop, control)
         self._bulk_out = _Writer(loop, bulk)
         self._closed = False
         self._dispatch_planned = False
-        self.control_handled = 0
-        self.bulk_handled = 0
         self.priority_reads = 0
+        """Iterations in which control was handled before bulk that waited."""
         loop.add_reader(control, self._on_control)
         loop.add_reader(bulk, self._on_bulk)
 
     @property
-    def is_closed(self) -> bool:
-        return self._closed
+    def handled(self) -> tuple[int, int]:
+        """How many control and bulk messages were handled."""
+        return self._control.handled, self._bulk.handled
 
     def send_control(self, message: Message) -> None:
         """Send at once; control frames are small and never wait for bulk."""
@@ -177,26 +177,26 @@ class Channel:
             return
         self._control_out.write(encode_frame(message, self._ceiling))
         if self._control_out.buffered > _MAX_UNREAD_CONTROL and not self._control.at_end:
-            self._end(self._control, "the child does not read what it is told")
+            self._end(self._control, "the child does not read its control messages")
 
     def post_bulk(self, message: Message) -> None:
-        """Send in order, for a caller that waits for an answer and so does not send more."""
+        """Send in order, for a caller that waits for a reply and so does not send more."""
         if self._closed:
             raise SessionLost("the session's child is gone")
         self._bulk_out.write(encode_frame(message, self._ceiling))
 
     async def send_bulk(self, message: Message) -> None:
-        """Send in order; waits while much is buffered. FrameTooLarge leaves all as it was."""
+        """Send in order; waits while much is buffered. FrameTooLarge changes nothing."""
         self.post_bulk(message)
         if self._bulk_out.buffered > _WRITE_BUFFER:
             await self._bulk_out.drained()
 
     def drain(self) -> None:
-        """Handle everything that has arrived; for a child that is dead and can add nothing."""
+        """Handle everything that has arrived, for a child that is dead."""
         if self._closed:
             return
-        for reader in (self._control, self._bulk):
-            reader.pull_all()
+        self._control.pull_all()
+        self._bulk.pull_all()
         while self._control.queue or self._bulk.queue:
             self._dispatch_share()
 
@@ -234,7 +234,7 @@ class Channel:
             self._loop.call_later(_HALF_FRAME_S, self._check_half_frame, reader, reader.received)
 
     def _check_half_frame(self, reader: _Reader, received: int) -> None:
-        """Half a frame and nothing behind it is garbage that looks like the start of one."""
+        """Fail on half a frame with nothing behind it: garbage that looks like the start of one."""
         if reader.received != received or not reader.half_frame_bytes or self._closed:
             return
         if self._is_stopped():
@@ -248,7 +248,7 @@ class Channel:
         self._loop.call_soon(self._lost, reason)
 
     def _dispatch(self) -> None:
-        """Handle a share; while more is left, nothing is read that is not due."""
+        """Handle a share; while messages are left, no more is read than is due."""
         self._dispatch_share()
         if (self._bulk.queue or self._control.queue) and not self._dispatch_planned:
             self._dispatch_planned = True
@@ -263,29 +263,22 @@ class Channel:
         if not self._control.queue:
             self._pull(self._control)
         self._dispatch()
-        if self._dispatch_planned or self.is_closed:
+        if self._dispatch_planned or self._closed:
             return
         for reader, call in ((self._control, self._on_control), (self._bulk, self._on_bulk)):
             if not reader.at_end:
                 self._loop.add_reader(reader.sock, call)
 
     def _dispatch_share(self) -> None:
-        """One turn: at most so many of each kind, control before bulk."""
-        control, bulk = self._control.queue, self._bulk.queue
-        if control and bulk:
+        """Handle at most `weight` messages of each kind, control before bulk."""
+        if self._control.queue and self._bulk.queue:
             self.priority_reads += 1
-        for queue, weight in (
-            (control, self._routing.control_weight),
-            (bulk, self._routing.bulk_weight),
-        ):
-            handled = 0
-            while queue and handled < weight and not self._closed:
+        for reader in (self._control, self._bulk):
+            queue, handled = reader.queue, 0
+            while queue and handled < reader.weight and not self._closed:
                 handled += 1
                 self._deliver(queue.popleft())
-            if queue is control:
-                self.control_handled += handled
-            else:
-                self.bulk_handled += handled
+            reader.handled += handled
         if self._closed:
-            control.clear()
-            bulk.clear()
+            self._control.queue.clear()
+            self._bulk.queue.clear()

@@ -1,4 +1,4 @@
-"""The child as an operating system process: its birth, its descriptors, its exit."""
+"""The child as an operating system process: its descriptors, its signals, its exit."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ STACK_SIGNAL = signal.SIGWINCH
 _REAP_PAUSE_S = 0.01
 _REAP_ATTEMPTS = 200
 _LATE_CHECKS_S = (0.02, 0.1, 0.5, 2.0, 5.0)
-"""On a busy machine a process may be in the middle of `exec`, and unknowable, for a while."""
+"""On a busy machine a process may be in the middle of `exec`, without its marker, for a while."""
 
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-"""A process that ends so has not ended by another signal, which its code may have refused."""
+"""A process that ends by one of these has not ended by a signal that it was sent before."""
 _ENDING = {signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT}
-"""SystemExit is raised for these, and the code may then exit as it likes."""
+"""SystemExit is raised for these, and the code may then exit with any status."""
 
 
 class ExitStatus(int):
     """A return code that reads as a cause."""
 
     def was_asked_for(self, sent: set[int]) -> bool:
-        """Whether a process ended so because of one of the signals that it was sent.
+        """Whether one of the signals that were sent to the process explains this end.
 
-        A signal that ended it was one of those: the system also kills, for want of memory say.
+        A signal explains it only if it was sent: the system also kills, when memory runs out.
         """
         return -self in sent or (self >= 0 and not _ENDING.isdisjoint(sent))
 
@@ -50,39 +50,39 @@ class ExitStatus(int):
 
 
 class ChildProcess:
-    """Owns one child: everything acquired here is released by `close`, in whatever state it is.
+    """Owns the process and the descriptors of one child, until `close`.
 
-    `exited` is set within a millisecond of the exit, from a pidfd where the system has one; end of
-    file is no sign of death, since a grandchild may hold the pipes.
+    `exited` is set within a millisecond of the exit, from a pidfd where the system has one. An end
+    of file does not show the exit, since a grandchild may hold the pipes.
     """
 
     def __init__(
         self,
         spawned: Spawned,
-        wires: ChildDescriptors,
+        descriptors: ChildDescriptors,
         marker: str,
         loop: asyncio.AbstractEventLoop,
         sandbox_directory: SandboxDirectory | None = None,
     ) -> None:
         self.pid = spawned.pid
-        self.wires = wires
+        self.descriptors = descriptors
         self.directory = sandbox_directory.home if sandbox_directory is not None else None
-        """The child's private working directory, removed with it."""
+        """The private working directory of a sandbox, removed with the child."""
         self._sandbox_directory = sandbox_directory
         self.exited: asyncio.Future[ExitStatus] = loop.create_future()
         self.dumping: asyncio.Task[str] | None = None
-        """Takes its stacks, while somebody asks for them."""
+        """The stack dump that is being taken."""
         self._collect = spawned.collect
         self._marker = marker
         self._loop = loop
         self._pidfd = -1
         self._adopted: set[int] = set()
         self.signals_sent: set[int] = set()
-        wires.close_theirs()
+        descriptors.close_theirs()
         self._watch_exit()
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the child alone; nothing happens if it is gone."""
+        """Send a signal to the child alone; ignored if it has exited."""
         if not self.exited.done():
             self.signals_sent.add(signum)
             with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ class ChildProcess:
             self._adopted |= kill_family(self.pid)
 
     def threads_blocking(self, signum: int) -> set[str]:
-        """Threads that have a signal blocked; the one that handles it has, until it is done."""
+        """Threads that have a signal blocked, as a thread has while it handles the signal."""
         blocking: set[str] = set()
         for thread in Path(f"{PROC}/{self.pid}/task").glob("*"):
             with contextlib.suppress(OSError, LookupError, ValueError):  # the thread has ended
@@ -105,7 +105,7 @@ class ChildProcess:
         return blocking
 
     def process_stats(self) -> tuple[str, float]:
-        """The process state letter and the CPU seconds used, as the kernel sees them."""
+        """The kernel's letter for the state of the process, and the CPU seconds used."""
         try:
             fields = Path(f"{PROC}/{self.pid}/stat").read_text().rpartition(")")[2].split()
             ticks = int(fields[11]) + int(fields[12])
@@ -114,10 +114,10 @@ class ChildProcess:
             return "", 0.0
 
     def close(self) -> None:
-        """Release the descriptors. The child must have exited, or be about to."""
-        if self.wires.stacks >= 0:  # a dump may be in progress: its reader must not outlive it
-            self._loop.remove_reader(self.wires.stacks)
-        self.wires.close()
+        """Release the descriptors and the sandbox directory, once the child has exited."""
+        if self.descriptors.stacks >= 0:  # a dump may be in progress
+            self._loop.remove_reader(self.descriptors.stacks)
+        self.descriptors.close()
         sandbox_directory, self._sandbox_directory = self._sandbox_directory, None
         if sandbox_directory is not None:  # on a thread: it may hold many files
             threading.Thread(target=sandbox_directory.remove).start()
@@ -125,7 +125,7 @@ class ChildProcess:
     def _watch_exit(self) -> None:
         try:
             self._pidfd = os.pidfd_open(self.pid) if IS_LINUX else -1
-        except OSError:  # no descriptor is left
+        except OSError:  # out of descriptors
             self._pidfd = -1
         if self._pidfd < 0:
             threading.Thread(target=self._wait_for_exit, daemon=True).start()
@@ -133,7 +133,7 @@ class ChildProcess:
             self._loop.add_reader(self._pidfd, self._on_exit)
 
     def _on_exit(self) -> None:
-        # First the orphans: as long as a zombie is not collected, nobody else can have its pid.
+        # First the orphans: as long as a zombie is not collected, no other process gets its pid.
         orphans = kill_orphans(self.pid, self._marker)
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
@@ -142,7 +142,7 @@ class ChildProcess:
         self._reap_orphans(orphans, iter(_LATE_CHECKS_S))
 
     def _reap_orphans(self, orphans: Orphans, checks: Iterator[float]) -> None:
-        """Reap what was killed; look again as long as one may have hidden behind its `exec`."""
+        """Reap the orphans; search again while one may be in the middle of `exec`."""
         self._adopted |= orphans.killed
         self._reap_adopted(_REAP_ATTEMPTS)
         delay_s = next(checks, None) if orphans.is_unsure else None
@@ -153,7 +153,7 @@ class ChildProcess:
         self._reap_orphans(kill_late_orphans(self._marker, born_at), checks)
 
     def _reap_adopted(self, attempts: int) -> None:
-        """What was killed comes to this process if it is a subreaper; no zombie may stay."""
+        """Collect killed descendants: children of this process now, if it is a subreaper."""
         self._adopted = reap(self._adopted)
         if self._adopted and attempts:
             self._loop.call_later(_REAP_PAUSE_S, self._reap_adopted, attempts - 1)
@@ -161,5 +161,5 @@ class ChildProcess:
     def _wait_for_exit(self) -> None:
         status = ExitStatus(self._collect())
         kill_orphans(self.pid, self._marker)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.exited.set_result, status)

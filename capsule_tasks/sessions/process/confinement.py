@@ -1,8 +1,8 @@
-"""What the kernel does not bound for a sandbox: processes, their threads, memory and files in all.
+"""The limits of a sandbox that the kernel does not enforce: its processes, threads, memory, files.
 
-RLIMIT_NPROC counts all processes of a uid and spares root, other limits count each process alone,
-and there is none for a directory. So the parent looks: often while an execution runs, and now and
-then afterwards, since what an execution left behind may still be at work.
+RLIMIT_NPROC counts all processes of a uid and exempts root, other limits count each process alone,
+and no limit exists for a directory. So the parent checks: often while an execution runs, and less
+often afterwards, since processes and threads of an execution may go on.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger("capsule_tasks.sessions")
 _BUSY_CHECK_S = 0.05
 _IDLE_CHECK_S = 0.5
 _QUICK_ENTRIES = 200
-"""Entries of the directory measured on the event loop; a thread goes on with the others."""
+"""Entries of the directory that are measured on the event loop; a thread measures the others."""
 
 
 class Confinement:
-    """Watches one sandboxed child from its first execution on."""
+    """Checks the limits of one sandboxed child, from its first execution on."""
 
     def __init__(
         self,
@@ -56,34 +56,34 @@ class Confinement:
         self._measuring = False
 
     def watch(self) -> None:
-        """An execution runs."""
+        """Check often: an execution runs."""
         self._every_s = _BUSY_CHECK_S
         self._check_later()
 
     def rest(self) -> None:
-        """None does; a child that never ran one cannot have left anything."""
+        """Check less often: no execution runs."""
         self._every_s = _IDLE_CHECK_S
         if self._timer is not None and self._child.is_over:
             self._timer.cancel()
 
     def _check_later(self) -> None:
-        """Have a look after the interval, or when it is due already: short executions are many."""
+        """Plan the next check, unless an earlier one is planned: short executions are many."""
         if self._measuring:
-            return  # the end of the measurement will see to it
+            return  # the end of the measurement plans the next check
         due = self._loop.time() + self._every_s
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._look)
+        self._timer = self._loop.call_at(due, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         process = self._child.process
         if self._child.is_over:
             return
         family = [process.pid, *descendants(process.pid)]
-        excess = self._processes(family) or self._threads(family) or self._memory(family)
+        excess = self._tasks(family) or self._memory(family)
         if excess:
             self._kill(excess)
             return
@@ -98,13 +98,13 @@ class Confinement:
         threading.Thread(target=self._measure, args=rest, daemon=True).start()
 
     def _measure(self, files: Iterator[int], used: int) -> None:
-        """Finish a look at many files, on a thread of its own."""
+        """Measure many files, on a thread of its own."""
         excess = ""
         for size in itertools.accumulate(files, initial=used):
             excess = self._disk(size)
             if excess:
                 break
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody runs any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._end_check, excess)
 
     def _end_check(self, excess: str) -> None:
@@ -120,34 +120,33 @@ class Confinement:
             self._ending = self._loop.create_task(self._end(excess))
 
     async def _end(self, excess: str) -> None:
-        """What it started goes at once, so that it can be asked where it was."""
-        doom = KillReason(excess, ErrorKind.LIMIT, replace=True)
-        self._child.expect_exit(doom)  # whatever it dies of from now on
+        """Kill the descendants first, so that the child can still be asked for its stacks."""
+        reason = KillReason(excess, ErrorKind.LIMIT, replace=True)
+        self._child.expect_exit(reason)  # whatever the child dies of from now on
         kill_descendants(self._child.process.pid)
-        self._child.kill(dataclasses.replace(doom, stack=await self._stack_text()))
+        self._child.kill(dataclasses.replace(reason, stack=await self._stack_text()))
 
-    # --- what is counted -----------------------------------------------------------------------
+    # --- the limits; each answers with the excess, or is empty ---------------------------------
 
-    def _processes(self, family: list[int]) -> str:
-        count, most = len(family) - 1, self._settings.max_processes
-        return f"limit of {most} processes: {count} were running" if count > most else ""
-
-    def _threads(self, family: list[int]) -> str:
-        count, most = sum(map(thread_count, family)), self._settings.max_threads
-        return f"limit of {most} threads: {count} were running" if count > most else ""
+    def _tasks(self, family: list[int]) -> str:
+        count, limit, what = len(family) - 1, self._settings.max_processes, "processes"
+        if count <= limit:
+            limit, what = self._settings.max_threads, "threads"
+            count = sum(map(thread_count, family))
+        return f"limit of {limit} {what}: {count} were running" if count > limit else ""
 
     def _memory(self, family: list[int]) -> str:
-        """One process is bounded by the kernel; what several share is counted once."""
-        most = self._limits.memory_bytes
-        if most is None or len(family) == 1 or sum(map(resident_bytes, family)) <= most:
+        """The kernel limits a single process; memory that several share is counted once."""
+        limit, count = self._limits.memory_bytes, len(family)
+        if limit is None or count == 1 or sum(map(resident_bytes, family)) <= limit:
             return ""
         used = sum(map(proportional_bytes, family))
-        what = f"{used} were used by {len(family)} processes"
-        return f"memory limit of {most} bytes: {what}" if used > most else ""
+        excess = f"memory limit of {limit} bytes: {used} were used by {count} processes"
+        return excess if used > limit else ""
 
     def _disk(self, used: int) -> str:
-        most = self._settings.max_disk_bytes
-        return f"disk limit of {most} bytes: {used} were used" if used > most else ""
+        limit = self._settings.max_disk_bytes
+        return f"disk limit of {limit} bytes: {used} were used" if used > limit else ""
 
     def _sizes(self, family: list[int]) -> Iterator[int]:
         directory = self._child.process.directory
@@ -156,5 +155,5 @@ class Confinement:
         try:
             yield from sizes_of_deleted(family, directory)
             yield from sizes_in_tree(directory)
-        except OSError:  # what cannot be measured is over any limit
+        except OSError:  # a directory that cannot be read counts as too large
             yield self._settings.max_disk_bytes + 1

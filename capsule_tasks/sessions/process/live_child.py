@@ -1,15 +1,15 @@
-"""One child from spawn to death, and everything that lives exactly as long.
+"""One child from spawn to exit, and everything that lives exactly as long.
 
-Whatever ends the child ends it here, in the same four steps: what it still said is routed, every
-execution gets its terminal message, every open question its error, every descriptor is released.
-Killing is only a reason and a signal; the exit does the rest.
+Every end of a child takes the same four steps, in `_finish`: its remaining output is routed, every
+execution gets its terminal message, every open request its error, every descriptor is released.
+A kill only records a reason and sends a signal; the exit does the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +22,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.protocol.messages import (
     Credit,
+    Error,
     ErrorKind,
     Heartbeat,
     Hello,
@@ -34,28 +35,26 @@ from capsule_tasks.protocol.messages import (
     Terminal,
 )
 from capsule_tasks.protocol.negotiation import CAPABILITIES
+from capsule_tasks.sessions.info import Counters, QueueStats
 from capsule_tasks.sessions.process import stack_dump
 from capsule_tasks.sessions.process.channel import Channel
 from capsule_tasks.sessions.process.child_process import ChildProcess, ExitStatus
 from capsule_tasks.sessions.process.raw_output import RawOutput
 from capsule_tasks.sessions.router import Router
-from capsule_tasks.sessions.stream import CANCEL_CREDIT, ExecutionStream, ending
+from capsule_tasks.sessions.stream import CANCEL_CREDIT, ERROR_TYPES, ExecutionStream
 from capsule_tasks.settings import SessionConfig
 
-log = logging.getLogger("capsule_tasks.sessions")
-
-NAMED_AFTER = {ErrorKind.TIMEOUT: "ExecutionTimeout", ErrorKind.LIMIT: "LimitReached"}
 _MAX_FINAL_OUTPUT = 4000
 _MAX_NAMED = 10
 _LOST_GRACE_S = 0.05
-"""After a broken channel: so long may the exit status take before the child is killed."""
+"""After a channel broke, the exit status may take so long before the child is killed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KillReason:
-    """Why a child is being killed, and what that means for its executions."""
+    """Why a child ends, and what that means for its executions."""
 
-    reason: str
+    message: str
     kind: ErrorKind
     target: str | None = None
     """The execution at fault; the others are lost with it."""
@@ -63,31 +62,34 @@ class KillReason:
     replace: bool = False
     """Whether the session should go on with a new child."""
     expected: bool = True
-    """Whether the session did this to itself, or it happened to the session."""
+    """Whether the session ended the child; False for an exit or a fault of the child's own."""
     is_asked: bool = False
-    """Whether the session's owner sent it a signal that ends it."""
+    """Whether the session's owner sent the child a signal that ends it."""
     ran: tuple[str, ...] = ()
-    """What was lost with it."""
+    """The executions that were lost with the child."""
 
     def __str__(self) -> str:
-        """For the log: what became of the child, with what it ran."""
+        """For the log: what became of the child, with its executions."""
         ran = ", ".join(self.ran[:_MAX_NAMED]) or "nothing"
         if len(self.ran) > _MAX_NAMED:
             ran += f" and {len(self.ran) - _MAX_NAMED} more"
         lost = "ended its child as asked" if self.is_asked else "lost its child"
-        return f"{lost}, which ran {ran}: {self.reason}"
+        return f"{lost}, which ran {ran}: {self.message}"
 
 
 class LiveChild:
-    """`ended` is called exactly once, when nothing of the child is left."""
+    """A child process with its channels. `on_end` is called once, when nothing of it is left."""
 
     def __init__(
         self,
         session_id: str,
         config: SessionConfig,
         process: ChildProcess,
+        counters: Counters,
+        *,
         observe: Callable[[Any], None],
         on_heartbeat: Callable[[Heartbeat], None],
+        on_session_output: Callable[[Output], None],
         on_stream_end: Callable[[ExecutionStream, Terminal], None],
         on_end: Callable[[KillReason], None],
     ) -> None:
@@ -96,27 +98,19 @@ class LiveChild:
         self._observe = observe
         self._on_end = on_end
         self._on_stream_end = on_stream_end
-        self._doom: KillReason | None = None
+        self._kill_reason: KillReason | None = None
         self._seq = 0
-        self._over = False
-        self.ready: asyncio.Future[Ready] = self._loop.create_future()
+        self.is_over = False
+        self.ready_at: float | None = None
+        self.metadata: dict[str, Any] = {}
+        """The negotiated protocol, once the child is ready."""
+        self.ready: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self.process = process
-        self.router = Router(
-            session_id,
-            config.routing.session_queue,
-            config.routing.session_queue_bytes,
-            config.routing.log_output,
-            self.send_control,
-            observe,
-            self._on_ready,
-            on_heartbeat,
-            self._on_terminal,
-        )
         self.channel = Channel(
             self._loop,
-            process.wires.control,
-            process.wires.bulk,
+            process.descriptors.control,
+            process.descriptors.bulk,
             config.routing,
             config.child.max_frame_bytes,
             self._deliver,
@@ -124,9 +118,23 @@ class LiveChild:
             lambda: process.process_stats()[0] in ("T", "t"),
             bulk_alone=config.child.tasks is not None,
         )
+        self.send_control = self.channel.send_control
+        self.post_bulk = self.channel.post_bulk
+        self.send_bulk = self.channel.send_bulk
+        self.router = Router(
+            session_id,
+            config.routing,
+            counters,
+            self.send_control,
+            observe,
+            self._on_ready,
+            on_heartbeat,
+            self._on_terminal,
+            on_session_output,
+        )
         self._raw = (
-            RawOutput(self._loop, process.wires.stdout, "stdout", self.router.on_raw),
-            RawOutput(self._loop, process.wires.stderr, "stderr", self.router.on_raw),
+            RawOutput(self._loop, process.descriptors.stdout, "stdout", self.router.on_raw),
+            RawOutput(self._loop, process.descriptors.stderr, "stderr", self.router.on_raw),
         )
         self.process.exited.add_done_callback(self._on_exit)
         self.send_control(
@@ -138,27 +146,15 @@ class LiveChild:
             )
         )
 
-    # --- talking -------------------------------------------------------------------------------
-
-    def send_control(self, message: Message) -> None:
-        self.channel.send_control(message)
-
-    def post_bulk(self, message: Message) -> None:
-        self.channel.post_bulk(message)
-
-    async def send_bulk(self, message: Message) -> None:
-        await self.channel.send_bulk(message)
+    # --- requests and executions ---------------------------------------------------------------
 
     async def ask(self, message: Message, timeout_s: float | None, *, bulk: bool = False) -> Any:
-        """Send a request and wait for its reply; TimeoutError, or SessionLost if the child goes."""
-        if self._over:
+        """Send a request and wait for its reply; TimeoutError, or SessionLost if the child ends."""
+        if self.is_over:
             raise SessionLost("the session's child is gone")
         reply = self.router.expect(message)
         try:
-            if bulk:
-                self.post_bulk(message)
-            else:
-                self.send_control(message)
+            (self.post_bulk if bulk else self.send_control)(message)
             async with asyncio.timeout(timeout_s):
                 return await reply
         finally:
@@ -167,9 +163,9 @@ class LiveChild:
     def open_stream(
         self, execution_id: str, consumer: Callable[[Message], object] | None = None
     ) -> ExecutionStream:
-        """Register an execution before it is sent, so that nothing of it can be missed."""
+        """Register an execution before it is sent, so that none of its messages can be missed."""
         self._seq += 1
-        stream = ExecutionStream(
+        self.router.streams[execution_id] = stream = ExecutionStream(
             execution_id,
             self._seq,
             self._config.child.output,
@@ -177,123 +173,124 @@ class LiveChild:
             self._resume_raw,
             consumer,
         )
-        self.router.streams[execution_id] = stream
         return stream
 
-    def close_stream(self, stream: ExecutionStream) -> None:
-        """Forget an execution that was never sent."""
-        self.router.streams.pop(stream.execution_id, None)
-
     def send_shutdown(self, reason: str) -> None:
-        """Ask it to leave; consumers that are paused do not hold up its last words."""
+        """Ask the child to stop; consumers that are paused do not hold up its final output."""
         for stream in self.router.streams.values():
-            self.allow_cancel_credit(stream)
+            stream.allow_cancel_credit()
         self.send_control(Shutdown(reason=reason, credit=CANCEL_CREDIT))
 
     def end_unstarted(self, stream: ExecutionStream) -> None:
-        """End what waits behind an execution that keeps the child from answering.
+        """End an execution that waits behind one that keeps the child from answering.
 
-        The child has been told, and will not begin it; until it says so the name stays taken.
+        The child has the cancel and will not start the execution. Until the child reports that, its
+        id stays taken.
         """
-        why = "cancelled before it began"
-        terminal = ending(stream.execution_id, ErrorKind.CANCELLED, "ExecutionCancelled", why)
+        terminal = Error(
+            execution_id=stream.execution_id,
+            kind=ErrorKind.CANCELLED,
+            type="ExecutionCancelled",
+            message="cancelled before it began",
+        )
         self._on_stream_end(stream, terminal)
 
-    def allow_cancel_credit(self, stream: ExecutionStream) -> int:
-        stream.allow_more(CANCEL_CREDIT)
-        return CANCEL_CREDIT
+    @property
+    def queues(self) -> QueueStats:
+        streams = self.router.streams.values()
+        control_handled, bulk_handled = self.channel.handled
+        return QueueStats(
+            executions=len(streams),
+            buffered_messages=sum(stream.buffered_messages for stream in streams),
+            buffered_bytes=sum(stream.buffered_bytes for stream in streams),
+            session_messages=len(self.router.session_messages),
+            session_messages_dropped=self.router.session_messages.dropped,
+            control_handled=control_handled,
+            bulk_handled=bulk_handled,
+            priority_reads=self.channel.priority_reads,
+        )
 
-    # --- ending --------------------------------------------------------------------------------
+    # --- the end -------------------------------------------------------------------------------
 
-    def kill(self, doom: KillReason) -> None:
+    def kill(self, reason: KillReason) -> None:
         """Kill the child and its descendants; the first reason stands. `ended` follows."""
-        if self._doom is None or self._doom.reason == doom.reason:  # the same one, with the stack
-            self._doom = doom
+        known = self._kill_reason
+        if known is None or known.message == reason.message:  # the same one, with the stack
+            self._kill_reason = reason
         self.process.kill_family()
 
-    def expect_exit(self, doom: KillReason) -> None:
-        """The child was asked to leave: what its exit will mean."""
-        if self._doom is None:
-            self._doom = doom
-
-    @property
-    def is_over(self) -> bool:
-        return self._over
+    def expect_exit(self, reason: KillReason) -> None:
+        """Record why the child was asked to stop, before it exits."""
+        if self._kill_reason is None:
+            self._kill_reason = reason
 
     def _on_exit(self, exited: asyncio.Future[ExitStatus]) -> None:
-        doom = self._doom
-        status = exited.result()
-        if doom is None:
+        reason, status = self._kill_reason, exited.result()
+        message = f"the child {status}"
+        if reason is None:
             is_asked = status.was_asked_for(self.process.signals_sent)
-            why = f"the child {status}"
-            doom = KillReason(why, ErrorKind.LOST, expected=False, is_asked=is_asked)
-        elif doom.expected is False:
-            doom = dataclasses.replace(doom, reason=f"{doom.reason}; the child {status}")
-        self._finish(doom)
+            reason = KillReason(message, ErrorKind.LOST, expected=False, is_asked=is_asked)
+        elif not reason.expected:
+            reason = dataclasses.replace(reason, message=f"{reason.message}; {message}")
+        self._finish(reason)
 
-    def _finish(self, doom: KillReason) -> None:
-        if self._over:
-            return
-        self.channel.drain()  # first, so that the bytes find the execution they belong to
+    def _finish(self, reason: KillReason) -> None:
+        # First, while the executions are still known: the bytes must find their owner.
+        self.channel.drain()
         for raw in self._raw:
             raw.finish()
-        self._over = True
+        self.is_over = True
         final_output = stack_dump.read_final_output(self.process)
-        if final_output and not doom.stack:
-            doom = dataclasses.replace(doom, stack=final_output)
         self.channel.close()
         streams = list(self.router.streams.values())
-        if not doom.expected:
-            doom = dataclasses.replace(doom, ran=tuple(stream.label for stream in streams))
+        ran = () if reason.expected else tuple(stream.label for stream in streams)
+        reason = dataclasses.replace(reason, stack=reason.stack or final_output, ran=ran)
         for stream in streams:
-            terminal = self._terminal_of(stream, doom)
+            terminal = self._terminal_of(stream, reason)
             self._observe(terminal)
             self._end_stream(stream, terminal)
-        self.router.fail_replies(doom.reason)
+        self.router.fail_replies(reason.message)
         if not self.ready.done():
-            self.ready.set_exception(self._start_failure(doom))
-            self.ready.exception()  # retrieved: nobody may be waiting any more
+            self.ready.set_exception(self._start_failure(reason))
+            self.ready.exception()  # retrieved: the caller of `start` may have been cancelled
         self.process.close()
-        self._on_end(doom)
+        self._on_end(reason)
         self.ended.set_result(None)
 
-    def _start_failure(self, doom: KillReason) -> SessionStartFailed:
-        """Why there is no child, with what it wrote: an import that failed says which."""
-        failure = SessionStartFailed(doom.reason)
-        said = "".join(m.data for m in self.router.session_messages if isinstance(m, Output))
-        if said:
-            failure.add_note(f"it wrote:\n{said[-_MAX_FINAL_OUTPUT:]}")
+    def _start_failure(self, reason: KillReason) -> SessionStartFailed:
+        """Why the child ended before it was ready, with its output: a failed import shows there."""
+        failure = SessionStartFailed(reason.message)
+        written = "".join(m.data for m in self.router.session_messages if isinstance(m, Output))
+        if written:
+            failure.add_note(f"it wrote:\n{written[-_MAX_FINAL_OUTPUT:]}")
         return failure
 
-    def _terminal_of(self, stream: ExecutionStream, doom: KillReason) -> Terminal:
-        execution_id, stop = stream.execution_id, stream.stop
-        stream.was_killed = doom.target is not None
-        if doom.target is not None and (execution_id == doom.target or stop is not None):
-            # Whoever the kill was meant for: what was being stopped has been stopped by it.
+    def _terminal_of(self, stream: ExecutionStream, reason: KillReason) -> Terminal:
+        """The terminal message of an execution that is lost with its child."""
+        stop, kind, message = stream.stop, reason.kind, reason.message
+        type_ = ERROR_TYPES.get(kind, "SessionLost")
+        stream.was_killed = reason.target is not None
+        # An execution that was being stopped was stopped by the kill, whichever it was meant for.
+        if reason.target is not None and (stop is not None or stream.execution_id == reason.target):
             kind, type_, message = ErrorKind.KILLED, "ExecutionCancelled", "cancelled"
-            if stop is not None and stop.kind in NAMED_AFTER:
-                kind, type_, message = stop.kind, NAMED_AFTER[stop.kind], stop.message
-            return ending(execution_id, kind, type_, f"{message} (killed)", doom.stack)
-        if doom.target is not None:
-            kind = ErrorKind.LOST_WITH_NEIGHBOUR
-            return ending(execution_id, kind, "SessionLost", doom.reason, doom.stack)
-        type_ = NAMED_AFTER.get(doom.kind, "SessionLost")
-        return ending(execution_id, doom.kind, type_, doom.reason, doom.stack)
+            if stop is not None and stop.kind in ERROR_TYPES:
+                kind, type_, message = stop.kind, ERROR_TYPES[stop.kind], stop.message
+            message += " (killed)"
+        return Error(
+            execution_id=stream.execution_id,
+            kind=kind,
+            type=type_,
+            message=message,
+            stack=reason.stack,
+        )
 
-    def _on_broken(self, reason: str) -> None:
-        """A channel is of no use any more; usually the exit is already on its way."""
-        if self._over or self._doom is not None:
-            return
-        doom = KillReason(reason, ErrorKind.LOST, expected=False)
-        if self.process.exited.done():
-            return
-        self._loop.call_later(_LOST_GRACE_S, self._kill_if_alive, doom)
+    def _on_broken(self, message: str) -> None:
+        """Kill the child after a channel broke, unless its exit explains that."""
+        if self._kill_reason is None and not self.process.exited.done():
+            reason = KillReason(message, ErrorKind.LOST, expected=False)
+            self._loop.call_later(_LOST_GRACE_S, self.kill, reason)
 
-    def _kill_if_alive(self, doom: KillReason) -> None:
-        if not self._over:
-            self.kill(doom)
-
-    # --- routing -------------------------------------------------------------------------------
+    # --- messages of the child -----------------------------------------------------------------
 
     def _deliver(self, message: Any) -> None:
         self._observe(message)
@@ -305,14 +302,22 @@ class LiveChild:
     def _on_ready(self, message: Ready | Rejected) -> None:
         if self.ready.done():
             return
-        if isinstance(message, Ready):
-            if message.version not in self._config.protocol_versions:
-                raise BadFrame(f"the child chose version {message.version}, which nobody offered")
-            self.ready.set_result(message)
+        if isinstance(message, Rejected):
+            refusal = Unconfined if message.kind == ErrorKind.UNCONFINED else IncompatibleProtocol
+            self.expect_exit(KillReason(message.message, ErrorKind.LOST))
+            self.ready.set_exception(refusal(f"{message.kind}: {message.message}"))
             return
-        refusal = Unconfined if message.kind == ErrorKind.UNCONFINED else IncompatibleProtocol
-        self.expect_exit(KillReason(message.message, ErrorKind.LOST))
-        self.ready.set_exception(refusal(f"{message.kind}: {message.message}"))
+        if message.version not in self._config.protocol_versions:
+            raise BadFrame(f"the child chose version {message.version}, which was not offered")
+        self.ready_at = time.monotonic()
+        self.metadata = {
+            "protocol_version": message.version,
+            "capabilities": message.capabilities,
+            "config": message.config,
+            "python": message.python,
+            "isolation": message.isolation,
+        }
+        self.ready.set_result(None)
 
     def _on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
         if not isinstance(terminal, TaskResult) or terminal.has_unread_raw:
@@ -321,10 +326,7 @@ class LiveChild:
         self._end_stream(stream, terminal)
 
     def _end_stream(self, stream: ExecutionStream, terminal: Terminal) -> None:
-        self.router.streams.pop(stream.execution_id, None)
-        for request_id, owner in list(self.router.inputs.items()):
-            if owner == stream.execution_id:
-                self.router.close_input(request_id)
+        self.router.remove(stream)
         self._on_stream_end(stream, terminal)
         self._resume_raw()
 
@@ -332,6 +334,5 @@ class LiveChild:
         self.send_control(Credit(execution_id=execution_id, bytes=amount))
 
     def _resume_raw(self) -> None:
-        if not self._over:
-            for raw in self._raw:
-                raw.resume()
+        for raw in self._raw:
+            raw.resume()

@@ -1,4 +1,4 @@
-"""Bytes written to descriptors 1 and 2, past `sys.stdout`: by C code, by subprocesses."""
+"""Raw output: bytes that C code and subprocesses write to descriptors 1 and 2."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from capsule_tasks.protocol.messages import Stream
 _READ_BYTES = 64 * 1024
 
 Deliver = Callable[[Stream, str, int], bool]
-"""Takes the stream, its text and the number of bytes; False asks for a pause."""
+"""Called with the stream, its text and the number of bytes; False asks for a pause."""
 
 
 class RawOutput:
-    """Reads one descriptor for as long as the child lives; pauses when told to."""
+    """Reads one descriptor for as long as the child lives, with pauses."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, descriptor: int, stream: Stream, deliver: Deliver
@@ -39,7 +39,7 @@ class RawOutput:
             self._loop.add_reader(self._descriptor, self._on_readable)
 
     def catch_up(self) -> None:
-        """Read what is in the pipe now, paused or not: it was written before this moment."""
+        """Read the bytes that are in the pipe now, even in a pause."""
         if self._at_end:
             return
         waiting = _bytes_waiting(self._descriptor)
@@ -47,7 +47,7 @@ class RawOutput:
             waiting -= self._read(min(waiting, _READ_BYTES))
 
     def finish(self) -> None:
-        """Read what is left of a dead child's bytes, the torn end of a character included."""
+        """Read the remaining bytes of a dead child, an incomplete character included."""
         self.catch_up()
         if not self._at_end and (rest := self._decoder.decode(b"", final=True)):
             self._deliver(self._stream, rest, 0)

@@ -1,4 +1,4 @@
-"""Stacks from a child that may be unable to answer: first asked, then taken."""
+"""Stacks of a child that does not answer, taken with `faulthandler`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from capsule_tasks.sessions.process.child_process import STACK_SIGNAL, ChildProc
 
 _READ_BYTES = 64 * 1024
 _QUIET_S = 0.003
-"""A dump comes in many small writes; after so long a silence its end is looked for."""
+"""A dump comes in many small writes; after such a pause it may have ended."""
 _FINISH_S = 1.0
-"""For the rest of a dump that has begun: on a busy machine it pauses in the middle."""
+"""For the rest of a dump that has started: on a busy machine it pauses in the middle."""
 
 
 async def dump(process: ChildProcess, timeout_s: float) -> str:
-    """What `faulthandler` writes on a signal, GIL or not; empty if the process is stopped.
+    """The stacks that `faulthandler` writes on a signal, even while the GIL is held.
 
-    Callers at the same time share one dump.
+    Empty if the process is stopped. Concurrent callers share one dump.
     """
-    if process.wires.stacks < 0 or process.exited.done():
+    if process.descriptors.stacks < 0 or process.exited.done():
         return ""
     if process.dumping is None or process.dumping.done():
         process.dumping = asyncio.get_running_loop().create_task(_dump(process, timeout_s))
@@ -35,7 +35,7 @@ async def _dump(process: ChildProcess, timeout_s: float) -> str:
     loop = asyncio.get_running_loop()
     read_final_output(process)
     arrived = asyncio.Event()
-    loop.add_reader(process.wires.stacks, arrived.set)
+    loop.add_reader(process.descriptors.stacks, arrived.set)
     deadline = time.monotonic() + timeout_s
     text = ""
     never_handling = process.threads_blocking(STACK_SIGNAL)
@@ -55,22 +55,24 @@ async def _dump(process: ChildProcess, timeout_s: float) -> str:
             if at_end:
                 break
     finally:
-        if process.wires.stacks >= 0:
-            loop.remove_reader(process.wires.stacks)
-    return _without_machinery(text)
+        if process.descriptors.stacks >= 0:
+            loop.remove_reader(process.descriptors.stacks)
+    return _without_internal_frames(text)
 
 
 def read_final_output(process: ChildProcess) -> str:
-    """What is in the pipe already: also the last words of a child that crashed."""
+    """The text in the pipe: the rest of a dump, or the final output of a child that crashed."""
     text = b""
     with contextlib.suppress(OSError):
-        while process.wires.stacks >= 0 and (data := os.read(process.wires.stacks, _READ_BYTES)):
+        while process.descriptors.stacks >= 0 and (
+            data := os.read(process.descriptors.stacks, _READ_BYTES)
+        ):
             text += data
     return text.decode("utf-8", "replace")
 
 
 def to_text(stacks: list[Stack]) -> str:
-    """Stacks as a traceback reads, outermost frame first."""
+    """Stacks in the form of a traceback, outermost frame first."""
     lines: list[str] = []
     for stack in stacks:
         owner = f" of execution {stack.execution_id}" if stack.execution_id else ""
@@ -79,6 +81,6 @@ def to_text(stacks: list[Stack]) -> str:
     return "\n".join(lines)
 
 
-def _without_machinery(text: str) -> str:
+def _without_internal_frames(text: str) -> str:
     kept = [line for line in text.splitlines() if "capsule_tasks/child/" not in line]
     return "\n".join(kept)

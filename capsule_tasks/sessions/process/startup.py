@@ -1,4 +1,4 @@
-"""From spawn to usable: the handshake, then the warmup, each on a deadline."""
+"""The start of a child: spawn, handshake, warmup, each with a deadline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import logging
 import msgspec
 
 from capsule_tasks.errors import SessionStartFailed
-from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Ready, Terminal, new_id
+from capsule_tasks.protocol.messages import Code, Error, Execute, Output, Terminal, new_id
 from capsule_tasks.sessions.process import stack_dump
 from capsule_tasks.sessions.process.child_process import ChildProcess
 from capsule_tasks.sessions.process.live_child import LiveChild
@@ -22,8 +22,8 @@ log = logging.getLogger("capsule_tasks.sessions")
 
 
 async def start_process(spawner: Spawner, config: SessionConfig) -> ChildProcess:
-    """A running child and our ends of its wires; nothing is left of one that did not start."""
-    marker = new_id()  # of this child alone, not of a session that may have had another before
+    """Start a child process; nothing is left of one that did not start."""
+    marker = new_id()  # of this child; a session may have had another one before
     with contextlib.ExitStack() as undo:
         sandbox_directory = None
         if config.child.sandbox is not None:
@@ -31,24 +31,24 @@ async def start_process(spawner: Spawner, config: SessionConfig) -> ChildProcess
             sandbox_directory = directories.SandboxDirectory()
             undo.callback(sandbox_directory.remove)
             config = msgspec.structs.replace(config, cwd=sandbox_directory.home)
-        wires = undo.enter_context(ChildDescriptors())
-        spawned = await spawner.spawn(wires, config, marker)
+        descriptors = undo.enter_context(ChildDescriptors())
+        spawned = await spawner.spawn(descriptors, config, marker)
         undo.pop_all()
-    return ChildProcess(spawned, wires, marker, asyncio.get_running_loop(), sandbox_directory)
+    return ChildProcess(spawned, descriptors, marker, asyncio.get_running_loop(), sandbox_directory)
 
 
-async def await_ready(child: LiveChild, timeouts: TimeoutSettings) -> Ready:
-    """What the child answered to Hello; SessionStartFailed carries its stack if it did not."""
+async def await_ready(child: LiveChild, timeouts: TimeoutSettings) -> None:
+    """Wait for the child's answer to Hello; SessionStartFailed carries its stack if none came."""
     try:
         async with asyncio.timeout(timeouts.ready_s):
-            return await asyncio.shield(child.ready)
+            await asyncio.shield(child.ready)
     except TimeoutError:
         why = f"the child was not ready within {timeouts.ready_s} s"
         raise await _failure(child, timeouts, why) from None
 
 
 async def warm_up(child: LiveChild, source: str, timeouts: TimeoutSettings) -> None:
-    """Run code like any execution, with nobody watching; its output goes to the log."""
+    """Run the warmup code as an execution; its output goes to the log."""
     stream = child.open_stream("warmup")
     execute = Execute(
         execution_id=stream.execution_id,

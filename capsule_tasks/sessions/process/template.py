@@ -1,8 +1,9 @@
-"""The parent's side of a template: asks it for children, notices its end.
+"""The parent's side of a template: asks the template for children, notices its end.
 
-A template serves one event loop. It is a spawner: while it lives, a child costs two forks; once it
-is gone, or if what it imported cannot be forked, `spawn` raises TemplateLost and the caller starts
-its children cold. The children do not depend on it: they belong to this process, a subreaper.
+A template serves one event loop. It is a spawner: while it lives, a child costs two forks. After
+its end, or if it cannot be forked because of what it imported, `spawn` raises TemplateLost and the
+caller starts its children cold. The children are adopted by this process, a subreaper, and live on
+after the end of their template.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _ANSWER_BYTES = 64 * 1024
 
 
 class Template:
-    """One warm process. Make it with `fresh` or `fork_of_caller`, then `load` it on a loop."""
+    """One template process. Make it with `fresh` or `fork_of_caller`, then `load` it on a loop."""
 
     def __init__(self, connection: socket.socket, pid: int, name: str) -> None:
         connection.setblocking(False)
@@ -50,10 +51,10 @@ class Template:
         self.gone: asyncio.Future[str] | None = None
         self._connection = connection
         self._ids = itertools.count(1)
-        self._loaded: asyncio.Future[None] | None = None
+        self._loaded: asyncio.Future[int] | None = None
         self._answers: dict[int, asyncio.Future[int]] = {}
         self._children: set[int] = set()
-        """Those that somebody has heard of and will collect."""
+        """Children whose pid a caller knows and will collect."""
 
     @classmethod
     def fresh(
@@ -64,7 +65,7 @@ class Template:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> Template:
-        """A new interpreter that knows nothing but `env` and what it imports."""
+        """A new interpreter, with nothing but `env` and its imports."""
         become_subreaper()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -90,22 +91,22 @@ class Template:
     def fork_of_caller(
         cls, imports: Sequence[str] = (), *, despite_threads: bool = False
     ) -> Template:
-        """A copy of this process as it is now. It should have no other thread.
+        """A fork of this process as it is now. The process should have no other thread.
 
-        `despite_threads` copies it all the same, as `multiprocessing` would: a lock that one of
-        the others holds at this moment stays locked in every child.
+        `despite_threads` forks it all the same, as `multiprocessing` would: a lock that another
+        thread holds at this moment stays locked in every child.
         """
         if threading.active_count() > 1 and not despite_threads:
             names = [thread.name for thread in threading.enumerate()]
-            raise RuntimeError(f"only a process with one thread can be copied; here run {names}")
+            raise RuntimeError(f"only a process with one thread can be forked; here run {names}")
         become_subreaper()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent_pid = os.getpid()
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # a stream of the caller's own making
-                stream.flush()  # or every child would write what is buffered here
+            with contextlib.suppress(Exception):  # a stream of the caller's own, with any error
+                stream.flush()  # or every child would write the buffered text
         with warnings.catch_warnings():
-            if despite_threads:  # the caller knows
+            if despite_threads:
                 warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -114,7 +115,7 @@ class Template:
         return cls(ours, pid, "fork of the worker")
 
     async def load(self, timeout_s: float) -> None:
-        """Wait until it has imported everything; TemplateLost says why it cannot be forked."""
+        """Wait until the template has its imports; TemplateLost says why it cannot be forked."""
         loop = asyncio.get_running_loop()
         self.gone, self._loaded = loop.create_future(), loop.create_future()
         loop.add_reader(self._connection, self._on_readable)
@@ -125,7 +126,7 @@ class Template:
             self._end(f"it had not imported everything after {timeout_s} s")
             raise TemplateLost(self.name, f"not loaded within {timeout_s} s") from None
         except BaseException:
-            self._end("its start was given up")
+            self._end("its start was cancelled")
             raise
 
     @property
@@ -133,11 +134,13 @@ class Template:
         return self.gone is not None and not self.gone.done()
 
     async def ended(self) -> str:
-        """Wait for the template's end; why it came."""
+        """Wait for the end of the template; why it ended."""
         assert self.gone is not None
         return await asyncio.shield(self.gone)
 
-    async def spawn(self, wires: ChildDescriptors, config: SessionConfig, marker: str) -> Spawned:
+    async def spawn(
+        self, descriptors: ChildDescriptors, config: SessionConfig, marker: str
+    ) -> Spawned:
         if not self.is_usable:
             raise TemplateLost(self.name, "it is not running")
         request = Fork(
@@ -149,10 +152,13 @@ class Template:
         )
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._answers[request.id] = answer
-        control, bulk, stacks = wires.child_numbers
-        descriptors = [control, bulk, stacks, wires.child_stdout, wires.child_stderr]
+        handed_on = [
+            *descriptors.child_numbers,
+            descriptors.child_stdout,
+            descriptors.child_stderr,
+        ]
         try:
-            socket.send_fds(self._connection, [msgspec.msgpack.encode(request)], descriptors)
+            socket.send_fds(self._connection, [msgspec.msgpack.encode(request)], handed_on)
         except OSError as fault:
             self._answers.pop(request.id, None)
             raise TemplateLost(self.name, f"it could not be asked: {fault}") from fault
@@ -177,26 +183,19 @@ class Template:
         if not data:
             self._end("its process ended")
         elif self._loaded is not None and not self._loaded.done():
-            self._on_loaded(msgspec.msgpack.decode(data, type=Loaded), self._loaded)
+            self._resolve(self._loaded, msgspec.msgpack.decode(data, type=Loaded))
         else:
-            self._on_answer(msgspec.msgpack.decode(data, type=Forked))
+            forked = msgspec.msgpack.decode(data, type=Forked)
+            if answer := self._answers.pop(forked.id, None):
+                if forked.pid:
+                    self._children.add(forked.pid)
+                self._resolve(answer, forked)
 
-    def _on_loaded(self, news: Loaded, loaded: asyncio.Future[None]) -> None:
-        if news.error:
-            loaded.set_exception(TemplateLost(self.name, news.error))
+    def _resolve(self, waiting: asyncio.Future[int], message: Loaded | Forked) -> None:
+        if message.error:
+            waiting.set_exception(TemplateLost(self.name, message.error))
         else:
-            loaded.set_result(None)
-
-    def _on_answer(self, news: Forked) -> None:
-        answer = self._answers.pop(news.id, None)
-        if answer is None:
-            return
-        if news.pid:
-            self._children.add(news.pid)
-        if news.error:
-            answer.set_exception(TemplateLost(self.name, news.error))
-        else:
-            answer.set_result(news.pid)
+            waiting.set_result(message.pid)
 
     def _end(self, reason: str) -> None:
         if self._connection.fileno() < 0:
@@ -213,10 +212,10 @@ class Template:
             self.gone.set_result(reason)
 
     def _kill(self) -> None:
-        """The template, and the copies of it that never became anybody's child.
+        """Kill the template, and forks of it whose pid was not reported.
 
-        Nobody will hear of one it was making, which holds wires of a session that starts anew.
-        Until it hears Hello a copy is of the template's POSIX session.
+        Such a fork holds descriptors of a session that is started in another way. Until it has
+        received Hello, a fork belongs to the template's POSIX session.
         """
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
@@ -230,12 +229,12 @@ class Template:
         self._children.discard(pid)
         try:
             _, status = os.waitpid(pid, 0)
-        except ChildProcessError:  # somebody else's wait took it
+        except ChildProcessError:  # another wait in this process has collected it
             return -signal.SIGKILL
         return os.waitstatus_to_exitcode(status)
 
     def _kill_unwanted(self, answer: asyncio.Future[int]) -> None:
-        """The caller left while the child was being made."""
+        """Kill a child whose caller was cancelled while the child was forked."""
         if answer.cancelled() or answer.exception() is not None:
             return
         with contextlib.suppress(OSError):
@@ -244,7 +243,7 @@ class Template:
 
 
 def _be_template(theirs: socket.socket, parent_pid: int, imports: Sequence[str]) -> NoReturn:
-    """In the copy: let go of everything that was the caller's."""
+    """Turn a fork of the caller into a template, without anything that was the caller's."""
     try:
         os.setsid()
         for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):

@@ -1,4 +1,4 @@
-"""Starting children from a template while there is one, and cold while there is none."""
+"""Starts children from a template while there is one, and cold while there is none."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MAX_RETRY_S = 30.0
 
 
 class TemplateSpawner:
-    """Keeps one template loaded. Its loss costs warmth, never a session."""
+    """Keeps one template loaded. Without it sessions start slower, but they start."""
 
     def __init__(self, profile: Profile, template: Template | None = None) -> None:
-        """A `template` that exists already is the first; those after it are fresh."""
+        """`template` is the first one, if it exists already; later templates are fresh."""
         self._profile = profile
         self._first = template
         self._cold = ColdSpawner()
         self._template: Template | None = None
         self._reloader: asyncio.Task[None] | None = None
         self._first_tried = asyncio.Event()
-        """The first template is loaded, or could not be, or there will be none."""
+        """Set when the first template is loaded, or failed to, or there will be none."""
         self._is_stopped = False
         self.forks = 0
         self.cold_starts = 0
@@ -41,26 +41,28 @@ class TemplateSpawner:
         return template.pid if template is not None and template.is_usable else None
 
     async def start(self) -> None:
-        """Load the first template; if that fails, children start cold and it is tried again."""
+        """Load the first template; if that fails, children start cold and the load is retried."""
         if self._profile.start == "cold" or not IS_LINUX or self._is_stopped:
-            return  # without a subreaper nobody but the template would hear of its children's ends
+            return  # without a subreaper only the template could collect its children
         if self._reloader is None:
-            self._reloader = asyncio.get_running_loop().create_task(self._keep())
+            self._reloader = asyncio.get_running_loop().create_task(self._reload_template())
             self._reloader.add_done_callback(lambda _: self._first_tried.set())
         await self._first_tried.wait()
 
-    async def spawn(self, wires: ChildDescriptors, config: SessionConfig, marker: str) -> Spawned:
+    async def spawn(
+        self, descriptors: ChildDescriptors, config: SessionConfig, marker: str
+    ) -> Spawned:
         template = self._template
         if template is not None and template.is_usable:
             try:
-                spawned = await template.spawn(wires, config, marker)
-            except TemplateLost as news:
-                log.warning("%s; starting cold", news)
+                spawned = await template.spawn(descriptors, config, marker)
+            except TemplateLost as error:
+                log.warning("%s; starting cold", error)
             else:
                 self.forks += 1
                 return spawned
         self.cold_starts += 1
-        return await self._cold.spawn(wires, config, marker)
+        return await self._cold.spawn(descriptors, config, marker)
 
     async def stop(self) -> None:
         self._is_stopped = True
@@ -71,14 +73,14 @@ class TemplateSpawner:
             if template is not None:
                 template.stop()
 
-    async def _keep(self) -> None:
+    async def _reload_template(self) -> None:
         """Load a template, wait for its end, load the next; slower after each failure."""
         delay_s = _MIN_RETRY_S
         while True:
             try:
                 template = await self._load()
-            except (TemplateLost, OSError) as news:
-                self.last_error = reason_of(news)
+            except (TemplateLost, OSError) as error:
+                self.last_error = reason_of(error)
                 log.warning(
                     "no template: %s; the next attempt is in %.1f s", self.last_error, delay_s
                 )
@@ -87,7 +89,7 @@ class TemplateSpawner:
                 self._first_tried.set()
                 self.last_error = await template.ended()
                 self.templates_lost += 1
-                log.warning("the template of %s is gone: %s", template.name, self.last_error)
+                log.warning("the template of %s ended: %s", template.name, self.last_error)
             self._first_tried.set()
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _MAX_RETRY_S)

@@ -1,4 +1,4 @@
-"""Giving up every capability, for good."""
+"""Dropping all capabilities, for good."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _VERSION_3 = 0x20080522
 def drop_all() -> bool:
     """Empty all sets; False if some capabilities are left.
 
-    A root process keeps the uid, but not one privilege of it. What it starts gains none back: not
-    for being root, and not from a file, since new privileges are forbidden too.
+    A root process keeps its uid without any privilege. Programs that it starts gain none back:
+    neither because they are root's, nor from their file, as new privileges are forbidden, too.
     """
     if libc is None:
         return False
     forbid_new_privileges()
-    libc.prctl(_PR_SET_SECUREBITS, _NO_ROOT, 0, 0, 0)  # refused to those who have nothing to give
+    libc.prctl(_PR_SET_SECUREBITS, _NO_ROOT, 0, 0, 0)  # fails without privileges, which is fine
     libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = struct.pack("=Ii", _VERSION_3, 0)
     if libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(bytes(24))) != 0:
         return False
-    return _held() == 0
+    return _remaining() == 0
 
 
-def _held() -> int:
+def _remaining() -> int:
     """The permitted and effective capabilities of this process, as one number."""
     with open("/proc/self/status", "rb") as status:
         fields = dict(line.split(b":", 1) for line in status if line.startswith(b"Cap"))
-    held = int(fields[b"CapPrm"], 16) | int(fields[b"CapEff"], 16)
-    return held | (int(fields[b"CapInh"], 16) if os.geteuid() == 0 else 0)
+    remaining = int(fields[b"CapPrm"], 16) | int(fields[b"CapEff"], 16)
+    return remaining | (int(fields[b"CapInh"], 16) if os.geteuid() == 0 else 0)

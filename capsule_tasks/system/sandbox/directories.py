@@ -1,11 +1,11 @@
-"""The private directories of sandboxes: made with a lock, removed, swept once the owner is gone.
+"""The private directories of sandboxes: made with a lock, removed, or swept after a crash.
 
     capsule-sandbox-XXXX/        locked (flock) by the process that made it, for as long as it lives
-        home/                    the sandbox's own: all that its code can reach
+        home/                    the only directory that code in the sandbox can write to
 
-The kernel releases the lock with the last process that holds it, however that process ends, so no
-process id is compared that another process may have by now. The sandbox cannot open the directory
-that is locked.
+The kernel releases the lock with the last process that has it, however that process ends. A process
+id would prove nothing: another process may have it by now. Code in the sandbox cannot open the
+locked directory.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ class SandboxDirectory:
             raise
 
     def remove(self) -> None:
-        """Remove the directory and all that the sandbox left in it. Takes as long as it takes."""
+        """Remove the directory with all files in it, which may take long."""
         _remove(self._top, self._lock)
         close_own(self._lock)
 
 
 def _locked_directory() -> tuple[str, int]:
-    """A new directory, and the descriptor that holds its lock. A sweep may take an unlocked one."""
+    """A new directory, and the descriptor of its lock.
+
+    Between `mkdtemp` and the lock a sweep of another process may remove it: then try again.
+    """
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX)
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
@@ -63,14 +66,14 @@ def _is_locked(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks, where a sweep gets none either
+    except OSError:  # a file system without locks: a sweep cannot lock it either
         return True
     return True
 
 
 @functools.cache
 def sweep_once() -> None:
-    """Sweep on a thread of its own, once in the life of this process."""
+    """Sweep on a thread of its own, once per process."""
     threading.Thread(target=sweep, name="capsule-sweep", daemon=True).start()
 
 
@@ -81,11 +84,11 @@ def sweep() -> None:
         names = [name for name in os.listdir(base) if name.startswith(_PREFIX)]
         swept = sum(_sweep(os.path.join(base, name)) for name in names)
         if swept:
-            log.info("removed %d directories of sandboxes whose owner is gone, in %s", swept, base)
+            log.info("removed %d sandbox directories of dead processes from %s", swept, base)
 
 
 def _sweep(path: str) -> bool:
-    """Remove a directory if this module made it and nobody holds its lock. Follows no link."""
+    """Remove a directory that this module made, if no process has its lock. Follows no link."""
     with contextlib.suppress(OSError):
         top = os.open(path, OPEN_DIRECTORY)
         try:
@@ -100,7 +103,7 @@ def _sweep(path: str) -> bool:
 
 
 def _looks_like_ours(top: int) -> bool:
-    """Whether it is private to this user, with nothing in it but what is made here."""
+    """Whether the directory is private to this user and contains only names of this module."""
     status = os.fstat(top)
     is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU
     return is_private and all(

@@ -1,4 +1,4 @@
-"""Landlock: a process gives up, for itself and all its descendants, what it will not need.
+"""Landlock: a process gives up rights, for itself and all its descendants.
 
 Called through libc's `syscall`, since no wrapper exists. The numbers are the same on every
 architecture that Linux supports.
@@ -21,41 +21,16 @@ _ASK_VERSION = 1
 _RULE_PATH_BENEATH = 1
 
 
-class Access(IntFlag):
-    """What can be done with files below a path."""
-
-    EXECUTE = 1 << 0
-    WRITE_FILE = 1 << 1
-    READ_FILE = 1 << 2
-    READ_DIR = 1 << 3
-    REMOVE_DIR = 1 << 4
-    REMOVE_FILE = 1 << 5
-    MAKE_CHAR = 1 << 6
-    MAKE_DIR = 1 << 7
-    MAKE_REG = 1 << 8
-    MAKE_SOCK = 1 << 9
-    MAKE_FIFO = 1 << 10
-    MAKE_BLOCK = 1 << 11
-    MAKE_SYM = 1 << 12
-    REFER = 1 << 13
-    TRUNCATE = 1 << 14
-    IOCTL_DEV = 1 << 15
-
+Access = IntFlag(
+    "Access",
+    "EXECUTE WRITE_FILE READ_FILE READ_DIR REMOVE_DIR REMOVE_FILE MAKE_CHAR MAKE_DIR MAKE_REG "
+    "MAKE_SOCK MAKE_FIFO MAKE_BLOCK MAKE_SYM REFER TRUNCATE IOCTL_DEV",
+)
+"""Rights to files below a path, in the order of the kernel's bits."""
 
 READ = Access.EXECUTE | Access.READ_FILE | Access.READ_DIR
-WRITE = (
-    READ
-    | Access.WRITE_FILE
-    | Access.REMOVE_DIR
-    | Access.REMOVE_FILE
-    | Access.MAKE_DIR
-    | Access.MAKE_REG
-    | Access.MAKE_SOCK
-    | Access.MAKE_FIFO
-    | Access.MAKE_SYM
-    | Access.REFER
-    | Access.TRUNCATE
-)
+WRITE = ~(Access.MAKE_CHAR | Access.MAKE_BLOCK | Access.IOCTL_DEV)
+"""Everything but what concerns devices."""
 _ON_FILES = (
     Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
 )
@@ -74,9 +49,9 @@ def abi() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str], *, network: bool) -> list[str]:
-    """Confine this thread, and whatever it starts, to these paths; what is confined now.
+    """Confine this thread, and processes that it starts, to these paths; what is confined now.
 
-    Names in the answer: `reads`, `writes`, `truncation`, `tcp` unless `network`, and `signals`. A
+    Names in the result: `reads`, `writes`, `truncation`, `tcp` unless `network`, and `signals`. A
     path that does not exist is skipped. OSError if the kernel refuses.
     """
     version = abi()
@@ -106,7 +81,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str], *, network: bool)
 
 
 def _known(version: int) -> int:
-    """Every access that this version can confine; the others it would refuse."""
+    """The rights that this version knows; it refuses a ruleset with other rights."""
     return sum(access for access in Access if _NEEDS_ABI.get(access, 1) <= version)
 
 

@@ -1,14 +1,15 @@
-"""A seccomp filter, assembled here: classic BPF that answers EPERM to what a sandbox never needs.
+"""A seccomp filter in classic BPF that answers EPERM to system calls a sandbox never needs.
 
-The list names what is refused, so that Python and its libraries keep working with kernels of any
-age; reads, writes and signals are confined by Landlock, this closes the roads around it.
+The tables list the calls that are refused, not those that are allowed, so that Python and its
+libraries work with kernels of any age. Landlock confines reads, writes and signals; the filter
+refuses the calls by which code could evade Landlock.
 
-Landlock leaves modes and times of files alone, wherever they are, and a filter sees no path. Every
-file of this user would be open to it, so these calls do nothing, and say that they succeeded:
-`shutil.copy` and the like end with them, and a sandbox can do without their effect.
+Landlock does not confine changes of modes and times of files, and a filter sees no path, so code in
+a sandbox could change every file of this user. These calls do nothing and return success: they are
+the last step of `shutil.copy` and the like, and a sandbox does not need their effect.
 
 Calls with many commands behind one number (`fcntl`, `ioctl`) are allowed by command: a kernel newer
-than this list may have commands that act on others, as leases and notifications did.
+than this list may have commands that affect other processes, as leases and notifications do.
 """
 
 from __future__ import annotations
@@ -46,25 +47,25 @@ _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENT = 0, 4, 16
 
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, PID, NET
-_CLONE_PARENT = 0x8000  # a child of the session's own parent, which no limit would count
+_CLONE_PARENT = 0x8000  # a child of the session's parent, which no limit counts
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
-_MAP_HUGETLB = 0x40000  # from a pool of the whole machine, and no part of what RSS counts
+_MAP_HUGETLB = 0x40000  # shared by the whole machine, and not counted in RSS
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
-_DATAGRAM_BIT = 2  # SOCK_DGRAM and SOCK_RAW; such a socket can be aimed at any address
+_DATAGRAM_BIT = 2  # SOCK_DGRAM and SOCK_RAW, which can send to any address
 _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
 _IOCTL_TYPE = 0xFF00
 _IOCTL_TYPES = (ord("T") << 8, 0x8900)  # descriptors and terminals; sockets
-_IOCTL_TYPE_OF_COPIES = 0x9400  # FICLONE and the like, for which Python has a fallback
+_IOCTL_TYPE_OF_COPIES = 0x9400  # FICLONE and the like, after whose refusal Python copies
 _FCNTL_COMMANDS = (
     *(0, 1, 2, 3, 4, 1030, 1027, 1028),  # F_DUPFD … F_SETFL, DUPFD_CLOEXEC, the two queries
     *(5, 6, 7, 36, 37, 38),  # locks, of processes and of open files
-    *(9, 11, 16, 1025, 1032, 1034, 1035, 1037),  # F_GETOWN and whatever else only asks
+    *(9, 11, 16, 1025, 1032, 1034, 1035, 1037),  # F_GETOWN and others that only read
 )
-"""Not among them: F_SETLEASE, which holds up whoever opens the file, F_NOTIFY, F_SETPIPE_SZ, and
-F_SETOWN with F_SETSIG, which send any signal to any process of this user."""
+"""Not among them: F_SETLEASE, which delays other processes that open the file, F_NOTIFY,
+F_SETPIPE_SZ, and F_SETOWN with F_SETSIG, which send any signal to any process of this user."""
 _PRCTL_REFUSED = (1, 22, 36, 62)
 """PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SCHED_CORE."""
-_MADVISE_IGNORED = (20, 21)  # MADV_COLD, MADV_PAGEOUT: also for libraries that others use
+_MADVISE_IGNORED = (20, 21)  # MADV_COLD, MADV_PAGEOUT: also for libraries of other processes
 _SOL_SOCKET = 1
 _BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and their FORCE forms
 _SOCKET_FILTERS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, and both for REUSEPORT
@@ -74,12 +75,12 @@ _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 
 def confine(*, network: bool, signals: bool, truncation: bool) -> list[str]:
-    """Install the filter for this thread and whatever it starts; what it confines.
+    """Install the filter for this thread and processes that it starts; what the filter confines.
 
-    `network` allows sockets of the internet. Where Landlock cannot, `signals` has the filter refuse
-    all signals but those to this process, and `truncation` the calls that cut a file which they do
-    not open for writing. Nothing is installed, and the answer is empty, on an architecture whose
-    system calls are not listed.
+    `network` allows internet sockets. `signals` and `truncation` are for kernels whose Landlock
+    cannot confine these: the filter refuses all signals but those to this process, and calls that
+    truncate a file without opening it for writing. On an architecture whose system calls are not
+    listed nothing is installed, and the result is empty.
     """
     if not IS_LINUX or os.uname().machine not in _ARCHITECTURES:
         return []
@@ -97,7 +98,7 @@ def confine(*, network: bool, signals: bool, truncation: bool) -> list[str]:
 
 
 class _Assembler:
-    """Instructions in order; every comparison jumps at most over the next one or two."""
+    """The instructions of the filter, in order."""
 
     def __init__(self) -> None:
         self.code: list[tuple[int, int, int, int]] = []
@@ -144,7 +145,7 @@ def _program(machine: str, network: bool, only_pid: int | None, truncation: bool
     _confine_memory(program, column)
     _confine_processes(program, column)
     _confine_descriptors(program, column)
-    if network:  # of the internet, and what asks for its addresses; not those of this machine
+    if network:  # internet sockets, and netlink for addresses; not Unix sockets
         families = _one_of(0, (_AF_INET, _AF_INET6, _AF_NETLINK), _ALLOW, _REFUSE)
         program.block(syscalls.SOCKET[column], families)
     if only_pid is not None:
@@ -156,16 +157,16 @@ def _program(machine: str, network: bool, only_pid: int | None, truncation: bool
 
 
 def _confine_memory(program: _Assembler, column: int) -> None:
-    """Refuse memory that no limit counts; see also the buffers of descriptors."""
+    """Refuse memory that no limit counts; see also `_confine_descriptors`."""
     huge = _argument(3, (_JUMP_ANY_BIT, _MAP_HUGETLB), _REFUSE, _ALLOW)
     program.block(syscalls.MMAP[column], huge)
     program.block(syscalls.MADVISE[column], _one_of(2, _MADVISE_IGNORED, _NO_EFFECT, _ALLOW))
-    # Into a pipe or a socket it pins a whole page for one byte. Python copies without it.
+    # It pins a whole page for one byte in a pipe or a socket. Python copies without it.
     program.when(_JUMP_EQ, syscalls.SENDFILE[column], _NOT_THERE)
 
 
 def _confine_processes(program: _Assembler, column: int) -> None:
-    """Keep the limits and priorities of others, and the place of each process in the family."""
+    """Refuse changes to limits and priorities of other processes, and children of the parent."""
     for numbers in syscalls.FOR_ITSELF.values():
         program.block(numbers[column], _one_of(0, (0,), _ALLOW, _REFUSE))
     own_process = _argument(0, (_JUMP_EQ, 0), None, _REFUSE)  # PRIO_PROCESS
@@ -173,14 +174,14 @@ def _confine_processes(program: _Assembler, column: int) -> None:
     program.block(syscalls.SETPRIORITY[column], own_process)
     program.when(_JUMP_EQ, syscalls.CLONE3[column], _NOT_THERE)  # its flags are out of reach
     flags = (_JUMP_ANY_BIT, _NEW_NAMESPACES | _CLONE_PARENT)
-    # A thread with descriptors of its own would have what the limits count for a whole process.
+    # A thread with its own descriptors could open as many as the limit allows a whole process.
     own_files = _one_of(0, (_CLONE_THREAD,), _REFUSE, _ALLOW, mask=_CLONE_THREAD | _CLONE_FILES)
     program.block(syscalls.CLONE[column], _argument(0, flags, _REFUSE, None) + own_files)
     program.block(syscalls.PRCTL[column], _one_of(0, _PRCTL_REFUSED, _REFUSE, _ALLOW))
 
 
 def _confine_descriptors(program: _Assembler, column: int) -> None:
-    """Allow of a descriptor what acts on the process alone; keep the sizes of its buffers."""
+    """Allow calls on descriptors that affect this process only; refuse larger buffers."""
     program.block(syscalls.FCNTL[column], _one_of(1, _FCNTL_COMMANDS, _ALLOW, _REFUSE))
     program.block(syscalls.IOCTL[column], _ioctls())
     only_pairs = _argument(0, (_JUMP_EQ, _AF_UNIX), None, _REFUSE)
@@ -202,7 +203,7 @@ def _confine_signals(program: _Assembler, column: int, only_pid: int) -> None:
 
 
 def _confine_truncation(program: _Assembler, column: int, is_x86: bool) -> None:
-    """Refuse to cut files by path, and by opening them for anything but writing."""
+    """Refuse to truncate files by path, and by opening them for anything but writing."""
     program.when(_JUMP_EQ, syscalls.TRUNCATE[column], _REFUSE)
     program.when(_JUMP_EQ, syscalls.OPENAT2[column], _NOT_THERE)  # its flags are out of reach
     cutting = (_O_TRUNC, _O_TRUNC | _O_ACCMODE)  # for reading, and for neither
@@ -225,7 +226,7 @@ def _one_of(
 def _argument(
     index: int, comparison: tuple[int, int], holds: int | None, fails: int | None
 ) -> list[tuple[int, int, int, int]]:
-    """Compare the low word of an argument; where an answer is None execution goes on behind."""
+    """Compare the low word of an argument; with None as the answer the next instruction runs."""
     jump, value = comparison
     body = [(_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8 * index)]
     if holds is None:
@@ -240,8 +241,9 @@ def _argument(
 def _ioctls() -> list[tuple[int, int, int, int]]:
     """Allow what belongs to descriptors, terminals and sockets.
 
-    Not typing into a terminal, and not naming a process that gets signals. Other types belong to
-    file systems and devices, where the owner of a file may change what a reader should not.
+    Input into a terminal, and choosing a process that gets signals, are refused. So are all other
+    types: they are for file systems and devices, where the owner of a file has more rights than
+    Landlock leaves to a reader.
     """
     body = [(_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8)]
     for request in (_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP):

@@ -1,6 +1,6 @@
-"""The numbers of the system calls that a sandbox's filter looks at, on x86-64 and on aarch64.
+"""Numbers of the system calls that a sandbox's filter checks, on x86-64 and on aarch64.
 
-Newer calls have one number on both. What the filter does with each table is in `seccomp`.
+Newer calls have the same number on both. `seccomp` says what the filter does with each table.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ALWAYS: dict[str, tuple[int, int]] = {
     "nfsservctl": (180, 42),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    # What belongs to files, wherever they are.
+    # Owners and attributes of files, wherever the files are.
     "fchown": (93, 55),
     "fchownat": (260, 54),
     "setxattr": (188, 5),
@@ -85,7 +85,7 @@ ALWAYS: dict[str, tuple[int, int]] = {
     "file_setattr": (469, 469),
     "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27),
-    # Memory that no limit counts, some of which outlives the session.
+    # Memory that no limit counts; some of it outlives the session.
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
@@ -105,7 +105,7 @@ ALWAYS: dict[str, tuple[int, int]] = {
     "vmsplice": (278, 75),
     "splice": (275, 76),
     "tee": (276, 77),
-    # Work for the disks and the memory of the whole machine.
+    # Load on the disks and the memory of the whole machine.
     "sync": (162, 81),
     "syncfs": (306, 267),
     "process_madvise": (440, 440),
@@ -128,8 +128,8 @@ WITHOUT_EFFECT: dict[str, tuple[int, int]] = {
     "fadvise64": (221, 223),
     "setsid": (112, 157),
 }
-"""Answered with 0. `fadvise64` could drop a library from the page cache of the whole machine;
-a process that left its POSIX session could not be told from a stranger once its parents are gone.
+"""Answered with 0. `fadvise64` could drop a library from the page cache of the whole machine.
+After `setsid` a process whose parents have ended could not be recognized as part of the session.
 """
 WITHOUT_EFFECT_X86: dict[str, int] = {
     "chmod": 90,
@@ -144,7 +144,7 @@ FOR_ITSELF: dict[str, tuple[int, int]] = {
     "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274),
 }
-"""Allowed with 0 as the process, which is the caller: the same user's others are out of reach."""
+"""Allowed with process 0, which is the caller; refused for other processes of the user."""
 SETPRIORITY = (141, 140)
 SOCKET = (41, 198)
 NETWORK: dict[str, tuple[int, int]] = {

@@ -9,17 +9,17 @@ import stat
 from collections.abc import Iterator
 
 ENTRY_BYTES = 4096
-"""What a name costs at least: an inode, and its place in a directory."""
+"""The least that a name takes up: an inode, and an entry in a directory."""
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOVED = "capsule-"
-"""Names at the top of a tree that is being removed begin with this."""
+"""Prefix of names at the top of a tree that is being removed."""
 
 
 def empty_tree(top: int) -> None:
-    """Remove all below an open directory, also what was made unreadable. Follows no link.
+    """Remove everything below an open directory, unreadable directories too. Follows no link.
 
-    Every directory is first moved up to the top: however deep they were nested, no path is too
-    long, and no descriptor is held for each level. What cannot be removed stays.
+    Each directory is first moved to the top. So no path is too long, and no descriptor is needed
+    for each level, however deeply directories are nested. Files that cannot be removed stay.
     """
     numbers = itertools.count()
     pending = _strip(top, top, numbers)
@@ -35,7 +35,7 @@ def empty_tree(top: int) -> None:
 
 
 def _strip(directory: int, top: int, numbers: Iterator[int]) -> list[str]:
-    """Remove a directory's files, move its directories to the top; their names there."""
+    """Remove a directory's files and move its directories to the top; their names there."""
     moved: list[str] = []
     for name in os.listdir(directory):
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def _strip(directory: int, top: int, numbers: Iterator[int]) -> list[str]:
 
 
 def _open_up(name: str, directory: int | None = None) -> None:
-    """Have the owner of a directory read and change it; a link in its place is left alone."""
+    """Give the owner of a directory all rights to it. OSError for a link in its place."""
     handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
     try:
         os.chmod(f"/proc/self/fd/{handle}", stat.S_IRWXU)
@@ -63,7 +63,7 @@ def _open_up(name: str, directory: int | None = None) -> None:
 def sizes_in_tree(path: str) -> Iterator[int]:
     """The bytes that each entry below a directory takes up, at least `ENTRY_BYTES`.
 
-    OSError (ENAMETOOLONG) if directories are nested beyond what a path can say.
+    OSError (ENAMETOOLONG) if directories are nested too deeply for a path.
     """
     pending = [path]
     while pending:
@@ -75,11 +75,11 @@ def sizes_in_tree(path: str) -> Iterator[int]:
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:
-    """What a directory holds; nothing if it was removed meanwhile."""
+    """The entries of a directory; none if it was removed meanwhile."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         try:
             return _listing(path)
-        except PermissionError:  # its owner may write there, and hide it from another look
+        except PermissionError:  # code in the sandbox made it unreadable
             _open_up(path)
             return _listing(path)
     return []

@@ -145,7 +145,9 @@ async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_befor
 ) -> None:
     looked: list[Execution] = []
     monkeypatch.setattr(
-        StreamWriter, "await_previous_end", lambda writer: looked.append(writer.execution)
+        ground.publisher.claimer,
+        "await_previous_end",
+        lambda writer: looked.append(writer.execution),
     )
     execution = started(ground)
     ground.supervisor.on_message(execution, output("kept"))

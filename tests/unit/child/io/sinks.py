@@ -1,4 +1,4 @@
-"""A `Sink` with everything around it replaced by something that can be watched."""
+"""A `OutputSink` with everything around it replaced by something that can be watched."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.child.io.output import CapturedErrorStream, CapturedStream, Sink
-from capsule_tasks.child.stopping.condition import Gate
+from capsule_tasks.child.io.sink import OutputSink
+from capsule_tasks.child.io.streams import CapturedStream
+from capsule_tasks.child.stopping.condition import InterruptibleCondition
 from capsule_tasks.protocol.messages import Gap, Message, Output
 from capsule_tasks.settings import OutputSettings
 from tests.sessions import HANG_S
@@ -50,17 +51,17 @@ def _said(message: Message) -> Any:
 
 
 class FakePump:
-    """Counts how often it is asked to come; comes when the test says so."""
+    """Counts how often a sink is added; flushes none."""
 
     def __init__(self) -> None:
-        self.calls: list[Sink] = []
+        self.calls: list[OutputSink] = []
 
-    def gather(self, sink: Sink) -> None:
+    def add(self, sink: OutputSink) -> None:
         self.calls.append(sink)
 
 
-class WatchedGate(Gate):
-    """Tells when somebody has to wait."""
+class WatchedCondition(InterruptibleCondition):
+    """Tells when a thread has to wait."""
 
     __slots__ = ("blocked",)
 
@@ -83,19 +84,19 @@ class Bench:
 
     def __init__(self, *, limit_bytes: int | None = None, **settings: Any) -> None:
         self.settings = OutputSettings(**settings)
-        self.outbox, self.pump, self.gate = FakeOutbox(), FakePump(), WatchedGate()
+        self.outbox, self.pump, self.condition = FakeOutbox(), FakePump(), WatchedCondition()
         outbox: Any = self.outbox
         pump: Any = self.pump
-        self.session = Sink(None, outbox, self.settings, pump)
-        self.sink = Sink(
+        self.session = OutputSink(None, outbox, self.settings, pump)
+        self.sink = OutputSink(
             "e", outbox, self.settings, pump, late=self.session, limit_bytes=limit_bytes
         )
-        self.sink._gate = self.gate
-        self.stdout = CapturedStream("stdout", 1, lambda: self.sink)
-        self.stderr = CapturedErrorStream("stderr", 2, lambda: self.sink)
+        self.sink._condition = self.condition
+        self.stdout = CapturedStream(1, lambda: None, lambda: self.sink)
+        self.stderr = CapturedStream(2, lambda: None, lambda: self.sink)
 
-    def settle(self) -> None:
-        """All turns the pump wants."""
+    def flush_all(self) -> None:
+        """Flush for as long as the sink asks the pump for it."""
         while self.sink.flush_from_pump():
             pass
 
@@ -105,11 +106,11 @@ class Bench:
             self.stdout.write("x")
             self.sink.flush_ready()
         self.outbox.messages.clear()
-        self.settle()
+        self.flush_all()
 
     def in_thread(self, work: Callable[[], object]) -> threading.Thread:
         """Start work that has to wait, and wait until it does."""
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        assert self.gate.blocked.wait(HANG_S)
+        assert self.condition.blocked.wait(HANG_S)
         return thread

@@ -11,12 +11,13 @@ import pytest
 
 from capsule_tasks.child.context import progress
 from capsule_tasks.child.executors import cells, checkpoints, outcomes
-from capsule_tasks.child.io.output import CapturedStream, Sink
+from capsule_tasks.child.io.sink import OutputSink
+from capsule_tasks.child.io.streams import CapturedStream
 from capsule_tasks.child.registry import Execution, Registry, Stage
-from capsule_tasks.child.stopping import interrupts
-from capsule_tasks.child.stopping.condition import Gate
-from capsule_tasks.child.stopping.deferred_stop import landing
-from capsule_tasks.child.stopping.interrupts import Interrupter
+from capsule_tasks.child.stopping import interrupter as interrupter_module
+from capsule_tasks.child.stopping.condition import InterruptibleCondition
+from capsule_tasks.child.stopping.deferred_stop import deferred_stop
+from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.errors import ExecutionCancelled
 
 CHILD = "capsule_tasks.child."
@@ -25,16 +26,16 @@ USER = compile("1", "<cell 1>", "exec")
 
 @pytest.fixture
 def interrupter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupter]:
-    """One whose signals are counted, and sent to nobody."""
+    """An interrupter whose signals are counted instead of sent."""
     made: Any = Interrupter()
-    made.fired = 0
+    made.signals_sent = 0
 
-    def fire() -> None:
-        made.fired += 1
+    def count() -> None:
+        made.signals_sent += 1
 
-    monkeypatch.setattr(made, "_fire", fire)
+    monkeypatch.setattr(made, "_send_signal", count)
     yield made
-    landing.pending = False
+    deferred_stop.is_pending = False
 
 
 def stack(*functions: CodeType | Callable[..., Any], module: str = "__main__") -> Any:
@@ -52,8 +53,10 @@ def stack(*functions: CodeType | Callable[..., Any], module: str = "__main__") -
     return frame
 
 
-LOOP = interrupts.Interrupter.tick
+LOOP = interrupter_module.Interrupter.retry_due
 """Stands for any function of this package that holds something."""
+IN_USER_CODE = (cells.enter_blocking, USER)
+WAIT = InterruptibleCondition.wait
 MAY_BE_STOPPED = {
     "user code": (LOOP, cells.enter_blocking, USER),
     "user code that called user code": (LOOP, cells.enter_blocking, USER, USER, USER),
@@ -63,9 +66,9 @@ MAY_BE_STOPPED = {
         LOOP,
         cells.enter_blocking,
         USER,
-        Sink.settle,
-        Sink.flush,
-        Gate.wait,
+        OutputSink.flush_if_due,
+        OutputSink.flush,
+        InterruptibleCondition.wait,
     ),
     "progress": (LOOP, cells.enter_blocking, USER, progress),
     "a __repr__ of the result": (LOOP, outcomes.enter_result, outcomes.type_name, USER),
@@ -74,14 +77,27 @@ MAY_BE_STOPPED = {
 }
 MUST_NOT = {
     "nothing": (),
-    "the machinery before any user code": (LOOP,),
+    "code of this package before any user code": (LOOP,),
     "user code outside of an execution": (USER,),
-    "a callback of the machinery": (LOOP, USER),
-    "the machinery called by user code": (LOOP, cells.enter_blocking, USER, LOOP),
-    "user code called by the machinery": (LOOP, cells.enter_blocking, USER, LOOP, USER),
-    "output while it is sent": (LOOP, cells.enter_blocking, USER, Sink.settle, Sink._send_piece),
-    "the look at a condition": (LOOP, cells.enter_blocking, USER, Sink.flush, Gate.wait, LOOP),
-    "a wait outside of an execution": (LOOP, Sink.finish, Gate.wait),
+    "a callback of this package": (LOOP, USER),
+    "code of this package called by user code": (LOOP, cells.enter_blocking, USER, LOOP),
+    "user code called by code of this package": (LOOP, cells.enter_blocking, USER, LOOP, USER),
+    "output while it is sent": (
+        LOOP,
+        cells.enter_blocking,
+        USER,
+        OutputSink.flush_if_due,
+        OutputSink._send_ready,
+    ),
+    "the look at a condition": (
+        LOOP,
+        cells.enter_blocking,
+        USER,
+        OutputSink.flush,
+        InterruptibleCondition.wait,
+        LOOP,
+    ),
+    "a wait outside of an execution": (LOOP, OutputSink.finish, InterruptibleCondition.wait),
 }
 
 
@@ -97,10 +113,12 @@ def test_nothing_is_stopped_inside(interrupter: Interrupter, functions: Any) -> 
 
 def test_a_write_may_be_left_but_not_what_it_calls(interrupter: Interrupter) -> None:
     sink: Any = None
-    write = CapturedStream("stdout", 1, lambda: sink).write
+    write = CapturedStream(1, lambda: None, lambda: sink).write
     write.__module__ = CapturedStream.__module__
     assert interrupter.is_inside(stack(LOOP, cells.enter_blocking, USER, write))
-    assert not interrupter.is_inside(stack(LOOP, cells.enter_blocking, USER, write, Sink.settle))
+    assert not interrupter.is_inside(
+        stack(LOOP, cells.enter_blocking, USER, write, OutputSink.flush_if_due)
+    )
 
 
 def test_a_module_of_the_user_is_not_taken_for_ours(interrupter: Interrupter) -> None:
@@ -113,8 +131,8 @@ def test_a_module_of_the_user_is_not_taken_for_ours(interrupter: Interrupter) ->
 def test_a_function_that_must_not_be_broken_is_left_when_what_it_calls_is_interrupted(
     interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupts, "_uninterruptible", set())
-    interrupts.uninterruptible(checkpoints.enter_restore)
+    monkeypatch.setattr(interrupter_module, "_uninterruptible", set())
+    interrupter_module.uninterruptible(checkpoints.enter_restore)
     assert not interrupter.is_inside(stack(LOOP, checkpoints.enter_restore))
     assert interrupter.is_inside(stack(LOOP, checkpoints.enter_restore, USER))
 
@@ -145,10 +163,10 @@ def passes(interrupter: Any, frame: Any) -> None:
         pytest.fail(f"{error!r} was raised")
 
 
-def test_what_is_aimed_is_raised_once_in_its_own_execution(interrupter: Any) -> None:
+def test_a_stop_is_raised_once_and_only_in_its_own_execution(interrupter: Any) -> None:
     one, other = running("one"), running("other")
-    interrupter.aim(one, lambda: ExecutionCancelled("for one"))
-    assert interrupter.fired == 1
+    interrupter.request_stop(one, lambda: ExecutionCancelled("for one"))
+    assert interrupter.signals_sent == 1
     for current in (None, other):
         interrupter._current = lambda current=current: current
         passes(interrupter, user_frame())
@@ -158,12 +176,12 @@ def test_what_is_aimed_is_raised_once_in_its_own_execution(interrupter: Any) -> 
     passes(interrupter, user_frame())
 
 
-def test_where_nothing_may_be_raised_it_is_put_off(interrupter: Any) -> None:
+def test_a_stop_is_deferred_where_nothing_may_be_raised(interrupter: Any) -> None:
     one = running()
     interrupter._current = lambda: one
-    interrupter.aim(one, ExecutionCancelled)
+    interrupter.request_stop(one, ExecutionCancelled)
     passes(interrupter, stack(LOOP, cells.enter_blocking, USER, LOOP))
-    assert landing.pending
+    assert deferred_stop.is_pending
     with pytest.raises(ExecutionCancelled):
         interrupter._raise_in(user_frame())
 
@@ -171,35 +189,35 @@ def test_where_nothing_may_be_raised_it_is_put_off(interrupter: Any) -> None:
 def test_a_request_for_an_execution_that_has_ended_is_not_kept(interrupter: Any) -> None:
     one = running()
     one.stage = Stage.ENDED
-    interrupter.aim(one, ExecutionCancelled)
+    interrupter.request_stop(one, ExecutionCancelled)
     interrupter._current = lambda: one
     passes(interrupter, user_frame())
-    assert interrupter.tick(0) is None
+    assert interrupter.retry_due(0) is None
 
 
-def test_what_is_forgotten_is_not_raised(interrupter: Any) -> None:
+def test_a_forgotten_stop_is_not_raised(interrupter: Any) -> None:
     one = running()
     interrupter._current = lambda: one
-    interrupter.aim(one, ExecutionCancelled)
+    interrupter.request_stop(one, ExecutionCancelled)
     interrupter.forget(one)
     interrupter.forget(one)
     passes(interrupter, user_frame())
-    assert interrupter.tick(1e9) is None
+    assert interrupter.retry_due(1e9) is None
 
 
 def test_a_request_without_an_exception_counts_as_delivered(interrupter: Any) -> None:
     one = running()
     interrupter._current = lambda: one
-    request = interrupter.aim(one, lambda: None)
+    request = interrupter.request_stop(one, lambda: None)
     passes(interrupter, user_frame())
-    assert request.delivered
+    assert request.is_delivered
 
 
 def test_a_second_request_replaces_the_first(interrupter: Any) -> None:
     one = running()
     interrupter._current = lambda: one
-    interrupter.aim(one, KeyboardInterrupt)
-    interrupter.aim(one, ExecutionCancelled)
+    interrupter.request_stop(one, KeyboardInterrupt)
+    interrupter.request_stop(one, ExecutionCancelled)
     with pytest.raises(ExecutionCancelled):
         interrupter._raise_in(user_frame())
     passes(interrupter, user_frame())
@@ -210,13 +228,13 @@ def test_until_it_is_delivered_the_signal_is_sent_again_a_little_later_each_time
 ) -> None:
     one = running()
     interrupter._current = lambda: one
-    request = interrupter.aim(one, ExecutionCancelled)
+    request = interrupter.request_stop(one, ExecutionCancelled)
     now, waits = request.retry_at, []
-    assert interrupter.tick(now - 1e-6) == now
-    assert interrupter.fired == 1
+    assert interrupter.retry_due(now - 1e-6) == now
+    assert interrupter.signals_sent == 1
     for sent in range(2, 12):
-        due = interrupter.tick(now)
-        assert interrupter.fired == sent
+        due = interrupter.retry_due(now)
+        assert interrupter.signals_sent == sent
         waits.append(due - now)
         now = due
     assert waits == sorted(waits)
@@ -224,26 +242,26 @@ def test_until_it_is_delivered_the_signal_is_sent_again_a_little_later_each_time
     assert waits[-1] == pytest.approx(0.05)
     with pytest.raises(ExecutionCancelled):
         interrupter._raise_in(user_frame())
-    assert interrupter.tick(now + 100) is None
+    assert interrupter.retry_due(now + 100) is None
 
 
 def test_one_signal_serves_all_that_are_due(interrupter: Any) -> None:
-    requests = [interrupter.aim(running(name), ExecutionCancelled) for name in "abc"]
-    before = interrupter.fired
-    due = interrupter.tick(max(request.retry_at for request in requests))
-    assert interrupter.fired == before + 1
+    requests = [interrupter.request_stop(running(name), ExecutionCancelled) for name in "abc"]
+    before = interrupter.signals_sent
+    due = interrupter.retry_due(max(request.retry_at for request in requests))
+    assert interrupter.signals_sent == before + 1
     assert due == min(request.retry_at for request in requests)
 
 
 def test_an_exception_that_python_swallowed_is_raised_again(interrupter: Any) -> None:
     one = running()
     interrupter._current = lambda: one
-    interrupter.aim(one, ExecutionCancelled)
+    interrupter.request_stop(one, ExecutionCancelled)
     with pytest.raises(ExecutionCancelled) as first:
         interrupter._raise_in(user_frame())
-    before = interrupter.fired
+    before = interrupter.signals_sent
     interrupter._on_unraisable(SimpleNamespace(exc_value=first.value))
-    assert interrupter.fired == before + 1
+    assert interrupter.signals_sent == before + 1
     with pytest.raises(ExecutionCancelled):
         interrupter._raise_in(user_frame())
 
@@ -252,7 +270,7 @@ def test_another_swallowed_exception_changes_nothing_and_is_reported(interrupter
     one, reported = running(), []
     interrupter._current = lambda: one
     interrupter._report_unraisable = reported.append
-    interrupter.aim(one, ExecutionCancelled)
+    interrupter.request_stop(one, ExecutionCancelled)
     with pytest.raises(ExecutionCancelled):
         interrupter._raise_in(user_frame())
     strange = SimpleNamespace(exc_value=ValueError("in __del__"))

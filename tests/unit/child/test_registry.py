@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.registry import _REMEMBERED_CANCELS, Execution, Registry, Stage
+from capsule_tasks.child.registry import _MAX_EARLY_CANCELS, Execution, Registry, Stage
 from capsule_tasks.protocol.messages import Cancel, Checkpoint, Code, Execute
 from tests.sessions import HANG_S
 
@@ -122,15 +122,13 @@ def test_cancels_that_overtook_their_execute_wait_for_it() -> None:
     registry, first, second = Registry(), cancel(seq=1), cancel(seq=1)
     assert registry.remember_early_cancel(first)
     assert registry.remember_early_cancel(second)
-    assert registry.take_early_cancels(2) == []
-    registry.note_seq(1)
     assert registry.take_early_cancels(1) == [first, second]
     assert registry.take_early_cancels(1) == []
 
 
-def test_a_cancel_of_something_that_is_over_is_not_kept_for_a_namesake() -> None:
+def test_a_cancel_for_an_ended_execution_is_not_remembered_for_a_later_one() -> None:
     registry = Registry()
-    registry.note_seq(3)
+    registry.take_early_cancels(3)
     for seq in (3, 1):
         assert not registry.remember_early_cancel(cancel(seq=seq))
         assert registry.take_early_cancels(seq) == []
@@ -139,18 +137,18 @@ def test_a_cancel_of_something_that_is_over_is_not_kept_for_a_namesake() -> None
 
 def test_a_later_number_is_not_taken_back() -> None:
     registry = Registry()
-    registry.note_seq(5)
-    registry.note_seq(2)
+    registry.take_early_cancels(5)
+    registry.take_early_cancels(2)
     assert not registry.remember_early_cancel(cancel(seq=5))
 
 
 def test_early_cancels_are_bounded_and_the_oldest_goes() -> None:
     registry = Registry()
-    for number in range(1, _REMEMBERED_CANCELS + 11):
+    for number in range(1, _MAX_EARLY_CANCELS + 11):
         assert registry.remember_early_cancel(cancel(seq=number))
     assert registry.take_early_cancels(10) == []
     assert len(registry.take_early_cancels(11)) == 1
-    assert len(registry.take_early_cancels(_REMEMBERED_CANCELS + 10)) == 1
+    assert len(registry.take_early_cancels(_MAX_EARLY_CANCELS + 10)) == 1
 
 
 def test_a_cancel_is_for_the_execution_of_its_number_and_not_for_a_namesake() -> None:

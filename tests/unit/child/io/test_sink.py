@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.io.output import OutputLimitReached, Pump, Sink, UnattributedSink
+from capsule_tasks.child.io.pump import OutputPump
+from capsule_tasks.child.io.sink import OutputLimitReached, OutputSink
+from capsule_tasks.child.io.streams import CapturedStream
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.messages import Gap, Output, Progress
-from tests.unit.sinks import Bench, FakeOutbox
+from tests.unit.child.io.sinks import Bench, FakeOutbox
 
 
 def test_the_first_text_calls_the_pump_and_the_next_one_does_not() -> None:
@@ -18,7 +20,7 @@ def test_the_first_text_calls_the_pump_and_the_next_one_does_not() -> None:
     bench.stdout.write("b")
     assert bench.pump.calls == [bench.sink]
     assert bench.outbox.messages == []
-    bench.settle()
+    bench.flush_all()
     assert bench.outbox.said == [("stdout", "ab")]
 
 
@@ -26,7 +28,7 @@ def test_after_a_pause_the_pump_is_called_again() -> None:
     bench = Bench()
     for text in ("a", "b", "c"):
         bench.stdout.write(text)
-        bench.settle()
+        bench.flush_all()
     assert len(bench.pump.calls) == 3
     assert bench.outbox.said == [("stdout", "a"), ("stdout", "b"), ("stdout", "c")]
 
@@ -43,33 +45,33 @@ def test_the_pump_comes_back_once_after_it_sent_something() -> None:
     assert bench.outbox.said == [("stdout", "a"), ("stdout", "bc")]
 
 
-class RacingSink(Sink):
-    """A writer appends at the very moment the pump disarms: it has seen the mark of before."""
+class RacingSink(OutputSink):
+    """A writer appends while the pump lowers `flush_at_chars`: it has compared the old value."""
 
     slip = ""
 
     @property
-    def mark(self) -> int:
-        return self._mark
+    def flush_at_chars(self) -> int:  # type: ignore[override]
+        return self._flush_at_chars
 
-    @mark.setter
-    def mark(self, value: int) -> None:
+    @flush_at_chars.setter
+    def flush_at_chars(self, value: int) -> None:
         if value == 1 and self.slip:
             text, self.slip = self.slip, ""
             self.parts.append(text)
             self.size += len(text)
-        self._mark = value
+        self._flush_at_chars = value
 
 
 def test_text_written_while_the_pump_goes_to_sleep_is_not_forgotten() -> None:
     bench = Bench()
     bench.sink.__class__ = RacingSink
-    bench.sink.mark = 1
+    bench.sink.flush_at_chars = 1
     bench.stdout.write("a")
     assert bench.sink.flush_from_pump()
     bench.sink.slip = "slipped in"
     assert bench.sink.flush_from_pump(), "the pump would sleep over text that nobody else sends"
-    bench.settle()
+    bench.flush_all()
     assert bench.outbox.text() == "aslipped in"
 
 
@@ -98,7 +100,7 @@ def test_both_streams_keep_their_order_and_runs_of_one_are_joined() -> None:
         (bench.stderr, "6"),
     ):
         stream.write(text)
-    bench.settle()
+    bench.flush_all()
     assert bench.outbox.said == [
         ("stdout", "12"),
         ("stderr", "34"),
@@ -143,7 +145,7 @@ def test_only_text_can_be_written_and_a_kind_of_text_is_text() -> None:
         with pytest.raises(TypeError, match="must be str, not bytes"):
             stream.write(b"x")  # type: ignore[arg-type]
         assert stream.write(Loud("loud")) == 4
-    bench.settle()
+    bench.flush_all()
     assert bench.outbox.said == [("stdout", "loud"), ("stderr", "loud")]
 
 
@@ -214,7 +216,7 @@ def test_late_text_keeps_its_place_behind_what_the_session_said_before() -> None
 def test_what_a_thread_slips_in_at_the_end_is_late_but_not_lost() -> None:
     bench = Bench()
     bench.sink.__class__ = RacingSink
-    bench.sink.mark = 100
+    bench.sink.flush_at_chars = 100
     bench.sink.slip = "slipped in"
     bench.sink.finish()
     (message,) = bench.outbox.messages
@@ -234,7 +236,7 @@ def test_the_pump_finds_nothing_to_do_for_an_execution_that_is_over() -> None:
 def test_progress_after_the_end_is_dropped() -> None:
     bench = Bench()
     bench.sink.finish()
-    bench.sink.say(Progress(execution_id="e", done=1))
+    bench.sink.send(Progress(execution_id="e", done=1))
     assert bench.outbox.messages == []
 
 
@@ -269,30 +271,27 @@ def test_one_text_far_over_the_limit_is_cut_at_the_limit() -> None:
 # --- around it ---------------------------------------------------------------------------------
 
 
-def test_a_stray_writer_asks_each_time_whose_output_it_is() -> None:
-    first, second = Bench(), Bench()
-    owner = first
-    stray = UnattributedSink(lambda: owner.sink)
-    stray.parts.append("one")
-    stray.size = stray.size + 3
-    owner = second
-    stray.parts.append("two")
-    stray.uses_stderr = True
-    assert (first.sink.parts, first.sink.size, first.sink.uses_stderr) == (["one"], 3, False)
-    assert (second.sink.parts, second.sink.uses_stderr) == (["two"], True)
-    assert stray.mark == second.sink.mark
-    stray.settle()
-    assert second.pump.calls == [second.sink]
-    stray.flush_ready()
-    assert second.outbox.text() == "two"
+def test_the_context_decides_whose_output_it_is_and_else_the_owner() -> None:
+    named, first, second = Bench(), Bench(), Bench()
+    context_sink, owner = None, first.sink
+    stream = CapturedStream(2, lambda: context_sink, lambda: owner)
+    stream.write("one")
+    owner = second.sink
+    stream.write("two")
+    context_sink = named.sink
+    stream.write("three")
+    for bench, text in ((first, "one"), (second, "two"), (named, "three")):
+        assert bench.pump.calls == [bench.sink]
+        bench.sink.flush_ready()
+        assert bench.outbox.said == [("stderr", text)]
 
 
 def test_the_pump_sends_what_nobody_flushed() -> None:
     outbox: Any = FakeOutbox()
-    pump = Pump(0.001)
+    pump = OutputPump(0.001)
     pump.start()
     bench = Bench()
-    sink = Sink("e", outbox, bench.settings, pump, late=bench.session)
+    sink = OutputSink("e", outbox, bench.settings, pump, late=bench.session)
     bench.sink = sink
     text = ""
     for number in range(50):

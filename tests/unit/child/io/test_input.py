@@ -11,157 +11,157 @@ import pytest
 from capsule_tasks.child.io.input import InputRequests
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse, Message
 from tests.sessions import HANG_S
-from tests.unit.sinks import Bench
+from tests.unit.child.io.sinks import Bench
 
 
-class Desk:
-    """A desk whose execution is the bench's."""
+class InputBench:
+    """Input requests of the bench's execution."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
-        self.bench = Bench()
-        outbox: Any = self.bench.outbox
-        self.desk = InputRequests(outbox, lambda: self.bench.sink, timeout_s)
+        self.output = Bench()
+        outbox: Any = self.output.outbox
+        self.inputs = InputRequests(outbox, lambda: self.output.sink, timeout_s)
 
     def sent(self, kind: type[Message]) -> list[Any]:
-        return [m for m in self.bench.outbox.messages if isinstance(m, kind)]
+        return [m for m in self.output.outbox.messages if isinstance(m, kind)]
 
     def answering(self, text: str = "", *, eof: bool = False) -> None:
         """Answer the next question as soon as it is sent."""
 
         def answer(message: Message) -> None:
             if isinstance(message, InputRequest):
-                self.desk.respond(
+                self.inputs.respond(
                     InputResponse(execution_id="e", request_id=message.id, text=text, eof=eof)
                 )
 
-        self.bench.outbox.on_message = answer
+        self.output.outbox.on_message = answer
 
     def asked(self, ask: Callable[[], object]) -> tuple[threading.Thread, InputRequest]:
         """Ask on a thread, and wait until the question is out."""
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        self.bench.outbox.wait_for(lambda: bool(self.sent(InputRequest)))
+        self.output.outbox.wait_for(lambda: bool(self.sent(InputRequest)))
         return thread, self.sent(InputRequest)[-1]
 
 
 def test_an_answer_is_what_input_returns() -> None:
-    desk = Desk()
-    desk.answering("Ada")
-    desk.bench.stdout.write("Hello! ")
-    assert desk.desk.input("Name? ") == "Ada"
-    output, request, closed = desk.bench.outbox.messages
+    bench = InputBench()
+    bench.answering("Ada")
+    bench.output.stdout.write("Hello! ")
+    assert bench.inputs.input("Name? ") == "Ada"
+    output, request, closed = bench.output.outbox.messages
     assert (output.data, request.prompt, request.password) == ("Hello! ", "Name? ", False)
     assert (closed.request_id, closed.reason) == (request.id, "answered")
 
 
 def test_a_password_is_marked_as_one() -> None:
-    desk = Desk()
-    desk.answering("secret")
-    assert desk.desk.getpass() == "secret"
-    (request,) = desk.sent(InputRequest)
+    bench = InputBench()
+    bench.answering("secret")
+    assert bench.inputs.getpass() == "secret"
+    (request,) = bench.sent(InputRequest)
     assert (request.prompt, request.password) == ("Password: ", True)
 
 
 def test_a_prompt_may_be_anything_that_has_text() -> None:
-    desk = Desk()
-    desk.answering("")
-    assert desk.desk.input(42) == ""
-    assert desk.desk.input("\ud800?") == ""
-    assert [request.prompt for request in desk.sent(InputRequest)] == ["42", "\\ud800?"]
+    bench = InputBench()
+    bench.answering("")
+    assert bench.inputs.input(42) == ""
+    assert bench.inputs.input("\ud800?") == ""
+    assert [request.prompt for request in bench.sent(InputRequest)] == ["42", "\\ud800?"]
 
 
 def test_a_password_prompt_that_is_no_text_is_the_callers_error() -> None:
-    desk = Desk()
+    bench = InputBench()
     with pytest.raises(TypeError):
-        desk.desk.getpass(5)  # type: ignore[arg-type]
-    assert desk.bench.outbox.messages == []
+        bench.inputs.getpass(5)  # type: ignore[arg-type]
+    assert bench.output.outbox.messages == []
 
 
-def test_of_a_long_prompt_the_end_is_sent() -> None:
+def test_a_long_prompt_is_cut_to_its_end() -> None:
     """A prompt of megabytes once was more than the parent allows, and ended the session."""
-    desk = Desk()
-    desk.answering("")
-    desk.desk.input("x" * 10_000_000 + "name? ")
-    (request,) = desk.sent(InputRequest)
+    bench = InputBench()
+    bench.answering("")
+    bench.inputs.input("x" * 10_000_000 + "name? ")
+    (request,) = bench.sent(InputRequest)
     assert request.prompt.endswith("xxxname? ")
     assert len(request.prompt) < 5000
 
 
 def test_when_input_ends_it_is_an_eof_error_that_names_the_question() -> None:
-    desk = Desk()
-    desk.answering(eof=True)
+    bench = InputBench()
+    bench.answering(eof=True)
     with pytest.raises(EOFError) as caught:
-        desk.desk.input()
-    (request,) = desk.sent(InputRequest)
+        bench.inputs.input()
+    (request,) = bench.sent(InputRequest)
     assert request.id in caught.value.__notes__[0]
     assert "execution e" in caught.value.__notes__[0]
-    assert desk.sent(InputClosed)[0].reason == "eof"
+    assert bench.sent(InputClosed)[0].reason == "eof"
 
 
 def test_when_the_time_is_up_it_is_a_timeout_error() -> None:
-    desk = Desk(timeout_s=0.01)
+    bench = InputBench(timeout_s=0.01)
     with pytest.raises(TimeoutError, match=r"no input within 0\.01 s"):
-        desk.desk.input()
-    assert desk.sent(InputRequest)[0].timeout_s == 0.01
-    assert desk.sent(InputClosed)[0].reason == "timeout"
+        bench.inputs.input()
+    assert bench.sent(InputRequest)[0].timeout_s == 0.01
+    assert bench.sent(InputClosed)[0].reason == "timeout"
 
 
-def test_an_answer_for_another_execution_or_question_is_nobodys() -> None:
-    desk, lines = Desk(), list[str]()
-    thread, request = desk.asked(lambda: lines.append(desk.desk.input()))
+def test_an_answer_for_another_execution_or_question_is_refused() -> None:
+    bench, lines = InputBench(), list[str]()
+    thread, request = bench.asked(lambda: lines.append(bench.inputs.input()))
     for execution_id, request_id in (("f", request.id), ("e", "another")):
         wrong = InputResponse(execution_id=execution_id, request_id=request_id, text="wrong")
-        assert not desk.desk.respond(wrong)
+        assert not bench.inputs.respond(wrong)
     right = InputResponse(execution_id="e", request_id=request.id, text="right")
-    assert desk.desk.respond(right)
+    assert bench.inputs.respond(right)
     thread.join(HANG_S)
     assert lines == ["right"]
-    assert not desk.desk.respond(right)
+    assert not bench.inputs.respond(right)
 
 
 @pytest.mark.parametrize(
     "close",
-    [lambda desk: desk.close(), lambda desk: desk.close_execution("e")],
+    [lambda bench: bench.close(), lambda bench: bench.close_execution("e")],
     ids=["the session", "the execution"],
 )
-def test_who_still_asks_when_it_is_over_gets_an_eof(
+def test_code_that_still_asks_after_the_end_gets_an_eof(
     close: Callable[[InputRequests], object],
 ) -> None:
-    desk, ends = Desk(), list[str]()
+    bench, ends = InputBench(), list[str]()
 
     def ask() -> None:
         try:
-            desk.desk.input()
+            bench.inputs.input()
         except EOFError as error:
             ends.append(type(error).__name__)
 
-    thread, _ = desk.asked(ask)
-    desk.desk.close_execution("another")
+    thread, _ = bench.asked(ask)
+    bench.inputs.close_execution("another")
     assert thread.is_alive()
-    close(desk.desk)
+    close(bench.inputs)
     thread.join(HANG_S)
     assert ends == ["EOFError"]
 
 
-def test_after_the_end_of_the_session_nobody_is_asked() -> None:
-    desk = Desk()
-    desk.desk.close()
+def test_after_the_end_of_the_session_no_question_is_sent() -> None:
+    bench = InputBench()
+    bench.inputs.close()
     with pytest.raises(EOFError):
-        desk.desk.input()
-    assert desk.bench.outbox.messages == []
+        bench.inputs.input()
+    assert bench.output.outbox.messages == []
 
 
 def test_a_thread_that_outlives_its_execution_does_not_wait_for_an_answer() -> None:
     """It once did, for ever: the parent does not show questions of an execution that is over."""
-    desk = Desk()
-    desk.bench.sink.finish()
+    bench = InputBench()
+    bench.output.sink.finish()
     with pytest.raises(EOFError):
-        desk.desk.input()
-    assert desk.bench.outbox.messages == []
+        bench.inputs.input()
+    assert bench.output.outbox.messages == []
 
 
 def test_outside_of_an_execution_there_is_nobody_to_ask() -> None:
-    desk = Desk()
-    desk.bench.sink = desk.bench.session
+    bench = InputBench()
+    bench.output.sink = bench.output.session
     with pytest.raises(EOFError, match="no execution is running"):
-        desk.desk.input()
+        bench.inputs.input()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.stopping.condition import Gate
+from capsule_tasks.child.stopping.condition import InterruptibleCondition
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost
 from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress
 from tests.sessions import HANG_S
-from tests.unit.sinks import Bench
+from tests.unit.child.io.sinks import Bench
 
 QUESTION = InputRequest(execution_id="e", prompt="?")
 HALF_WAY = Progress(execution_id="e", done=0.5)
@@ -36,7 +36,7 @@ def test_what_is_sent_is_paid_for() -> None:
     bench = Bench(window_bytes=10_000)
     before = bench.sink.credit
     bench.stdout.write("żółć")
-    bench.settle()
+    bench.flush_all()
     (message,) = bench.outbox.messages
     assert before - bench.sink.credit == message_cost(message) == OVERHEAD + len("żółć".encode())
     bench.sink.add_credit(500)
@@ -52,9 +52,9 @@ def test_without_credit_a_writer_waits_and_goes_on_when_it_comes() -> None:
     thread = bench.in_thread(lambda: bench.stdout.write(text))
     assert bench.outbox.messages == []
     while thread.is_alive():
-        bench.gate.blocked.clear()
+        bench.condition.blocked.clear()
         bench.sink.add_credit(3 * (OVERHEAD + 100))
-        while thread.is_alive() and not bench.gate.blocked.wait(0.01):
+        while thread.is_alive() and not bench.condition.blocked.wait(0.01):
             pass
     assert bench.outbox.text() == text
     assert not any(isinstance(m, Gap) for m in bench.outbox.messages)
@@ -63,9 +63,9 @@ def test_without_credit_a_writer_waits_and_goes_on_when_it_comes() -> None:
 def test_a_little_credit_sends_one_message_and_no_more() -> None:
     bench = blocking()
     thread = bench.in_thread(lambda: bench.stdout.write("y" * 300))
-    bench.gate.blocked.clear()
+    bench.condition.blocked.clear()
     bench.sink.add_credit(1 - bench.sink.credit)
-    assert bench.gate.blocked.wait(HANG_S)
+    assert bench.condition.blocked.wait(HANG_S)
     assert bench.outbox.said == [("stdout", "y" * 100)]
     bench.sink.add_credit(10_000)
     thread.join(HANG_S)
@@ -81,7 +81,7 @@ def test_less_than_a_chunk_waits_for_the_pump_and_not_the_writer() -> None:
     calls = len(bench.pump.calls)
     bench.sink.add_credit(10_000)
     assert len(bench.pump.calls) == calls + 1
-    bench.settle()
+    bench.flush_all()
     assert bench.outbox.said == [("stdout", "small")]
 
 
@@ -111,7 +111,7 @@ def test_who_ends_on_an_event_loop_is_told_of_credit() -> None:
     assert told == [bench.sink.credit]
 
 
-class CancellingGate(Gate):
+class CancellingGate(InterruptibleCondition):
     """Where a cancel reaches a writer that waits."""
 
     __slots__ = ()
@@ -123,10 +123,10 @@ class CancellingGate(Gate):
 def test_a_writer_that_is_cancelled_keeps_what_came_before_and_counts_what_it_lost() -> None:
     bench = blocking()
     bench.stdout.write("before ")
-    bench.sink._gate = CancellingGate()
+    bench.sink._condition = CancellingGate()
     with pytest.raises(ExecutionCancelled):
         bench.stdout.write("z" * 500)
-    bench.sink._gate = Gate()
+    bench.sink._condition = InterruptibleCondition()
     bench.stdout.write("from finally")
     bench.sink.add_credit(100_000)
     bench.sink.finish()
@@ -141,7 +141,7 @@ def test_a_writer_that_is_cancelled_keeps_what_came_before_and_counts_what_it_lo
 def test_progress_waits_for_credit_and_keeps_its_place() -> None:
     bench = blocking()
     bench.stdout.write("before")
-    thread = bench.in_thread(lambda: bench.sink.say(HALF_WAY))
+    thread = bench.in_thread(lambda: bench.sink.send(HALF_WAY))
     assert bench.outbox.messages == []
     bench.sink.add_credit(10_000)
     thread.join(HANG_S)
@@ -151,14 +151,14 @@ def test_progress_waits_for_credit_and_keeps_its_place() -> None:
 def test_a_question_goes_out_behind_the_text_before_it() -> None:
     bench = Bench()
     bench.stdout.write("Who are you?\n")
-    bench.sink.ask(QUESTION)
+    bench.sink.send_question(QUESTION)
     assert bench.outbox.said == [("stdout", "Who are you?\n"), QUESTION]
 
 
 def test_a_question_needs_no_credit_but_uses_some() -> None:
     bench = blocking()
     credit = bench.sink.credit
-    bench.sink.ask(QUESTION)
+    bench.sink.send_question(QUESTION)
     assert bench.outbox.said == [QUESTION]
     assert bench.sink.credit == credit - message_cost(QUESTION)
 
@@ -257,19 +257,19 @@ def test_one_text_larger_than_the_window_keeps_its_end() -> None:
 
 def test_the_writer_never_waits() -> None:
     bench = dropping()
-    bench.sink._gate = CancellingGate()
+    bench.sink._condition = CancellingGate()
     bench.stdout.write("x" * 10_000)
-    bench.sink.say(HALF_WAY)
+    bench.sink.send(HALF_WAY)
     bench.stdout.flush()
     bench.sink.finish()
 
 
 def test_progress_that_cannot_be_sent_is_superseded_by_the_next() -> None:
     bench = dropping()
-    bench.sink.say(HALF_WAY)
+    bench.sink.send(HALF_WAY)
     assert bench.outbox.messages == []
     bench.sink.add_credit(10_000)
-    bench.sink.say(HALF_WAY)
+    bench.sink.send(HALF_WAY)
     assert bench.outbox.said == [HALF_WAY]
 
 
@@ -278,9 +278,9 @@ def test_text_that_continues_when_there_is_credit_again_follows_the_gap() -> Non
     for number in range(1000):
         bench.stdout.write(f"{number} ")
     bench.sink.add_credit(100_000)
-    bench.settle()
+    bench.flush_all()
     bench.stdout.write("and on")
-    bench.settle()
+    bench.flush_all()
     kinds = [type(m) for m in bench.outbox.messages]
     assert kinds[0] is Gap
     assert kinds.count(Gap) == 1

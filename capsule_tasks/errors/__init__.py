@@ -1,0 +1,36 @@
+"""Every error the package raises. The branches under the root say who has to act.
+
+An error is declared as a class with its fields and a template of its message (`base.described`).
+The modules are the domains:
+
+- `base`: the root and the branches, wrong settings and ids;
+- `sessions`: sessions, pools, what confines them, and the channels to their children;
+- `executions`: executions, attempts, questions and results;
+- `storage`: Redis, histories, leases;
+- `runs`: durable runs, their snapshots, approvals and tool calls;
+- `steps`: steps of tasks.
+
+A module is loaded when one of its names is first asked for (PEP 562): a session's child imports
+this package at every start.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_MODULES = ("base", "sessions", "executions", "storage", "steps", "runs")
+
+if TYPE_CHECKING:
+    from capsule_tasks.errors.base import *
+    from capsule_tasks.errors.executions import *
+    from capsule_tasks.errors.runs import *
+    from capsule_tasks.errors.sessions import *
+    from capsule_tasks.errors.steps import *
+    from capsule_tasks.errors.storage import *
+else:
+
+    def __getattr__(name: str) -> object:
+        for module in _MODULES:
+            home = import_module(f"{__name__}.{module}")
+            if name in home.__all__:
+                return globals().setdefault(name, getattr(home, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

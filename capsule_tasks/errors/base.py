@@ -1,0 +1,150 @@
+"""The root of all errors, its branches, and how an error is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+__all__ = [
+    "CallerError",
+    "CapsuleError",
+    "ExecutionCancelled",
+    "InternalError",
+    "InvalidId",
+    "InvalidSetting",
+    "OperatorError",
+    "RetryError",
+    "reason_of",
+]
+
+_MAX_SHOWN = 100
+_MAX_SHOWN_SETTING = 300
+
+
+class CapsuleError(Exception):
+    """Root of every error raised by capsule_tasks; all of them can be copied and pickled."""
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+    _template: ClassVar[str] = ""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """The fields of a described error; for others the message."""
+        if self._fields:
+            vars(self).update(zip(self._fields, args, strict=False), **named)
+            args = (self._template.format_map(_Fields(self)),)
+        super().__init__(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would call the class with `args`, but most of these are made from other parts.
+        return _remade, (type(self), self.args), self.__dict__
+
+    def __str__(self) -> str:
+        # Log lines and other errors end in this text: without a message the type is the reason.
+        return super().__str__() or type(self).__name__
+
+
+def _remade(kind: type[CapsuleError], args: tuple[Any, ...]) -> CapsuleError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
+
+E = TypeVar("E", bound=CapsuleError)
+
+
+@dataclass_transform(eq_default=False)
+def described(template: str) -> Callable[[type[E]], type[E]]:
+    """Declare an error by its annotated fields and a template of its message.
+
+    The fields become the parameters of its constructor, and attributes. In the template `{field}`
+    stands for the text of a field or property, and `{field!r}` for its representation, shortened.
+    The items of a tuple are separated by commas. `{field:nobody}` is `nobody` for an empty field.
+    """
+
+    def describe(kind: type[E]) -> type[E]:
+        kind._fields = (*kind._fields, *kind.__annotations__)
+        kind._template = template  # noqa: SLF001 - the decorator is a part of the root
+        return kind
+
+    return describe
+
+
+class _Fields:
+    """The fields of an error, as its template shows them."""
+
+    def __init__(self, error: CapsuleError) -> None:
+        self._error = error
+
+    def __getitem__(self, name: str) -> _Shown:
+        return _Shown(getattr(self._error, name))
+
+
+class _Shown:
+    """One field, as a template shows it."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __format__(self, if_empty: str) -> str:
+        value = self._value
+        return (", ".join(value) if isinstance(value, tuple) else str(value)) or if_empty
+
+    def __repr__(self) -> str:
+        return shortened(self._value, _MAX_SHOWN)
+
+
+def shortened(value: object, most: int) -> str:
+    """The representation of a value, which may be large."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, for a log line or another error; one that says nothing has its type."""
+    return str(error) or type(error).__name__
+
+
+class CallerError(CapsuleError):
+    """The caller asked for something that cannot be done as asked."""
+
+
+class RetryError(CapsuleError):
+    """The same call may succeed when it is made again."""
+
+
+class OperatorError(CapsuleError):
+    """The deployment has to change before the call can succeed."""
+
+
+class InternalError(CapsuleError):
+    """A promise of this package was broken: please report it."""
+
+
+@described("{name} = {shown}: must be {must}")
+class InvalidSetting(CallerError, ValueError):
+    """A setting has a value outside its limits."""
+
+    name: str
+    value: object
+    must: str
+
+    @property
+    def shown(self) -> str:
+        return shortened(self.value, _MAX_SHOWN_SETTING)
+
+
+@described("the {what} {value!r} {reason}")
+class InvalidId(CallerError, ValueError):
+    """An id cannot be part of a key."""
+
+    what: str
+    value: object
+    reason: str
+
+
+class ExecutionCancelled(KeyboardInterrupt):
+    """Raised inside an execution that is being cancelled.
+
+    It derives from KeyboardInterrupt because asyncio swallows any other BaseException raised
+    inside a callback, and so that libraries treat it as the Ctrl-C they already know.
+    """

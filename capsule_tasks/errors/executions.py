@@ -1,0 +1,111 @@
+"""Errors of executions: tasks, attempts, questions and results."""
+
+from __future__ import annotations
+
+from capsule_tasks.errors.base import CallerError, OperatorError, described
+
+__all__ = [
+    "AttemptClosed",
+    "AttemptStale",
+    "ExecutionEnded",
+    "ExecutionUnknown",
+    "NoOpenQuestion",
+    "NoResult",
+    "TaskNotCarried",
+    "TooManyLosses",
+]
+
+
+@described("{message}")
+class TaskNotCarried(CallerError, ValueError):
+    """A task's message, or its end, does not fit between the worker and its child."""
+
+    name: str
+    """Or the message alone: Celery makes an error of a stored result from its message."""
+    task_id: str = ""
+    reason: str | None = None
+
+    @property
+    def message(self) -> str:
+        if self.reason is None:
+            return self.name
+        return (
+            f"task {self.name}[{self.task_id}] cannot pass between the worker and its child, and "
+            f"is not delivered again: {self.reason}"
+        )
+
+
+@described("{message}")
+class TooManyLosses(OperatorError):
+    """A task was delivered again and again, and its process was lost each time."""
+
+    name: str
+    """Or the message alone: Celery makes an error of a stored result from its message."""
+    task_id: str = ""
+    losses: int = 0
+    last: str | None = None
+
+    @property
+    def message(self) -> str:
+        if not self.losses:
+            return self.name
+        return (
+            f"task {self.name}[{self.task_id}] is not delivered again: {self.losses} child "
+            f"processes died while they ran it, the last with {self.last or 'its whole worker.'} "
+            "Give it more memory or mend it, or raise capsule_loss_limit"
+        )
+
+
+@described("execution {execution_id!r} has ended: it {outcome:ended}")
+class ExecutionEnded(CallerError, RuntimeError):
+    """An execution has ended, and nothing more can be asked of it."""
+
+    execution_id: str
+    outcome: str
+
+
+@described("unknown execution {execution_id!r}")
+class ExecutionUnknown(CallerError, LookupError):
+    """Redis holds nothing of an execution: it has not started, or has expired."""
+
+    execution_id: str
+
+
+@described("attempt {attempt} of execution {execution_id!r} is stale; attempt {current} followed")
+class AttemptStale(CallerError, RuntimeError):
+    """A worker published for an attempt after which another one was claimed; nothing was stored."""
+
+    execution_id: str
+    attempt: int
+    current: int
+    claim: str = ""
+    """The id under which the current attempt was claimed."""
+
+
+@described("attempt {attempt} of execution {execution_id!r} has ended")
+class AttemptClosed(CallerError, RuntimeError):
+    """A worker published for an attempt that has ended; nothing was stored."""
+
+    execution_id: str
+    attempt: int
+    outcome: str
+
+
+@described("execution {execution_id!r} has no open question")
+class NoOpenQuestion(CallerError, LookupError):
+    """An execution was sent a response while none of its questions was open."""
+
+    execution_id: str
+
+
+@described("there is no result of execution {execution_id!r}, which ended as {outcome}{details}")
+class NoResult(CallerError, LookupError):
+    """The result backend has nothing of an execution that ended: ignored, expired, or lost."""
+
+    execution_id: str
+    outcome: str
+    reason: str
+
+    @property
+    def details(self) -> str:
+        return f" ({self.reason})" if self.reason else ""

@@ -1,0 +1,198 @@
+"""Errors of durable runs: their snapshots, claims, approvals and tool calls."""
+
+from __future__ import annotations
+
+from capsule_tasks.errors.base import (
+    CallerError,
+    OperatorError,
+    RetryError,
+    described,
+)
+
+__all__ = [
+    "AlreadyDecided",
+    "AmbiguousAgent",
+    "CallNotApproved",
+    "ContextNotRestorable",
+    "ContextNotStorable",
+    "DecisionExpired",
+    "InvalidRunState",
+    "MayNotDecide",
+    "RunClaimLost",
+    "RunClaimed",
+    "RunConflict",
+    "RunEnded",
+    "RunExists",
+    "RunNotFound",
+    "RunParked",
+    "RunTooLarge",
+    "UnknownAgent",
+    "UnknownCall",
+    "UnreadableSchema",
+]
+
+
+@described("the snapshot of a run is unusable at {where}: {reason}")
+class InvalidRunState(CallerError, ValueError):
+    """A snapshot of a run is not what its schema version says; its values are not repeated here."""
+
+    where: str
+    reason: str
+
+
+@described(
+    "schema version {version!r} is not readable here; readable are {readable}. Leave the run to a "
+    "newer release"
+)
+class UnreadableSchema(OperatorError):
+    """A snapshot of a run was written by a release whose schema this one does not read."""
+
+    version: str
+    readable: tuple[str, ...]
+
+
+@described("no agent of the graph is {name!r}{with_tag}; it has {known}")
+class UnknownAgent(CallerError, LookupError):
+    """A snapshot names an agent that the graph does not have."""
+
+    name: str
+    tag: str | None
+    known: tuple[str, ...]
+
+    @property
+    def with_tag(self) -> str:
+        return f" with tag {self.tag}" if self.tag else ""
+
+
+@described("{count} agents are named {name!r} and cannot be told apart; give each a key of its own")
+class AmbiguousAgent(CallerError, LookupError):
+    """Several agents of one name cannot be told apart; give each a key of its own."""
+
+    name: str
+    count: int
+
+
+@described("call {call_id!r} {what}: {reason}")
+class UnknownCall(CallerError, LookupError):
+    """No tool call with this id waits for a decision, or was started."""
+
+    call_id: str
+    reason: str
+    what: str = "waits for no decision"
+
+
+@described("the context of type {kind} cannot be stored: {reason}")
+class ContextNotStorable(CallerError, TypeError):
+    """The context of a run cannot be stored so that it comes back as it was."""
+
+    kind: str
+    reason: str
+
+
+@described("the context of type {kind} cannot be restored: {reason}")
+class ContextNotRestorable(CallerError, TypeError):
+    """The context of a run was stored in a form that only its owner can read."""
+
+    kind: str
+    reason: str
+
+
+@described("there is no run {run_id!r}, or it ended long ago")
+class RunNotFound(CallerError, LookupError):
+    """There is no run with this id: it was never created, or it ended long ago."""
+
+    run_id: str
+
+
+@described("run {run_id!r} exists already, and is {status}")
+class RunExists(CallerError, ValueError):
+    """A run with this id was created before; it stays as it is."""
+
+    run_id: str
+    status: str
+
+
+@described("run {run_id!r} is claimed by {owner!r}")
+class RunClaimed(RetryError):
+    """Another worker has claimed the run, and its lease has not lapsed."""
+
+    run_id: str
+    owner: str
+
+
+@described("run {run_id!r} has ended: {status}")
+class RunEnded(CallerError, RuntimeError):
+    """The run has ended; nothing about it can be changed any more."""
+
+    run_id: str
+    status: str
+
+
+@described("run {run_id!r} is parked: it waits for decisions on {calls} calls")
+class RunParked(CallerError, RuntimeError):
+    """The run waits for decisions and cannot continue before one is taken."""
+
+    run_id: str
+    calls: int
+
+
+@described("the claim on run {run_id!r} is lost; its status is {status} now")
+class RunClaimLost(RetryError):
+    """This worker has lost its claim on the run: stop, and write nothing more. Claim it again."""
+
+    run_id: str
+    status: str
+
+
+@described("run {run_id!r} is at revision {revision}; claim it again")
+class RunConflict(RetryError):
+    """The run is at another revision than its owner believes; nothing was written."""
+
+    run_id: str
+    revision: int
+
+
+@described("{what} has {size} bytes, over the limit of {limit}")
+class RunTooLarge(CallerError, ValueError):
+    """A snapshot or an output is over its limit; nothing was written."""
+
+    what: str
+    size: int
+    limit: int
+
+
+@described("call {call_id!r} already has a decision: {decision}")
+class AlreadyDecided(CallerError, RuntimeError):
+    """The call was decided on before; the decision that counts is in `decision`."""
+
+    call_id: str
+    decision: object
+
+
+@described("the time to decide on call {call_id!r} has passed: {decision}")
+class DecisionExpired(CallerError, TimeoutError):
+    """The time for a decision had passed; what was to happen then has happened.
+
+    With `resume` the caller that gets this error has to send the run on, as after a decision.
+    """
+
+    call_id: str
+    decision: object
+    resume: bool
+    updated_us: int
+
+
+@described("{who:an unnamed person} may not decide on call {call_id!r}; allowed: {may:nobody}")
+class MayNotDecide(CallerError, PermissionError):
+    """The decision is for others to take."""
+
+    call_id: str
+    who: tuple[str, ...]
+    may: tuple[str, ...]
+
+
+@described("call {call_id!r} is not approved")
+class CallNotApproved(CallerError, RuntimeError):
+    """A tool call was to be made though its approval is missing, or was refused; nothing ran."""
+
+    call_id: str

@@ -1,0 +1,140 @@
+"""Errors of sessions, pools, sandboxes, and the channels to children."""
+
+from __future__ import annotations
+
+from capsule_tasks.errors.base import (
+    CallerError,
+    InternalError,
+    OperatorError,
+    RetryError,
+    described,
+)
+
+__all__ = [
+    "BadFrame",
+    "ExecutionFailed",
+    "ExecutionTimeout",
+    "FrameTooLarge",
+    "IncompatibleProtocol",
+    "NotBorrowed",
+    "PoolUnavailable",
+    "PrivateServerError",
+    "SessionBusy",
+    "SessionLost",
+    "SessionStartFailed",
+    "SessionStateError",
+    "SnapshotError",
+    "TemplateLost",
+    "Unconfined",
+    "UnknownInputRequest",
+    "WrongEventLoop",
+]
+
+
+@described("{call} is not possible while the session is {state}; {hint}")
+class SessionStateError(CallerError, RuntimeError):
+    """The session's state does not allow the call."""
+
+    call: str
+    state: str
+    hint: str
+
+
+@described("{call} was called on another event loop than the one that started {owner}; {hint}")
+class WrongEventLoop(CallerError, RuntimeError):
+    """A session or a pool was used on another event loop than the one it belongs to."""
+
+    call: str
+    owner: str
+    hint: str
+
+
+@described("session {session_id!r} is not borrowed from this pool")
+class NotBorrowed(CallerError, ValueError):
+    """A session was released that is not borrowed: twice, or to a pool it is not from."""
+
+    session_id: str
+
+
+@described("session {session_id!r} still runs {running}")
+class SessionBusy(CallerError, RuntimeError):
+    """A session was released while code runs in it: wait for it, cancel it, or retire it."""
+
+    session_id: str
+    running: tuple[str, ...]
+
+
+@described("execution {execution_id!r} is not waiting for input {request_id!r}")
+class UnknownInputRequest(CallerError, LookupError):
+    """No execution is waiting for this input: it was answered, timed out or cancelled."""
+
+    request_id: str
+    execution_id: str
+
+
+@described("a message of {size} bytes is over the ceiling of {ceiling} bytes")
+class FrameTooLarge(CallerError, ValueError):
+    """A message is larger than a frame may be; nothing of it was sent."""
+
+    size: int
+    ceiling: int
+
+
+@described("execution {execution_id!r} ran longer than {timeout_s} s")
+class ExecutionTimeout(CallerError, TimeoutError):
+    """An execution ran longer than its caller allowed and was stopped."""
+
+    execution_id: str
+    timeout_s: float
+
+
+@described("{summary}")
+class ExecutionFailed(CallerError):
+    """Code run through `Session.run` ended with an error; `error` is its terminal message."""
+
+    error: object
+    summary: str
+
+
+class SnapshotError(CallerError):
+    """A checkpoint could not be taken or restored; the namespace is as it was."""
+
+
+class SessionLost(RetryError):
+    """The child was lost while a call was waiting for it."""
+
+
+class SessionStartFailed(OperatorError):
+    """A child could not be started or did not become ready."""
+
+
+@described("pool {profile!r} has no session to give: {reason}")
+class PoolUnavailable(RetryError):
+    """A pool has no session to give, now and in the near future."""
+
+    profile: str
+    reason: str
+
+
+@described("template {name}: {reason}")
+class TemplateLost(RetryError):
+    """A template cannot make children (any more); cold starts work all the same."""
+
+    name: str
+    reason: str
+
+
+class IncompatibleProtocol(OperatorError):
+    """Parent and child have no common version of the protocol."""
+
+
+class Unconfined(OperatorError):
+    """A sandbox cannot confine what it promises on this machine, and so does not start."""
+
+
+class PrivateServerError(OperatorError):
+    """A server of `capsule_tasks.testing` could not be found or started, or does not run."""
+
+
+class BadFrame(InternalError):
+    """Bytes that are no frame of this protocol; the transport they came from is lost."""

@@ -5,18 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-__all__ = [
-    "CallerError",
-    "CapsuleError",
-    "ExecutionCancelled",
-    "InternalError",
-    "InvalidId",
-    "InvalidSetting",
-    "OperatorError",
-    "RetryError",
-    "reason_of",
-]
-
 _MAX_SHOWN = 100
 _MAX_SHOWN_SETTING = 300
 

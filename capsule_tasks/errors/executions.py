@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from capsule_tasks.errors.base import CallerError, OperatorError, described
 
-__all__ = [
-    "AttemptClosed",
-    "AttemptStale",
-    "ExecutionEnded",
-    "ExecutionUnknown",
-    "NoOpenQuestion",
-    "NoResult",
-    "TaskNotCarried",
-    "TooManyLosses",
-]
-
 
 @described("{message}")
 class TaskNotCarried(CallerError, ValueError):

@@ -9,28 +9,6 @@ from capsule_tasks.errors.base import (
     described,
 )
 
-__all__ = [
-    "AlreadyDecided",
-    "AmbiguousAgent",
-    "CallNotApproved",
-    "ContextNotRestorable",
-    "ContextNotStorable",
-    "DecisionExpired",
-    "InvalidRunState",
-    "MayNotDecide",
-    "RunClaimLost",
-    "RunClaimed",
-    "RunConflict",
-    "RunEnded",
-    "RunExists",
-    "RunNotFound",
-    "RunParked",
-    "RunTooLarge",
-    "UnknownAgent",
-    "UnknownCall",
-    "UnreadableSchema",
-]
-
 
 @described("the snapshot of a run is unusable at {where}: {reason}")
 class InvalidRunState(CallerError, ValueError):

@@ -10,26 +10,6 @@ from capsule_tasks.errors.base import (
     described,
 )
 
-__all__ = [
-    "BadFrame",
-    "ExecutionFailed",
-    "ExecutionTimeout",
-    "FrameTooLarge",
-    "IncompatibleProtocol",
-    "NotBorrowed",
-    "PoolUnavailable",
-    "PrivateServerError",
-    "SessionBusy",
-    "SessionLost",
-    "SessionStartFailed",
-    "SessionStateError",
-    "SnapshotError",
-    "TemplateLost",
-    "Unconfined",
-    "UnknownInputRequest",
-    "WrongEventLoop",
-]
-
 
 @described("{call} is not possible while the session is {state}; {hint}")
 class SessionStateError(CallerError, RuntimeError):

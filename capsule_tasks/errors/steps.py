@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from capsule_tasks.errors.base import CallerError, OperatorError, described
 
-__all__ = ["CallChanged", "EffectUncertain", "OutputNotStorable", "StepMisused"]
-
 
 @described("call {call_id!r} was used before: {reason}")
 class CallChanged(CallerError, ValueError):

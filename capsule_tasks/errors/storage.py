@@ -10,25 +10,6 @@ from capsule_tasks.errors.base import (
     described,
 )
 
-__all__ = [
-    "HistoryConflict",
-    "HistoryFull",
-    "ItemNotStorable",
-    "ItemTooLarge",
-    "LeaseLost",
-    "LeaseMissing",
-    "LeaseTaken",
-    "StorageClosed",
-    "StorageDenied",
-    "StorageError",
-    "StorageForgotten",
-    "StorageFull",
-    "StorageNotReady",
-    "StorageUnavailable",
-    "StorageUnusable",
-    "UnknownKey",
-]
-
 
 class StorageError(CapsuleError):
     """Redis did not do what was asked, or its reply was lost.

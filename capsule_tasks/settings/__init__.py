@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        for module in _MODULES:
+        for module in () if name.startswith("_") else _MODULES:
             home = import_module(f"{__name__}.{module}")
-            if name in home.__all__:
+            if hasattr(home, name):
                 return globals().setdefault(name, getattr(home, name))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,6 @@
 """What a child is sent in `Hello`, and sends back, as applied, in `Ready`."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
@@ -14,20 +13,10 @@ from capsule_tasks.settings.declared import (
     Count,
     PositiveCount,
     PositiveSeconds,
-    Relation,
+    Relations,
     Settings,
 )
 from capsule_tasks.settings.sandbox import LimitSettings, SandboxSettings
-
-__all__ = [
-    "Backpressure",
-    "ChildSettings",
-    "DiagnosticSettings",
-    "ExecutorSettings",
-    "InputSettings",
-    "OutputSettings",
-    "TaskChildSettings",
-]
 
 Backpressure = Literal["block", "drop_oldest"]
 
@@ -121,17 +110,14 @@ class ChildSettings(Settings, frozen=True, kw_only=True):
     """The ceiling of one frame, checked when writing and when reading. Its upper limit is what the
     length in front of a frame can say."""
 
+    _relations: ClassVar[Relations] = (("output.chunk_bytes", "<=", "max_chunk_bytes"),)
+
+    @property
+    def max_chunk_bytes(self) -> int:
+        """The text that always fits into a frame: four bytes a character, and the message."""
+        return self.max_frame_bytes // 5
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sandbox is not None:
             force_setattr(self, "limits", self.limits.in_sandbox(self.sandbox.max_disk_bytes))
-
-    def _relations(self) -> Sequence[Relation]:
-        return [
-            Relation(
-                self.output.chunk_bytes * 5 <= self.max_frame_bytes,
-                self.output,
-                "chunk_bytes",
-                f"at most a fifth of max_frame_bytes ({self.max_frame_bytes})",
-            )
-        ]

@@ -6,17 +6,17 @@ called with. `Settings` applies the same annotations there.
 
 # The annotations are needed as objects when a settings struct is first made, also by each child:
 # without `from __future__ import annotations` nothing has to be evaluated then.
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from capsule_tasks.errors import InvalidSetting
-
-__all__ = ["KIB", "MIB", "Settings", "checked_setting"]
 
 T = TypeVar("T")
 
@@ -39,32 +39,35 @@ ByteCount = Annotated[int, Meta(ge=1)]
 Kibibytes = Annotated[int, Meta(ge=KIB)]
 """Bytes, at least a KiB of them."""
 
-
-class Relation(msgspec.Struct, frozen=True):
-    """A limit of one setting that depends on another; which of the two is named is `name`."""
-
-    holds: bool
-    owner: msgspec.Struct
-    name: str
-    must: str
+Relations = tuple[tuple[str, str, str], ...]
+_SIGNS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "<=": (operator.le, "at most"),
+    ">=": (operator.ge, "at least"),
+    ">": (operator.gt, "more than"),
+}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A group of settings. Making one refuses any value that its annotation does not allow."""
+
+    _relations: ClassVar[Relations] = ()
+    """Limits of one setting that depend on another: `(("min_idle", "<=", "max_sessions"),)`."""
 
     def __post_init__(self) -> None:
         for name, rule in _rules_of(type(self)).items():
             value = getattr(self, name)
             if not rule.allows(value):
                 raise InvalidSetting(f"{type(self).__name__}.{name}", value, rule.must)
-        for relation in self._relations():
-            if not relation.holds:
-                name = f"{type(relation.owner).__name__}.{relation.name}"
-                raise InvalidSetting(name, getattr(relation.owner, relation.name), relation.must)
+        for name, sign, other in self._relations:
+            value, bound = attrgetter(name)(self), attrgetter(other)(self)
+            holds, words = _SIGNS[sign]
+            if not holds(value, bound):
+                must = f"{words} {self._full_name(other)} ({bound})"
+                raise InvalidSetting(self._full_name(name), value, must)
 
-    def _relations(self) -> Sequence[Relation]:
-        """The limits of one setting that depend on another setting."""
-        return ()
+    def _full_name(self, path: str) -> str:
+        owner, _, name = path.rpartition(".")
+        return f"{type(attrgetter(owner)(self) if owner else self).__name__}.{name}"
 
 
 def checked_setting(kind: type[Settings], field: str, value: T, name: str) -> T:

@@ -2,8 +2,6 @@
 
 import os
 
-__all__ = ["is_portable_wanted", "redis_url_of_environment", "scrubbed_environment"]
-
 
 def is_portable_wanted() -> bool:
     """Whether the environment asks to do without what only Linux has; children inherit it."""

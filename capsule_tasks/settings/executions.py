@@ -1,7 +1,6 @@
 """What workers publish of tasks, how long Redis retains it, and workers' leases."""
 
-from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -13,14 +12,12 @@ from capsule_tasks.settings.declared import (
     Kibibytes,
     PositiveCount,
     PositiveSeconds,
-    Relation,
+    Relations,
     Seconds,
     Settings,
     TimeToLive,
 )
 from capsule_tasks.settings.storage import RetrySettings
-
-__all__ = ["ExecutionSettings", "LeaseSettings", "PublishSettings"]
 
 
 class LeaseSettings(Settings, frozen=True, kw_only=True):
@@ -59,15 +56,7 @@ class ExecutionSettings(Settings, frozen=True, kw_only=True):
     """The beginning of every key."""
     retry: RetrySettings = RetrySettings()
 
-    def _relations(self) -> Sequence[Relation]:
-        return [
-            Relation(
-                self.live_bytes >= self.retention_bytes,
-                self,
-                "live_bytes",
-                f"at least retention_bytes ({self.retention_bytes})",
-            )
-        ]
+    _relations: ClassVar[Relations] = (("live_bytes", ">=", "retention_bytes"),)
 
 
 class PublishSettings(Settings, frozen=True, kw_only=True):
@@ -94,12 +83,4 @@ class PublishSettings(Settings, frozen=True, kw_only=True):
     replica_wait_s: PositiveSeconds = 1.0
     """How long the replicas have; then it counts as stored all the same, with a warning."""
 
-    def _relations(self) -> Sequence[Relation]:
-        return [
-            Relation(
-                self.total_bytes >= self.window_bytes,
-                self,
-                "total_bytes",
-                f"at least window_bytes ({self.window_bytes})",
-            )
-        ]
+    _relations: ClassVar[Relations] = (("total_bytes", ">=", "window_bytes"),)

@@ -1,7 +1,6 @@
 """How many sessions a pool keeps, and of which kinds."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from msgspec.structs import replace
 
@@ -11,14 +10,12 @@ from capsule_tasks.settings.declared import (
     Count,
     PositiveCount,
     PositiveSeconds,
-    Relation,
+    Relations,
     Settings,
 )
 from capsule_tasks.settings.environment import scrubbed_environment
 from capsule_tasks.settings.sandbox import LimitSettings, SandboxSettings
 from capsule_tasks.settings.sessions import SessionConfig
-
-__all__ = ["PoolSettings", "Profile"]
 
 
 class PoolSettings(Settings, frozen=True, kw_only=True):
@@ -44,15 +41,7 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
     breaker_reset_s: PositiveSeconds = 5.0
     """After so long one more start is tried."""
 
-    def _relations(self) -> Sequence[Relation]:
-        return [
-            Relation(
-                self.min_idle <= self.max_sessions,
-                self,
-                "min_idle",
-                f"at most max_sessions ({self.max_sessions})",
-            )
-        ]
+    _relations: ClassVar[Relations] = (("min_idle", "<=", "max_sessions"),)
 
 
 class Profile(Settings, frozen=True, kw_only=True):

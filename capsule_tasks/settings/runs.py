@@ -3,8 +3,6 @@
 from capsule_tasks.settings.declared import MIB, ByteCount, Settings, TimeToLive
 from capsule_tasks.settings.storage import RetrySettings
 
-__all__ = ["RunSettings", "StepSettings"]
-
 
 class RunSettings(Settings, frozen=True, kw_only=True):
     """How long runs are kept, and how large what they store may be."""

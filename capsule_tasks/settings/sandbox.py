@@ -7,8 +7,6 @@ from msgspec.structs import asdict
 
 from capsule_tasks.settings.declared import MIB, ByteCount, Count, PositiveSeconds, Settings
 
-__all__ = ["LimitSettings", "SandboxSettings"]
-
 
 class LimitSettings(Settings, frozen=True, kw_only=True):
     """Resources of one child. None is no limit; for a sandbox it is the default of sandboxes.

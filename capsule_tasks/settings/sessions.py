@@ -1,8 +1,7 @@
 """How a parent starts and treats the child of one session."""
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from msgspec.structs import force_setattr
@@ -15,13 +14,11 @@ from capsule_tasks.settings.declared import (
     ByteCount,
     PositiveCount,
     PositiveSeconds,
-    Relation,
+    Relations,
     Seconds,
     Settings,
 )
 from capsule_tasks.settings.environment import scrubbed_environment
-
-__all__ = ["RoutingSettings", "SessionConfig", "TimeoutSettings"]
 
 
 class TimeoutSettings(Settings, frozen=True, kw_only=True):
@@ -89,19 +86,12 @@ class SessionConfig(Settings, frozen=True, kw_only=True):
     protocol_versions: Annotated[tuple[int, ...], Meta(min_length=1)] = (1,)
     """Versions offered to the child, best first."""
 
+    # A healthy child is silent between two heartbeats: a pool would replace it for that.
+    _relations: ClassVar[Relations] = (
+        ("timeouts.unresponsive_s", ">", "child.diagnostics.heartbeat_interval_s"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.child.sandbox is not None and self.env is None:
             force_setattr(self, "env", scrubbed_environment())
-
-    def _relations(self) -> Sequence[Relation]:
-        # A healthy child is silent between two heartbeats: a pool would replace it for that.
-        interval_s = self.child.diagnostics.heartbeat_interval_s
-        return [
-            Relation(
-                interval_s < self.timeouts.unresponsive_s,
-                self.timeouts,
-                "unresponsive_s",
-                f"more than DiagnosticSettings.heartbeat_interval_s ({interval_s})",
-            )
-        ]

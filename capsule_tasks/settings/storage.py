@@ -9,8 +9,6 @@ from capsule_tasks.settings.declared import (
     Settings,
 )
 
-__all__ = ["ConnectionSettings", "HistorySettings", "RetrySettings"]
-
 
 class RetrySettings(Settings, frozen=True, kw_only=True):
     """How often a call to Redis is repeated after its reply was lost, or Redis refused it."""

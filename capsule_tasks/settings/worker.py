@@ -7,8 +7,6 @@ from msgspec import Meta
 from capsule_tasks.settings.child import Backpressure
 from capsule_tasks.settings.declared import PositiveCount, PositiveSeconds, Settings, TimeToLive
 
-__all__ = ["AppSettings"]
-
 
 class AppSettings(Settings, frozen=True, kw_only=True):
     """Settings in a Celery app's configuration, where each name begins with `capsule_`."""

@@ -43,7 +43,7 @@ def test_a_value_that_cannot_be_is_refused() -> None:
         ),
         (
             {"capsule_retention": {"live_bytes": 1}},
-            "capsule_retention['live_bytes'] = 1: must be at least retention_bytes (65536)",
+            "capsule_retention['live_bytes'] = 1: must be at least ExecutionSettings.retention_b",
         ),
         ({"capsule_retention": {"colour": 1}}, "capsule_retention['colour'] = 1: must be one of"),
     ],

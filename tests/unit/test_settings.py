@@ -293,13 +293,16 @@ def test_a_chunk_of_output_always_fits_into_a_frame() -> None:
     """Four bytes a character, and the rest of the message."""
     output = OutputSettings(chunk_bytes=100_000)
     assert ChildSettings(output=output, max_frame_bytes=500_000).output is output
-    with pytest.raises(InvalidSetting, match=r"OutputSettings.chunk_bytes = 100000: .* a fifth"):
+    with pytest.raises(
+        InvalidSetting,
+        match=r"chunk_bytes = 100000: .* ChildSettings.max_chunk_bytes \(99999",
+    ):
         ChildSettings(output=output, max_frame_bytes=499_999)
 
 
 def test_no_more_sessions_idle_than_there_may_be() -> None:
     assert PoolSettings(min_idle=4, max_sessions=4).min_idle == 4
-    assert "at most max_sessions (3)" in str(refused_pool(min_idle=4, max_sessions=3))
+    assert "at most PoolSettings.max_sessions (3)" in str(refused_pool(min_idle=4, max_sessions=3))
     refused(PoolSettings, "min_idle", -1)
 
 

@@ -8,13 +8,13 @@ inherits it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
 import site
 import sys
 import sysconfig
-from collections.abc import Callable
 
 import capsule_tasks
 from capsule_tasks.child.boot.limits import lower
@@ -63,26 +63,19 @@ def apply(settings: SandboxSettings) -> tuple[str, ...]:
     if capabilities.drop_all():
         applied.append("capabilities")
     is_open = settings.network == "open"
-    applied += _attempt(
-        lambda: landlock.restrict(readable, (own, *_WRITABLE_DEVICES), network=is_open)
-    )
+    with contextlib.suppress(OSError):  # the kernel lacks or refuses it: see `missing`
+        applied += landlock.restrict(readable, (own, *_WRITABLE_DEVICES), network=is_open)
     signals, truncation = "signals" not in applied, "truncation" not in applied
-    applied += _attempt(
-        lambda: seccomp.confine(network=is_open, signals=signals, truncation=truncation)
-    )
-    missing = [name for name in _promised(settings) if name not in applied]
+    with contextlib.suppress(OSError):
+        applied += seccomp.confine(network=is_open, signals=signals, truncation=truncation)
+    promised = [name for name in REQUIRED if name != "network" or not is_open]
+    missing = [name for name in promised if name not in applied]
     if missing and settings.isolation == "required":
         raise Unconfined(
             f"this machine cannot confine {', '.join(missing)} (Landlock ABI {abi}, "
             f"applied: {', '.join(applied) or 'nothing'}); isolation='best_effort' goes on without"
         )
     return tuple(dict.fromkeys(applied))
-
-
-def _promised(settings: SandboxSettings) -> tuple[str, ...]:
-    if settings.network == "open":
-        return tuple(name for name in REQUIRED if name != "network")
-    return REQUIRED
 
 
 @functools.cache
@@ -108,11 +101,3 @@ def _installed_paths() -> tuple[str, ...]:
     for prefix in (sys.prefix, sys.base_prefix):
         found += [os.path.join(prefix, name) for name in ("lib", "lib64", "pyvenv.cfg")]
     return tuple(path for path in found if path)
-
-
-def _attempt(confine: Callable[[], list[str]]) -> list[str]:
-    """The parts that a mechanism confines; none if the kernel lacks it or refuses it."""
-    try:
-        return confine()
-    except OSError:
-        return []

@@ -48,9 +48,9 @@ def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
     serve(socket.socket(fileno=descriptor), imports)
 
 
-def leave_caller(kept: int) -> None:
+def detach_from_caller(descriptor: int) -> None:
     """Give up what a copy must not share with its original, except one descriptor."""
-    _drop_descriptors(kept)
+    _drop_descriptors(descriptor)
     _make_room_for_marker()
 
 

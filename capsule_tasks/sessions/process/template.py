@@ -250,7 +250,7 @@ def _be_template(theirs: socket.socket, parent_pid: int, imports: Sequence[str])
             signal.signal(signum, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         template = importlib.import_module("capsule_tasks.child.boot.template")
-        template.leave_caller(theirs.fileno())
+        template.detach_from_caller(theirs.fileno())
         template.main(theirs.fileno(), parent_pid, *imports)
     finally:
         os._exit(70)

@@ -70,14 +70,8 @@ def restrict(readable: Iterable[str], writable: Iterable[str], *, network: bool)
         _checked(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
-    applied = ["reads", "writes"]
-    if handled & Access.TRUNCATE:
-        applied.append("truncation")
-    if confines_net:
-        applied.append("tcp")
-    if scoped:
-        applied.append("signals")
-    return applied
+    parts = {"truncation": handled & Access.TRUNCATE, "tcp": confines_net, "signals": scoped}
+    return ["reads", "writes", *(name for name, confines in parts.items() if confines)]
 
 
 def _known(version: int) -> int:

@@ -19,7 +19,7 @@ import errno
 import functools
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.system.prctl import forbid_new_privileges, libc
@@ -39,9 +39,10 @@ _NOT_SUPPORTED = _ERRNO | errno.EOPNOTSUPP
 _LOAD_WORD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _JUMP_EQ = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 _JUMP_GE = 0x35  # BPF_JMP | BPF_JGE | BPF_K
-_JUMP_ANY_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
+
+_Instruction = tuple[int, int, int, int]
 
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENT = 0, 4, 16
 
@@ -52,7 +53,7 @@ _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _MAP_HUGETLB = 0x40000  # shared by the whole machine, and not counted in RSS
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _DATAGRAM_BIT = 2  # SOCK_DGRAM and SOCK_RAW, which can send to any address
-_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
+_IOCTLS_REFUSED = (0x5412, 0x541C, 0x8901, 0x8902)  # TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP
 _IOCTL_TYPE = 0xFF00
 _IOCTL_TYPES = (ord("T") << 8, 0x8900)  # descriptors and terminals; sockets
 _IOCTL_TYPE_OF_COPIES = 0x9400  # FICLONE and the like, after whose refusal Python copies
@@ -66,7 +67,7 @@ F_SETPIPE_SZ, and F_SETOWN with F_SETSIG, which send any signal to any process o
 _PRCTL_REFUSED = (1, 22, 36, 62)
 """PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SCHED_CORE."""
 _MADVISE_IGNORED = (20, 21)  # MADV_COLD, MADV_PAGEOUT: also for libraries of other processes
-_SOL_SOCKET = 1
+_SOL_SOCKET, _PRIO_PROCESS = 1, 0
 _BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and their FORCE forms
 _SOCKET_FILTERS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, and both for REUSEPORT
 _O_TRUNC, _O_ACCMODE = 0x200, 3
@@ -87,39 +88,27 @@ def confine(*, network: bool, signals: bool, truncation: bool) -> list[str]:
     only_pid = os.getpid() if signals else None
     program = _program(os.uname().machine, network, only_pid, truncation)
     _install(program)
-    applied = ["no_new_privs", "syscalls"]
-    if not network:
-        applied.append("network")
-    if signals:
-        applied.append("signals")
-    if truncation:
-        applied.append("truncation")
-    return applied
+    parts = {"network": not network, "signals": signals, "truncation": truncation}
+    return ["no_new_privs", "syscalls", *(name for name, confines in parts.items() if confines)]
 
 
 class _Assembler:
     """The instructions of the filter, in order."""
 
-    def __init__(self) -> None:
-        self.code: list[tuple[int, int, int, int]] = []
+    def __init__(self, arch: int) -> None:
+        self.code: list[_Instruction] = [
+            (_LOAD_WORD, 0, 0, _OFFSET_ARCH),
+            (_JUMP_EQ, 1, 0, arch),
+            (_RETURN, 0, 0, _KILL_PROCESS),
+            (_LOAD_WORD, 0, 0, _OFFSET_NUMBER),
+        ]
 
-    def load(self, offset: int) -> None:
-        self.code.append((_LOAD_WORD, 0, 0, offset))
-
-    def unless(self, jump: int, value: int, answer: int) -> None:
-        """Return `answer` if the comparison fails."""
-        self.code += [(jump, 1, 0, value), (_RETURN, 0, 0, answer)]
-
-    def when(self, jump: int, value: int, answer: int) -> None:
-        """Return `answer` if the comparison holds."""
-        self.code += [(jump, 0, 1, value), (_RETURN, 0, 0, answer)]
-
-    def answer(self, numbers: Iterable[int], answer: int) -> None:
+    def answer(self, numbers: Iterable[int], answer: int, jump: int = _JUMP_EQ) -> None:
         """Return `answer` to these system calls."""
         for number in numbers:
-            self.when(_JUMP_EQ, number, answer)
+            self.code += [(jump, 0, 1, number), (_RETURN, 0, 0, answer)]
 
-    def block(self, number: int, body: list[tuple[int, int, int, int]]) -> None:
+    def block(self, number: int, body: list[_Instruction]) -> None:
         """Run `body`, which must end in a return, for one system call."""
         self.code += [(_JUMP_EQ, 0, len(body), number), *body]
 
@@ -131,12 +120,9 @@ class _Assembler:
 def _program(machine: str, network: bool, only_pid: int | None, truncation: bool) -> bytes:
     arch, column = _ARCHITECTURES[machine]
     is_x86 = machine == "x86_64"
-    program = _Assembler()
-    program.load(_OFFSET_ARCH)
-    program.unless(_JUMP_EQ, arch, _KILL_PROCESS)
-    program.load(_OFFSET_NUMBER)
+    program = _Assembler(arch)
     if is_x86:
-        program.when(_JUMP_GE, _X32, _REFUSE)
+        program.answer((_X32,), _REFUSE, _JUMP_GE)
         program.answer(syscalls.ALWAYS_X86.values(), _REFUSE)
         program.answer(syscalls.WITHOUT_EFFECT_X86.values(), _NO_EFFECT)
     refused = syscalls.ALWAYS | ({} if network else syscalls.NETWORK)
@@ -146,8 +132,8 @@ def _program(machine: str, network: bool, only_pid: int | None, truncation: bool
     _confine_processes(program, column)
     _confine_descriptors(program, column)
     if network:  # internet sockets, and netlink for addresses; not Unix sockets
-        families = _one_of(0, (_AF_INET, _AF_INET6, _AF_NETLINK), _ALLOW, _REFUSE)
-        program.block(syscalls.SOCKET[column], families)
+        families = dict.fromkeys((_AF_INET, _AF_INET6, _AF_NETLINK), _ALLOW)
+        program.block(syscalls.SOCKET[column], _check(0, families, _REFUSE))
     if only_pid is not None:
         _confine_signals(program, column, only_pid)
     if truncation:
@@ -158,101 +144,83 @@ def _program(machine: str, network: bool, only_pid: int | None, truncation: bool
 
 def _confine_memory(program: _Assembler, column: int) -> None:
     """Refuse memory that no limit counts; see also `_confine_descriptors`."""
-    huge = _argument(3, (_JUMP_ANY_BIT, _MAP_HUGETLB), _REFUSE, _ALLOW)
-    program.block(syscalls.MMAP[column], huge)
-    program.block(syscalls.MADVISE[column], _one_of(2, _MADVISE_IGNORED, _NO_EFFECT, _ALLOW))
+    program.block(syscalls.MMAP[column], _check(3, {0: _ALLOW}, _REFUSE, mask=_MAP_HUGETLB))
+    ignored = dict.fromkeys(_MADVISE_IGNORED, _NO_EFFECT)
+    program.block(syscalls.MADVISE[column], _check(2, ignored, _ALLOW))
     # It pins a whole page for one byte in a pipe or a socket. Python copies without it.
-    program.when(_JUMP_EQ, syscalls.SENDFILE[column], _NOT_THERE)
+    program.answer((syscalls.SENDFILE[column],), _NOT_THERE)
 
 
 def _confine_processes(program: _Assembler, column: int) -> None:
     """Refuse changes to limits and priorities of other processes, and children of the parent."""
     for numbers in syscalls.FOR_ITSELF.values():
-        program.block(numbers[column], _one_of(0, (0,), _ALLOW, _REFUSE))
-    own_process = _argument(0, (_JUMP_EQ, 0), None, _REFUSE)  # PRIO_PROCESS
-    own_process += _argument(1, (_JUMP_EQ, 0), _ALLOW, _REFUSE)
+        program.block(numbers[column], _check(0, {0: _ALLOW}, _REFUSE))
+    own_process = _check(0, {_PRIO_PROCESS: None}, _REFUSE) + _check(1, {0: _ALLOW}, _REFUSE)
     program.block(syscalls.SETPRIORITY[column], own_process)
-    program.when(_JUMP_EQ, syscalls.CLONE3[column], _NOT_THERE)  # its flags are out of reach
-    flags = (_JUMP_ANY_BIT, _NEW_NAMESPACES | _CLONE_PARENT)
+    # Its flags are in memory, which a filter cannot read.
+    program.answer((syscalls.CLONE3[column],), _NOT_THERE)
+    flags = _check(0, {0: None}, _REFUSE, mask=_NEW_NAMESPACES | _CLONE_PARENT)
     # A thread with its own descriptors could open as many as the limit allows a whole process.
-    own_files = _one_of(0, (_CLONE_THREAD,), _REFUSE, _ALLOW, mask=_CLONE_THREAD | _CLONE_FILES)
-    program.block(syscalls.CLONE[column], _argument(0, flags, _REFUSE, None) + own_files)
-    program.block(syscalls.PRCTL[column], _one_of(0, _PRCTL_REFUSED, _REFUSE, _ALLOW))
+    flags += _check(0, {_CLONE_THREAD: _REFUSE}, _ALLOW, mask=_CLONE_THREAD | _CLONE_FILES)
+    program.block(syscalls.CLONE[column], flags)
+    program.block(syscalls.PRCTL[column], _check(0, dict.fromkeys(_PRCTL_REFUSED, _REFUSE), _ALLOW))
 
 
 def _confine_descriptors(program: _Assembler, column: int) -> None:
     """Allow calls on descriptors that affect this process only; refuse larger buffers."""
-    program.block(syscalls.FCNTL[column], _one_of(1, _FCNTL_COMMANDS, _ALLOW, _REFUSE))
-    program.block(syscalls.IOCTL[column], _ioctls())
-    only_pairs = _argument(0, (_JUMP_EQ, _AF_UNIX), None, _REFUSE)
-    only_pairs += _argument(1, (_JUMP_ANY_BIT, _DATAGRAM_BIT), _REFUSE, _ALLOW)
+    commands = dict.fromkeys(_FCNTL_COMMANDS, _ALLOW)
+    program.block(syscalls.FCNTL[column], _check(1, commands, _REFUSE))
+    # Input into a terminal, and choosing a process that gets signals, are refused. So are types
+    # that are not for descriptors, terminals and sockets: they are for file systems and devices,
+    # where the owner of a file has more rights than Landlock leaves to a reader.
+    types = {**dict.fromkeys(_IOCTL_TYPES, _ALLOW), _IOCTL_TYPE_OF_COPIES: _NOT_SUPPORTED}
+    requests = _check(1, dict.fromkeys(_IOCTLS_REFUSED, _REFUSE), None)
+    requests += _check(1, types, _REFUSE, mask=_IOCTL_TYPE)
+    program.block(syscalls.IOCTL[column], requests)
+    only_pairs = _check(0, {_AF_UNIX: None}, _REFUSE)
+    only_pairs += _check(1, {0: _ALLOW}, _REFUSE, mask=_DATAGRAM_BIT)
     program.block(syscalls.SOCKETPAIR[column], only_pairs)
-    options = _argument(1, (_JUMP_EQ, _SOL_SOCKET), None, _ALLOW)
-    for option in _SOCKET_FILTERS:
-        options += _argument(2, (_JUMP_EQ, option), _REFUSE, None)
-    options += _one_of(2, _BUFFER_SIZES, _NO_EFFECT, _ALLOW)
+    answers = dict.fromkeys(_SOCKET_FILTERS, _REFUSE) | dict.fromkeys(_BUFFER_SIZES, _NO_EFFECT)
+    options = _check(1, {_SOL_SOCKET: None}, _ALLOW) + _check(2, answers, _ALLOW)
     program.block(syscalls.SETSOCKOPT[column], options)
 
 
 def _confine_signals(program: _Assembler, column: int, only_pid: int) -> None:
     for name, numbers in syscalls.SIGNALS.items():
         if name == "pidfd_send_signal":
-            program.when(_JUMP_EQ, numbers[column], _REFUSE)
+            program.answer((numbers[column],), _REFUSE)
         else:
-            program.block(numbers[column], _one_of(0, (only_pid,), _ALLOW, _REFUSE))
+            program.block(numbers[column], _check(0, {only_pid: _ALLOW}, _REFUSE))
 
 
 def _confine_truncation(program: _Assembler, column: int, is_x86: bool) -> None:
     """Refuse to truncate files by path, and by opening them for anything but writing."""
-    program.when(_JUMP_EQ, syscalls.TRUNCATE[column], _REFUSE)
-    program.when(_JUMP_EQ, syscalls.OPENAT2[column], _NOT_THERE)  # its flags are out of reach
-    cutting = (_O_TRUNC, _O_TRUNC | _O_ACCMODE)  # for reading, and for neither
+    program.answer((syscalls.TRUNCATE[column],), _REFUSE)
+    # Its flags are in memory, which a filter cannot read.
+    program.answer((syscalls.OPENAT2[column],), _NOT_THERE)
     mask = _O_TRUNC | _O_ACCMODE
-    program.block(syscalls.OPENAT[column], _one_of(2, cutting, _REFUSE, _ALLOW, mask))
+    truncating = dict.fromkeys((_O_TRUNC, mask), _REFUSE)  # for reading, and for neither
+    program.block(syscalls.OPENAT[column], _check(2, truncating, _ALLOW, mask))
     if is_x86:
-        program.block(syscalls.OPEN_X86, _one_of(1, cutting, _REFUSE, _ALLOW, mask))
+        program.block(syscalls.OPEN_X86, _check(1, truncating, _ALLOW, mask))
 
 
-def _one_of(
-    index: int, values: Iterable[int], holds: int, fails: int, mask: int = 0xFFFFFFFF
-) -> list[tuple[int, int, int, int]]:
-    """Answer `holds` if the low word of an argument, masked, is among the values."""
-    body = [(_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8 * index), (_AND, 0, 0, mask)]
-    for value in values:
-        body += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, holds)]
-    return [*body, (_RETURN, 0, 0, fails)]
+def _check(
+    index: int, answers: Mapping[int, int | None], default: int | None, mask: int = 0xFFFFFFFF
+) -> list[_Instruction]:
+    """Answer by the low word of an argument, masked.
 
-
-def _argument(
-    index: int, comparison: tuple[int, int], holds: int | None, fails: int | None
-) -> list[tuple[int, int, int, int]]:
-    """Compare the low word of an argument; with None as the answer the next instruction runs."""
-    jump, value = comparison
-    body = [(_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8 * index)]
-    if holds is None:
-        assert fails is not None
-        return [*body, (jump, 1, 0, value), (_RETURN, 0, 0, fails)]
-    body += [(jump, 0, 1, value), (_RETURN, 0, 0, holds)]
-    if fails is not None:
-        body.append((_RETURN, 0, 0, fails))
-    return body
-
-
-def _ioctls() -> list[tuple[int, int, int, int]]:
-    """Allow what belongs to descriptors, terminals and sockets.
-
-    Input into a terminal, and choosing a process that gets signals, are refused. So are all other
-    types: they are for file systems and devices, where the owner of a file has more rights than
-    Landlock leaves to a reader.
+    With None as an answer, which must be the last, or as the default, the next instruction runs.
     """
-    body = [(_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8)]
-    for request in (_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP):
-        body += [(_JUMP_EQ, 0, 1, request), (_RETURN, 0, 0, _REFUSE)]
-    body.append((_AND, 0, 0, _IOCTL_TYPE))
-    for kind in _IOCTL_TYPES:
-        body += [(_JUMP_EQ, 0, 1, kind), (_RETURN, 0, 0, _ALLOW)]
-    body += [(_JUMP_EQ, 0, 1, _IOCTL_TYPE_OF_COPIES), (_RETURN, 0, 0, _NOT_SUPPORTED)]
-    return [*body, (_RETURN, 0, 0, _REFUSE)]
+    body = [(_LOAD_WORD, 0, 0, _OFFSET_ARGUMENT + 8 * index), (_AND, 0, 0, mask)]
+    for value, answer in answers.items():
+        if answer is None:
+            body.append((_JUMP_EQ, 1, 0, value))
+        else:
+            body += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, answer)]
+    if default is not None:
+        body.append((_RETURN, 0, 0, default))
+    return body
 
 
 class _Filter(ctypes.Structure):

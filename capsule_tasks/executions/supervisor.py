@@ -1,4 +1,4 @@
-"""Feeds each execution's lifecycle with what happens, and has the adapters do what follows.
+"""Feeds events to the lifecycle of each execution, and has the adapters carry out its actions.
 
 The dispatcher knows the children, the publisher knows Redis, the reporter knows Celery. None of
 them decides, and none knows another. Output goes straight from the child to the publisher.
@@ -51,9 +51,9 @@ log = logging.getLogger("capsule_tasks.taskpool")
 _TIDY_S = 0.1
 """The time that a task's `finally` blocks have at a hard limit, as under prefork."""
 _LARGE_BYTES = 1024 * 1024
-"""Messages from this size leave holes in the heap that are worth giving back."""
+"""Messages from this size leave holes in the heap that are worth returning to the system."""
 _RELEASE_MEMORY_AFTER_S = 1.0
-"""Celery has been told of the end by then, and everything of the message is freed."""
+"""By then the end is reported to Celery, and everything of the message is freed."""
 
 _SENT = on.Sent()
 _SEND_REFUSED = on.SendRefused()
@@ -62,7 +62,7 @@ _WORKER_STOPPING = on.WorkerStopping()
 
 
 class Supervisor:
-    """All executions of a worker, from when they are admitted until they are over; on the loop."""
+    """All executions of a worker, from their admission until they are over; on the loop."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Supervisor:
         self._live: dict[Execution, None] = {}
         """Executions that are not over, in order of arrival."""
         self._unknown_tasks: set[str] = set()
-        """Names that only children of the next generation know."""
+        """Names of tasks that only the next children know."""
         self._waiting_for_tasks: dict[Execution, None] = {}
         """Executions of tasks that no child knows yet."""
         self._actions: deque[tuple[Execution, Action]] = deque()
@@ -99,7 +99,7 @@ class Supervisor:
         """Leave what is not over to other workers; store what can be, for some seconds."""
         for execution in list(self._live):
             self.feed(execution, _WORKER_STOPPING)
-        async with contextlib.AsyncExitStack() as stack:  # each, whatever becomes of the others
+        async with contextlib.AsyncExitStack() as stack:  # each is stopped, even if another fails
             stack.push_async_callback(self._losses.close)
             stack.push_async_callback(self._background.stop)
             stack.push_async_callback(self.dispatcher.stop)
@@ -109,14 +109,14 @@ class Supervisor:
     # --- executions ----------------------------------------------------------------------------
 
     def admit(self, execution: Execution) -> None:
-        """Have the execution run, in its turn."""
+        """Have the execution run, after those that came before."""
         self._live[execution] = None
         publisher = self._publisher
         streaming = publisher.open(execution) if publisher is not None else Streaming.NONE
         self.feed(execution, on.Admitted(streaming))
 
     def discard(self, execution: Execution, reason: str) -> None:
-        """Write the end of an execution that Celery let go of before it came here."""
+        """Publish the end of an execution that Celery discarded before it reached the pool."""
         if self._publisher is not None:
             self._background.spawn(self._discard(self._publisher, execution, reason))
 
@@ -126,9 +126,9 @@ class Supervisor:
             self.feed(execution, on.Discarded(publisher.open(execution), reason))
 
     def feed(self, execution: Execution, event: Event) -> None:
-        """The one way in: an event changes the lifecycle, and its actions are carried out in order.
+        """The only way in: an event changes the lifecycle, and its actions are carried out in order.
 
-        An action may bring the next event about; the actions of that event come after all others.
+        An action may cause the next event; the actions of that event come after all others.
         """
         life = execution.life
         pending = self._actions
@@ -153,29 +153,21 @@ class Supervisor:
         finally:
             self._is_acting = False
 
-    def stop_execution(
-        self,
-        execution: Execution,
-        signum: int,
-        requested_by: str,
-        *,
-        is_worker_stopping: bool = False,
-    ) -> None:
-        self.feed(execution, on.StopRequested(signum, requested_by, is_worker_stopping))
-
     def stop_process(self, pid: int, signum: int) -> None:
-        """End the only execution of a process, for callers that know no better."""
+        """End the only execution of a process, for callers that know nothing but its pid."""
         execution = self.dispatcher.execution_of(pid)
         if execution is not None:
-            self.stop_execution(execution, signum, f"whoever terminates process {pid}")
+            self.feed(
+                execution, on.StopRequested(signum, f"a caller that terminates process {pid}")
+            )
 
     def requeue_waiting(self) -> None:
-        """Give up executions that no child has: their messages are delivered again."""
+        """Drop executions that no child has: their messages are redelivered."""
         for execution in list(self._live):
             self.feed(execution, _BROKER_LOST)
 
     def kill_busy(self) -> None:
-        """Wait for nothing that runs any more."""
+        """Kill the child of each execution that runs."""
         for execution in self.dispatcher.sent_executions():
             self.feed(execution, on.KillRequested("the worker's cold shutdown"))
 
@@ -186,7 +178,7 @@ class Supervisor:
             self._publisher.forget_tasks()
 
     def tasks_known(self, names: set[str]) -> None:
-        """The next child knows these tasks, or will never: either way their executions go on."""
+        """The next child knows these tasks, or never will: in both cases their executions go on."""
         self._unknown_tasks -= names
         waiting, self._waiting_for_tasks = self._waiting_for_tasks, {}
         for execution in waiting:
@@ -200,7 +192,7 @@ class Supervisor:
     def resume_output(self, execution: Execution) -> None:
         self.dispatcher.resume_output(execution)
 
-    # --- what children say ---------------------------------------------------------------------
+    # --- messages of children ---------------------------------------------------------------------
 
     def sent(self, work: Execution, pid: int, execution_id: str) -> None:
         work.pid, work.child_execution_id = pid, execution_id
@@ -283,9 +275,6 @@ class Supervisor:
         if self.dispatcher.soft_limit(execution):
             execution.reporter.soft_limit()
 
-    def _end_input(self, execution: Execution, action: do.EndInput) -> None:
-        self.dispatcher.end_input(execution, action.request_id)
-
     def _command_child(self, execution: Execution, action: do.CommandChild) -> None:
         self._background.spawn(self._command(execution, action.command, action.request_id))
 
@@ -302,7 +291,7 @@ class Supervisor:
                     text = text if command.all_frames else execution.reporter.task_frames(text)
                     execution.stream.publish(Stacks(in_reply_to=command.request_id, text=text))
         except UnknownInputRequest as error:
-            log.info("an answer came too late: %s", error)
+            log.info("response to a question that is closed: %s", error)
         except CapsuleError as error:
             log.warning("a command to task %s failed: %s", execution.call.task_id, error)
 
@@ -327,15 +316,6 @@ class Supervisor:
             self.feed(execution, on.LossJudged(judged))
 
     # --- actions: the reporter -----------------------------------------------------------------
-
-    def _report_accepted(self, execution: Execution, action: do.ReportAccepted) -> None:
-        execution.reporter.accepted(execution.pid, action.at, defers_ack=action.defers_ack)
-
-    def _acknowledge(self, execution: Execution, _action: do.Acknowledge) -> None:
-        execution.reporter.acknowledge()
-
-    def _free_slot(self, execution: Execution, _action: do.FreeSlot) -> None:
-        execution.reporter.free_slot()
 
     def _report_end(self, execution: Execution, action: do.ReportEnd) -> None:
         if self._losses.counted_locally and action.end.kind is EndKind.TRACED:
@@ -396,7 +376,7 @@ class Supervisor:
             self._background.spawn(self._losses.forget(call))
 
     def _release_memory_soon(self) -> None:
-        """Once for all large messages of a second; on a thread, for the heap may be large, too."""
+        """Once for all large messages of a second; on a thread, since the heap may be large, too."""
         if not self._is_memory_release_due:
             self._is_memory_release_due = True
             asyncio.get_running_loop().call_later(_RELEASE_MEMORY_AFTER_S, self._release_memory)
@@ -413,11 +393,15 @@ class Supervisor:
         do.CancelInChild: _cancel_in_child,
         do.RaiseSoftLimit: _raise_soft_limit,
         do.CommandChild: _command_child,
-        do.EndInput: _end_input,
+        do.EndInput: lambda self, execution, action: self.dispatcher.end_input(
+            execution, action.request_id
+        ),
         do.JudgeLoss: _judge_loss,
-        do.ReportAccepted: _report_accepted,
-        do.Acknowledge: _acknowledge,
-        do.FreeSlot: _free_slot,
+        do.ReportAccepted: lambda _, execution, action: execution.reporter.accepted(
+            execution.pid, action.at, defers_ack=action.defers_ack
+        ),
+        do.Acknowledge: lambda _, execution, __: execution.reporter.acknowledge(),
+        do.FreeSlot: lambda _, execution, __: execution.reporter.free_slot(),
         do.ReportEnd: _report_end,
         do.StartTimer: _start_timer,
         do.CancelTimers: _cancel_timers,

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from typing import Any
 
+from billiard.pool import LaxBoundedSemaphore
 from celery import signals
 from celery.concurrency import prefork
 from celery.concurrency.base import BasePool
@@ -18,6 +19,8 @@ from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.client.configuration import setting
 from capsule_tasks.errors import TaskNotCarried
+from capsule_tasks.executions.events import Event
+from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.storage.connections.doorbells import Ring
@@ -27,15 +30,13 @@ from capsule_tasks.taskpool.consumer_step import ConsumerStep
 from capsule_tasks.taskpool.hub.bridge import Bridge
 from capsule_tasks.taskpool.hub.deferred_replies import DeferredReply, DeferredReplyNode
 from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
-from capsule_tasks.taskpool.hub.slots import Slots
 from capsule_tasks.taskpool.inspection import describe, health, settings, stack, totals
 from capsule_tasks.taskpool.options import check
 from capsule_tasks.taskpool.pool_runtime import PoolRuntime
 from capsule_tasks.taskpool.reporting.exception_info import info_of
 from capsule_tasks.taskpool.reporting.reporter import ExecutionPid, TaskReporter
 from capsule_tasks.taskpool.reporting.requests import PoolRequest
-from capsule_tasks.taskpool.server_checks import servers_reachable
-from capsule_tasks.taskpool.shutdown_watchdog import ShutdownWatchdog
+from capsule_tasks.taskpool.shutdown_watchdog import ShutdownWatchdog, servers_reachable
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -72,7 +73,7 @@ class TaskPool(prefork.TaskPool):
         self._hub: Any = None
         self._last_info: dict[str, Any] = {}
         self._semaphore = self.options.get("semaphore")
-        self._slots = Slots(self._size) if self.putlocks else None
+        self._slots = LaxBoundedSemaphore(self._size) if self.putlocks else None
         check(self.app)
         limits = (
             setting(self.app, name) for name in ("capsule_child_stop_s", "capsule_worker_stop_s")
@@ -98,7 +99,7 @@ class TaskPool(prefork.TaskPool):
 
     def did_start_ok(self) -> bool:
         """False if children cannot be started, so that the worker says so and ends."""
-        return self._runtime is None or self._runtime.can_start
+        return self._runtime is None or not self._runtime.sessions.info("blocking").breaker_open
 
     def register_with_event_loop(self, hub: Any) -> None:
         if not self._thread.is_running:  # a cold shutdown while the worker was still starting
@@ -133,8 +134,9 @@ class TaskPool(prefork.TaskPool):
 
     def listen(self, channel: str, ring: Ring) -> None:
         """Have `ring` called on the runtime's loop; see `Publisher.listen`."""
-        if self._runtime is not None:
-            self._runtime.listen(channel, ring)
+        runtime = self._runtime
+        if runtime is not None and runtime.publisher is not None:
+            self._thread.post(runtime.publisher.listen, channel, ring)
 
     def on_close(self) -> None:
         """Nothing new will come; what there is goes on."""
@@ -179,7 +181,7 @@ class TaskPool(prefork.TaskPool):
             return math.inf
         if self._consumer is not None:  # Celery has cancelled what it knew to run then
             self._consumer.cancel_active_requests()
-        runtime.requeue_waiting()
+        self._thread.post(runtime.supervisor.requeue_waiting)
         now = time.monotonic()
         if now >= kill_at:
             self._thread.post(runtime.supervisor.kill_busy)
@@ -207,7 +209,7 @@ class TaskPool(prefork.TaskPool):
         except TimeoutError:
             log.exception("the sessions did not end within %s s", _STOP_S)
         self._thread.stop()
-        runtime.finish_output()
+        runtime.output_log.stop()  # not on the loop: it writes the output that waits
         self._tasks.clear()
         self._bridge.stop()
 
@@ -220,7 +222,7 @@ class TaskPool(prefork.TaskPool):
     def flush(self) -> None:
         """The connection to the broker is lost: what no child has begun comes again."""
         if self._runtime is not None:
-            self._runtime.requeue_waiting()
+            self._thread.post(self._runtime.supervisor.requeue_waiting)
 
     # --- work ----------------------------------------------------------------------------------
 
@@ -230,24 +232,20 @@ class TaskPool(prefork.TaskPool):
         args: Any = (),
         _kwargs: Any = None,
         *,
-        accept_callback: Any = None,
-        callback: Any = None,
-        error_callback: Any = None,
-        timeout_callback: Any = None,
         soft_timeout: float | None = None,
         timeout: float | None = None,
         waitforslot: bool = False,
-        **_: Any,
+        **callbacks: Any,
     ) -> TaskReporter | None:
         if self._runtime is None:
             return None
         if len(args) != 6:
             raise TypeError(f"this pool runs Celery tasks only, not {target!r}")
-        request = getattr(accept_callback, "__self__", None)
+        request = getattr(callbacks.get("accept_callback"), "__self__", None)
         try:
             call = task_call(args, request)
         except NotCarried as fault:
-            self._refuse(error_callback, args, fault)
+            self._refuse(callbacks.get("error_callback"), args, fault)
             return None
         origin = origin_of(
             call,
@@ -257,17 +255,7 @@ class TaskPool(prefork.TaskPool):
             can_defer_ack=isinstance(request, PoolRequest),
             limits=self._limits(request, soft_timeout, timeout),
         )
-        task = TaskReporter(
-            self,
-            self._bridge,
-            call,
-            origin,
-            request=request,
-            accept_callback=accept_callback,
-            callback=callback,
-            error_callback=error_callback,
-            timeout_callback=timeout_callback,
-        )
+        task = TaskReporter(self, self._bridge, call, origin, callbacks)
         if origin.is_async:
             self._take_coroutine(task)
         elif waitforslot and self._slots is not None:
@@ -367,15 +355,12 @@ class TaskPool(prefork.TaskPool):
         if task is not None:
             task.terminate(signum)
         elif self._runtime is not None and not isinstance(pid, ExecutionPid):
-            self._runtime.stop_process(pid, signum)
+            self._thread.post(self._runtime.supervisor.stop_process, pid, signum)
 
-    def stop_task(
-        self, task: TaskReporter, signum: int, requested_by: str, *, is_worker_stopping: bool
-    ) -> None:
+    def feed(self, execution: Execution, event: Event) -> None:
+        """Hand the event to the execution's lifecycle, on the loop; any thread."""
         if self._runtime is not None:
-            self._runtime.stop_execution(
-                task.execution, signum, requested_by, is_worker_stopping=is_worker_stopping
-            )
+            self._thread.post(self._runtime.supervisor.feed, execution, event)
 
     # --- size ----------------------------------------------------------------------------------
 
@@ -384,7 +369,8 @@ class TaskPool(prefork.TaskPool):
         if self._semaphore is not None:
             self._semaphore.grow(n)
         if self._slots is not None:
-            self._slots.grow(n)
+            for _ in range(n):
+                self._slots.grow()
 
     def shrink(self, n: int = 1) -> None:
         """ValueError if fewer than `n` children are idle."""
@@ -396,7 +382,8 @@ class TaskPool(prefork.TaskPool):
         if self._semaphore is not None:
             self._semaphore.shrink(n)
         if self._slots is not None:
-            self._slots.shrink(n)
+            for _ in range(n):
+                self._slots.shrink()
 
     def maintain_pool(self, *_: Any, **__: Any) -> None:
         """Nothing to do: a child's end is an event here."""

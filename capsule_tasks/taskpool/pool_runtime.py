@@ -13,7 +13,6 @@ from typing import Any
 
 from capsule_tasks.child.executors import celery_app
 from capsule_tasks.client.configuration import setting
-from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.messages import Gap, Output
 from capsule_tasks.sessions import SessionPool
@@ -22,7 +21,6 @@ from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import Profile
-from capsule_tasks.storage.connections.doorbells import Ring
 from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool.app_settings import lane_settings
 from capsule_tasks.taskpool.descriptor_check import DescriptorCheck
@@ -39,17 +37,12 @@ log = logging.getLogger("capsule_tasks.taskpool")
 class PoolRuntime:
     """Opened and closed as one; what is not said to be on the loop is for the hub thread."""
 
-    def __init__(
-        self,
-        app: Any,
-        options: dict[str, Any],
-        thread: RuntimeThread,
-    ) -> None:
+    def __init__(self, app: Any, options: dict[str, Any], thread: RuntimeThread) -> None:
         """Take the template, while this process is as it should be in every child."""
         self._app = app
         self._thread = thread
         self._hostname = options["initargs"][1]
-        self._output_log = OutputLog(app)
+        self.output_log = OutputLog(app)
         self._profiles: dict[str, Profile] = {
             kind: profile(
                 app,
@@ -69,13 +62,13 @@ class PoolRuntime:
         self._inheritance = DescriptorCheck(app)
         self._spawner = TemplateSpawner(self._profiles["blocking"], _template(app))
         self.sessions = SessionPool(self._profiles, spawner=self._spawner, on_new=self._listen)
-        self._publisher = make_publisher(app, self._hostname)
+        self.publisher = make_publisher(app, self._hostname)
         self.supervisor = Supervisor(
             self.sessions,
             async_limit=setting(app, "capsule_async_limit"),
-            publisher=self._publisher,
+            publisher=self.publisher,
             losses=loss_counter_of(app),
-            output_log=self._output_log,
+            output_log=self.output_log,
         )
         self.dispatcher = self.supervisor.dispatcher
         self._discarded = DiscardedTasks(app, partial(thread.post, self.supervisor.discard))
@@ -87,12 +80,12 @@ class PoolRuntime:
 
     async def start(self, size: int) -> None:
         """On the loop, once."""
-        self._output_log.start()
+        self.output_log.start()
         await self._spawner.start()
         await self.sessions.start()
         self.dispatcher.resize("blocking", size)
         await self.supervisor.start()
-        if self._publisher is not None:
+        if self.publisher is not None:
             self._discarded.start()
 
     async def stop(self) -> None:
@@ -103,10 +96,6 @@ class PoolRuntime:
             stack.push_async_callback(self.sessions.stop)
             stack.push_async_callback(self.supervisor.stop)
             self._discarded.stop()
-
-    def finish_output(self) -> None:
-        """After `stop`, and not on the loop: write the output that waits, if that is possible."""
-        self._output_log.stop()
 
     # --- new code ------------------------------------------------------------------------------
 
@@ -155,33 +144,7 @@ class PoolRuntime:
         self.last_error = ""
         return True
 
-    @property
-    def can_start(self) -> bool:
-        """Whether children can be started at all."""
-        return not self.sessions.info("blocking").breaker_open
-
-    # --- executions ----------------------------------------------------------------------------
-
-    def listen(self, channel: str, ring: Ring) -> None:
-        """Have `ring` called on the loop; see `Publisher.listen`. Never without streams."""
-        if self._publisher is not None:
-            self._thread.post(self._publisher.listen, channel, ring)
-
-    def requeue_waiting(self) -> None:
-        """Give up executions that no child has: their messages are delivered again."""
-        self._thread.post(self.supervisor.requeue_waiting)
-
-    def stop_execution(
-        self, execution: Execution, signum: int, requested_by: str, *, is_worker_stopping: bool
-    ) -> None:
-        stop = partial(self.supervisor.stop_execution, is_worker_stopping=is_worker_stopping)
-        self._thread.post(stop, execution, signum, requested_by)
-
-    def stop_process(self, pid: int, signum: int) -> None:
-        """End the only execution of a process, for callers that know no better."""
-        self._thread.post(self.supervisor.stop_process, pid, signum)
-
-    # --- what they write -----------------------------------------------------------------------
+    # --- output -----------------------------------------------------------------------
 
     def _listen(self, session: Session) -> None:
         """What a child says while it becomes ready is heard too."""
@@ -200,7 +163,7 @@ class PoolRuntime:
         """On the loop: what no task says that runs."""
         late = isinstance(output, Output) and output.late
         known = FinishedTask(output.execution_id or "", session.info.pid or 0) if late else None
-        self._output_log.write(known, output)
+        self.output_log.write(known, output)
 
 
 def _is_log_coloured() -> bool:

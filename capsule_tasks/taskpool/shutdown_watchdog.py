@@ -18,6 +18,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from capsule_tasks.client.redis_location import redis_of_backend, redis_of_broker
+from capsule_tasks.storage.connections.blocking import answers
 from capsule_tasks.system.service import ThreadService
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -26,6 +28,7 @@ EXIT_BY_FORCE = 70
 """EX_SOFTWARE."""
 _LOOKS = 8
 """So often is looked whether the servers answer, before the limit is over."""
+_ANSWER_TIMEOUT_S = 1.0
 
 
 class ShutdownWatchdog(ThreadService):
@@ -110,3 +113,9 @@ class ShutdownWatchdog(ThreadService):
         )
         logging.shutdown()
         os._exit(EXIT_BY_FORCE)
+
+
+def servers_reachable(app: Any) -> bool:
+    """Whether the broker and the result backend answer; one that is no plain Redis counts as if."""
+    urls = {redis_of_broker(app), redis_of_backend(app)}
+    return all(answers(url, _ANSWER_TIMEOUT_S) for url in urls if url is not None)

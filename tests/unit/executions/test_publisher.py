@@ -276,7 +276,7 @@ async def test_a_task_that_its_worker_lets_go_of_ends_its_attempt_only(
     ground: Ground, link: Link
 ) -> None:
     execution = started(ground, acks_late=True)
-    ground.supervisor.stop_execution(execution, 15, "the worker", is_worker_stopping=True)
+    ground.supervisor.feed(execution, claimer.on.StopRequested(15, "the worker", True))
     lost = Error(execution_id="e", kind=ErrorKind.LOST, type="SessionLost", message="")
     ground.supervisor.finished(execution, lost, -15)
     call = link.answer(Code.DONE, b"7", b"3")

@@ -45,11 +45,11 @@ class CancelInChild(Action, frozen=True, gc=False):
 
 
 class RaiseSoftLimit(Action, frozen=True, gc=False):
-    """Raise SoftTimeLimitExceeded in the task, and tell Celery if that is done."""
+    """Raise SoftTimeLimitExceeded in the task, and report to Celery that it was raised."""
 
 
 class CommandChild(Action, frozen=True, gc=False):
-    """Interrupt, answer, or ask for the stack, as a watcher wants it."""
+    """Carry out a watcher's command: interrupt, respond, or dump the stack."""
 
     command: Command
     request_id: str
@@ -57,7 +57,7 @@ class CommandChild(Action, frozen=True, gc=False):
 
 
 class EndInput(Action, frozen=True, gc=False):
-    """Have `input()` raise EOFError: the question reaches nobody."""
+    """Have `input()` raise EOFError: the question cannot be published."""
 
     request_id: str
 
@@ -72,34 +72,34 @@ class JudgeLoss(Action, frozen=True, gc=False):
 
 
 class ClaimFirst(Action, frozen=True, gc=False):
-    """Claim the execution before it begins."""
+    """Claim the execution before it starts."""
 
 
 class ClaimWithEvents(Action, frozen=True, gc=False):
-    """Claim the execution together with everything that it has said, its end included."""
+    """Claim the execution together with all of its events, its end included."""
 
     takes_over: bool
     """Also from an attempt that runs elsewhere."""
 
 
 class Reclaim(Action, frozen=True, gc=False):
-    """Claim the execution under the present lease, if the owner before still has it."""
+    """Claim the execution under the present lease, if the previous owner still has it."""
 
     owner_before: str
 
 
 class AwaitPrevious(Action, frozen=True, gc=False):
-    """Wait until the attempt before has ended, for a while."""
+    """Wait for a while until the previous attempt has ended."""
 
 
 class ConfirmLease(Action, frozen=True, gc=False):
-    """Find out whether the owner's lease lasts."""
+    """Feed LeaseConfirmed once the owner's lease is known to last."""
 
     owner: str
 
 
 class AwaitInFlight(Action, frozen=True, gc=False):
-    """Send nothing more, and tell when nothing is on its way."""
+    """Send nothing more, and feed InFlightDone once all calls are answered."""
 
 
 class Publish(Action, frozen=True, gc=False):
@@ -109,25 +109,25 @@ class Publish(Action, frozen=True, gc=False):
 
 
 class PublishStart(Action, frozen=True, gc=False):
-    """Store that the code runs; watchers need not hear of it at once."""
+    """Store that the code runs; the event may wait for others."""
 
 
 class Flush(Action, frozen=True, gc=False):
-    """Send what waits, also what nobody is in a hurry to hear."""
+    """Send all events that wait."""
 
 
 class PublishEnd(Action, frozen=True, gc=False):
-    """Store the last event, behind everything else."""
+    """Store the last event, after all others."""
 
     event: LastEvent
 
 
 class CloseStream(Action, frozen=True, gc=False):
-    """Discard what was not stored, and whatever is said from now on."""
+    """Discard events that are not stored, and all that come from now on."""
 
 
 class ReadCommands(Action, frozen=True, gc=False):
-    """Read what the execution was told."""
+    """Read the commands that the execution was sent."""
 
 
 class RecordRunning(Action, frozen=True, gc=False):
@@ -135,13 +135,13 @@ class RecordRunning(Action, frozen=True, gc=False):
 
 
 class RecordEnd(Action, frozen=True, gc=False):
-    """Note the end in the index of recent executions, and count the execution in its group."""
+    """Record the end in the index of recent executions and in the group."""
 
     event: LastEvent
 
 
 class Release(Action, frozen=True, gc=False):
-    """The execution is over here: hold it no longer."""
+    """The execution is over here: release its hold."""
 
 
 # --- for the reporter ------------------------------------------------------------------------
@@ -159,13 +159,13 @@ class Acknowledge(Action, frozen=True, gc=False):
 
 
 class FreeSlot(Action, frozen=True, gc=False):
-    """The next task may come, before anybody hears of this one's end."""
+    """The next task may come, before the end of this one is reported."""
 
 
 class ReportEnd(Action, frozen=True, gc=False):
-    """Tell how the task ended, and forget it; free the slot before if that was not done.
+    """Report how the task ended, and forget it; free the slot before if that was not done.
 
-    The timer for the end, if it still runs, has nothing to do any more.
+    The timer for the end does nothing if it still runs.
     """
 
     end: End
@@ -176,7 +176,7 @@ class ReportEnd(Action, frozen=True, gc=False):
 
 
 class StartTimer(Action, frozen=True, gc=False):
-    """Nothing happens if the timer runs."""
+    """Start the timer, unless it runs."""
 
     timer: Timer
 

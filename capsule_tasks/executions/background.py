@@ -1,4 +1,4 @@
-"""Background work: owned asyncio tasks, waits for Redis, and warnings that are not repeated."""
+"""Background tasks of an event loop, calls that wait for Redis, and rate-limited warnings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ log = logging.getLogger("capsule_tasks.taskpool")
 T = TypeVar("T")
 
 RETRY_DELAY_S = 1.0
-"""Between two tries while Redis does not answer; each of them has tried for some seconds."""
+"""Between two calls while Redis does not answer; each of them has retried for some seconds."""
 _WARN_EVERY_S = 30.0
-"""Between two warnings of the same."""
+"""Between two warnings of the same message."""
 
 
 class BackgroundTasks:
@@ -29,7 +29,7 @@ class BackgroundTasks:
         self._warned_at: dict[str, float] = {}
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run the coroutine until `stop`; after that nothing begins any more."""
+        """Run the coroutine until `stop`; after that nothing is started."""
         if self._is_stopped:
             work.close()
             return
@@ -44,7 +44,7 @@ class BackgroundTasks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def call_until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer of Redis, asked for again until there is one."""
+        """Call until Redis answers, and return the answer."""
         while True:
             try:
                 return await ask()

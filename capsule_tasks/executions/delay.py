@@ -1,4 +1,4 @@
-"""One timer for many that wait for equally long."""
+"""One timer for many items that wait equally long."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _EXACT_S = 0.001
-"""As exact as timers are."""
+"""The resolution of timers."""
 
 
 class Delay(Generic[T]):
-    """Calls `on_due` with what was added so many seconds ago, and not discarded since."""
+    """Calls `on_due` with the items that were added `seconds` ago and not discarded since."""
 
     def __init__(self, seconds: float, on_due: Callable[[list[T]], object]) -> None:
         self._seconds = seconds

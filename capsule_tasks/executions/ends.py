@@ -28,7 +28,7 @@ class EndKind(StrEnum):
     """Why an execution is over; the value names the error that watchers and callers see."""
 
     TRACED = ""
-    """The task came to an end of its own."""
+    """The task ended by itself."""
     TERMINATED = "Terminated"
     OVER_LIMIT = "TimeLimitExceeded"
     LOST = "WorkerLostError"
@@ -36,10 +36,10 @@ class EndKind(StrEnum):
     TOO_MANY_LOSSES = "TooManyLosses"
     NOT_CARRIED = "TaskNotCarried"
     """The task, or its result, does not fit between the worker and the child."""
-    REQUEUED = "given back"
-    """The task had not begun when the connection to the broker was lost; nobody is told."""
+    REQUEUED = "requeued"
+    """The task had not started when the broker connection was lost; nothing is reported."""
     DISCARDED = "TaskRevokedError"
-    """Celery let go of the task before it came to the pool, and has told everybody but watchers."""
+    """Celery discarded the task before it reached the pool, and reported that itself."""
 
 
 _TRACED = EndKind.TRACED
@@ -80,7 +80,7 @@ def end_of_lost(stop_signum: int | None, terminal: Terminal, status: int | None)
     if stop_signum is not None and not has_crashed:
         end = End(EndKind.TERMINATED, signum=stop_signum)
     elif isinstance(terminal, Error) and terminal.kind in _NOT_CARRIED:
-        # No lost child: another delivery would end in the same way, and so on for ever.
+        # The child is not lost: every other delivery would end in the same way.
         end = End(EndKind.NOT_CARRIED, _said(terminal))
     else:
         if status is not None:
@@ -94,7 +94,7 @@ def end_of_lost(stop_signum: int | None, terminal: Terminal, status: int | None)
 
 
 def end_of_traced(traced: TaskResult) -> End:
-    """The end of an execution that the tracer saw to its end."""
+    """The end of an execution that Celery's tracer completed."""
     return End(_TRACED, "", traced, 0, traced.stdout_bytes, traced.stderr_bytes)
 
 
@@ -151,14 +151,14 @@ def lost(reason: str) -> Ended:
 def _message(end: End, origin: Origin) -> str:
     match end.kind:
         case EndKind.TERMINATED:
-            return "its worker let go of it"
+            return "its worker was stopped"
         case EndKind.NOT_CARRIED:
             return str(TaskNotCarried(origin.task, origin.execution_id, end.message))
     return end.message
 
 
 def _comes_again(kind: EndKind, origin: Origin, *, is_worker_stopping: bool) -> bool:
-    """Whether Celery puts the message back, or sends another, after this end."""
+    """Whether Celery requeues the message, or sends another, after this end."""
     match kind:
         case EndKind.TERMINATED:
             return origin.acks_late and is_worker_stopping
@@ -215,5 +215,5 @@ def outcome_of(event: LastEvent | None) -> str:
 
 
 def failure_of(event: LastEvent) -> str:
-    """The failure in words, empty if another attempt follows."""
+    """The failure as text; empty if another attempt follows."""
     return f"{event.type}: {event.message}" if isinstance(event, Ended) else ""

@@ -19,11 +19,11 @@ class Streaming(Enum):
     """How an execution comes to its stream."""
 
     NONE = auto()
-    """Never: streams are off, or too much waits for Redis."""
+    """Never: streams are off, or the buffer for Redis is full."""
     CLAIM_LATER = auto()
-    """The execution is new: it begins at once and is claimed with its first words."""
+    """The execution is new: it starts now and is claimed with its first events."""
     CLAIM_FIRST = auto()
-    """Redis may know of an attempt or a command: the execution is claimed before it begins."""
+    """Redis may know of an attempt or a command: the execution is claimed before it starts."""
 
 
 class Timer(Enum):
@@ -34,9 +34,9 @@ class Timer(Enum):
     CLAIM_DUE = auto()
     """A task that runs silently is claimed now."""
     CLAIM_WAIT = auto()
-    """Redis has had its time: what waits for the claim goes on without it."""
+    """The claim was not answered in time: what waits for it goes on."""
     END_WAIT = auto()
-    """Redis has had its time to store the end."""
+    """The end was not stored in time."""
     SOFT_LIMIT = auto()
     HARD_LIMIT = auto()
     TIDY = auto()
@@ -47,11 +47,11 @@ class Refusal(Enum):
     """Why a claim was refused."""
 
     RUNS_ELSEWHERE = auto()
-    """Somebody runs the execution, and may be about to leave it."""
+    """Another attempt runs, and may be about to end."""
     CANCELLED = auto()
     """The execution was ended by a cancel."""
     CLOSED = auto()
-    """Another attempt has the execution, it is over, or its call was refused."""
+    """Another attempt has the execution, the execution has ended, or Redis refused the call."""
 
 
 class Admitted(Event, frozen=True, gc=False):
@@ -61,7 +61,7 @@ class Admitted(Event, frozen=True, gc=False):
 
 
 class Discarded(Event, frozen=True, gc=False):
-    """Celery let go of the execution before it came to the pool."""
+    """Celery discarded the execution before it reached the pool."""
 
     streaming: Streaming
     reason: str
@@ -75,7 +75,7 @@ class Sent(Event, frozen=True, gc=False):
 
 
 class SendRefused(Event, frozen=True, gc=False):
-    """A child that is condemned refused the execution, which is queued again."""
+    """A condemned child refused the execution, which is queued again."""
 
 
 class ChildStarted(Event, frozen=True, gc=False):
@@ -85,7 +85,7 @@ class ChildStarted(Event, frozen=True, gc=False):
 
 
 class FirstOutput(Event, frozen=True, gc=False):
-    """The execution says something that watchers should hear at once."""
+    """The execution has an event that watchers should see now."""
 
 
 class InputRequested(Event, frozen=True, gc=False):
@@ -97,7 +97,7 @@ class InputAnswered(Event, frozen=True, gc=False):
 
 
 class Finished(Event, frozen=True, gc=False):
-    """The child's terminal message; `exit_status` if the child is gone."""
+    """The child's terminal message; `exit_status` if the child has ended."""
 
     terminal: Terminal
     exit_status: int | None
@@ -105,7 +105,7 @@ class Finished(Event, frozen=True, gc=False):
 
 
 class LossJudged(Event, frozen=True, gc=False):
-    """Whether the processes that the message has cost are too many: then `end` is there."""
+    """With an `end`, the message has cost too many processes."""
 
     end: End | None
 
@@ -118,7 +118,7 @@ class TimerFired(Event, frozen=True, gc=False):
 
 
 class ClaimStored(Event, frozen=True, gc=False):
-    """The execution is claimed, under a lease that may be another by now."""
+    """The execution is claimed under `owner`; the lease may have changed since."""
 
     owner: str
     current_owner: str
@@ -129,7 +129,7 @@ class ClaimRefused(Event, frozen=True, gc=False):
 
 
 class PreviousEnded(Event, frozen=True, gc=False):
-    """The attempt before has ended, or has had its time to."""
+    """The previous attempt has ended, or has had its time to."""
 
 
 class SuccessorAdmitted(Event, frozen=True, gc=False):
@@ -137,7 +137,7 @@ class SuccessorAdmitted(Event, frozen=True, gc=False):
 
 
 class HoldRecorded(Event, frozen=True, gc=False):
-    """A reaper that looks at what this owner holds finds the execution."""
+    """The execution is recorded as held by this owner, where a reaper finds it."""
 
     owner: str
 
@@ -149,13 +149,13 @@ class LeaseConfirmed(Event, frozen=True, gc=False):
 
 
 class LeaseBegun(Event, frozen=True, gc=False):
-    """The worker works under another lease from now on."""
+    """The worker has another lease from now on."""
 
     owner: str
 
 
 class InFlightDone(Event, frozen=True, gc=False):
-    """Nothing is on its way to Redis any more."""
+    """All calls of the execution are answered."""
 
 
 class AppendRefused(Event, frozen=True, gc=False):
@@ -167,7 +167,7 @@ class EndStored(Event, frozen=True, gc=False):
 
 
 class DoorbellRang(Event, frozen=True, gc=False):
-    """The execution may have been told something."""
+    """The execution may have been sent a command."""
 
 
 class CommandReceived(Event, frozen=True, gc=False):
@@ -178,30 +178,30 @@ class CommandReceived(Event, frozen=True, gc=False):
 
 
 class StopRequested(Event, frozen=True, gc=False):
-    """Somebody wants the execution ended with a signal."""
+    """The execution is to be ended with a signal."""
 
     signum: int
     requested_by: str
     is_worker_stopping: bool = False
-    """The worker itself asks, and its message goes back."""
+    """The worker itself asks, and the message is requeued."""
 
 
 class CancelRequested(Event, frozen=True, gc=False):
-    """Somebody wants the execution ended in order, and by force after the grace."""
+    """The execution is to be ended in order, and by force after the grace."""
 
     grace_s: float | None
     requested_by: str
 
 
 class KillRequested(Event, frozen=True, gc=False):
-    """Nothing that runs is waited for any more."""
+    """The worker waits for running executions no longer."""
 
     requested_by: str
 
 
 class BrokerLost(Event, frozen=True, gc=False):
-    """The connection to the broker is lost: messages not begun are delivered again."""
+    """The connection to the broker is lost: messages that have not started are redelivered."""
 
 
 class WorkerStopping(Event, frozen=True, gc=False):
-    """The pool ends: what is not over is left to other workers."""
+    """The pool stops: other workers take what is not over."""

@@ -1,4 +1,4 @@
-"""Where an execution comes from: everything that decides about its life and never changes."""
+"""What decides about an execution's life and never changes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A coroutine shares its child with others."""
     group: str = ""
     index: int = -1
-    """The place in the group."""
+    """The index in the group."""
     is_retry: bool = False
     is_redelivered: bool = False
     acks_late: bool = False
     ack_waits_for_claim: bool = False
-    """The message is acknowledged early, and whoever does so can wait until the claim is sure."""
+    """The message is acknowledged early, and the acknowledgement can wait for the claim."""
     comes_again_when_lost: bool = False
     """The same message is delivered again when the child that ran it is lost."""
     continues_after_loss: bool = False
-    """Another attempt follows when the child is lost: of the same message, or of one sent anew."""
+    """Another attempt follows when the child is lost: of the same message, or of a retry."""
     comes_again_over_limit: bool = False
     """The same message is delivered again after its hard time limit."""
     soft_limit_s: float | None = None

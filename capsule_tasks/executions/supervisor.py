@@ -126,7 +126,7 @@ class Supervisor:
             self.feed(execution, on.Discarded(publisher.open(execution), reason))
 
     def feed(self, execution: Execution, event: Event) -> None:
-        """The only way in: an event changes the lifecycle, and its actions are carried out in order.
+        """The only way in: the lifecycle handles the event; its actions are carried out.
 
         An action may cause the next event; the actions of that event come after all others.
         """
@@ -372,11 +372,11 @@ class Supervisor:
         call = execution.call
         if len(call.body) >= _LARGE_BYTES:
             self._release_memory_soon()
-        if self._losses.noted and self._losses.is_counted_on_delivery(call):
+        if self._losses.counted_on_delivery and self._losses.is_counted_on_delivery(call):
             self._background.spawn(self._losses.forget(call))
 
     def _release_memory_soon(self) -> None:
-        """Once for all large messages of a second; on a thread, since the heap may be large, too."""
+        """Once for all large messages of a second; on a thread, since this takes long."""
         if not self._is_memory_release_due:
             self._is_memory_release_due = True
             asyncio.get_running_loop().call_later(_RELEASE_MEMORY_AFTER_S, self._release_memory)

@@ -1,4 +1,4 @@
-"""From what Celery applies to what a child is sent."""
+"""Make the call that a child is sent, and its origin, from the task that Celery applies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capsule_tasks.storage.keys import escaped
 _MAX_MEMBERS = 2**27
 """Members that a bitmap in Redis may count without being a danger to it: 16 MiB."""
 _DECODED = ("args", "kwargs")
-"""The request dict repeats them beside the body; the child decodes them anew."""
+"""The request dict repeats them; the child decodes them from the body."""
 
 
 def task_call(arguments: Any, request: Any) -> TaskCall:
@@ -43,7 +43,7 @@ def task_call(arguments: Any, request: Any) -> TaskCall:
 
 
 def _encode_again(body: Any, request: Any, headers: dict[str, Any]) -> tuple[Any, Any, Any, int]:
-    """A message of the first protocol came decoded: its own bytes travel, if they are there."""
+    """A message of the first protocol comes decoded: send its own bytes, if they are there."""
     message = getattr(request, "message", None)
     if message is not None and getattr(message, "content_type", None):
         for key in ("callbacks", "errbacks", "chord", "taskset"):
@@ -65,7 +65,7 @@ def origin_of(
     can_defer_ack: bool,
     limits: tuple[float | None, float | None],
 ) -> Origin:
-    """The facts that decide about a task's life: its message, and its settings as they are now."""
+    """What decides about a task's life: its message, and its settings as they are now."""
     task: Any = getattr(request, "task", None)
     acks_late = bool(getattr(task, "acks_late", False))
     comes_again_when_lost = acks_late and bool(task.reject_on_worker_lost)
@@ -95,7 +95,7 @@ def origin_of(
 
 
 def group_of(headers: Any) -> tuple[str, int]:
-    """The group of a task, and its place there; none if no key can be made of it."""
+    """The group of a task and its index there; none if no key can be made of the group id."""
     group, index = headers.get("group"), headers.get("group_index")
     if group is None or not isinstance(index, int) or not 0 <= index < _MAX_MEMBERS:
         return ("", -1)
@@ -107,7 +107,7 @@ def group_of(headers: Any) -> tuple[str, int]:
 
 
 def is_coroutine_task(task: Any) -> bool:
-    """Whether a task is made with `async def`, in whatever way."""
+    """Whether a task is a coroutine: by `async def`, also of a class-based or wrapped task."""
     functions = (
         getattr(task, "_orig_run", None),
         getattr(task, "run", None),

@@ -1,4 +1,4 @@
-"""The pool's place in Celery's consumer: it learns which consumer there is, and what that holds."""
+"""The pool's step in Celery's consumer: attaches the pool to each consumer and its connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from capsule_tasks.taskpool.stock_redis.visibility import VisibilityRenewal
 
 
 class ConsumerStep(bootsteps.StartStopStep):
-    """Tells the pool of the consumer, whose prefetch counter grows with coroutines that run."""
+    """Attaches the consumer to the pool, and extends its prefetch counter by running coroutines."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -29,7 +29,7 @@ class ConsumerStep(bootsteps.StartStopStep):
             parent.app, parent.hub, getattr(parent.pool, "listen", _never)
         )
         if getattr(parent.pool, "takes_without_slot", None) is not None:
-            # Now, since each task's strategy remembers both when the consumer starts.
+            # Now, since each task's strategy keeps both when the consumer starts.
             add_to_tasks(parent.app)
             parent.on_task_request = _without_slots(parent.pool, parent.on_task_request)
             self._failover = Failover()
@@ -59,20 +59,20 @@ class ConsumerStep(bootsteps.StartStopStep):
         return ensure_connected
 
     def shutdown(self, _parent: Any) -> None:
-        """After the pool has ended: until then its last tasks hold their messages."""
+        """After the pool has ended: until then its last tasks have unacknowledged messages."""
         self._revokes.stop()
         self._renewal.stop()
 
 
 def _never(_channel: str, _ring: Ring) -> None:
-    """Another pool hears no announcements."""
+    """Another pool has no doorbells."""
 
 
 def _reporting_shutdown(pool: Any, cancel: Callable[[], object]) -> Callable[[], object]:
-    """A cold shutdown cancels requests first, and stores the end of each.
+    """Start the shutdown's deadline before a cold shutdown cancels its requests.
 
-    A silent result backend holds the main thread up there for minutes, before Celery tells anybody
-    that the worker leaves: the deadline for leaving has to begin before.
+    Celery stores the end of each request first. A result backend that does not answer blocks the
+    main thread there for minutes, before Celery announces the shutdown.
     """
 
     def cancel_active_requests() -> object:
@@ -83,7 +83,7 @@ def _reporting_shutdown(pool: Any, cancel: Callable[[], object]) -> Callable[[],
 
 
 def close_wholly(connection: Any) -> None:
-    """The connection closes its channel at the first call, also when the broker has gone.
+    """Have the connection close its channel at the first call, also if the broker is unavailable.
 
     Kombu first reads the answer to a BRPOP that is on its way, and when that fails it leaves the
     channel open, but without an address. Celery closes the connection once more, the channel asks
@@ -100,16 +100,16 @@ def close_wholly(connection: Any) -> None:
 
 
 def _without_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:
-    """Requests go to the pool when a slot is free, as Celery has it; those of coroutines at once.
+    """Have requests of coroutines go to the pool without a slot.
 
-    Else they would wait behind every blocking task that waits for a slot.
+    Otherwise they would wait behind every blocking task that waits for a slot.
     """
 
     def on_task_request(request: Any) -> None:
         if not pool.takes_without_slot(request.name):
             take_slot(request)
             return
-        with contextlib.suppress(TaskRevokedError):  # it has told so itself
+        with contextlib.suppress(TaskRevokedError):  # reported by the request itself
             request.execute_using_pool(pool)
 
     return on_task_request

@@ -22,7 +22,7 @@ _IGNORED = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 class DescriptorCheck:
-    """What a fork of the worker inherits, as of the moment when this is made."""
+    """Knows what a fork of the worker inherits, as of the moment when this is made."""
 
     def __init__(self, app: Any) -> None:
         self._opened = _opened(app) if IS_LINUX else {}
@@ -32,14 +32,14 @@ class DescriptorCheck:
     def check(self, pid: int, origin: Hashable) -> None:
         """Compare a child that is ready with the worker; `origin` is what children come from.
 
-        One child of each origin is looked at, and a descriptor is named once.
+        One child of each origin is checked, and a descriptor is named once.
         """
         if not self._opened or origin == self._checked:
             return
         self._checked = origin
         try:
             has = set(targets(pid).values())
-        except OSError:  # it has ended, or may not be looked into
+        except OSError:  # the child has ended, or reading is not permitted
             return
         still_open = targets()
         missed = {

@@ -1,4 +1,4 @@
-"""What a worker shows of its pool: statistics, health, the stack of a task."""
+"""Answers about the pool: statistics, health, the stack of a task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_IDS = 20
 
 
 def settings(options: dict[str, Any], size: int) -> dict[str, Any]:
-    """What the pool was told, in the words of prefork."""
+    """The pool's options, named as prefork names them."""
     return {
         "max-concurrency": size,
         "max-tasks-per-child": options.get("maxtasksperchild") or "N/A",
@@ -63,7 +63,7 @@ def totals(supervisor: Supervisor, tasks: int, last_error: str) -> dict[str, Any
 
 
 def health(supervisor: Supervisor, tasks: int, last_error: str) -> dict[str, Any]:
-    """Whether the pool can do its work, why not, and each child."""
+    """Whether the pool can do its work, the reasons if not, and each child."""
     return {
         **totals(supervisor, tasks, last_error),
         "reasons": _complaints(supervisor, last_error),
@@ -95,7 +95,7 @@ def _complaints(supervisor: Supervisor, last_error: str) -> list[str]:
 
 
 async def stack(supervisor: Supervisor, task_id: str, *, all_frames: bool) -> dict[str, str]:
-    """Where a running task is, on the runtime's loop; or why nobody can say."""
+    """The stack of a running task, or the error; on the runtime's loop."""
     execution = supervisor.running(task_id)
     if execution is None:
         return {"error": f"task {task_id!r} does not run in this worker"}

@@ -1,4 +1,4 @@
-"""`TaskPool`: what Celery sees of the pool. Everything here runs on the hub thread."""
+"""`TaskPool` implements Celery's pool interface. Everything here runs on the hub thread."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ log = logging.getLogger("capsule_tasks.taskpool")
 _STOP_S = 30.0
 _TERM = signal.SIGTERM
 _MAX_WAIT_S = 1.0
-"""Between two looks at the hub's timers, while the pool waits for its last jobs."""
+"""Between two checks of the hub's timers, while the pool waits for its last tasks."""
 
 
 class TaskPool(prefork.TaskPool):
@@ -106,14 +106,14 @@ class TaskPool(prefork.TaskPool):
             return
         self._bridge.register(hub)
         hub.add_reader(self._thread, self._on_readable)
-        # A task that is alone goes at once. With others about, those that one turn of the hub
-        # applied go just before it sleeps: the children do not compete with it for the machine.
+        # A single task is sent at once. Of many tasks, those that one iteration of the hub applied
+        # are sent just before it sleeps, so that children do not compete with it for the CPU.
         hub.on_tick.add(self._thread.run_posts)
         self._hub = hub
         self._thread.attach_hub()
 
     def _on_readable(self) -> None:
-        """The hub was woken by what children say: no other thread need be."""
+        """The hub was woken by messages of children: no other thread need be woken."""
         bridge = self._bridge
         bridge.suppresses_wakeup = True
         try:
@@ -129,7 +129,7 @@ class TaskPool(prefork.TaskPool):
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
         self._consumer = consumer
         self._watchdog.watch(consumer.controller.blueprint.shutdown_complete)
-        for task in self._tasks:  # their messages are not among those that it holds
+        for task in self._tasks:  # the new counter does not count their messages
             task.release_prefetch()
 
     def listen(self, channel: str, ring: Ring) -> None:
@@ -139,7 +139,7 @@ class TaskPool(prefork.TaskPool):
             self._thread.post(runtime.publisher.listen, channel, ring)
 
     def on_close(self) -> None:
-        """Nothing new will come; what there is goes on."""
+        """No new tasks will come; those that are here go on."""
         self._watchdog.on_stopping()
 
     def _on_shutting_down(self, **_: Any) -> None:
@@ -147,7 +147,7 @@ class TaskPool(prefork.TaskPool):
         self.on_close()
 
     def _is_busy(self) -> bool:
-        """Whether something runs, and is waited for; Celery need not have heard of its end."""
+        """Whether the worker waits for tasks; ended ones do not count, reported or not."""
         tasks = list(self._tasks)
         return not state.should_terminate and not all(task.ready() for task in tasks)
 
@@ -175,7 +175,7 @@ class TaskPool(prefork.TaskPool):
             self._bridge.drain()
 
     def _stop_faster(self, kill_at: float) -> float:
-        """In a cold shutdown nothing begins any more, and what runs has a while; when that ends."""
+        """In a cold shutdown start nothing, and give what runs some time; return when that ends."""
         runtime = self._runtime
         if runtime is None or not state.should_terminate:
             return math.inf
@@ -207,7 +207,7 @@ class TaskPool(prefork.TaskPool):
         try:
             ending.result(_STOP_S)
         except TimeoutError:
-            log.exception("the sessions did not end within %s s", _STOP_S)
+            log.exception("the sessions did not stop within %s s", _STOP_S)
         self._thread.stop()
         runtime.output_log.stop()  # not on the loop: it writes the output that waits
         self._tasks.clear()
@@ -220,7 +220,7 @@ class TaskPool(prefork.TaskPool):
             self._runtime.restart()
 
     def flush(self) -> None:
-        """The connection to the broker is lost: what no child has begun comes again."""
+        """The connection to the broker is lost: tasks that no child has are redelivered."""
         if self._runtime is not None:
             self._thread.post(self._runtime.supervisor.requeue_waiting)
 
@@ -267,7 +267,7 @@ class TaskPool(prefork.TaskPool):
         return task
 
     def _refuse(self, error_callback: Any, args: Any, fault: Exception) -> None:
-        """It cannot be sent: its failure is told once the caller has the answer."""
+        """The task cannot be sent: report its failure once `on_apply` has returned."""
         error = TaskNotCarried(str(args[0]), str(args[1]), str(fault))
 
         def refuse() -> None:
@@ -276,7 +276,7 @@ class TaskPool(prefork.TaskPool):
             error_callback(info_of(error))
             task: Any = getattr(request, "task", None)
             if task is not None and not task.acks_late:
-                request.acknowledge()  # the message would come again for ever
+                request.acknowledge()  # the message would be redelivered for ever
 
         request: Any = getattr(error_callback, "__self__", None)
         self._bridge.put(refuse)
@@ -284,7 +284,7 @@ class TaskPool(prefork.TaskPool):
     def _limits(
         self, request: Any, soft_s: float | None, hard_s: float | None
     ) -> tuple[float | None, float | None]:
-        """As they are now: Celery remembers a task's limits from when its consumer started."""
+        """The limits as they are now: Celery keeps those from when its consumer started."""
         task = getattr(request, "task", None)
         if task is not None:
             hard_of_call, soft_of_call = request.time_limits or (None, None)
@@ -295,7 +295,7 @@ class TaskPool(prefork.TaskPool):
         return soft_s, hard_s
 
     def takes_without_slot(self, name: str) -> bool:
-        """Whether a task is beside the slots; asked before one is taken."""
+        """Whether a task needs no slot; asked before a slot is taken."""
         return self._semaphore is not None and self._is_async(name)
 
     def _is_async(self, name: str) -> bool:
@@ -324,7 +324,7 @@ class TaskPool(prefork.TaskPool):
 
     @property
     def coroutines(self) -> int:
-        """How many are in hand that need no slot."""
+        """The number of tasks in the pool that need no slot."""
         return min(len(self._coroutine_jobs), self._max_coroutines())
 
     def on_reported(self, task: TaskReporter) -> None:
@@ -386,7 +386,7 @@ class TaskPool(prefork.TaskPool):
                 self._slots.shrink()
 
     def maintain_pool(self, *_: Any, **__: Any) -> None:
-        """Nothing to do: a child's end is an event here."""
+        """Do nothing: the pool replaces a child as soon as it ends."""
 
     @property
     def num_processes(self) -> int:
@@ -397,7 +397,7 @@ class TaskPool(prefork.TaskPool):
         if self._runtime is not None:
             self._thread.post(self._runtime.dispatcher.resize, "blocking", size)
 
-    # --- looking -------------------------------------------------------------------------------
+    # --- inspection -------------------------------------------------------------------------------
 
     def _get_info(self) -> dict[str, Any]:
         runtime = self._runtime

@@ -1,8 +1,7 @@
-"""A restart of the pool: how children are started from now on, tried before the old ones go.
+"""A restart of the pool: new children import the app again, and a trial child comes first.
 
-Celery reloads what the worker itself has imported, if it is asked to, and then asks the pool for
-new children. Those import the app anew. If they cannot, since somebody has saved half an edit, the
-pool goes on with the children that it has.
+Celery reloads the modules of the worker itself, if asked to, and then restarts the pool. If the new
+children cannot import the app, because of an edit half saved, say, the pool keeps its children.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from capsule_tasks.settings import Profile
 
 
 def reloaded_profiles(profiles: Mapping[str, Profile], app: Any) -> dict[str, Profile]:
-    """How children are started whose app is imported anew, with all that the worker imported."""
+    """Profiles of children that import the app again, with all modules that the worker imported."""
     modules = {type(task).__module__ for task in app.tasks.values()} | set(app.loader.task_modules)
     include = sorted({*app.conf.include, *modules})
     return {kind: _reloaded(profile, include) for kind, profile in profiles.items()}
@@ -38,7 +37,7 @@ def _reloaded(profile: Profile, include: list[str]) -> Profile:
 async def start_trial_child(
     profile: Profile, on_new: Callable[[Session], object]
 ) -> TemplateSpawner:
-    """What starts such children, once one of them was ready; raises what that one failed with."""
+    """Return a spawner of such children once one was ready; raise the error of its start."""
     spawner = TemplateSpawner(profile)
     try:
         await spawner.start()

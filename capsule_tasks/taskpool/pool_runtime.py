@@ -1,4 +1,4 @@
-"""Everything that a pool keeps on the runtime's loop: sessions, the executions in them, streams."""
+"""All parts of a pool that live on the runtime's loop: sessions, executions, streams."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 
 class PoolRuntime:
-    """Opened and closed as one; what is not said to be on the loop is for the hub thread."""
+    """Started and stopped as one; methods are for the hub thread unless they say otherwise."""
 
     def __init__(self, app: Any, options: dict[str, Any], thread: RuntimeThread) -> None:
-        """Take the template, while this process is as it should be in every child."""
+        """Take the template now: every child starts with the state that this process has now."""
         self._app = app
         self._thread = thread
         self._hostname = options["initargs"][1]
@@ -74,7 +74,7 @@ class PoolRuntime:
         self._discarded = DiscardedTasks(app, partial(thread.post, self.supervisor.discard))
         self._reloading = asyncio.Lock()
         self._names = set(app.tasks)
-        """Tasks that the children know."""
+        """Names of the tasks that children know."""
         self.last_error = ""
         self._is_closed = False
 
@@ -89,9 +89,9 @@ class PoolRuntime:
             self._discarded.start()
 
     async def stop(self) -> None:
-        """On the loop, once: nothing of it is left, whatever ran."""
+        """On the loop, once: stop every part, also when another one fails to stop."""
         self._is_closed = True
-        async with contextlib.AsyncExitStack() as stack:  # each, whatever becomes of the others
+        async with contextlib.AsyncExitStack() as stack:  # each is stopped, even if another fails
             stack.push_async_callback(self._spawner.stop)
             stack.push_async_callback(self.sessions.stop)
             stack.push_async_callback(self.supervisor.stop)
@@ -100,7 +100,7 @@ class PoolRuntime:
     # --- new code ------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Children of an app that is imported anew; nothing that runs is lost."""
+        """Replace the children by ones that import the app again; nothing that runs is lost."""
         profiles = reloaded_profiles(self._profiles, self._app)
         new = set(self._app.tasks) - self._names
         self._thread.post(self.supervisor.expect_tasks, new)
@@ -111,7 +111,7 @@ class PoolRuntime:
             try:
                 await self._replace(profiles, new)
             except Exception:
-                log.exception("the pool is not restarted, or not as a whole")
+                log.exception("the pool was not restarted, or only in part")
             finally:
                 self.supervisor.tasks_known(new)
 
@@ -124,13 +124,13 @@ class PoolRuntime:
             self._names |= new
 
     async def _start_reloaded(self, profiles: dict[str, Profile]) -> bool:
-        """Have children started of the code as it now is, if they can be."""
+        """Have children started from the code as it is now; False if that fails."""
         try:
             spawner = await start_trial_child(profiles["blocking"], self._listen)
-        except Exception as fault:  # noqa: BLE001 - whatever the new code raises
+        except Exception as fault:  # noqa: BLE001 - the new code may raise anything
             why = "\n".join((str(fault), *getattr(fault, "__notes__", ())))
             self.last_error = f"the pool was not restarted, and goes on as it was: {why}"
-            log.error("%s", self.last_error)  # noqa: TRY400 - it says all there is
+            log.error("%s", self.last_error)  # noqa: TRY400 - the text has the traceback of the child
             return False
         if self._is_closed:
             await spawner.stop()
@@ -140,14 +140,14 @@ class PoolRuntime:
         try:
             await old.stop()
         except Exception:
-            log.exception("what the children of before were copied from did not end in order")
+            log.exception("the old template did not stop cleanly")
         self.last_error = ""
         return True
 
     # --- output -----------------------------------------------------------------------
 
     def _listen(self, session: Session) -> None:
-        """What a child says while it becomes ready is heard too."""
+        """Log the output of a new session, also during its start, and check its descriptors."""
         session.add_output_listener(partial(self._on_output, session))
 
         def on_ready(*_: object) -> None:
@@ -160,14 +160,14 @@ class PoolRuntime:
         session.add_state_listener(on_ready, frozenset({SessionState.READY}))
 
     def _on_output(self, session: Session, output: Output | Gap) -> None:
-        """On the loop: what no task says that runs."""
+        """On the loop: output that belongs to no running task."""
         late = isinstance(output, Output) and output.late
         known = FinishedTask(output.execution_id or "", session.info.pid or 0) if late else None
         self.output_log.write(known, output)
 
 
 def _is_log_coloured() -> bool:
-    """As Celery decided when it set up logging: `--no-color`, a log file, no terminal."""
+    """Whether Celery decided for colours when it set up logging."""
     err = sys.__stderr__  # `sys.stderr` may be redirected into the log by now
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
     is_asked_for = any(getattr(formatter, "use_color", None) for formatter in formatters)
@@ -180,7 +180,7 @@ def _template(app: Any) -> Template | None:
         return None
     others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
     if others:
-        log.info("the worker is copied while other threads run: %s", ", ".join(others))
+        log.info("the worker is forked while other threads run: %s", ", ".join(others))
     celery_app.keep_app_for_forks(app)
-    # Prefork does the same; and these are imports of the app's own, which it knows.
+    # Prefork forks as well, and the threads are of modules that the app itself imports.
     return Template.fork_of_caller(despite_threads=True)

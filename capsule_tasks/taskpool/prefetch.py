@@ -1,8 +1,9 @@
-"""How many messages a worker may hold: what coroutines hold is beside what Celery counts.
+"""The prefetch counter: messages of coroutines are counted in addition to Celery's limit.
 
-Celery counts up for each message with an ETA or a countdown, and down when its time has come. Up it
-counts to `worker_eta_task_limit` only, and down always: after more of them than the limit, the
-worker may hold one message. Here what was not counted up is not counted down.
+Celery counts up for each message with an ETA or a countdown, and down when its time has come. It
+counts up to `worker_eta_task_limit` only, but always down: after more such messages than the limit,
+the worker would prefetch a single message. Here a message that was not counted up is not counted
+down.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from kombu.common import QoS
 
 
 class Prefetch(QoS):
-    """Celery's counter, with room beside the limit."""
+    """Celery's counter, with room beyond the limit."""
 
     def __init__(self, counter: Any) -> None:
-        """What `counter` counts, this one counts from now on."""
+        """Go on where `counter` is."""
         super().__init__(counter.callback, counter.value, counter.max_prefetch)
         self.prev = counter.prev
         self._not_counted = 0
@@ -40,14 +41,14 @@ class Prefetch(QoS):
             return int(super().decrement_eventually(n - forgiven))
 
     def add_one(self) -> None:
-        """One more message, that is no ETA's."""
+        """Make room for one more message, without an ETA."""
         with self._mutex:
             if self.value:
                 self.value += 1
                 self._move_limit(1)
 
     def remove_one(self) -> None:
-        """Take back what `add_one` gave."""
+        """Undo one `add_one`."""
         with self._mutex:
             if self.value:
                 self.value = max(1, self.value - 1)
@@ -59,7 +60,7 @@ class Prefetch(QoS):
 
 
 def count_coroutines_apart(consumer: Any) -> None:
-    """Have a consumer that has just connected count in this way."""
+    """Have a consumer that has just connected count coroutines apart."""
     consumer.qos = Prefetch(consumer.qos)
     channel_qos: Any = getattr(consumer.task_consumer.channel, "qos", None)
     if "can_consume" in getattr(channel_qos, "__dict__", {}):
@@ -70,7 +71,7 @@ def count_coroutines_apart(consumer: Any) -> None:
 
 
 def _within_slots(consumer: Any) -> Any:
-    """What Celery asks with `worker_disable_prefetch`: no more messages than children are free."""
+    """Celery's check for `worker_disable_prefetch`: no more messages than free children."""
 
     def can_consume(qos: Any) -> bool:
         limit = getattr(consumer.controller, "max_concurrency", None) or consumer.pool.num_processes
@@ -83,7 +84,7 @@ def _within_slots(consumer: Any) -> Any:
 
 @functools.cache
 def _for_slots(base: Any) -> Any:
-    """An autoscaler that is the class `base`, and does not take coroutines for work of slots."""
+    """A subclass of the autoscaler `base` that does not count coroutines."""
 
     def qty(self: Any) -> int:
         return int(base.qty.fget(self)) - int(self.pool.coroutines)

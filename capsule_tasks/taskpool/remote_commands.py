@@ -18,14 +18,14 @@ _NO_POOL = {"error": "this worker's pool is not capsule_tasks.taskpool:TaskPool"
 
 @inspect_command()
 def capsule_health(state: Any, **_: Any) -> Any:
-    """Whether sessions can be had, if not why not, and how each one is."""
+    """Whether the pool is healthy, the reasons if not, and the state of each child."""
     pool = state.consumer.pool
     return pool.health() if hasattr(pool, "health") else _NO_POOL
 
 
 @inspect_command(args=[("task_id", str)], signature="<task id>")
 def capsule_stack(state: Any, task_id: str, all_frames: bool = False, **_: Any) -> Any:
-    """Where the code of a running task is: files, lines and functions, never values."""
+    """The stack of a running task: files, lines and functions, never values."""
     pool = state.consumer.pool
     if not hasattr(pool, "stack_of"):
         return _NO_POOL
@@ -33,9 +33,9 @@ def capsule_stack(state: Any, task_id: str, all_frames: bool = False, **_: Any) 
 
 
 def _keeping(name: str) -> Callable[..., Any]:
-    """Celery's own command of that name; what it revokes is kept for workers that do not hear it.
+    """Celery's own command of that name, which also stores the revokes for workers that miss it.
 
-    Its description stays, and so does its answer.
+    Its description and its answer stay the same.
     """
     own: Callable[..., Any] = Panel.data[name]
     if hasattr(own, "keeps_revokes"):
@@ -49,15 +49,15 @@ def _keeping(name: str) -> Callable[..., Any]:
             keeper.keep(ids=map(str, maybe_list(ids) or ()), stamps=_stamps(kwargs.get("headers")))
         return own(state, *args, **kwargs)
 
-    # Not by `__wrapped__`: others may have put theirs around Celery's own.
+    # Not by `__wrapped__`: other packages may have wrapped Celery's own.
     command.keeps_revokes = True  # type: ignore[attr-defined]
     return command
 
 
 def _stamps(headers: Any) -> list[tuple[str, Any]]:
-    """As Celery reads them: a mapping, or `header=value` from a command line.
+    """The headers as Celery reads them: a mapping, or `header=value` from a command line.
 
-    A value keeps its type, as Celery compares it with that of the task.
+    Values keep their types, since Celery compares them with those of the task.
     """
     if isinstance(headers, list):
         headers = dict(header.split("=")[:2] for header in headers if "=" in header)

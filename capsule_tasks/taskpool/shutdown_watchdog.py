@@ -1,9 +1,9 @@
-"""The last resort: a worker that was told to leave, and cannot.
+"""The last resort for a worker that was asked to stop and cannot.
 
-A Redis that accepts and says nothing holds Celery's main thread for as long as its sockets wait,
-which is for ever, and a child that stores a result for minutes. Tasks are waited for as long as
-they take, but only while the servers answer that their results and acknowledgements go to. What a
-worker held when it was ended comes back when its visibility timeout is over.
+A Redis that accepts connections and does not answer blocks Celery's main thread for ever, and a
+child that stores a result for minutes. Tasks may take as long as they need, but only while the
+servers answer that store their results and acknowledgements. Unacknowledged messages are
+redelivered after their visibility timeout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from capsule_tasks.client.redis_location import redis_of_backend, redis_of_broker
-from capsule_tasks.storage.connections.blocking import answers
+from capsule_tasks.storage.connections.blocking import is_reachable
 from capsule_tasks.system.service import ThreadService
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -27,12 +27,12 @@ log = logging.getLogger("capsule_tasks.taskpool")
 EXIT_BY_FORCE = 70
 """EX_SOFTWARE."""
 _LOOKS = 8
-"""So often is looked whether the servers answer, before the limit is over."""
+"""Checks of the servers within the limit."""
 _ANSWER_TIMEOUT_S = 1.0
 
 
 class ShutdownWatchdog(ThreadService):
-    """Ends the process if the worker does not end by itself. Its children notice, and end too."""
+    """Ends the process if the worker does not stop by itself. Its children notice, and end too."""
 
     thread_name = "capsule-leaving"
     stop_limit_s = 1.0
@@ -54,7 +54,7 @@ class ShutdownWatchdog(ThreadService):
         self._begun: SimpleQueue[None] = SimpleQueue()
 
     def start(self) -> None:
-        """Only where the worker has the main thread: else somebody else's program is beside it."""
+        """Start only if the worker has the main thread: otherwise it is part of another program."""
         if threading.current_thread() is threading.main_thread():
             super().start()
 
@@ -63,16 +63,16 @@ class ShutdownWatchdog(ThreadService):
         self._begun.put(None)
 
     def watch(self, ended: threading.Event) -> None:
-        """The worker will set `ended` when it has ended."""
+        """The worker will set `ended` when it has stopped."""
         self._ended = ended
 
     def on_worker_stopped(self, **_: Any) -> None:
-        """The worker has ended; also one that never connected, so that nobody could `watch` it."""
+        """The worker has stopped, perhaps before it connected and `watch` was called."""
         self._ended.set()
         self.stop()
 
     def on_stopping(self) -> None:
-        """The worker is to leave. May be called in a signal's handler, and again."""
+        """The worker is to stop. May be called in a signal handler, and more than once."""
         self._begun.put(None)
 
     def run(self) -> None:
@@ -80,7 +80,7 @@ class ShutdownWatchdog(ThreadService):
         ended = self._ended
         late_at = time.monotonic() + self._limit_s
         while not ended.wait(max(0.0, min(self._limit_s / _LOOKS, late_at - time.monotonic()))):
-            # Who would say that the worker is no longer busy may be what hangs.
+            # The thread that ends tasks may be the one that hangs.
             is_busy = self._is_busy()
             if is_busy and self._can_end_tasks():
                 late_at = time.monotonic() + self._limit_s
@@ -92,13 +92,13 @@ class ShutdownWatchdog(ThreadService):
                 )
 
     def _can_end_tasks(self) -> bool:
-        """Whether the servers answer; those that cannot be asked are no reason to end tasks."""
+        """Whether the servers answer; an error of the check is no reason to end tasks."""
         try:
             return self._servers_answer()
         except Exception:
             if not self._has_warned:
                 self._has_warned = True
-                log.exception("cannot ask whether the servers answer: tasks are waited for")
+                log.exception("cannot check whether the servers answer: waiting for tasks")
             return True
 
     def _end_by_force(self, reason: str) -> None:
@@ -106,7 +106,7 @@ class ShutdownWatchdog(ThreadService):
         frame = frames.get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame))
         log.critical(
-            "the worker did not end within %s s (%s) and is ended; its main thread was at:\n%s",
+            "the worker did not stop within %s s (%s): exiting; its main thread was at:\n%s",
             self._limit_s,
             reason,
             stack,
@@ -118,4 +118,4 @@ class ShutdownWatchdog(ThreadService):
 def servers_reachable(app: Any) -> bool:
     """Whether the broker and the result backend answer; one that is no plain Redis counts as if."""
     urls = {redis_of_broker(app), redis_of_backend(app)}
-    return all(answers(url, _ANSWER_TIMEOUT_S) for url in urls if url is not None)
+    return all(is_reachable(url, _ANSWER_TIMEOUT_S) for url in urls if url is not None)

@@ -208,7 +208,11 @@ def test_asking_for_health_robs_nobody(redis_url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requeue", "said"), [(True, "a message is put back only when"), (False, "cannot be told")]
+    ("requeue", "said"),
+    [
+        (True, "message cannot be requeued now; it is redelivered when"),
+        (False, "could not be reported"),
+    ],
 )
 def test_what_a_full_redis_keeps_from_being_settled_comes_again(
     tmp_path: Path, requeue: bool, said: str

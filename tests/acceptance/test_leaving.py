@@ -153,7 +153,7 @@ def test_a_redis_that_accepts_and_says_nothing_holds_nobody_up(
             assert leave(worker, signum) == FORCED
         finally:
             os.kill(server.pid, signal.SIGCONT)
-        assert "did not end within" in worker.log
+        assert "did not stop within" in worker.log
         if result is not None and task == "hold_late":
             with Worker(server.url, tmp_path, queue=worker.queue, TEST_VISIBILITY="1") as second:
                 second.heard(key)
@@ -192,7 +192,7 @@ def test_a_redis_that_has_never_said_anything_holds_nobody_up(tmp_path: Path, si
             connection, _ = silent.accept()
             eventually(lambda: worker.log.count("begins") == 2, "the children")
             assert leave(worker, signum) == FORCED
-            assert "did not end within" in worker.log
+            assert "did not stop within" in worker.log
             connection.close()
         finally:
             worker.kill()

@@ -97,7 +97,7 @@ def test_a_redis_that_allows_no_scripts_is_told_of_once(
             scores.add(client.zscore("unacked_index", "living"))
             connections |= {entry["id"] for entry in client.client_list()}
         renewal.stop()
-    assert caplog.text.count("is put back by kombu alone") == 1
+    assert caplog.text.count("are requeued by kombu only") == 1
     assert "again" not in caplog.text
     assert len(connections) <= 5
 

@@ -39,7 +39,7 @@ def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
     profiles = {"blocking": profile(Celery("shop"), lane, {})}
     asyncio.run(runtime._reload(profiles, {"new"}))
     assert told == ["renewed", {"new"}]  # `renew` replaces every child: once is enough
-    assert "did not end in order" in caplog.text
+    assert "old template did not stop cleanly" in caplog.text
     runtime.sessions.renew = None
     asyncio.run(runtime._reload(profiles, {"newer"}))
     assert told[2:] == [{"newer"}]

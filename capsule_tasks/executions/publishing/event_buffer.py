@@ -1,4 +1,4 @@
-"""Events of one execution that were not sent to Redis yet: in order, each byte in its place."""
+"""Events of one execution that wait for Redis, in order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from capsule_tasks.protocol.messages import Gap, Output, Progress, Stream
 from capsule_tasks.settings import PublishSettings
 
 _MAX_STEPS = 256
-"""Progress events that may wait; beyond that the latest stands for all."""
+"""Progress events that may wait; beyond that only the latest is kept."""
 
 
 class _Text:
-    """Output that waits; more output of the same stream joins it."""
+    """Output that waits; more output of the same stream is added to it."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -26,7 +26,7 @@ class _Text:
 
 
 class _Piece(Output, kw_only=True, tag="output"):
-    """Output as it is stored: without an id, since nothing refers to it."""
+    """Output as it is stored: without the id, which would repeat the key."""
 
     id: str = ""
     timestamp: float = 0.0
@@ -39,7 +39,7 @@ class EventBatch(NamedTuple):
     size: int
     """Bytes of output in them."""
     has_stream_content: bool
-    """Whether anybody may want to read them once the execution is over."""
+    """Whether there is output, progress or a question among them."""
 
 
 class EventBuffer:
@@ -47,9 +47,9 @@ class EventBuffer:
 
     def __init__(self, settings: PublishSettings, budget: OutputBudget) -> None:
         self.offset = 0
-        """Bytes of output, lost ones included, before what is taken next."""
+        """Bytes of output, dropped ones included, before the next batch."""
         self.waiting_bytes = 0
-        """Bytes of output that are not stored yet, those on their way included."""
+        """Bytes of output that are not stored yet, including those on their way."""
         self._settings = settings
         self._budget = budget
         self._items: deque[_Text | EventMessage] = deque()
@@ -75,7 +75,7 @@ class EventBuffer:
             self._drop_beyond(2 * self._settings.window_bytes)
 
     def take(self) -> EventBatch:
-        """The next events, encoded as they are stored."""
+        """Take the next events, encoded as they are stored."""
         events: list[bytes] = []
         size, has_stream_content = 0, False
         for stream, (lost_bytes, lost) in self._dropped.items():
@@ -93,7 +93,7 @@ class EventBuffer:
         return EventBatch(events, size, has_stream_content)
 
     def stored(self, size: int) -> None:
-        """So many bytes of what was taken have arrived."""
+        """That many bytes of output are stored."""
         self._account(-size)
 
     def clear(self) -> None:
@@ -113,7 +113,7 @@ class EventBuffer:
         last.size += size
 
     def _merge_progress(self) -> None:
-        """Keep the latest progress only: it stands for all before."""
+        """Drop all progress events that wait: a newer one follows."""
         items, self._items, self._steps = self._items, deque(), 1
         for item in items:
             if isinstance(item, _Text):
@@ -132,7 +132,7 @@ class EventBuffer:
             self.offset += utf8_size(data)
 
     def _drop_beyond(self, most: int) -> None:
-        """A descriptor has no credit: the oldest output that waits gives way, and is counted."""
+        """Drop and count the oldest output: a descriptor has no credit to withhold."""
         if self.waiting_bytes <= most:
             return
         kept: deque[_Text | EventMessage] = deque()
@@ -152,7 +152,7 @@ class EventBuffer:
 
 
 def _pieces(text: str, size: int, most: int) -> list[str]:
-    """The text in parts of at most so many bytes."""
+    """The text in parts of at most `most` bytes."""
     if size <= most:
         return [text]
     step = most if size == len(text) else max(1, most // 4)

@@ -1,10 +1,10 @@
-"""Stops a message that costs every process it is given to, and is delivered again each time.
+"""Counts the child processes that a message has cost, and stops it after too many.
 
-What runs out of memory once does so again. A task with `reject_on_worker_lost` is delivered again
-when its child dies, and any late acknowledged one when its whole worker does; neither would ever
-end. So the processes that a message has cost are counted in Redis, over all workers. One that is
-delivered *again* is counted when it begins, as a worker that dies counts nothing, and no more when
-it has ended, in whatever way. Where no Redis is known, or none answers, a worker counts for itself.
+A task that runs out of memory does so each time. With `reject_on_worker_lost` it is redelivered
+when its child dies, and any late acknowledged task when its whole worker dies, without end. So the
+losses of a message are counted in Redis, over all workers. A *redelivered* message is counted when
+it starts, because a worker that dies cannot count, and no longer once it has ended. Without Redis,
+or if Redis does not answer, a worker counts for itself.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class LossCounter:
         self._prefix = prefix
         self._connections = SyncConnections(url) if url else None
         self.counted_locally: dict[Key, int] = {}
-        """The oldest are forgotten first."""
-        self.noted: dict[Key, str] = {}
+        """The oldest entries are removed first."""
+        self.counted_on_delivery: dict[Key, str] = {}
         """Those that run now and were counted when they began."""
 
     @property
@@ -47,24 +47,24 @@ class LossCounter:
         return self._connections is not None
 
     async def admit(self, call: TaskCall) -> int:
-        """Count a message that was delivered before; how many processes it cost if too many."""
+        """Count a redelivered message; return its losses if they are too many, else 0."""
         key = _key(call)
-        # Known from here on: a worker that leaves meanwhile takes it back, see `close`; and a
-        # message that this worker was given twice is counted once.
-        loss = self.noted.setdefault(key, _new_id())
+        # Recorded before the call: a worker that stops meanwhile drops it in `close`, and a
+        # message that is delivered to this worker twice is counted once.
+        loss = self.counted_on_delivery.setdefault(key, _new_id())
         count = await self._add(key, loss)
         if count > self._most:
             await self.forget(call)
             return count - 1
         if not count:
-            self.noted.pop(key, None)
+            self.counted_on_delivery.pop(key, None)
         return 0
 
     async def judge(self, call: TaskCall) -> int:
-        """Count one more lost process; how many there were if the message may not come again."""
+        """Count one more lost process; return the count if it is too high, else 0."""
         key = _key(call)
         here = self.counted_locally.pop(key, 0) + 1
-        count = max(here, await self._add(key, self.noted.pop(key, "") or _new_id()))
+        count = max(here, await self._add(key, self.counted_on_delivery.pop(key, "") or _new_id()))
         if count >= self._most:
             return count
         self.counted_locally[key] = here
@@ -73,29 +73,29 @@ class LossCounter:
         return 0
 
     def is_counted_on_delivery(self, call: TaskCall) -> bool:
-        return _key(call) in self.noted
+        return _key(call) in self.counted_on_delivery
 
     async def forget(self, call: TaskCall) -> None:
-        """It came to an end that cost nothing."""
+        """Drop the count on delivery: the execution ended without a loss."""
         key = _key(call)
-        if loss := self.noted.get(key):
-            await self._drop(key, loss)  # cancelled here, it is dropped by `close`
-            if self.noted.get(key) == loss:
-                del self.noted[key]
+        if loss := self.counted_on_delivery.get(key):
+            await self._drop(key, loss)  # if this is cancelled, `close` drops it
+            if self.counted_on_delivery.get(key) == loss:
+                del self.counted_on_delivery[key]
 
     def forget_here(self, call: TaskCall) -> None:
-        """It came to its own end."""
+        """The task ended by itself: forget its losses in this worker."""
         self.counted_locally.pop(_key(call), None)
 
     async def close(self) -> None:
-        """Its worker leaves in good order: what it stops now is no loss."""
-        noted, self.noted = self.noted, {}
-        await asyncio.gather(*(self._drop(key, loss) for key, loss in noted.items()))
+        """The worker stops in order: executions that it stops now are no losses."""
+        counted, self.counted_on_delivery = self.counted_on_delivery, {}
+        await asyncio.gather(*(self._drop(key, loss) for key, loss in counted.items()))
         if self._connections is not None:
             self._connections.close_blocking()
 
     async def _add(self, key: Key, loss: str) -> int:
-        """How many there are now; 0 if nobody can say."""
+        """The count after this loss; 0 if Redis does not answer."""
         count = await self._ask(lambda core, store: drive_blocking(core.add(loss), store), key)
         return int(count or 0)
 
@@ -109,12 +109,14 @@ class LossCounter:
             asking = asyncio.to_thread(ask, LossCore(*key, self._prefix), self._connections)
             return await asyncio.wait_for(asking, _TIMEOUT_S)
         except (CapsuleError, TimeoutError) as fault:
-            log.warning("what task %s has cost is counted here only: %s", key[0], reason_of(fault))
+            log.warning(
+                "losses of task %s are counted in this worker only: %s", key[0], reason_of(fault)
+            )
             return None
 
 
 def _key(call: TaskCall) -> Key:
-    """A retry has the same id, and is counted by Celery itself."""
+    """Retries have the same id, and are limited by Celery itself."""
     return call.task_id, str(call.request.get("retries") or 0)
 
 

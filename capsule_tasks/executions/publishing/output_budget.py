@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OutputBudget:
-    """Says whether an execution may write more, and has its output read again when it may."""
+    """Tells whether an execution may write more, and resumes its output when it may."""
 
     def __init__(
         self,
@@ -27,23 +27,23 @@ class OutputBudget:
         self.waiting_bytes = 0
         """Bytes of all executions that wait for Redis."""
         self.may_drop = may_drop
-        """Whether output that there is no room for is lost; else the execution waits."""
+        """Whether output is dropped if there is no room; otherwise the execution waits."""
         self._window_bytes = settings.window_bytes
         self._total_bytes = settings.total_bytes
         self._rate = settings.rate_bytes_per_second
         self._resume_output = resume_output
         self._paused: set[StreamWriter] = set()
         self._slowed: set[StreamWriter] = set()
-        """Their descriptors are read again at the rate, whether Redis is there or not."""
+        """Writers to descriptors: they are read again at the rate, whether Redis answers or not."""
         self._tokens = float(self._rate)
-        """Below zero by a second's worth at most: of a flood others need not wait for the end."""
+        """Below zero by at most a second's worth, so that others do not wait for a whole flood."""
         self._tokens_at = 0.0
         self._refill: asyncio.TimerHandle | None = None
 
     def has_room(self, writer: StreamWriter, output: Output) -> bool:
-        """Whether an execution may write more: under the rate of all, and with its window not full.
+        """Whether an execution may write more: below the rate of all, and with room in its window.
 
-        Where output may be lost what is written to a descriptor waits for the rate alone.
+        Where output may be dropped, writes to a descriptor wait for the rate only.
         """
         self._refresh()
         self._tokens = max(-self._rate, self._tokens - utf8_size(output.data))
@@ -56,7 +56,7 @@ class OutputBudget:
         return False
 
     def resume_output(self, writer: StreamWriter) -> None:
-        """The writer has sent some output; others may have been waiting for that."""
+        """Output of the writer was stored: resume those that waited for room."""
         if not self._paused or self._refill is not None:
             return
         is_roomy = self.waiting_bytes <= self._total_bytes // 2

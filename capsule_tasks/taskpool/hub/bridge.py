@@ -1,4 +1,4 @@
-"""From the runtime to the hub thread: calls in order, one wake-up for as many as there are."""
+"""Calls from the runtime to the hub thread, in order; one wake-up for all that wait."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bridge(ThreadService):
         self._is_woken = False
         self._wakeup = WakeupFd()
         self.suppresses_wakeup = False
-        """Set by the hub thread while it looks for calls afterwards and need not be woken."""
+        """Set by the hub thread while it runs the loop: it makes the calls afterwards anyway."""
 
     def put(self, call: Call) -> None:
         self._calls.append(call)
@@ -46,7 +46,7 @@ class Bridge(ThreadService):
             self._wakeup.ring()
 
     def register(self, hub: Any) -> None:
-        """Have the hub drain; again after each reconnect, when it has forgotten."""
+        """Have the hub drain; again after each reconnect, when the hub has dropped its readers."""
         hub.add_reader(self._wakeup, self.drain)
 
     def unregister(self, hub: Any) -> None:
@@ -55,7 +55,7 @@ class Bridge(ThreadService):
     def drain(self) -> None:
         """Make every call that is waiting, because the descriptor is readable."""
         self._wakeup.clear()
-        self._is_woken = False  # before looking: what is put from now on rings again
+        self._is_woken = False  # before the calls: one that is put from now on wakes again
         self.run_calls()
 
     def run_calls(self) -> None:
@@ -68,14 +68,14 @@ class Bridge(ThreadService):
             except Exception:
                 log.exception("a callback of the pool failed: %r", call)
             except BaseException:
-                if calls:  # an exit of the worker: the rest is for whoever drains next
+                if calls:  # an exit of the worker: the next drain makes the rest
                     self._wakeup.ring()
                 raise
 
     def wait(self, timeout_s: float | None) -> None:
-        """Sleep until there is something to drain, the time is up, or it is stopped.
+        """Sleep until a call waits, the time is up, or the bridge is stopped.
 
-        A second signal may end the pool inside of this call.
+        A second signal may end the pool inside this call.
         """
         try:
             if not self.stopping.is_set():

@@ -1,4 +1,4 @@
-"""Remote commands whose answer comes later: the hub thread waits for nobody."""
+"""Remote commands whose answer comes later, so that the hub thread does not wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 
 class DeferredReply:
-    """What a command returns instead of its answer; `give` is called once, on the hub thread."""
+    """Returned by a command instead of its answer; call `give` once, on the hub thread."""
 
     def __init__(self) -> None:
         self._reply_with: Callable[[Any], object] | None = None
@@ -27,7 +27,7 @@ class DeferredReply:
 
 
 class DeferredReplyNode(Node):
-    """A worker's mailbox that replies when the answer is there."""
+    """A worker's mailbox that replies when a deferred answer is given."""
 
     def reply(
         self, data: Any, exchange: Any, routing_key: Any, ticket: Any, **options: Any

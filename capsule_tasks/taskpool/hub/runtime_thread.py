@@ -1,10 +1,9 @@
 """The runtime: one asyncio loop inside a Celery worker, which owns every session.
 
-Celery's hub thread is woken by everything that happens to a task anyway. So it turns the loop
-itself while it is awake, and the runtime thread only stands in: where there is no hub, while the
-hub is away (connecting, shutting down, in a long callback), and for the loop's timers. With two
-threads at work on every task, each waiting for the interpreter, the hand-overs cost more than the
-work.
+Celery's hub thread is woken by everything that happens to a task anyway. So the hub thread runs the
+loop itself while it is awake, and the runtime thread only stands in: where there is no hub, while
+the hub is busy (connecting, shutting down, in a long callback), and for the loop's timers. With two
+threads at work on every task, handing over the interpreter would cost more than the work.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log = logging.getLogger("capsule_tasks.taskpool")
 T = TypeVar("T")
 
 _TIMEOUT_S = 0.02
-"""So long may the hub leave something undone before the runtime thread does it."""
+"""How long the hub may leave the loop unserved before the runtime thread stands in."""
 _MAX_POLL_MS = 3_600_000.0
 """`poll` refuses what does not fit into a C int, about 25 days."""
 
@@ -47,7 +46,7 @@ class RuntimeThread(ThreadService):
         self._is_hub_attached = False
         self._hub_iterations = 0
         self._stand_in_iteration = -1
-        """The hub's turns when it was found to be away; it is, until it turns again."""
+        """The hub's iterations when it was found busy; it counts as busy until its next one."""
         self._waits_until = math.inf
 
     def set_up(self) -> None:
@@ -62,22 +61,22 @@ class RuntimeThread(ThreadService):
     # --- from other threads --------------------------------------------------------------------
 
     def post(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Have a call made on the loop, in order; one wake-up for as many as are waiting."""
+        """Have a call made on the loop, in order; one wake-up for all that wait."""
         self._inbox.append((call, arguments))
         self.flush()
 
     def post_with_batch(self, call: Callable[..., object], *arguments: Any) -> None:
-        """The same, once somebody calls `run_posts` or `post`."""
+        """The same, at the next `run_posts` or `post`."""
         self._inbox.append((call, arguments))
 
     def run_posts(self) -> None:
-        """Make the calls that wait, on this thread; what they plan on the loop is done later."""
+        """Make the calls that wait, on this thread; what they schedule on the loop runs later."""
         loop = self._loop
         if self._inbox and (self._is_woken or loop is None or not loop.call_now(self._take)):
             self.flush()
 
     def flush(self) -> None:
-        """Wake whoever turns the loop if calls are waiting."""
+        """Wake the thread that runs the loop if calls are waiting."""
         loop = self._loop
         if self._inbox and not self._is_woken and loop is not None:
             self._is_woken = True
@@ -87,7 +86,7 @@ class RuntimeThread(ThreadService):
                 log.debug("the runtime has stopped; %d calls are not made", len(self._inbox))
 
     def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop; its outcome is in the future."""
+        """Run a coroutine on the loop; the future has its result."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(work, self._loop.asyncio_loop)
 
@@ -107,24 +106,24 @@ class RuntimeThread(ThreadService):
         return self._loop.fileno()
 
     def attach_hub(self) -> None:
-        """The hub turns the loop from now on."""
+        """The hub thread runs the loop from now on."""
         self._is_hub_attached = True
 
     def detach_hub(self) -> None:
-        """The runtime thread turns the loop from now on."""
+        """The runtime thread runs the loop from now on."""
         if self._is_hub_attached:
             self._is_hub_attached = False
             self._wakeup.ring()
 
     def run_once(self) -> None:
-        """Do what the sessions wait for."""
+        """Run what is ready on the loop."""
         loop = self._loop
         if loop is None:
             return
         self._hub_iterations += 1
         loop.run_once()
         if loop.due_at < self._waits_until:
-            self._wakeup.ring()  # a timer that the runtime thread does not know of
+            self._wakeup.ring()  # there is a timer that the runtime thread does not know of
 
     # --- the runtime thread --------------------------------------------------------------------
 
@@ -144,8 +143,10 @@ class RuntimeThread(ThreadService):
             wakeup.close()
 
     def _wait(self, loop: SharedLoop, wakeup: WakeupFd, poller: select.poll) -> bool:
-        """Wait until there is something to do; whether this thread has to do it."""
-        self._waits_until = math.inf  # a turn that ends right now rings, whichever comes first
+        """Wait until the loop has something to do; True if this thread has to run it."""
+        self._waits_until = (
+            math.inf
+        )  # an iteration that ends right now rings, whichever comes first
         self._waits_until = loop.due_at
         timeout_s = self._waits_until - loop.time()
         ready = {fd for fd, _ in poller.poll(min(max(0.0, timeout_s * 1000), _MAX_POLL_MS))}
@@ -165,7 +166,7 @@ class RuntimeThread(ThreadService):
         return True
 
     def _take(self) -> None:
-        self._is_woken = False  # before looking: what is posted from now on rings again
+        self._is_woken = False  # before the calls: one that is posted from now on wakes again
         inbox = self._inbox
         while inbox:
             call, arguments = inbox.popleft()

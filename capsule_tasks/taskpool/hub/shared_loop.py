@@ -18,18 +18,18 @@ from typing import Any
 from capsule_tasks.system.threads import DEFERRED_SIGNALS, set_mask
 
 _MAX_ROUNDS = 100
-"""Of callbacks that plan callbacks, in one turn: whoever turns has other things to do."""
+"""Rounds of callbacks in one iteration: the thread that runs the loop has other work, too."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Looks once in a turn, and ends the turn when nothing more can be done without waiting."""
+    """Polls once in an iteration, and ends it when nothing more can be done without waiting."""
 
     def __init__(self) -> None:
         super().__init__()
         self.end_iteration: Callable[[], None] = lambda: None
         self.may_wait = False
         self.idle_s: float | None = None
-        """How long until the loop's next timer, as it was when the turn ended."""
+        """The time until the loop's next timer, as it was when the iteration ended."""
         self._looks = False
         self._rounds = 0
 
@@ -53,7 +53,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class SharedLoop:
-    """`asyncio_loop` is for whoever runs inside of it; the rest is for the threads that turn it."""
+    """`asyncio_loop` is for code on the loop; the rest is for the threads that run it."""
 
     def __init__(self) -> None:
         self._selector = _Selector()
@@ -62,7 +62,7 @@ class SharedLoop:
         self._lock = threading.Lock()
         self._owner_thread: int | None = None
         self.due_at = math.inf
-        """When it has to be turned though its descriptor is not readable, by `time`."""
+        """When to run the loop though its descriptor is not readable, by `time`."""
 
     def fileno(self) -> int:
         """Readable when there is something to do."""
@@ -85,9 +85,10 @@ class SharedLoop:
             self._release(old_mask)
 
     def call_now(self, call: Callable[[], object]) -> bool:
-        """Make one call as if on the loop, at a fraction of a turn's cost; False if it cannot be.
+        """Make one call as if on the loop, at a fraction of an iteration's cost.
 
-        What it plans there is done in the next turn.
+        What the call schedules on the loop runs in the next iteration. On the thread that is
+        running the loop, make no call and return False.
         """
         if self._owner_thread == threading.get_ident():
             return False
@@ -100,15 +101,15 @@ class SharedLoop:
         finally:
             asyncio._set_running_loop(None)  # noqa: SLF001 - meant for loops
             if loop._ready or len(loop._scheduled) != timers:  # noqa: SLF001 - as above
-                loop.call_soon_threadsafe(_nothing)  # which asks for the turn
+                loop.call_soon_threadsafe(_nothing)  # which asks for an iteration
             self._release(old_mask)
         return True
 
     def _acquire(self) -> Any:
-        """Have the loop for this thread alone, and signals put off.
+        """Lock the loop for this thread, and defer signals.
 
-        A handler of Celery's may take as long as it likes (a soft shutdown sleeps in one), and
-        nobody else could turn the loop meanwhile.
+        A signal handler of Celery's may take long (a soft shutdown sleeps in one), and no other
+        thread could run the loop meanwhile.
         """
         old_mask = set_mask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         self._lock.acquire()
@@ -121,11 +122,11 @@ class SharedLoop:
         set_mask(signal.SIG_SETMASK, old_mask)
 
     def call_soon_threadsafe(self, call: Callable[[], object]) -> None:
-        """Have it called in the next turn, which the descriptor asks for."""
+        """Have it called in the next iteration, and make the descriptor readable."""
         self.asyncio_loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Cancel what still runs, see it end, and release everything."""
+        """Cancel what still runs, wait until it has ended, and release everything."""
         with self._lock:
             loop = self.asyncio_loop
             self._selector.may_wait = True
@@ -138,7 +139,7 @@ class SharedLoop:
 
 
 def _nothing() -> None:
-    """Wakes, and that is all."""
+    """Only wakes the loop."""
 
 
 async def _ended(tasks: set[asyncio.Task[Any]]) -> None:

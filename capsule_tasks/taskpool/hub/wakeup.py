@@ -13,7 +13,7 @@ _ONE = (1).to_bytes(8, "little")
 
 
 class WakeupFd:
-    """Rung any number of times, it is readable until it is silenced once."""
+    """Readable from the first `ring` until `clear`."""
 
     def __init__(self) -> None:
         self._reader, self._writer = _ends()
@@ -25,7 +25,7 @@ class WakeupFd:
 
     def ring(self) -> None:
         if self._closed:
-            return  # somebody else may have its number by now
+            return  # its number may be another descriptor's by now
         try:
             os.write(self._writer, _ONE)
         except BlockingIOError:
@@ -37,11 +37,11 @@ class WakeupFd:
     def clear(self) -> None:
         if self._closed:
             return
-        with contextlib.suppress(OSError):  # it was not rung, or it is closed
+        with contextlib.suppress(OSError):  # there was no ring, or it is closed
             os.read(self._reader, 4096)
 
     def close(self) -> None:
-        """Release the descriptors; once more does nothing."""
+        """Release the descriptors; idempotent."""
         with self._closing:
             if not self._closed:
                 self._closed = True

@@ -1,6 +1,6 @@
-"""Tasks that Celery lets go of before they come to the pool: those revoked, and those expired.
+"""Tasks that Celery discards before they reach the pool: revoked and expired ones.
 
-Each ends in its stream, and is counted in its group, as if it had been cancelled here.
+Each gets an end in its stream and is counted in its group, as if it had been cancelled here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from capsule_tasks.taskpool.calls import group_of
 
 
 class DiscardedTasks:
-    """Tells of each discarded task of an app, on the thread where Celery says so."""
+    """Reports each discarded task of an app, on the thread that sends Celery's signal."""
 
     def __init__(self, app: Any, tell: Callable[[Execution, str], object]) -> None:
         self._app = app
@@ -32,7 +32,7 @@ class DiscardedTasks:
     def _on_revoked(
         self, sender: Any, request: Any, terminated: bool, expired: bool, **_: Any
     ) -> None:
-        if terminated or sender.app is not self._app:  # what was terminated has been in the pool
+        if terminated or sender.app is not self._app:  # a terminated task has been in the pool
             return
         group, index = group_of(vars(request))
         origin = Origin(

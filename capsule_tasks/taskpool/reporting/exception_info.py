@@ -1,4 +1,4 @@
-"""Failures as Celery wants them: an `ExceptionInfo`, made anew from data that came from a child."""
+"""Rebuild failures for Celery: an `ExceptionInfo` from the data that a child has sent."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ROOTS = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}
 
 
 def rebuild_info(failure: Failure) -> Any:
-    """What Celery's tracer had: the exception, its type, the text of its traceback."""
+    """The info that Celery's tracer had: the exception, its type, the text of its traceback."""
     error = rebuild(failure)
     if isinstance(error, MemoryError):
         # Celery raises this type again in the worker's own process, which is not short of memory,
-        # and leaves the message unsettled.
+        # and then neither acknowledges nor rejects the message.
         kind = create_exception_cls(failure.name, failure.module, Exception)
         error = _made(kind, [failure.message], failure)
     if failure.traceback:
@@ -32,7 +32,7 @@ def rebuild_info(failure: Failure) -> Any:
 
 
 def info_of(error: BaseException) -> Any:
-    """The same for an exception that was made here, by code that says nothing about the task."""
+    """The same for an exception of the pool: no traceback, which would not concern the task."""
     text = "".join(traceback.format_exception_only(error))
     text = f"Traceback (most recent call last):\n{text}"
     return _info(ExceptionWithTraceback(error, text), text, kind=type(error))
@@ -61,7 +61,7 @@ def rebuild(failure: Raised) -> BaseException:
     if kind is not None and failure.args is not None:
         try:
             error = _made(kind, failure.args, failure)
-            _ = repr(error), str(error)  # they may need what only the constructor sets
+            _ = repr(error), str(error)  # these may need attributes that only the constructor sets
             return error
         except Exception:
             log.debug("no %s.%s can be made", failure.module, failure.name, exc_info=True)
@@ -88,7 +88,7 @@ def _type_of(failure: Raised) -> Any:
 
 
 def _safe_base(kind: type[BaseException]) -> type[BaseException]:
-    """What Celery tells apart by `isinstance` must be told apart also if its arguments are lost."""
+    """A base class by which Celery recognizes the error, although its arguments are lost."""
     known = (Retry, Reject, Ignore, MemoryError, SystemExit, KeyboardInterrupt)
     return next((root for root in known if issubclass(kind, root)), Exception)
 
@@ -106,7 +106,7 @@ def _restore(error: BaseException, failure: Raised) -> None:
     elif isinstance(error, Reject):
         error.reason = failure.args[0] if failure.args else None
         error.requeue = bool(failure.state.get("requeue"))
-    elif isinstance(error, UnpickleableExceptionWrapper):  # Celery asks it for what it wraps
+    elif isinstance(error, UnpickleableExceptionWrapper):  # Celery reads what it wraps
         error.exc_module, error.exc_cls_name, error.exc_args, error.text = error.args
     elif isinstance(error, SystemExit):
         error.code = failure.args[0] if failure.args else None

@@ -1,9 +1,9 @@
-"""What tasks write reaches the worker's own output and log, as under prefork.
+"""Writes the output of tasks to the worker's own output and log, as under prefork.
 
-A line that was printed is logged under the name of its process, after the name and id of its task.
-A thread of its own writes it. Whoever reads what the worker writes may be slow or stuck, and to log
-many short lines takes long: the hub does not wait for that. What comes faster than it can be
-written is dropped beyond a bound, and the log says how much.
+A printed line is logged under the name of its process, after the name and id of its task. A thread
+of its own does that: the reader of the worker's output may be slow or stuck, and logging many short
+lines takes long, so the hub must not wait for it. Beyond a bound, output that comes faster than it
+can be written is dropped, and the log says how much.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ log = logging.getLogger("capsule_tasks.taskpool")
 _REDIRECTED = "celery.redirected"
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
 _MAX_WAITING = 8 * 1024 * 1024
-"""Characters that wait to be written; what they take beside their text counts too."""
+"""Characters that wait to be written, including the overhead of each message."""
 _OVERHEAD = 500
 _MAX_LINE = 64 * 1024
 _UNKNOWN = "???"
-"""What Celery's own log has in the place of a task that it does not know."""
+"""Celery's own log writes this in place of an unknown task."""
 _LATE_S = 1.0
-"""After so long without output a line of a task that is over is not waited for any more."""
+"""After this time without output an unfinished line of a finished task is logged as it is."""
 _MAX_LATE = 100
 _MAX_KNOWN = 1000
-"""Tasks that have printed and are over, whose names are known for what they print later."""
+"""Finished tasks whose names are remembered, for output that comes later."""
 _FLUSH_S = 3.0
-"""At the end, for what is not written yet."""
+"""The time for writing the rest when the worker stops."""
 
 
 class FinishedTask(NamedTuple):
-    """A task that is over, as far as what it left behind can be told from others."""
+    """A task that is over, and may have left threads that still write."""
 
     execution_id: str
     pid: int
@@ -55,7 +55,7 @@ _Key = tuple[_Source, str]
 
 
 class Lines:
-    """Makes lines of pieces, apart for each key; one that does not end is cut at 64 KiB."""
+    """Joins pieces into lines, separately for each key; cuts a line at 64 KiB."""
 
     def __init__(self, put: Callable[[_Source, str], object]) -> None:
         self._put = put
@@ -63,7 +63,7 @@ class Lines:
         self._sizes: dict[_Key, int] = {}
 
     def __len__(self) -> int:
-        """Lines that are begun and not ended."""
+        """The number of unfinished lines."""
         return len(self._begun)
 
     def add(self, key: _Key, text: str) -> None:
@@ -79,7 +79,7 @@ class Lines:
                 self.end(key)
 
     def end(self, key: _Key) -> None:
-        """What is there without a newline is a line."""
+        """Finish a line that has no newline."""
         self._put_line(key, self._take(key))
 
     def end_all(self) -> None:
@@ -98,8 +98,8 @@ class Lines:
 class OutputLog(ThreadService):
     """`write` and `forget` are for the runtime's loop, and never wait.
 
-    Text that was printed is logged if the worker redirects. What one task writes stays in order.
-    `stop` has what is there written, if that can be done in a while.
+    Printed text is logged if the worker redirects. The output of one task stays in order. `stop`
+    waits a few seconds for the rest to be written.
     """
 
     thread_name = "capsule-output_log"
@@ -115,17 +115,17 @@ class OutputLog(ThreadService):
         self._lines = Lines(self._log)
         self._late = Lines(self._log)
         self._has_output: set[Execution] = set()
-        """Executions that may have begun a line."""
+        """Executions that may have an unfinished line."""
         self._over: dict[str, tuple[str, str]] = {}
         """Name and id of tasks that printed, by execution; the oldest are forgotten."""
         self._waiting: deque[tuple[_Source, Output | Gap | None]] = deque()
         self._size = 0
         self._dropped_bytes = 0
-        """Not 0 from when there was no room until there is again."""
+        """Not 0 while there is no room."""
         self._changed = threading.Condition()
 
     def write(self, source: _Source, output: Output | Gap) -> None:
-        """One message of a child: of an execution, of one that is over, or of none."""
+        """One message of a child: of an execution, of a finished one, or of none."""
         if isinstance(source, Execution):
             self._has_output.add(source)
         with self._changed:
@@ -138,7 +138,7 @@ class OutputLog(ThreadService):
             self._changed.notify()
 
     def forget(self, source: Execution) -> None:
-        """The task is over: what it left without a newline is a line."""
+        """The task is over: finish its last line."""
         if source in self._has_output:
             self._has_output.discard(source)
             if len(self._over) >= _MAX_KNOWN:
@@ -162,14 +162,14 @@ class OutputLog(ThreadService):
             try:
                 self._echo(source, output)
             except Exception:
-                log.exception("what a task wrote could not be written")
+                log.exception("task output could not be logged")
             if self._dropped_bytes and self._size <= _MAX_WAITING // 2:
                 self._log_dropped()
         self._lines.end_all()
         self._late.end_all()
 
     def _await(self) -> bool:
-        """Wait for something to write; False if there will be nothing any more."""
+        """Wait for output; False once the log is stopped and nothing is left."""
         while True:
             with self._changed:
                 timeout_s = _LATE_S if self._late else None
@@ -201,7 +201,7 @@ class OutputLog(ThreadService):
             self._lines.add((source, output.stream), output.data)
 
     def _log(self, source: _Source, line: str) -> None:
-        """As the child would log it, if it had the worker's log: under its name, with its task."""
+        """Log the line as the child would: under its process name, with its task."""
         level = self._level or logging.WARNING
         if not self._logger.isEnabledFor(level):
             return
@@ -218,7 +218,7 @@ class OutputLog(ThreadService):
         """The task's name, its id, and its process."""
         if isinstance(source, Execution):
             return source.call.name, source.call.task_id, source.pid
-        assert source is not None  # what no task said makes no lines
+        assert source is not None  # output of no task makes no lines
         name, task_id = self._over.get(source.execution_id, (_UNKNOWN, source.execution_id))
         return name, task_id, source.pid
 
@@ -233,7 +233,7 @@ def _write(output: Output) -> None:
 
 
 def _size(output: Output | Gap | None) -> int:
-    """What it takes while it waits; of the end of a task nothing, for that always has a place."""
+    """What an item counts while it waits. The end of a task counts nothing: it is never dropped."""
     if output is None:
         return 0
     return _OVERHEAD + (len(output.data) if isinstance(output, Output) else 0)

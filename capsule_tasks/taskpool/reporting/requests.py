@@ -1,9 +1,9 @@
-"""What Celery does about one message: told only when it is known how its task ended.
+"""Requests whose end is reported only when it is known how the task ended.
 
-Celery's own request announces a terminated task as REVOKED when it asks for the signal, and what
-the task does meanwhile contradicts it. Here the pool says how the task ended, and before the worker
-stores an end of its own, the result backend is asked which end the child has stored. So the last
-event, the stored state and what happened are one.
+Celery's own request announces a terminated task as REVOKED as soon as it sends the signal, and the
+task may still end in another way. Here the pool reports how the task ended, and before the worker
+stores an end of its own, it reads which end the child has stored. So the last event and the stored
+state agree with what happened.
 """
 
 from __future__ import annotations
@@ -36,45 +36,45 @@ from capsule_tasks.taskpool.stock_redis.batched_acks import leave_for_redelivery
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _MAX_ATTEMPTS = 3
-"""To read a stored state; the hub thread waits for it, as it does when it stores one."""
+"""Attempts to read a stored state. The hub thread waits for it, as when it stores a state."""
 _ENDS_OF_THE_POOL = (Terminated, TimeLimitExceeded, WorkerLostError)
 _CLOCK_SLACK_S = 1.0
 _NOT_READ = (DisabledBackend, RPCBackend)
-"""They keep nothing, or keep it where only the caller may read it."""
+"""Backends that store nothing, or where only the caller can read it."""
 
 
 class PoolRequest:
-    """Mixed in before the request class of a task, be it Celery's or the application's own."""
+    """Mixed in before the request class of a task, Celery's or the application's own."""
 
     _is_reported = False
-    """Its end was in the result backend already, and was told so."""
+    """The end was in the result backend already, and was reported as stored."""
     defers_ack = False
-    """Its message is acknowledged when its stream is claimed, and not before."""
+    """The message is acknowledged once its stream is claimed, and not before."""
 
     def acknowledge(self: Any) -> None:
         if not self.defers_ack:
             super().acknowledge()  # type: ignore[misc]
 
     def on_claimed(self: Any) -> None:
-        """If the message is gone and the worker too, the reaper finds the task from now on."""
+        """Acknowledge: from now on a reaper finds the task should the worker die."""
         self.defers_ack = False
         self.acknowledge()
 
     def terminate(self: Any, pool: Any, signal: Any = None) -> None:
-        """Have the task stopped; what it ended as is told at its end."""
+        """Have the task stopped; how it ended is reported at its end."""
         if not self._stop(pool, signal, "a remote control command (revoke)"):
             self._terminate_on_ack = pool, signal
 
     def cancel(self: Any, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """The same, of a worker that leaves: the message goes back."""
-        self._stop(pool, signal, "the worker, which lets go of its tasks", is_worker_stopping=True)
+        """The same, for a worker that stops: the message is requeued."""
+        self._stop(pool, signal, "the worker, which is stopping", is_worker_stopping=True)
         if self.time_start:
             self._announce_cancelled(emit_retry=emit_retry)
 
     def _stop(
         self: Any, pool: Any, signal: Any, requested_by: str, *, is_worker_stopping: bool = False
     ) -> bool:
-        """Tell the pool once: by what it gave for the task, if that is there; else by the pid."""
+        """Ask the pool to stop the task: by its reporter if there is one, else by its pid."""
         signum = signals.signum(signal or TERM_SIGNAME)
         task = self._apply_result() if self._apply_result is not None else None
         if task is not None:
@@ -90,7 +90,7 @@ class PoolRequest:
     def on_failure(
         self: Any, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
-        """`return_ok` says that it is the task's own failure, which the child has stored."""
+        """With `return_ok` the failure is the task's own, which the child has stored."""
         with self._left_if_unreported():
             return self._on_failure(exc_info, send_failed_event, return_ok)
 
@@ -111,8 +111,7 @@ class PoolRequest:
     def _runs_again(self: Any, error: Exception, stored: dict[str, Any]) -> bool:
         """Whether a failure is left to the next delivery, as Celery has it.
 
-        Its child may have died before what follows of a failure: for the chord or the chain that it
-        is in, and for errbacks.
+        The child may have died before it updated the chord or the chain, and before errbacks.
         """
         return (
             isinstance(error, WorkerLostError)
@@ -122,33 +121,33 @@ class PoolRequest:
         )
 
     def _worker_lost_info(self: Any, exc: BaseException) -> Any:
-        """Celery's, without the place in Celery where it was made."""
+        """Celery's info, without the traceback inside Celery."""
         lost = super()._worker_lost_info(exc).exception  # type: ignore[misc]
         return info_of(lost.exc if isinstance(lost, ExceptionWithTraceback) else lost)
 
     def on_timeout(self: Any, soft: bool, timeout: float) -> None:
-        """Of a hard limit Celery tells here all that `on_failure` has told already."""
+        """Report a hard limit, unless `on_failure` has reported the stored end."""
         if soft or not self._is_reported:
             with self._left_if_unreported():
                 super().on_timeout(soft, timeout)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _left_if_unreported(self: Any) -> Iterator[None]:
-        """A message whose end cannot be told is for another delivery, not held for ever."""
+        """Abandon a message to redelivery if its end cannot be reported."""
         try:
             yield
         except MemoryError:
             raise
         except Exception:
-            comes_again = not self.acknowledged and leave_for_redelivery(self.message)
-            later = " now; its message comes again" if comes_again else ""
-            log.exception("how %s[%s] ended cannot be told%s", self.name, self.id, later)
+            is_redelivered = not self.acknowledged and leave_for_redelivery(self.message)
+            later = " now; its message is redelivered" if is_redelivered else ""
+            log.exception("the end of %s[%s] could not be reported%s", self.name, self.id, later)
 
     def _is_reported_by_timeout(self: Any) -> bool:
         """Whether `on_timeout` comes next and does all, so that errbacks are called only once.
 
-        Not in a worker that is leaving, where it stores nothing; and a request class of the
-        application's own is told of both, as under prefork.
+        Not in a worker that is stopping, where `on_timeout` stores nothing. A request class of the
+        application's own gets both calls, as under prefork.
         """
         following = super().on_failure.__func__  # type: ignore[misc]
         return following is Request.on_failure and not state.should_terminate
@@ -165,7 +164,7 @@ class PoolRequest:
             self._report_as_stored(stored, reason)
 
     def _stored_end(self: Any) -> dict[str, Any] | None:
-        """The SUCCESS or FAILURE that the task has stored, if the result backend can say it."""
+        """The SUCCESS or FAILURE that the task has stored, if the result backend can be read."""
         backend = self.task.backend
         if self.ignore_result or isinstance(backend, _NOT_READ):
             return None
@@ -187,7 +186,7 @@ class PoolRequest:
         return meta if is_over else None
 
     def _is_older(self: Any, date_done: Any) -> bool:
-        """Whether a failure is of an attempt before this one, so that it may be replaced."""
+        """Whether a failure is of an earlier attempt, so that it may be replaced."""
         try:
             done = datetime.fromisoformat(date_done) if isinstance(date_done, str) else date_done
             if done.tzinfo is None:  # Celery means UTC
@@ -197,10 +196,10 @@ class PoolRequest:
             return False
 
     def _report_as_stored(self: Any, stored: dict[str, Any], reason: object) -> None:
-        """The task has ended, whatever became of its process: settle its message accordingly."""
+        """Report the stored end, and acknowledge or reject the message accordingly."""
         self._is_reported = True
         has_succeeded = stored["status"] == states.SUCCESS
-        log.info("%s[%s] has ended as %s before: %s", self.name, self.id, stored["status"], reason)
+        log.info("%s[%s] had already stored %s: %s", self.name, self.id, stored["status"], reason)
         task_ready(self, successful=has_succeeded)
         self._return_chord_part(stored)
         if self.task.acks_late and not (has_succeeded or self.task.acks_on_failure):
@@ -216,9 +215,9 @@ class PoolRequest:
             self.send_event("task-failed", exception=saferepr(result), traceback=traceback)
 
     def _return_chord_part(self: Any, stored: dict[str, Any]) -> None:
-        """A child stores its end and then counts it in the chord, and may have died in between.
+        """Count the task in its chord: the child may have died after it stored the result.
 
-        Only Redis knows parts apart, so that counting one twice does no harm.
+        Only Redis distinguishes the parts, so that counting one twice does no harm.
         """
         backend = self.task.backend
         if self._context.chord and isinstance(backend, RedisBackend):
@@ -226,11 +225,16 @@ class PoolRequest:
                 backend.on_chord_part_return(self._context, stored["status"], stored.get("result"))
             except Exception as fault:  # noqa: BLE001 - a result backend may raise anything
                 why = reason_of(fault)
-                log.warning("the chord of %s[%s] may not end: %s", self.name, self.id, why)
+                log.warning(
+                    "chord part of %s[%s] could not be counted; the chord may not finish: %s",
+                    self.name,
+                    self.id,
+                    why,
+                )
 
 
 def _signal_of(signum: Any) -> Any:
-    """Celery passes on what `Terminated` says: the text of a negative number."""
+    """The signal's number; Celery passes on the text of `Terminated`, a negative number."""
     try:
         return abs(int(signum))
     except (TypeError, ValueError):
@@ -239,13 +243,13 @@ def _signal_of(signum: Any) -> Any:
 
 @functools.cache
 def pool_request(base: Any) -> Any:
-    """A request class that is `base` with our part before it."""
+    """A subclass of the request class `base` with `PoolRequest` before it."""
     if issubclass(base, PoolRequest):
         return base
     return type(base.__name__, (PoolRequest, base), {"__module__": base.__module__})
 
 
 def add_to_tasks(app: Any) -> None:
-    """Before a consumer starts, which then remembers each task's class of requests."""
+    """Call this before a consumer starts, which then keeps each task's request class."""
     for task in (app.Task, *app.tasks.values()):
         task.Request = pool_request(symbol_by_name(task.Request))

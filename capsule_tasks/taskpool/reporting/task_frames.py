@@ -25,12 +25,12 @@ _INTERNAL = tuple(
     _in(Path(str(package.__file__)).parent)
     for package in (celery, kombu, billiard, click, capsule_tasks)
 )
-"""A child runs what its worker runs, from the same files."""
+"""A child runs the same files as its worker."""
 
 _STANDARD = (_in(Path(threading.__file__).parent), f"{_FRAME}<frozen ")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _FORK = f"{_FRAME}{template.__file__}"
-"""What is outside this frame started the worker, with a script or a program of any name."""
+"""Frames outside this one started the worker: a script or program of any name."""
 
 
 def only_task_frames(text: str) -> str:
@@ -51,7 +51,7 @@ def only_task_frames(text: str) -> str:
 
 
 def _from_own(frames: list[str]) -> list[str]:
-    """From the first frame on that is neither machinery nor the standard library."""
+    """The frames from the first one that is neither internal nor of the standard library."""
     places = enumerate(frames, start=1)
     forked = next((place for place, line in places if line.startswith(_FORK)), 0)
     inner = range(forked, len(frames))
@@ -65,7 +65,7 @@ def _is_own(line: str) -> bool:
 
 
 def _stacks(text: str) -> list[list[str]]:
-    """Each begins with a line that is not indented."""
+    """The stacks; each begins with a line that is not indented."""
     stacks: list[list[str]] = []
     for line in text.splitlines():
         if not stacks or not line.startswith(" "):

@@ -1,9 +1,10 @@
-"""Deliveries and acknowledgements of kombu's, noted in Redis without a round trip for each.
+"""Writes kombu's deliveries and acknowledgements to Redis without a round trip for each.
 
-Of what a short task costs a worker, the two calls that kombu waits for are more than half. Here a
-delivery is sent and its answer read later; an acknowledgement goes with the next delivery, or two
-milliseconds later. A worker that is killed in between has its message delivered again, as when it
-is killed before. One whose connection is lost sends what was not confirmed on the next.
+The two calls that kombu waits for are more than half of what a short task costs a worker. Here a
+delivery is sent and its answer is read later; an acknowledgement goes with the next delivery, or
+two milliseconds later. If the worker is killed in between, the message is redelivered, as if the
+worker had been killed before. After a lost connection, what was not confirmed is sent on the next
+one.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from capsule_tasks.storage.stock_redis.unacked_writer import UnackedWriter
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _TIMEOUT_S = 0.002
-"""For company; and for the answer, which is asked for less and less often."""
+"""How long an acknowledgement waits for a delivery, and at first for an answer."""
 _MAX_TIMEOUT_S = 1.0
 _WARN_EVERY_S = 30.0
 _LATER = "when its visibility timeout is over"
 
 
 class BatchedAcks:
-    """Of one worker, on the hub thread; nothing fails when Redis does not answer.
+    """The batch of one worker, on the hub thread; nothing fails when Redis does not answer.
 
-    They outlive its connections: tasks that a lost one brought are acknowledged on the next.
+    The batch outlives connections: tasks of a lost connection are acknowledged on the next.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class BatchedAcks:
         self._warned_at = -_WARN_EVERY_S
 
     def follow(self, qos: Any, hub: Any, *, has_marks: bool) -> None:
-        """From now on over the channel of this one, which has had no message yet."""
+        """Write over the channel of `qos` from now on, which has had no message yet."""
         before, self._line = self._line, UnackedWriter(qos.channel, has_marks=has_marks)
         self._hub, self._is_planned = hub, False
         qos.__class__ = with_batched_acks(
@@ -67,7 +68,7 @@ class BatchedAcks:
             self._plan()
 
     def write(self) -> None:
-        """Send what is new."""
+        """Send what was not sent yet."""
         self._make(self._line.write)
         self._plan()
 
@@ -77,7 +78,7 @@ class BatchedAcks:
             self._make(self._line.settle)
 
     def stop(self) -> None:
-        """Nothing more will be noted; safe twice."""
+        """Write the rest; idempotent."""
         self.settle()
         if self._line is not None:
             self._line.close()
@@ -90,10 +91,10 @@ class BatchedAcks:
             now = time.monotonic()
             if now - self._warned_at >= _WARN_EVERY_S:
                 self._warned_at = now
-                log.warning("what this worker holds is not noted yet: %s", error)
+                log.warning("unacknowledged messages are not recorded yet: %s", error)
 
     def _plan(self) -> None:
-        """Look again soon, if there is anything that was not confirmed."""
+        """Check again soon, if anything is not confirmed."""
         if self._hub is not None and not self._is_planned and not self._line.is_settled:
             self._is_planned = True
             self._hub.call_later(self._patience_s, self._on_time)
@@ -110,7 +111,7 @@ class BatchedAcks:
 
 
 class BatchedAckQoS:
-    """Mixed into kombu's QoS; those of one worker's channels share their notes."""
+    """Mixed into kombu's QoS; the channels of one worker share a batch."""
 
     acks: BatchedAcks
 
@@ -134,21 +135,21 @@ class BatchedAckQoS:
             refusal = told(fault, was_sent=True)
             if isinstance(refusal, StorageUnavailable):
                 raise
-            log.warning("a message is put back only %s: %s", _LATER, refusal)
+            log.warning("message cannot be requeued now; it is redelivered %s: %s", _LATER, refusal)
             self.leave_for_redelivery(delivery_tag)
 
     def leave_for_redelivery(self: Any, delivery_tag: str) -> None:
-        """This worker does no more about it, and renews it no more; its note stays."""
+        """Abandon the message to redelivery: it stays recorded, and is not renewed any more."""
         virtual.QoS.ack(self, delivery_tag)
 
     def restore_by_tag(self: Any, tag: str, client: Any = None, leftmost: bool = False) -> None:
-        """It looks for what was noted."""
+        """Flush first: kombu looks for the recorded delivery."""
         self.acks.settle()
         super().restore_by_tag(tag, client, leftmost)  # type: ignore[misc]
 
 
 class RenewalMarkQoS:
-    """Mixed into kombu's QoS: the mark of a message goes with its entry."""
+    """Mixed into kombu's QoS: removes the mark of a message with its index entry."""
 
     def _remove_from_indices(self: Any, delivery_tag: str, pipe: Any = None) -> Any:
         pipe = super()._remove_from_indices(delivery_tag, pipe)  # type: ignore[misc]
@@ -165,13 +166,13 @@ def leave_for_redelivery(message: Any) -> bool:
 
 @functools.cache
 def with_batched_acks(base: Any) -> Any:
-    """A QoS that is the class `base` and notes behind."""
+    """A subclass of the QoS class `base` that batches acknowledgements."""
     return _mixed(BatchedAckQoS, base)
 
 
 @functools.cache
 def with_renewal_marks(base: Any) -> Any:
-    """A QoS that is the class `base` and forgets the marks of what it lets go."""
+    """A subclass of the QoS class `base` that removes renewal marks."""
     return _mixed(RenewalMarkQoS, base)
 
 

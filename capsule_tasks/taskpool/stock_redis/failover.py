@@ -1,4 +1,4 @@
-"""A broker that answers and does not serve: Celery reconnects, more and more seldom.
+"""A broker that answers and does not serve: Celery reconnects, with growing pauses.
 
 A primary that is demoted first answers the worker that waits for messages with `UNBLOCKED …`, and
 from then on every write with `READONLY …`; others load, or lack replicas. To Celery such replies
@@ -20,15 +20,15 @@ from capsule_tasks.storage.connections.faults import is_temporary
 
 _MIN_PAUSE_S = 0.25
 _MAX_PAUSE_S = 5.0
-_random = random.Random()  # noqa: S311  spreads load, and leaves the program's own chance alone
+_random = random.Random()  # noqa: S311  spreads load, and leaves the program's own generator alone
 
 
 class BrokerNotReadyError(ConnectionError):
-    """The broker cannot serve now; the connection is closed, and tried again after a pause."""
+    """The broker cannot serve now; Celery closes the connection and reconnects after a pause."""
 
 
 class Failover:
-    """Pauses between the starts of one consumer. On Celery's main thread."""
+    """Pauses between the starts of one consumer; on Celery's main thread."""
 
     def __init__(self) -> None:
         self._pauses = 0
@@ -39,7 +39,7 @@ class Failover:
         signals.worker_shutting_down.connect(self._on_shutting_down)
 
     def watch(self, blueprint: Any) -> None:
-        """Start this consumer's steps, of which the last is its loop, in this way from now on."""
+        """Have the consumer start its steps, of which the last is its loop, with these pauses."""
         start = blueprint.start
 
         def start_after_pause(consumer: Any) -> None:
@@ -58,17 +58,17 @@ class Failover:
         blueprint.start = start_after_pause
 
     def watch_connection(self, connection: Any) -> None:
-        """It is about to be made."""
+        """The connection is about to be made."""
         self._made = connection
 
     def _forget_connection(self, consumer: Any) -> None:
         made, self._made = self._made, None
         if consumer.connection is None and made is not None:
-            with contextlib.suppress(Exception):  # what refused before may do so again
+            with contextlib.suppress(Exception):  # the broker may refuse again
                 made.close()
 
     def _plan_pause(self, *, did_serve: bool) -> None:
-        """Pauses begin anew once the loop has run: the steps before it write to the broker."""
+        """Begin with short pauses again once the loop has run: earlier steps write, too."""
         self._pauses = 0 if did_serve else self._pauses + 1
         longest_s = min(_MAX_PAUSE_S, _MIN_PAUSE_S * 2 ** min(self._pauses, 10))
         self._pause_s = longest_s * _random.uniform(0.5, 1)

@@ -1,9 +1,9 @@
-"""Revokes that a worker hears of are kept in Redis, and those it has missed are found there.
+"""Stores the revokes that a worker receives in Redis, and reads those that it has missed.
 
-Celery's own set of revoked tasks stays what decides: it is asked before each task starts. This
-fills it, as a command that is broadcast reaches those only who listen at that moment: when the
-worker starts or has connected again, when a kept revoke is announced, and now and then. Without a
-Redis all stays as Celery has it, `--statedb` included.
+Celery's own set of revoked tasks still decides: it is checked before each task starts. A broadcast
+revoke reaches only the workers that are connected at that moment, so the set is completed from
+Redis when the worker starts or reconnects, when a stored revoke is announced, and at intervals.
+Without Redis everything stays as Celery has it, `--statedb` included.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ News = tuple[list[str], list[Stamp]]
 Listen = Callable[[str, Ring], object]
 
 _POLL_S = 5.0
-"""Between two reads where no announcement is heard; and before what failed is tried again."""
+"""Between two reads without announcements, and before a failed call is repeated."""
 _REREAD_S = 60.0
-"""Between two reads where announcements are heard."""
+"""Between two reads with announcements."""
 _GATHER_S = 0.1
-"""Between two reads at least: revokes that are announced together are read together."""
+"""At least between two reads: revokes that are announced together are read together."""
 _SLACK_MS = 2000
-"""Read once more: a failover may have changed the clock."""
+"""Read again on each read: a failover may have changed the clock."""
 _MAX_WAITING = 10_000
 
 
 class Revokes(ThreadService):
-    """Keeps and finds revokes for a consumer. `stop` writes what is waiting."""
+    """Stores and reads revokes for a consumer. `stop` writes those that wait."""
 
     thread_name = "capsule-revokes"
 
@@ -55,7 +55,7 @@ class Revokes(ThreadService):
         poll_s: float = _POLL_S,
         reread_s: float = _REREAD_S,
     ) -> None:
-        """`listen` has `ring` called with announcements, if there is a bell for them."""
+        """`listen` subscribes `ring` to announcements, where streams are on."""
         super().__init__()
         self._store = revoke_store(app)
         self._hub = hub
@@ -71,7 +71,7 @@ class Revokes(ThreadService):
         self._read_all_at = 0.0
 
     def start(self) -> None:
-        """Know what was revoked before the consumer gets its first message; again on reconnect."""
+        """Read the revokes before the consumer gets its first message; again on reconnect."""
         store = self._store
         if store is None:
             log.info("revokes are kept in memory: no Redis is known, see capsule_redis_url")
@@ -81,8 +81,8 @@ class Revokes(ThreadService):
             try:
                 _learn(self._read(store))
             except CapsuleError as fault:
-                log.warning("what was revoked cannot be read yet: %s", fault)
-                with self._changed:  # the connection may have been a lost one: read again soon
+                log.warning("revokes cannot be read from Redis: %s", fault)
+                with self._changed:  # the connection may have been lost: read again soon
                     self._is_ringing = True
                     self._changed.notify()
 
@@ -106,7 +106,7 @@ class Revokes(ThreadService):
             self._changed.notify()
 
     def ring(self, _said: bytes | None = None) -> None:
-        """Read what was announced, or may have been announced unheard; from any thread."""
+        """Read what was announced, or may have been announced meanwhile; any thread."""
         with self._changed:
             self._is_announced = self._is_ringing = True
             self._changed.notify()
@@ -134,7 +134,7 @@ class Revokes(ThreadService):
                     due = read_at + (self._reread_s if self._is_announced else self._poll_s)
             except CapsuleError as fault:
                 if is_well:
-                    log.warning("revokes are in memory only for now: %s", fault)
+                    log.warning("revokes cannot be written to Redis: %s", fault)
                 is_well = False
                 due = time.monotonic() + self._poll_s
             else:
@@ -143,7 +143,7 @@ class Revokes(ThreadService):
             store.close()
 
     def _take(self, unwritten: deque[News], due: float) -> tuple[bool, bool]:
-        """Wait for something to do, until then; whether it is over, and whether the bell rang."""
+        """Wait until `due` at most; return whether to stop, and whether the doorbell rang."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._new or self._is_ringing or self.stopping.is_set(),
@@ -155,7 +155,7 @@ class Revokes(ThreadService):
             return self.stopping.is_set(), is_rung
 
     def _read(self, store: RevokeStore) -> Revoked:
-        """What is new; now and then all of it, as Celery's set forgets sooner than Redis."""
+        """Read new revokes; at intervals all, since Celery's set forgets sooner than Redis."""
         with self._reading:
             now = time.monotonic()
             is_all = not self._since_ms or now - self._read_all_at > state.REVOKE_EXPIRES / 2

@@ -33,17 +33,17 @@ from capsule_tasks.taskpool.stock_redis.batched_acks import BatchedAcks, with_re
 log = logging.getLogger("capsule_tasks.taskpool")
 
 DEFAULT_VISIBILITY_S = 3600.0
-"""Kombu's own default: what workers that do not renew are given, whatever is configured here."""
+"""Kombu's own default, granted to workers that do not renew, whatever is configured here."""
 _MIN_S = 1.0
 _RENEW_AT_LEAST_EVERY_S = 2.5
-"""Also under a long timeout: another worker of these queues may have been given a shorter one."""
+"""Also under a long timeout: another worker of these queues may have a shorter one."""
 _SWEEP_EVERY_S = 5.0
 _BATCH_SIZE = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class _Followed:
-    """A connection of the consumer, and how what it holds is looked after."""
+    """A connection of the consumer, and how its unacknowledged messages are renewed."""
 
     qos: Any
     source: Any
@@ -53,7 +53,7 @@ class _Followed:
 
 
 class VisibilityRenewal(ThreadService):
-    """Renews and puts back for a consumer, from when that has first connected."""
+    """Renews and requeues for a consumer, from its first connection on."""
 
     thread_name = "capsule-holding"
 
@@ -72,18 +72,18 @@ class VisibilityRenewal(ThreadService):
         self._is_refused = False
 
     def prepare(self, connection: Any) -> None:
-        """Have kombu's own sweep, the first of which is made on connecting, wait long enough.
+        """Lengthen the timeout of kombu's own sweep, which first runs on connecting.
 
-        InvalidSetting for a timeout that cannot be kept.
+        InvalidSetting for a timeout that is too short.
         """
         short_s = protect_other_workers(connection)
-        if short_s is not None:  # of a connection that comes here again nothing is short any more
+        if short_s is not None:  # a connection that comes here again has the long timeout
             self._short_s = short_s
 
     def start(self) -> None:
-        """Look after the consumer, which has just connected, before it gets its first message.
+        """Renew for the consumer, which has just connected and has no message yet.
 
-        Again after each reconnect. Nothing is done for a broker without visibility timeouts.
+        Called again after each reconnect. Does nothing for a broker without visibility timeouts.
         """
         qos: Any = getattr(getattr(self._consumer.task_consumer, "channel", None), "qos", None)
         if hasattr(qos, "unacked_index_key"):
@@ -105,7 +105,7 @@ class VisibilityRenewal(ThreadService):
         )
 
     def stop(self) -> None:
-        """Let go: what is still held is given back by kombu, or found by others."""
+        """Stop renewing: kombu or another worker requeues what is still unacknowledged."""
         super().stop()
         with self._following:
             self._acks.stop()
@@ -123,11 +123,11 @@ class VisibilityRenewal(ThreadService):
             except Exception as fault:  # noqa: BLE001 - kombu's transports raise what they like
                 self._disconnect()
                 if is_well and not self.stopping.is_set():
-                    log.warning("what this worker holds cannot be renewed: %s", reason_of(fault))
+                    log.warning("unacknowledged messages cannot be renewed: %s", reason_of(fault))
                 is_well = False
             else:
                 if not is_well:
-                    log.info("what this worker holds is renewed again")
+                    log.info("unacknowledged messages are renewed again")
                 is_well = True
         self._disconnect()
 
@@ -148,7 +148,7 @@ class VisibilityRenewal(ThreadService):
                 pipe.execute()
 
     def _sweep(self, followed: _Followed) -> None:
-        """Put back what is overdue; told once if this Redis does not let it."""
+        """Requeue overdue messages; log once if this Redis does not permit that."""
         now = time.monotonic()
         if now < self._next_sweep:
             return
@@ -160,13 +160,13 @@ class VisibilityRenewal(ThreadService):
             if not isinstance(refusal, (StorageDenied, StorageUnusable)):
                 raise
             if not self._is_refused:
-                log.warning("what dead workers held is put back by kombu alone: %s", refusal)
+                log.warning("messages of dead workers are requeued by kombu only: %s", refusal)
             self._is_refused = True
         else:
             self._is_refused = False
 
     def _requeue(self, followed: _Followed) -> None:
-        """A dead worker may leave thousands: what lives is renewed meanwhile."""
+        """Requeue overdue messages; a dead worker may leave thousands, so renew in between."""
         channel = self._channel
         index = f"{channel.global_keyprefix}{channel.unacked_index_key}"
         with channel.conn_or_acquire() as client:
@@ -177,12 +177,12 @@ class VisibilityRenewal(ThreadService):
                         self._renew(followed)
                     channel.qos.restore_by_tag(tag, client)
                 if tags:
-                    log.info("messages that nobody holds any more are put back: %d", len(tags))
+                    log.info("requeued %d unacknowledged messages of dead workers", len(tags))
                 if len(tags) < MAX_TAGS:
                     return
 
     def _connected(self) -> _Followed:
-        """Have a channel to the server of the consumer's latest connection, and to no other."""
+        """Have a channel to the server of the consumer's latest connection."""
         followed = self._followed
         assert followed is not None
         if followed is not self._connected_for:
@@ -197,14 +197,15 @@ class VisibilityRenewal(ThreadService):
     def _disconnect(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
-            with contextlib.suppress(Exception):  # it may be what has just failed
+            with contextlib.suppress(Exception):  # the connection may be what has just failed
                 connection.close()
 
 
 def protect_other_workers(connection: Any) -> float | None:
-    """Have kombu wait long enough before it puts back what others hold; the shorter time if any.
+    """Have kombu wait long enough before it requeues messages of other workers.
 
-    It looks for that over every connection that waits for messages, those of answers too.
+    Returns the shorter timeout, if one is configured. Kombu sweeps over every connection that waits
+    for messages, including those for replies.
     """
     given = connection.transport_options.get("visibility_timeout")
     if given is None or connection.transport.driver_type != "redis":
@@ -217,10 +218,10 @@ def protect_other_workers(connection: Any) -> float | None:
 
 
 def unacknowledged_tags(qos: Any) -> list[str]:
-    """The tags of the messages that this worker has in hand.
+    """The tags of the unacknowledged messages of this worker.
 
-    Of this connection all that is not acknowledged; of those before only what still runs, as kombu
-    and Celery have forgotten the rest, and it must come again.
+    Of this connection, all that are not acknowledged; of earlier ones only those whose tasks still
+    run, since kombu and Celery have forgotten the rest, which must be redelivered.
     """
     tags = {tag for tag in _copied(qos._delivered) if tag not in qos._dirty}  # noqa: SLF001
     for request in _copied(state.active_requests):
@@ -230,7 +231,7 @@ def unacknowledged_tags(qos: Any) -> list[str]:
 
 
 def _copied(things: Any) -> list[Any]:
-    """What another thread may be changing."""
+    """A list of what another thread may be changing."""
     while True:
         try:
             return list(things)
@@ -241,13 +242,13 @@ def _copied(things: Any) -> list[Any]:
 def _checked(timeout_s: Any) -> float:
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if not is_number or timeout_s < _MIN_S:
-        must = f"a number of seconds from {_MIN_S:g}: how long a dead worker is waited for"
+        must = f"a number of seconds from {_MIN_S:g}: how long to wait for a dead worker"
         raise InvalidSetting("broker_transport_options['visibility_timeout']", timeout_s, must)
     return float(timeout_s)
 
 
 def _socket_timeouts(timeout_s: float) -> dict[str, float]:
-    """How long the thread waits for Redis, unless the user has said so: it must not be for ever."""
+    """How long the thread waits for Redis, unless the user configured it: not for ever."""
     socket_s = max(1.0, min(timeout_s / 4, 10.0))
     return {"socket_timeout": socket_s, "socket_connect_timeout": socket_s}
 

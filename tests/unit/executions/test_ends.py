@@ -157,7 +157,7 @@ TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five")
 @pytest.mark.parametrize(
     ("end", "promise", "is_worker_stopping", "detail"),
     [
-        (TERMINATED, "acks_late", True, "its worker let go of it"),
+        (TERMINATED, "acks_late", True, "its worker was stopped"),
         (LOST, "continues_after_loss", False, LOST.message),
         (OVER_LIMIT, "comes_again_over_limit", False, "TimeLimitExceeded(3.0,)"),
     ],

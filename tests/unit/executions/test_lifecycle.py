@@ -431,7 +431,7 @@ def test_who_has_a_task_killed_is_named_once() -> None:
 
 def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:
     for is_worker_stopping, event in (
-        (True, AttemptEnded(outcome="requeued", detail="its worker let go of it")),
+        (True, AttemptEnded(outcome="requeued", detail="its worker was stopped")),
         (False, last_event(terminated(), LATE)),
     ):
         life = claimed(LATE, on.StopRequested(signal.SIGTERM, SOMEBODY, is_worker_stopping))

@@ -81,4 +81,4 @@ def test_servers_that_cannot_be_asked_end_neither_tasks_nor_the_last_resort(
     assert ground.forced.empty()
     ground.is_busy = False
     assert "nothing left" in ground.forced.get(timeout=HANG_S)
-    assert len([one for one in caplog.records if "cannot ask" in one.message]) == 1
+    assert len([one for one in caplog.records if "cannot check" in one.message]) == 1

@@ -43,4 +43,4 @@ def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
     runtime.sessions.renew = None
     asyncio.run(runtime._reload(profiles, {"newer"}))
     assert told[2:] == [{"newer"}]
-    assert "not as a whole" in caplog.text
+    assert "or only in part" in caplog.text

@@ -163,8 +163,8 @@ def cancel(
     groups = saved_groups(app, execution_ids)
     single = [one for one in execution_ids if one not in groups]
     answers: dict[str, Any] = dict(watch_thread.call(cancel_all(app, single, grace_s)))
-    waiting = [one for one in single if answers[one] == "waiting"]
-    unknown = watch_thread.call(_unknown(app, waiting)) if waiting else []
+    pending = [one for one in single if answers[one] == "pending"]
+    unknown = watch_thread.call(_unknown(app, pending)) if pending else []
     for one, group in groups.items():
         answers[one] = GroupExecution.of(group).cancel(grace_s)
     for one in dict.fromkeys(execution_ids):
@@ -214,7 +214,7 @@ def respond(
         request_id = request_id or question.id
     execution.respond(text or "", request_id=request_id, eof=eof)
     if as_json:
-        click.echo(views.format_line({"id": execution_id, "respond": "asked"}))
+        click.echo(views.format_line({"id": execution_id, "respond": "requested"}))
 
 
 @capsule.command()

@@ -1,8 +1,8 @@
 """The producer's side: what an application that sends tasks imports.
 
-An `Execution` is made from an id and holds no state. Redis is the truth: a doorbell wakes whoever
-watches, who then reads what is behind the last event it has seen. So any number may watch, late or
-twice, and a watcher that was away resumes where it was.
+An `Execution` is made from an id and holds no state. Redis is the truth: a doorbell wakes a
+watcher, which then reads the events after the last one it has seen. So any number of watchers may
+watch, late or twice, and a watcher that lost its connection resumes where it was.
 """
 
 from capsule_tasks.client.capsule import Capsule

@@ -1,4 +1,4 @@
-"""Cancel executions, one or thousands: each is told once, and the wait for an owner is shared."""
+"""Cancel executions, one or thousands: each is sent one command, and all share one wait."""
 
 from __future__ import annotations
 
@@ -24,42 +24,44 @@ from capsule_tasks.storage.executions.types import State
 
 log = logging.getLogger("capsule_tasks.client")
 
-Asked = Literal["asked", "waiting", "over"]
-"""`asked`: a worker runs it and was told. `waiting`: nobody has begun it; whoever does will see it.
-`over`: there was nothing to ask any more."""
+CancelAnswer = Literal["requested", "pending", "over"]
+"""`requested`: a worker runs the execution and was sent the command. `pending`: no worker has
+claimed the execution; the one that claims it reads the command. `over`: the execution has ended."""
 
 
-async def cancel_all(app: Any, ids: Iterable[str], grace_s: float | None) -> dict[str, Asked]:
-    """Cancel these executions and say of each what was done, in their order.
+async def cancel_all(
+    app: Any, ids: Iterable[str], grace_s: float | None
+) -> dict[str, CancelAnswer]:
+    """Cancel executions; the answer for each id, in the order of the ids.
 
-    Those that no worker of this package has begun are revoked through Celery too, which reaches
-    workers of other pools and tasks that a worker holds for later.
+    Executions that no worker with streams has started are also revoked through Celery. The revoke
+    reaches workers of other pools, and tasks that a worker holds until their ETA.
     """
     check_grace(grace_s)
     wanted = list(dict.fromkeys(ids))
     for one in wanted:
         check_type("an execution id", one, str)
     if redis_url(app) is None:
-        asked: dict[str, Asked] = dict.fromkeys(wanted, "waiting")
+        answers: dict[str, CancelAnswer] = dict.fromkeys(wanted, "pending")
     else:
         watcher = await watch_thread.watcher(app)
         states = await watcher.send_command_to_all(
             wanted, CancelCommand(grace_s=grace_s, requested_by=requested_by())
         )
-        asked = await cancel_answer(app, watcher, states)
-    for one, how in asked.items():
-        if how == "over":
-            log.info("execution %s is over: cancel is ignored", one)
-    waiting = [one for one, how in asked.items() if how == "waiting"]
-    for some in in_batches(waiting):
-        await asyncio.to_thread(_revoke, app, some)
-    return asked
+        answers = await cancel_answers(app, watcher, states)
+    for execution_id, answer in answers.items():
+        if answer == "over":
+            log.info("execution %s has ended: command cancel ignored", execution_id)
+    pending = [one for one, answer in answers.items() if answer == "pending"]
+    for batch in in_batches(pending):
+        await asyncio.to_thread(_revoke, app, batch)
+    return answers
 
 
-async def cancel_answer(
+async def cancel_answers(
     app: Any, watcher: ExecutionWatcher, states: dict[str, State]
-) -> dict[str, Asked]:
-    """What telling executions has come to, from how they stand."""
+) -> dict[str, CancelAnswer]:
+    """The answer for each execution, from its state after the command was sent."""
     unknown = [one for one, state in states.items() if state == "unknown"]
     over = {one for one, state in states.items() if state == "ended"}
     try:
@@ -67,12 +69,12 @@ async def cancel_answer(
             over |= (await ended_without_stream(app, watcher, unknown)).keys()
     except Exception as fault:  # noqa: BLE001  any backend, any error: the revoke must follow
         log.warning(
-            "cannot find out whether executions are over (%s), take them to be waiting: %s",
+            "cannot read whether %s executions have ended; they are answered as pending: %s",
             len(unknown),
             reason_of(fault),
         )
     return {
-        one: "over" if one in over else "asked" if state == "running" else "waiting"
+        one: "over" if one in over else "requested" if state == "running" else "pending"
         for one, state in states.items()
     }
 
@@ -80,7 +82,7 @@ async def cancel_answer(
 async def ended_without_stream(
     app: Any, watcher: ExecutionWatcher, ids: Sequence[str]
 ) -> dict[str, Ended]:
-    """The ends that the result backend knows, or else the index of recent executions."""
+    """The ends in the result backend, and of the others in the index of recent executions."""
     ends: dict[str, Ended] = {}
     for some in in_batches(ids):
         ends |= await asyncio.to_thread(stored_ends, app, some)
@@ -92,7 +94,7 @@ async def ended_without_stream(
 
 
 def _revoke(app: Any, ids: Sequence[str]) -> None:
-    """Have Celery end them: they wait, or another pool has them, which knows of no stream."""
+    """Revoke through Celery tasks that no worker has started, or that run on another pool."""
     store_revokes(app, *ids)
     app.control.revoke(list(ids), terminate=True, signal="SIGTERM")
 

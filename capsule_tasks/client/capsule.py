@@ -9,7 +9,7 @@ from typing import Any
 from celery.concurrency import ALIASES
 from celery.utils.imports import symbol_by_name
 
-from capsule_tasks.client.cancelling import Asked, cancel_all
+from capsule_tasks.client.cancelling import CancelAnswer, cancel_all
 from capsule_tasks.client.task import Task, mixed
 from capsule_tasks.client.watching.watch_thread import watch_thread
 
@@ -21,11 +21,11 @@ _BUILT_IN = "celery."
 
 
 class Capsule:
-    """Prepares an app, in its own module, after it was made; before or after its tasks.
+    """Makes the tasks of an app run in sessions. Call it where the app is made.
 
-    It sets `worker_pool` as a default: whatever the app's configuration says, stays. Its task class
-    is not replaced but mixed with `capsule_tasks.client.Task`. What stands in the way is logged
-    when the configuration is read, and listed in `conflicts`.
+    `worker_pool` is set as a default, so a value in the app's configuration wins. The app's task
+    class is not replaced but mixed with `capsule_tasks.client.Task`. Settings that keep tasks from
+    running in sessions are logged when the configuration is read, and listed in `conflicts`.
     """
 
     def __init__(self, app: Any) -> None:
@@ -38,32 +38,31 @@ class Capsule:
 
     @property
     def conflicts(self) -> list[str]:
-        """What in the app's configuration stands in the way, as it is now.
-
-        To ask is to have the configuration read, if nothing else has yet.
-        """
+        """The settings that keep tasks from running in sessions. Reads the app's configuration."""
         return conflicts(self.app.conf)
 
     async def acancel(
         self, ids: str | Iterable[str], grace_s: float | None = None
-    ) -> dict[str, Asked]:
-        """Cancel executions by their ids, one or thousands; what was done, of each id.
+    ) -> dict[str, CancelAnswer]:
+        """Cancel executions by their ids, one or thousands; the answer for each id.
 
-        As `Execution.cancel`, but the wait for workers that have only just begun some of them is
-        shared by all. Safe twice: repeat the call if Redis went away in the middle of it.
+        As `Execution.cancel`, but all ids share the wait for tasks that are just being claimed.
+        Safe to repeat, for example if Redis became unavailable in the middle of it.
         """
         return await cancel_all(self.app, [ids] if isinstance(ids, str) else ids, grace_s)
 
-    def cancel(self, ids: str | Iterable[str], grace_s: float | None = None) -> dict[str, Asked]:
-        """As `acancel`, for callers that block."""
+    def cancel(
+        self, ids: str | Iterable[str], grace_s: float | None = None
+    ) -> dict[str, CancelAnswer]:
+        """The blocking form of `acancel`."""
         return watch_thread.call(self.acancel(ids, grace_s))
 
     def _mix_into_class(self) -> None:
         self.app.task_cls = mixed(symbol_by_name(self.app.task_cls))
-        self.app.__dict__.pop("Task", None)  # made from the old one, and made again when needed
+        self.app.__dict__.pop("Task", None)  # a cached class, made of the old one
 
     def _mix_into_tasks(self) -> None:
-        """Tasks that exist and those to come, also with a `base` of their own."""
+        """Mix into tasks that exist and tasks to come, also those with a `base` of their own."""
         registry = self.app._tasks  # noqa: SLF001 - `tasks` would finalize the app
         for task in registry.values():
             _mix_into(task)
@@ -72,7 +71,7 @@ class Capsule:
     def _on_configured(self, *_: Any, **__: Any) -> None:
         conf = self.app.conf
         if not conf.value_set_for("worker_pool"):
-            # No sooner: what is added as a default goes before what is read from an object.
+            # Not before: an added default would win over settings that are read from an object.
             conf.add_defaults({"worker_pool": POOL})
         for conflict in conflicts(conf):
             log.warning("capsule_tasks: %s", conflict)
@@ -84,7 +83,7 @@ def _mix_into(task: Any) -> None:
 
 
 class _TaskMixin:
-    """Mixed in before an app's registry of tasks, through which each of them comes."""
+    """Mixed into an app's task registry, where every task is registered."""
 
     def __setitem__(self, name: str, task: Any) -> None:
         _mix_into(task)
@@ -98,14 +97,14 @@ def _mixing(base: type) -> type:
 
 
 def _is_our_pool(pool: Any) -> bool:
-    """Whether a value of `worker_pool` is ours, in any form that Celery takes; imports nothing."""
+    """Whether a value of `worker_pool` names our pool, in any form that Celery takes."""
     if isinstance(pool, type):
         return any(f"{base.__module__}.{base.__qualname__}" in _OUR_POOLS for base in pool.__mro__)
     return str(ALIASES.get(pool, pool)).replace(":", ".") in _OUR_POOLS
 
 
 def conflicts(conf: Any) -> list[str]:
-    """What in a configuration keeps tasks from running in sessions as they should."""
+    """The settings in a configuration that keep tasks from running in sessions."""
     found = []
     if not _is_our_pool(conf.worker_pool):
         found.append(

@@ -1,4 +1,4 @@
-"""What `.delay()` returns, and what is made from an id."""
+"""`Execution`: what `.delay()` returns, also made from an id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from celery.result import AsyncResult, EagerResult
 
-from capsule_tasks.client.cancelling import Asked, check_grace, check_type
+from capsule_tasks.client.cancelling import CancelAnswer, check_grace, check_type
 from capsule_tasks.client.revokes import store_revokes
 from capsule_tasks.client.watching.results import end_from_meta
 from capsule_tasks.client.watching.streaming import Snapshot, Streaming, check_limit
@@ -17,10 +17,10 @@ from capsule_tasks.storage.executions.types import Event
 
 
 class Execution(Streaming, AsyncResult):
-    """An `AsyncResult` of a task that runs in a session: its id is the execution's.
+    """An `AsyncResult` of a task that runs in a session. The task id is the execution id.
 
-    Watching is free of side effects: any number may watch one execution, from any process, at any
-    time. Each method that waits has a twin for asyncio, whose name begins with `a`.
+    Watching has no side effects: any number of watchers may watch one execution, from any process,
+    at any time. Each blocking method has an asyncio form whose name begins with `a`.
     """
 
     def __init__(self, execution_id: str, *args: Any, **options: Any) -> None:
@@ -31,19 +31,19 @@ class Execution(Streaming, AsyncResult):
 
     @classmethod
     def of(cls, result: AsyncResult) -> Self:
-        """The execution of a result that another task class has given."""
+        """The execution of a Celery result."""
         made = cls(result.id, app=result.app)
         made.ignored = result.ignored
         return made
 
     def revoke(self, *args: Any, **options: Any) -> None:
-        """As Celery's; and known to workers that are not there to hear it."""
+        """Revoke as Celery does, and store the revoke for workers that are not running now."""
         store_revokes(self.app, self.id)
         super().revoke(*args, **options)
 
 
 class EagerExecution(EagerResult, Execution):
-    """The same for a task that ran where it was called (`task_always_eager`); needs no Redis."""
+    """The execution of a task that ran in its caller (`task_always_eager`). Needs no Redis."""
 
     @classmethod
     def of(cls, result: Any) -> EagerExecution:
@@ -52,7 +52,7 @@ class EagerExecution(EagerResult, Execution):
         return made
 
     def events(self, after: str | None = None) -> Iterator[Event]:
-        """Its one event, the end; what it wrote went where the caller writes."""
+        """The one event, its end. Its output went to the streams of the caller."""
         ended = self._ended()
         if after is None and ended is not None:
             yield Event(id="0-1", at=0.0, message=ended)
@@ -81,12 +81,12 @@ class EagerExecution(EagerResult, Execution):
     async def aget(self, timeout_s: float | None = None) -> Any:
         return self.get(timeout=timeout_s)
 
-    async def acancel(self, grace_s: float | None = None) -> Asked:
+    async def acancel(self, grace_s: float | None = None) -> CancelAnswer:
         check_grace(grace_s)
         return "over"
 
-    async def _tell(self, command: Command) -> Asked:  # noqa: ARG002  as an Execution's
-        """It has ended already."""
+    async def _send_command(self, command: Command) -> CancelAnswer:  # noqa: ARG002  as an Execution's
+        """An eager task has ended before anybody can send a command."""
         return "over"
 
     def _ended(self) -> Ended | None:

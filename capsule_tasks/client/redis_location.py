@@ -1,4 +1,4 @@
-"""Which execution this is, and which Redis holds what it stores."""
+"""The id of the current execution, and the Redis of an app."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from capsule_tasks.settings import redis_url_of_environment
 
 REDIS_SETTING = "capsule_redis_url"
 STORE_SETTING = "capsule_store"
-"""A store for steps in the place of Redis, which `capsule_tasks.testing.eager` sets."""
+"""A store for steps instead of Redis, set by `capsule_tasks.testing.eager`."""
 
 _CELERYS = {
     **dict.fromkeys(("redis+socket", "socket", "unix"), "unix"),
     **{name: name for name in ("redis", "rediss")},
 }
-"""Celery's schemes, of brokers and result backends, and how this package spells them."""
+"""URL schemes of Celery's brokers and result backends, and the schemes of this package."""
 
 
 def current_execution_id() -> str | None:
-    """The id of the Celery task that this code is run by.
+    """The id of the Celery task that runs this code.
 
-    A task that is called as a function is a part of the one that calls it, and has no id.
+    A task that is called as a function is a part of its caller and has no id of its own.
     """
     for task in reversed(_task_stack.stack):
         for request in reversed(task.request_stack.stack):
@@ -38,21 +38,21 @@ def current_execution_id() -> str | None:
 
 
 def given_store() -> Any:
-    """The store that the app was given in the place of Redis, if any."""
+    """The store that the app uses instead of Redis, or None."""
     return app_of_task().conf.get(STORE_SETTING)
 
 
 def app_of_task() -> Any:
-    """The app whose task this is: a test's need not be the current one."""
+    """The app of the running task, which need not be Celery's current app."""
     task = _task_stack.top
     return current_app if task is None else task.app
 
 
 def redis_url(app: Any) -> str | None:
-    """The one Redis of an app for all that this package stores; None if it names none.
+    """The Redis of an app for everything that this package stores; None if the app names none.
 
     In this order: `capsule_redis_url` of the app, `CAPSULE_REDIS_URL` of the environment, the
-    broker, the result backend, where these are a Redis.
+    broker if it is a Redis, the result backend if it is a Redis.
     """
     stated = app.conf.get(REDIS_SETTING) or redis_url_of_environment()
     if stated:
@@ -61,7 +61,7 @@ def redis_url(app: Any) -> str | None:
 
 
 def needed_redis_url() -> str:
-    """The same of the app whose task this is; InvalidSetting if it names none."""
+    """The Redis of the running task's app; InvalidSetting if the app names none."""
     app = app_of_task()
     url = redis_url(app)
     if url is None:
@@ -75,27 +75,27 @@ def needed_redis_url() -> str:
 
 
 def redis_of_backend(app: Any) -> str | None:
-    """The Redis in which Celery stores results; None if that is none."""
+    """The Redis of the result backend; None if the backend is not a Redis."""
     return _translate_url(_first(app.conf.result_backend), app.conf.redis_backend_use_ssl)
 
 
 def redis_of_broker(app: Any) -> str | None:
-    """The Redis that is Celery's broker; None if that is none, or behind Sentinels."""
+    """The Redis of the broker; None if the broker is not a Redis or is behind Sentinels."""
     url, tls = _first(app.conf.broker_url), app.conf.broker_use_ssl
     if "ssl_" in url:
-        tls = None  # of the two, kombu takes what the URL says
+        tls = None  # kombu lets the URL win
     elif not tls and url.startswith("rediss://"):
         tls = {"ssl_cert_reqs": ssl.CERT_NONE}
     return _translate_url(url, tls)
 
 
 def _first(urls: Any) -> str:
-    """Of several, as a list or in one text."""
+    """The first of several URLs, which are a list or one text with semicolons."""
     return str((urls[0] if isinstance(urls, (list, tuple)) else urls) or "").split(";")[0]
 
 
 def _translate_url(url: str, tls: Any) -> str | None:
-    """A URL of Celery's, with its settings for TLS, as this package spells it; None if no Redis."""
+    """A URL of Celery's with its TLS settings, in this package's form; None if it is no Redis."""
     place, _, query = url.partition("?")
     scheme, _, rest = place.partition("://")
     scheme = _CELERYS.get(scheme, "")
@@ -112,7 +112,7 @@ def _translate_url(url: str, tls: Any) -> str | None:
 
 
 def _text(name: str, value: Any) -> str:
-    """A setting as redis-py reads it in a URL; there None is as good as an empty text."""
+    """A TLS setting as redis-py reads it in a URL, where None is an empty text."""
     if name == "ssl_cert_reqs" and not isinstance(value, str):
         return ssl.VerifyMode(value or ssl.CERT_NONE).name.removeprefix("CERT_").lower()
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Who asks: what a worker's log says of whoever cancels a task."""
+"""The sender of a command, as a worker's log names it."""
 
 from __future__ import annotations
 

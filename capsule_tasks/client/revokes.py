@@ -1,4 +1,4 @@
-"""Revokes are kept in Redis, so that a worker which was not there finds them."""
+"""Revokes are stored in Redis, so that a worker finds those sent while it was not running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("capsule_tasks.client")
 
 
 class RevokeStore:
-    """What was revoked, in the Redis of an app; blocks its caller, never longer than its limits."""
+    """The stored revokes of an app. Blocks its caller, at most for the connection's limits."""
 
     def __init__(self, app: Any, connections: Any) -> None:
         self._core = RevokeCore(
@@ -27,7 +27,7 @@ class RevokeStore:
 
     @property
     def channel(self) -> str:
-        """On which new revokes are announced."""
+        """The channel that announces new revokes."""
         return self._core.channel
 
     def add(self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, Any]] = ()) -> None:
@@ -41,19 +41,19 @@ class RevokeStore:
 
 
 def revoke_store(app: Any) -> RevokeStore | None:
-    """The store of an app; None if no Redis is known to it."""
+    """The revoke store of an app; None if the app names no Redis."""
     url = redis_url(app)
     return None if url is None else RevokeStore(app, SyncConnections(url))
 
 
 def store_revokes(app: Any, *task_ids: str) -> None:
-    """Note that tasks were revoked, before their workers are told; a failure is only logged."""
+    """Store revokes before they are broadcast to workers; a failure is only logged."""
     store = revoke_store(app)
     if store is None:
         return
     try:
         store.add(task_ids)
     except CapsuleError as fault:
-        log.warning("the revoke of %s is not kept in Redis: %s", ", ".join(task_ids), fault)
+        log.warning("the revoke of %s could not be stored in Redis: %s", ", ".join(task_ids), fault)
     finally:
         store.close()

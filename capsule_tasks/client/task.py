@@ -1,4 +1,4 @@
-"""`Task`: what is mixed into an app's own task class."""
+"""`Task`, which is mixed into an app's own task class."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from capsule_tasks.protocol.cancelled import as_failure
 
 
 class Task:
-    """Mixed in before a task class of Celery, Django's or your own: calls give an `Execution`."""
+    """Mixed into the task class of an app: calls return an `Execution`."""
 
     name: str
     app: Any
     backend: Any
 
     def AsyncResult(self, task_id: str, **options: Any) -> Execution:  # noqa: N802 - Celery's
-        """The execution of an id; of a class with results of its own it is one of those too."""
+        """The execution of an id; also an instance of the task class's own result class."""
         theirs: Any = super().AsyncResult  # type: ignore[misc]
         if theirs.__func__ is celery.Task.AsyncResult:
             return Execution(
@@ -37,7 +37,7 @@ class Task:
         return cast("Execution", result)
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """Run it here and now; coroutines too."""
+        """Run the task in the caller; `async def` tasks too."""
         _let_run_eagerly(self)
         result = super().apply(*args, **options)  # type: ignore[misc]
         return EagerExecution.of(result) if type(result) is EagerResult else result
@@ -45,21 +45,21 @@ class Task:
 
 @functools.cache
 def _execution(base: Any) -> type:
-    """A class of results that is `base` and an `Execution`."""
+    """A result class that derives from `Execution` and `base`."""
     if issubclass(base, Execution):
         return cast("type", base)
     return type(base.__name__, (Execution, base), {"__module__": base.__module__})
 
 
 def mixed(base: type) -> type:
-    """A task class that is `base` with our part before it."""
+    """A task class that derives from `Task` and `base`."""
     if issubclass(base, Task):
         return base
     return type(base.__name__, (Task, base), {"__module__": base.__module__, "abstract": True})
 
 
 def _let_run_eagerly(task: Any) -> None:
-    """Have Celery's tracer, a plain function, get the value of an `async def` task."""
+    """Make an `async def` task callable by Celery's tracer, which awaits nothing."""
     for name in ("run", "_orig_run"):
         function = getattr(task, name, None)
         if inspect.iscoroutinefunction(function):
@@ -73,7 +73,7 @@ def _eagerly(task: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         if not task.request.is_eager:
             return coroutine
         try:
-            return _run_beside(task, coroutine) if _is_in_loop() else asyncio.run(coroutine)
+            return _run_on_thread(task, coroutine) if _is_in_loop() else asyncio.run(coroutine)
         except asyncio.CancelledError as error:
             failure = as_failure(error)
         raise failure
@@ -90,12 +90,12 @@ def _is_in_loop() -> bool:
     return True
 
 
-def _run_beside(task: Any, coroutine: Any) -> Any:
-    """The caller is in a loop already, which cannot be entered again: a thread has another."""
+def _run_on_thread(task: Any, coroutine: Any) -> Any:
+    """Run the coroutine on a thread's loop: the caller's loop runs and cannot be entered again."""
     outcome: list[Any] = []
     request, context = task.request_stack.top, contextvars.copy_context()
 
-    def live() -> None:
+    def run() -> None:
         task.request_stack.push(request)
         try:
             outcome.extend((True, asyncio.run(coroutine)))
@@ -104,7 +104,7 @@ def _run_beside(task: Any, coroutine: Any) -> Any:
         finally:
             task.request_stack.pop()
 
-    thread = threading.Thread(target=context.run, args=(live,), name="capsule-eager")
+    thread = threading.Thread(target=context.run, args=(run,), name="capsule-eager")
     thread.start()
     thread.join()
     is_value, value = outcome

@@ -27,7 +27,7 @@ def test_a_thousand_waiting_tasks_are_cancelled_with_one_wait(
     late = Worker(redis_url, tmp_path)
     ids = [late.send("hold", unique()).id for _ in range(1000)]
     began = time.monotonic()
-    assert Capsule(late.app).cancel(ids) == dict.fromkeys(ids, "waiting")
+    assert Capsule(late.app).cancel(ids) == dict.fromkeys(ids, "pending")
     assert time.monotonic() - began < HANG_S
     with late:
         ends = [Execution(one, app=late.app) for one in (ids[0], ids[500], ids[-1])]
@@ -43,7 +43,7 @@ async def test_each_id_has_its_own_answer(worker: Worker) -> None:
     held = worker.send("hold", unique(), countdown=1)
     ids = [over.id, running.id, held.id, "nobody-knows"]
     answers = await Capsule(worker.app).acancel([*ids, over.id])
-    assert answers == dict(zip(ids, ["over", "asked", "waiting", "waiting"], strict=True))
+    assert answers == dict(zip(ids, ["over", "requested", "pending", "pending"], strict=True))
     for stopped in (running, held):
         assert list(Execution.of(stopped).events())[-1].message.outcome == "cancelled"
 

@@ -99,7 +99,7 @@ def test_cancel_stack_and_ps(worker: Worker, redis_url: str) -> None:
     assert "in busy" in run(redis_url, "stack", result.id)
     running = run(redis_url, "ps", "--state", "running", "--task", "busy", "--json")
     assert result.id in [json.loads(line)["id"] for line in running.splitlines()]
-    assert run(redis_url, "cancel", result.id) == f"{result.id}: asked\n"
+    assert run(redis_url, "cancel", result.id) == f"{result.id}: requested\n"
     run(redis_url, "tail", result.id, status=1)
     assert run(redis_url, "cancel", result.id) == f"{result.id}: over\n"
     assert result.id in run(redis_url, "top")
@@ -117,7 +117,7 @@ def test_a_stack_comes_by_the_stream_where_no_worker_hears_remote_commands(
         shown = run(redis_url, "stack", result.id)
         assert shown.startswith(f"{worker.name}:\n")
         assert "in busy" in shown
-        assert Execution.of(result).cancel() == "asked"
+        assert Execution.of(result).cancel() == "requested"
 
 
 def test_tail_of_a_group_shows_how_far_it_is(worker: Worker, redis_url: str) -> None:
@@ -220,7 +220,7 @@ def test_each_command_speaks_json(worker: Worker, redis_url: str) -> None:
     (stack,) = run(redis_url, "stack", result.id, "--json").splitlines()
     assert "in ask" in json.loads(stack)["stack"]
     (said,) = run(redis_url, "respond", result.id, "Ada", "--json").splitlines()
-    assert json.loads(said) == {"id": result.id, "respond": "asked"}
+    assert json.loads(said) == {"id": result.id, "respond": "requested"}
     assert result.get(timeout=HANG_S) == "heard Ada"
     ended(result)
     (over,) = run(redis_url, "cancel", result.id, "--json").splitlines()
@@ -260,7 +260,7 @@ def test_an_id_that_no_worker_has_started_is_told_as_such(redis_url: str) -> Non
         assert "waiting" in line
         waits.terminate()
     done = typed_here(app, "cancel", unknown, unique())
-    assert f"{unknown}: waiting\n" in done.stdout
+    assert f"{unknown}: pending\n" in done.stdout
     assert "no worker has started 2 of them" in done.stderr
     close(app)
 
@@ -408,7 +408,7 @@ def test_a_stack_begins_with_the_tasks_own_frames(worker: Worker) -> None:
         whole = typed_here(worker.app, "stack", result.id, "--all", *way).stdout
         assert "in busy" in whole
         assert "celery/app/trace.py" in whole
-    assert Execution.of(result).cancel() == "asked"
+    assert Execution.of(result).cancel() == "requested"
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
@@ -419,7 +419,10 @@ def test_groups_and_single_tasks_are_cancelled_together(worker: Worker) -> None:
     single = worker.send("add", 1, 1)
     ended(*saved.results, single)
     shown = typed_here(worker.app, "cancel", single.id, saved.id, single.id).stdout
-    assert shown.splitlines() == [f"{single.id}: over", f"{saved.id}: 0 asked, 0 waiting, 3 over"]
+    assert shown.splitlines() == [
+        f"{single.id}: over",
+        f"{saved.id}: 0 requested, 0 pending, 3 over",
+    ]
 
 
 def test_json_is_taken_before_and_after_the_command(worker: Worker) -> None:

@@ -89,8 +89,8 @@ def test_one_process_watches_and_another_cancels(worker: Worker, redis_url: str)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as watcher:
         worker.heard(key)
         claimed(Execution.of(result))
-        assert Execution.of(result).cancel() == "asked"
-        assert Execution.of(result).cancel() in ("asked", "over")
+        assert Execution.of(result).cancel() == "requested"
+        assert Execution.of(result).cancel() in ("requested", "over")
         assert watcher.stdout is not None
         heard = [json.loads(line) for line in watcher.stdout]
         assert watcher.wait(HANG_S) == 0
@@ -169,7 +169,7 @@ def test_apps_of_one_process_keep_to_their_own_prefixes(redis_url: str) -> None:
         for count, prefix in enumerate(prefixes, start=1):
             app = Celery(broker=redis_url, backend=redis_url)
             app.conf.capsule_prefix = prefix
-            assert Execution(execution_id, app=app).interrupt() == "waiting"
+            assert Execution(execution_id, app=app).interrupt() == "pending"
             found = [key.decode() for key in client.scan_iter(f"*{execution_id}*:control")]
             assert sorted(key.split(":")[0] for key in found) == sorted(prefixes[:count])
 
@@ -205,7 +205,7 @@ def test_an_interrupt_is_for_the_task_to_answer(worker: Worker) -> None:
     execution = Execution.of(worker.send("interruptible", key))
     worker.heard(key)
     claimed(execution)
-    assert execution.interrupt() == "asked"
+    assert execution.interrupt() == "requested"
     assert execution.get(HANG_S) == "interrupted"
 
 
@@ -315,7 +315,7 @@ def test_what_cannot_say_that_it_runs_is_cancelled(worker: Worker, how: str) -> 
         worker.get("add", number, 1)
     execution = Execution.of(worker.send("grip", how))
     claimed(execution)
-    assert execution.cancel(grace_s=0.2) == "asked"
+    assert execution.cancel(grace_s=0.2) == "requested"
     assert end_of(execution).outcome == Outcome.CANCELLED
     with pytest.raises(TaskRevokedError):
         execution.get(timeout=HANG_S)
@@ -352,7 +352,7 @@ def test_a_cancel_before_the_start_is_seen_at_the_start(
     key = unique()
     late = Worker(redis_url, tmp_path)
     execution = Execution.of(late.send("hold", key))
-    assert execution.cancel() == "waiting"
+    assert execution.cancel() == "pending"
     with late:
         assert end_of(execution).outcome == Outcome.CANCELLED
         assert late.app.backend.client.llen(f"mark:{key}") == 0
@@ -433,7 +433,7 @@ def test_a_group_tells_its_progress_and_its_failures(worker: Worker) -> None:
     assert "ValueError" in failure.reason
     assert running.snapshot().failed == 1
     assert end_of(running.member(3)).result_text == "4"
-    assert running.cancel() == {"asked": 0, "waiting": 0, "over": 21}
+    assert running.cancel() == {"requested": 0, "pending": 0, "over": 21}
 
 
 def test_a_group_is_cancelled_at_once(worker: Worker) -> None:
@@ -474,7 +474,7 @@ def test_a_task_on_another_pool_ends_by_its_result_and_is_cancelled_by_revoke(
         assert (only.message.outcome, only.message.result_text) == (Outcome.SUCCEEDED, "3")
         execution = Execution.of(other.send("busy", key))
         other.heard(key)
-        assert execution.cancel() == "waiting"
+        assert execution.cancel() == "pending"
         assert end_of(execution).outcome == Outcome.CANCELLED
 
 

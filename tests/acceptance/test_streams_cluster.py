@@ -94,7 +94,7 @@ def test_streams_over_tls_are_there_and_delay_no_task(redis_url: str, tmp_path: 
         stopped = unique()
         running = Execution.of(worker.send("busy", stopped))
         worker.heard(stopped)
-        assert running.cancel() == "asked"
+        assert running.cancel() == "requested"
         assert end_of(running).outcome == Outcome.CANCELLED
 
 
@@ -118,7 +118,7 @@ def test_the_streams_are_on_every_node_and_not_with_the_broker(
 def test_a_cancel_before_the_start_waits_for_it(worker: Worker) -> None:
     key = unique()
     execution = Execution(unique(), app=worker.app)
-    assert execution.cancel() == "waiting"
+    assert execution.cancel() == "pending"
     worker.send("hold", key, task_id=execution.id)
     assert end_of(execution).outcome == Outcome.CANCELLED
     assert not worker.app.backend.client.exists(f"mark:{key}")
@@ -131,8 +131,8 @@ def test_one_process_watches_and_another_cancels(worker: Worker) -> None:
     with command(worker, "tail", result.id, "--json") as watcher:
         worker.heard(key)
         eventually(lambda: execution.snapshot().state == "running", "its claim")
-        assert execution.cancel() == "asked"
-        assert execution.cancel() in ("asked", "over")
+        assert execution.cancel() == "requested"
+        assert execution.cancel() in ("requested", "over")
         lines = [json.loads(line) for line in watcher.stdout]
         assert watcher.wait(HANG_S) == 1
     assert [line["t"] for line in lines][-1] == "ended"

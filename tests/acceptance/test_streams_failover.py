@@ -102,10 +102,10 @@ async def test_a_coordinated_failover_loses_nothing_and_ends_nothing(
         await asyncio.to_thread(worker.heard, spoken)
         await asyncio.to_thread(worker.heard, stopped)
         before = Execution(unique(), app=worker.app)
-        assert await before.acancel() == "waiting"
+        assert await before.acancel() == "pending"
         await asyncio.to_thread(pair.fail_over)
         worker.go(spoken)
-        assert await endless.acancel() == "asked"
+        assert await endless.acancel() == "requested"
         worker.send("add", 1, 1, task_id=before.id)
         events, cancelled = await asyncio.gather(*watching)
         never = await watched(before)

@@ -83,7 +83,7 @@ def test_running_and_held_tasks_are_cancelled(app: Celery) -> None:
     held = send(app, countdown=3)
     ids = [held.id, "nobody-knows", running.id]
     answers = Capsule(app).cancel(ids)
-    assert answers == dict(zip(ids, ["waiting", "waiting", "asked"], strict=True))
+    assert answers == dict(zip(ids, ["pending", "pending", "requested"], strict=True))
     assert [outcome_of(one) for one in (running, held)] == ["cancelled", "cancelled"]
     assert running.cancel() == "over"
 
@@ -102,11 +102,11 @@ def test_a_fault_of_the_result_backend_is_one_line(
         unknown = Execution(unique(), app=app)
         with pytest.raises(StorageUnavailable, match="result backend"):
             unknown.snapshot()
-        assert unknown.cancel() == "waiting"
+        assert unknown.cancel() == "pending"
         (said,) = caplog.messages
-        assert "the result backend cannot be asked" in said
+        assert "the result backend is unavailable" in said
         (line,) = typed(app, "tail", unknown.id, "--no-wait", status=69).stderr.splitlines()
-        assert "the result backend cannot be asked" in line
+        assert "the result backend is unavailable" in line
         assert "secret" not in said + line
 
 
@@ -118,7 +118,7 @@ def test_a_result_backend_that_says_nothing_holds_up_no_revoke(
         away = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         with producer(redis_url, away, task_default_queue=worker.queue) as app:
             unknown = Execution(unique(), app=app)
-            assert unknown.cancel() == "waiting"
+            assert unknown.cancel() == "pending"
             assert is_revoked(app, unknown.id)
 
 
@@ -135,10 +135,10 @@ def bare(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Celery]:
 def test_an_unknown_id_is_told_as_such(bare: Celery) -> None:
     unknown = Execution(unique(), app=bare)
     assert unknown.snapshot().state == "unknown"
-    assert unknown.interrupt() == "waiting"
+    assert unknown.interrupt() == "pending"
     with pytest.raises(ExecutionUnknown):
         unknown.stack()
-    assert unknown.cancel() == "waiting"
+    assert unknown.cancel() == "pending"
     said = f"no worker has started {unknown.id}"
     done = typed(bare, "cancel", unknown.id)
     assert done.stdout == f"{unknown.id}: waiting\n"

@@ -125,7 +125,7 @@ async def test_what_comes_after_the_end_is_ignored_with_a_trace(
     with pytest.raises(NoOpenQuestion):
         await execution.arespond("late", request_id="r")
     assert [record.getMessage() for record in caplog.records] == [
-        f"execution {execution.id} is over: {what} is ignored"
+        f"execution {execution.id} has ended: command {what} ignored"
         for what in ("cancel", "interrupt", "respond")
     ]
     with redis.Redis.from_url(app.conf.capsule_redis_url) as client:

@@ -68,4 +68,4 @@ def test_a_failure_is_told_once() -> None:
 def test_without_members_the_counter_alone_tells() -> None:
     tally = GroupCount()
     tally.take(counter({0, 9}))
-    assert (tally.done, tally.missing(), tally.has_found) == (2, [], False)
+    assert (tally.done, tally.missing(), tally.has_backend_ends) == (2, [], False)

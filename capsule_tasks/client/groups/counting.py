@@ -1,4 +1,4 @@
-"""Following a group: by its counter while that moves, else by the result backend now and then."""
+"""Follow a group: by its counter while that moves, otherwise by the result backend."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from capsule_tasks.storage.drivers import retry_while_unavailable
 _MIN_POLL_S = 1.0
 _MAX_POLL_S = 15.0
 _SHARE = 20
-"""A look at many members may take this part of the time at most."""
+"""Lookups in the result backend take at most one part in so many of the time."""
 _BATCH_SIZE = 200
-"""Members that the backend is asked for in one call; it answers with their results."""
+"""Members that are looked up in one call; the backend answers with their results."""
 
 _FAILURES = 100
 """Failures that are read in one call."""
 
 AskMany = Callable[[Sequence[str]], Mapping[str, Ended]]
-"""The ends that the result backend knows of these."""
+"""The ends that the result backend has stored for these ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a group is; its failures that were not told before."""
+    """The counts of a group, and its failures that were not reported before."""
 
     counts: dict[str, int]
     failures: tuple[Failure, ...]
@@ -44,7 +44,7 @@ class GroupWatch:
         count: GroupCount,
         ask: AskMany | None,
     ) -> None:
-        """With `ask` and the members in the count, those that are not counted are asked for."""
+        """With `ask`, members that are not counted are looked up in the result backend."""
         self._watcher = watcher
         self._group_id = group_id
         self._total = total
@@ -59,17 +59,17 @@ class GroupWatch:
         self._poll_at = self._loop.time() + _MIN_POLL_S
 
     async def steps(self) -> AsyncGenerator[Step, None]:
-        """How far it is, whenever that changes; ends when every member has ended."""
+        """Yield the progress whenever it changes, until every member has ended."""
         channel = self._watcher.store.core.group_keys_of(self._group_id).channel
         try:
             await self._watcher.bells.listen(channel, self._ring)
             while True:
                 self._rung.clear()
-                await self._read(which=self._count.has_found)
+                await self._read(which=self._count.has_backend_ends)
                 if self._ask is not None and self._is_due():
-                    await self._look(self._ask)
+                    await self._look_up(self._ask)
                 done = self._count.done
-                # What was told stays told, also where a counter is gone.
+                # A counter that has expired does not take back progress that was reported.
                 if done > self._reported or self._failures:
                     self._reported = max(done, self._reported)
                     step = Step(self._count.counts, tuple(self._failures))
@@ -86,7 +86,7 @@ class GroupWatch:
         self._rung.set()
 
     def _is_due(self) -> bool:
-        """Whether nothing has moved for long enough, and something is missing."""
+        """Whether members are missing and the count has not moved for long enough."""
         now = self._loop.time()
         if self._count.done > self._reported:
             self._wait_s = _MIN_POLL_S
@@ -104,8 +104,8 @@ class GroupWatch:
             )
             self._failures += self._count.take(progress)
 
-    async def _look(self, ask: AskMany) -> None:
-        """Ask the backend for those that are not counted, and settle when to ask again."""
+    async def _look_up(self, ask: AskMany) -> None:
+        """Look up members that are not counted, and set the time of the next lookup."""
         began = self._loop.time()
         await self._read(which=True)
         known = self._count.done
@@ -113,7 +113,7 @@ class GroupWatch:
             self._failures += await ask_missing(self._count, ask)
             self._silent_since = None
         except Exception:
-            # Any backend, any error: it may be away as Redis may.
+            # Any backend, any error: the backend may be unavailable.
             self._silent_since = self._silent_since or began
             if began - self._silent_since > MAX_OUTAGE_S:
                 raise
@@ -124,7 +124,7 @@ class GroupWatch:
 
 
 async def ask_missing(count: GroupCount, ask: AskMany) -> list[Failure]:
-    """Ask the result backend for those that are not counted; the failures among them."""
+    """Look up members that are not counted in the result backend; the failures among them."""
     failures: list[Failure] = []
     missing = count.missing()
     for first in range(0, len(missing), _BATCH_SIZE):

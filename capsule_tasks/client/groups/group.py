@@ -1,4 +1,4 @@
-"""`GroupExecution`: many executions seen as one, at the price of one."""
+"""`GroupExecution`: watch, count and cancel a Celery group as one execution."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.result import GroupResult
 
-from capsule_tasks.client.cancelling import Asked, cancel_all, check_type
+from capsule_tasks.client.cancelling import CancelAnswer, cancel_all, check_type
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.groups.counting import AskMany, GroupWatch, ask_missing
 from capsule_tasks.client.groups.group_count import Failure, GroupCount
@@ -23,7 +23,7 @@ from capsule_tasks.protocol.events import Outcome
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """How far a group is. `failures` holds those that were not told before."""
+    """The progress of a group. `failures` holds failures that were not reported before."""
 
     total: int
     counts: dict[str, int]
@@ -46,9 +46,9 @@ class GroupState:
 class GroupExecution:
     """The executions of one Celery group: progress from one counter, failures from one stream.
 
-    A member's own stream is opened when it is asked for (`member`), so that a group of 50,000
-    costs no 50,000 reads. Made with `GroupExecution.of(group_result)`, or from the group's id and
-    the number of its members.
+    The stream of a member is opened only by `member`, so that a group of 50,000 tasks does not
+    cost 50,000 reads. Made with `GroupExecution.of(group_result)`, or from the group's id and the
+    number of its members.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GroupExecution:
         return f"<GroupExecution {self.id} of {self.total}>"
 
     def member(self, index: int) -> Execution:
-        """One member, in the order in which they were given."""
+        """The execution of one member, by its index in the group."""
         return Execution(self._known_members()[index], app=self.app)
 
     def _known_members(self) -> tuple[str, ...]:
@@ -81,12 +81,12 @@ class GroupExecution:
         return self._members
 
     async def awatch(self) -> AsyncGenerator[GroupState, None]:
-        """How far it is, whenever that changes; ends when every member has ended.
+        """Yield the progress whenever it changes, until every member has ended.
 
-        Workers with streams count their members. Of the others (another pool, discarded, a counter
-        that has expired) the result backend is asked, many in a call and ever more seldom, once the
-        counter has not moved for a while. That needs the members: from `of`, or a group result that
-        was saved.
+        Workers with streams count their members. Members that no worker counted (they ran on
+        another pool, were discarded, or the counter has expired) are looked up in the result
+        backend: many in a call, ever more seldom, and only while the counter does not move. The
+        lookup needs the members' ids: from `of`, or from a group result that was saved.
         """
         watcher = await watch_thread.watcher(self.app)
         count = await self._count()
@@ -98,13 +98,13 @@ class GroupExecution:
             await steps.aclose()
 
     def watch(self) -> Iterator[GroupState]:
-        """As `awatch`, for callers that block."""
+        """The blocking form of `awatch`."""
         return watch_thread.iterate(self.awatch)
 
     async def asnapshot(self) -> GroupState:
-        """How far it is now, with up to a thousand failures.
+        """The progress now, with up to a thousand failures.
 
-        As far as it has been counted; if nothing has, what the result backend knows.
+        From the group's counter; from the result backend if the counter has counted no member.
         """
         watcher = await watch_thread.watcher(self.app)
         progress = await watcher.store.read_group(self.id, count=1000)
@@ -123,7 +123,7 @@ class GroupExecution:
         return GroupCount(self._members)
 
     def _saved_members(self) -> tuple[str, ...]:
-        """Its members, if its result was saved (a chord's is) and has as many."""
+        """The members of a saved group result, if their number is right. Chords save theirs."""
         saved = saved_group(self.app, self.id)
         members = tuple(child.id for child in saved.results) if saved is not None else ()
         return members if len(members) == self.total else ()
@@ -131,27 +131,27 @@ class GroupExecution:
     def _ask(self) -> AskMany | None:
         return partial(stored_ends, self.app) if keeps_results(self.app) else None
 
-    async def acancel(self, grace_s: float | None = None) -> dict[Asked, int]:
-        """Cancel every member; how many were told, wait, and were over."""
-        answers: dict[Asked, int] = {"asked": 0, "waiting": 0, "over": 0}
-        for how in (await cancel_all(self.app, self._known_members(), grace_s)).values():
-            answers[how] += 1
+    async def acancel(self, grace_s: float | None = None) -> dict[CancelAnswer, int]:
+        """Cancel every member; the number of members for each answer."""
+        answers: dict[CancelAnswer, int] = {"requested": 0, "pending": 0, "over": 0}
+        for answer in (await cancel_all(self.app, self._known_members(), grace_s)).values():
+            answers[answer] += 1
         return answers
 
-    def cancel(self, grace_s: float | None = None) -> dict[Asked, int]:
+    def cancel(self, grace_s: float | None = None) -> dict[CancelAnswer, int]:
         return watch_thread.call(self.acancel(grace_s))
 
 
 def saved_group(app: Any, group_id: str) -> GroupResult | None:
-    """What the result backend has kept of a group, if it does that."""
+    """The group result in the result backend, or None."""
     try:
         return GroupResult.restore(group_id, app=app)
-    except Exception:  # noqa: BLE001  a backend that keeps no groups may raise what it likes
+    except Exception:  # noqa: BLE001  a backend that stores no groups may raise anything
         return None
 
 
 def saved_groups(app: Any, ids: Sequence[str]) -> dict[str, GroupResult]:
-    """Those of the ids that are groups which the result backend has kept."""
+    """The saved group results among the ids."""
     found: dict[str, GroupResult] = {}
     for some in in_batches(ids):
         for one in _possible_groups(app.backend, some):
@@ -161,10 +161,10 @@ def saved_groups(app: Any, ids: Sequence[str]) -> dict[str, GroupResult]:
 
 
 def _possible_groups(backend: Any, ids: Sequence[str]) -> Sequence[str]:
-    """Those of which a backend that can be asked for many at once has something."""
+    """The ids with a stored group, if the backend can read many at once; else all of them."""
     try:
         values = backend.mget([backend.get_key_for_group(one) for one in ids])
-    except Exception:  # noqa: BLE001  it may have neither, and raise what it likes
+    except Exception:  # noqa: BLE001  a backend without these methods may raise anything
         return ids
     if not isinstance(values, list):
         return ids

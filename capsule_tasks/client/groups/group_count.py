@@ -1,7 +1,7 @@
-"""How far a group is, from two sources: its counter, and the result backend for the rest.
+"""The progress of a group from two sources: its counter, and the result backend for the rest.
 
 Workers with streams count each member once, by its index. A member that ran on another pool, or
-whose counter is gone, is known to the result backend only. Decides, and does no I/O.
+whose counter has expired, is in the result backend only. Does no I/O.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Failure:
 
 
 class GroupCount:
-    """What is known of a group. `members` may be empty: then only its counter can tell."""
+    """The members of a group that have ended. Without `members` only the counter is used."""
 
     def __init__(self, members: Sequence[str] = ()) -> None:
         self.after = ""
-        """The last failure that the counter's stream has told."""
+        """The id of the last failure that was read from the stream of failures."""
         self.members = members
         self._size = -(-len(members) // 8)
         self._counts: dict[str, int] = {}
@@ -49,12 +49,12 @@ class GroupCount:
         return sum(self._counts.values()) + len(self._from_backend)
 
     @property
-    def has_found(self) -> bool:
-        """Whether members are counted here which the counter may count later."""
+    def has_backend_ends(self) -> bool:
+        """Whether members were found in the backend that the counter may count later."""
         return bool(self._from_backend)
 
     def take(self, progress: GroupProgress) -> list[Failure]:
-        """What the counter says now; the failures that were not told before."""
+        """Take the counter's progress; the failures that were not reported before."""
         self._counts = progress.counts
         if progress.counted is not None:
             self._take_places(progress.counted, progress.done)
@@ -63,7 +63,7 @@ class GroupCount:
         return self._news((one, why) for _, one, why in progress.failures)
 
     def missing(self) -> list[int]:
-        """The indexes of those of whom nothing is known, as of the last progress that told."""
+        """The indexes of members that neither source has, by the last progress with bits."""
         indexes = range(len(self.members))
         return [
             index
@@ -72,7 +72,7 @@ class GroupCount:
         ]
 
     def add(self, indexes: Sequence[int], ends: Mapping[str, Ended]) -> list[Failure]:
-        """What the result backend knows of these; the failures among it."""
+        """Take ends from the result backend; the failures among them."""
         failures = []
         for index in indexes:
             ended = ends.get(self.members[index])
@@ -87,9 +87,9 @@ class GroupCount:
         return self._news(failures)
 
     def _take_places(self, counted: bytes, done: int) -> None:
-        """Whom the counter has counted; those that were found here are its own from now on."""
+        """Take the members that the counter has counted; they no longer count as found."""
         if _ones(counted) != done:
-            # A part of the counter is lost: whom it had counted, and how, cannot be told.
+            # A part of the counter is lost, so its counts cannot be trusted.
             self._counts, counted = {}, b""
         self._counted = counted[: self._size].ljust(self._size, b"\0")
         if int.from_bytes(self._counted) & int.from_bytes(self._from_backend_bits):

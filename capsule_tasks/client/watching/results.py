@@ -1,4 +1,4 @@
-"""How the result backend says that an execution ended: for those that have no stream (any more)."""
+"""The ends of executions in the result backend, for executions without a stream."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def end_from_result(app: Any, task_id: str) -> Ended | None:
 
 
 def stored_end(app: Any, task_id: str) -> tuple[Ended | None, bool]:
-    """The same, and whether it may have been stored just now, as far as clocks agree."""
+    """The end that the backend has stored, and whether it was stored within some seconds."""
     meta = _meta_of(app, task_id)
     return end_from_meta(meta), _is_recent(meta.get("date_done"))
 
 
 def stored_ends(app: Any, task_ids: Sequence[str]) -> dict[str, Ended]:
-    """The ends of those that the backend knows to have ended: in one call, if it can."""
+    """The ends that the backend has stored, read in one call if the backend can."""
     backend = app.backend
     if len(task_ids) > 1 and backend.supports_native_join:
         with translated_faults():
-            # One look, without waiting: an interval of nothing, once.
+            # An interval of zero and one iteration: read once, without waiting.
             found = list(backend.get_many(task_ids, interval=0, max_iterations=1))
         ends = {task_id: end_from_meta(meta) for task_id, meta in found}
     else:
@@ -48,7 +48,7 @@ def stored_ends(app: Any, task_ids: Sequence[str]) -> dict[str, Ended]:
 
 
 def keeps_results(app: Any) -> bool:
-    """Whether there is a backend that could be asked."""
+    """Whether the app has a result backend."""
     return not isinstance(app.backend, DisabledBackend)
 
 
@@ -58,19 +58,19 @@ def _meta_of(app: Any, task_id: str) -> dict[str, Any]:
     with translated_faults():
         try:
             meta: dict[str, Any] = app.backend.get_task_meta(task_id, cache=False)
-        except TypeError:  # a backend of its own making, without that option
+        except TypeError:  # a backend of the app's own, without that option
             meta = app.backend.get_task_meta(task_id)
     return meta
 
 
 @contextlib.contextmanager
 def translated_faults() -> Iterator[None]:
-    """Raise what a Redis backend raises as this package's StorageError."""
+    """Translate errors of a Redis backend into StorageError."""
     try:
         yield
     except FAULTS as error:
         fault = told(error, was_sent=False)
-        raise type(fault)(f"the result backend cannot be asked: {fault}") from error
+        raise type(fault)(f"the result backend is unavailable: {fault}") from error
 
 
 def _is_recent(done: Any) -> bool:

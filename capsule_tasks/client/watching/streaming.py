@@ -1,4 +1,4 @@
-"""One execution, seen from anywhere: what it says, how it stands, and telling it something."""
+"""Watch one execution from any process, read its state, and send it commands."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from celery.result import AsyncResult
 
 from capsule_tasks.client.cancelling import (
-    Asked,
+    CancelAnswer,
     cancel_all,
-    cancel_answer,
+    cancel_answers,
     check_type,
     ended_without_stream,
 )
@@ -45,7 +45,7 @@ log = logging.getLogger("capsule_tasks.client")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How an execution stands."""
+    """The state of an execution at one moment."""
 
     execution_id: str
     state: State
@@ -58,7 +58,7 @@ class Snapshot:
 
 
 class Streaming:
-    """What an execution's id and its app are enough for."""
+    """Everything that needs only an execution's id and its app."""
 
     id: str
     app: Any
@@ -67,11 +67,11 @@ class Streaming:
     # --- watching ------------------------------------------------------------------------------
 
     async def aevents(self, after: str | None = None) -> AsyncGenerator[Event, None]:
-        """Every event after that id, each once and in order; the terminal one is the last.
+        """Every event after the id `after`, each once and in order; the last one is `Ended`.
 
-        Waits for what is still to come, also for a task that has not begun. Where events are gone
-        (trimmed, expired), a `Gap` stands for them. A task whose stream has expired, or that ran
-        on another pool, ends with what the result backend says.
+        Waits for events that are still to come, also of a task that has not started. A `Gap`
+        stands for events that were trimmed or have expired. A task whose stream has expired, or
+        that ran on another pool, ends with the outcome that the result backend has stored.
         """
         _check_id(after)
         watcher = await watch_thread.watcher(self.app)
@@ -83,24 +83,24 @@ class Streaming:
             await events.aclose()
 
     def events(self, after: str | None = None) -> Iterator[Event]:
-        """As `aevents`, for callers that block."""
+        """The blocking form of `aevents`."""
         _check_id(after)
         return watch_thread.iterate(lambda: self.aevents(after))
 
     async def aoutput(self, after: str | None = None) -> AsyncIterator[str]:
-        """The text that it writes, both streams, as it comes."""
+        """The text that the task writes to stdout and stderr, as it arrives."""
         async for event in self.aevents(after):
             if isinstance(event.message, Output):
                 yield event.message.data
 
     def output(self, after: str | None = None) -> Iterator[str]:
-        """As `aoutput`, for callers that block."""
+        """The blocking form of `aoutput`."""
         for event in self.events(after):
             if isinstance(event.message, Output):
                 yield event.message.data
 
     def tail(self, limit: int = 100) -> list[Event]:
-        """The last events that are there now; nothing is waited for."""
+        """The last events that are stored now, without waiting for more."""
         return watch_thread.call(self.atail(limit))
 
     async def atail(self, limit: int = 100) -> list[Event]:
@@ -115,7 +115,7 @@ class Streaming:
         return events
 
     async def asnapshot(self) -> Snapshot:
-        """How it stands now; of a task without a stream as far as the result backend knows."""
+        """The state now; for a task without a stream, the state in the result backend."""
         watcher = await watch_thread.watcher(self.app)
         record = await watcher.store.read_record(self.id)
         if record.state == "unknown":
@@ -137,10 +137,10 @@ class Streaming:
         return watch_thread.call(self.asnapshot())
 
     async def aget(self, timeout_s: float | None = None) -> Any:
-        """The task's value, or what it raised; as `AsyncResult.get`, and no thread waits.
+        """Return the task's value or raise its exception, as `AsyncResult.get`; no thread waits.
 
-        Where the result backend has nothing (ignored, expired, lost): None if it succeeded and its
-        result is ignored, or is None; else NoResult, which says how it ended.
+        If the result backend has no result (ignored, expired, lost): None for a task that succeeded
+        and whose result is None or ignored; otherwise NoResult, which names the outcome.
         """
         async with asyncio.timeout(timeout_s):
             async for event in self.aevents():
@@ -148,34 +148,34 @@ class Streaming:
                     return await self._value(event.message, is_from_stream=event.at > 0)
         raise InternalError(f"the events of execution {self.id!r} came to no end")
 
-    # --- telling -------------------------------------------------------------------------------
+    # --- commands ------------------------------------------------------------------------------
 
-    async def acancel(self, grace_s: float | None = None) -> Asked:
-        """Have it stopped: in order within the grace, then by force. Safe twice.
+    async def acancel(self, grace_s: float | None = None) -> CancelAnswer:
+        """Cancel the execution: in order within the grace, then by force. Safe to repeat.
 
-        Before the start the cancel waits for it, also through a restart of the worker; on a pool
-        without streams it is Celery's revoke.
+        A task that has not started is cancelled when a worker claims it, also after a restart of
+        the worker. On a pool without streams the cancel is Celery's revoke.
         """
         return (await cancel_all(self.app, [self.id], grace_s))[self.id]
 
-    def cancel(self, grace_s: float | None = None) -> Asked:
+    def cancel(self, grace_s: float | None = None) -> CancelAnswer:
         return watch_thread.call(self.acancel(grace_s))
 
-    async def ainterrupt(self) -> Asked:
-        """Raise KeyboardInterrupt in it, as Ctrl-C does; nothing happens before it begins."""
-        return await self._tell(InterruptCommand())
+    async def ainterrupt(self) -> CancelAnswer:
+        """Raise KeyboardInterrupt in the running task, as Ctrl-C does. Ignored before the start."""
+        return await self._send_command(InterruptCommand())
 
-    def interrupt(self) -> Asked:
+    def interrupt(self) -> CancelAnswer:
         return watch_thread.call(self.ainterrupt())
 
     async def arespond(
         self, text: str, *, request_id: str | None = None, eof: bool = False
     ) -> None:
-        """Answer the question it asks: the one that is open, or the one that is named.
+        """Answer the open question, or the question `request_id`.
 
-        Raises NoOpenQuestion if no question is open. Of several answers the first one counts. A
+        Raises NoOpenQuestion if no question is open. The first of several answers counts. A
         question that was answered through this object is not answered again, even if the task has
-        not taken the answer yet.
+        not read the answer yet.
         """
         check_type("text", text, str)
         answered: set[str] = self.__dict__.setdefault("_answered", set())
@@ -185,8 +185,8 @@ class Streaming:
             if request_id is None:
                 raise NoOpenQuestion(self.id)
         check_type("request_id", request_id, str)
-        asked = await self._tell(RespondCommand(text=text, request_id=request_id, eof=eof))
-        if asked != "asked":
+        answer = await self._send_command(RespondCommand(text=text, request_id=request_id, eof=eof))
+        if answer != "requested":
             raise NoOpenQuestion(self.id)
         answered.add(request_id)
 
@@ -194,7 +194,7 @@ class Streaming:
         watch_thread.call(self.arespond(text, request_id=request_id, eof=eof))
 
     async def aquestion(self) -> InputRequest | None:
-        """The question that it asks now, if it does; of several the first that is open."""
+        """The first question that is open now, or None."""
         return next(iter((await self._open_questions()).values()), None)
 
     async def _open_questions(self) -> dict[str, InputRequest]:
@@ -206,23 +206,25 @@ class Streaming:
                 case InputClosed(request_id=request_id):
                     questions.pop(request_id, None)
                 case AttemptEnded() | Ended():
-                    questions.clear()  # whoever died while asking has not closed them
+                    questions.clear()  # a child that dies does not close its questions
         return questions
 
     def question(self) -> InputRequest | None:
         return watch_thread.call(self.aquestion())
 
     async def astack(self, timeout_s: float = 10.0, *, all_frames: bool = False) -> str:
-        """The Python stacks of its process, wherever it runs.
+        """The Python stacks of the child that runs the task, on any worker.
 
-        From the first frame of the task's own code on, unless `all_frames` are wanted.
+        Each stack starts at the first frame of the task's own code, unless `all_frames` is set.
         """
         request_id = uuid.uuid4().hex
         tail = await self.atail(1)
-        asked = await self._tell(StackCommand(request_id=request_id, all_frames=all_frames))
-        if asked == "waiting" and not tail:
+        answer = await self._send_command(
+            StackCommand(request_id=request_id, all_frames=all_frames)
+        )
+        if answer == "pending" and not tail:
             raise ExecutionUnknown(self.id)
-        if asked != "asked":
+        if answer != "requested":
             raise ExecutionEnded(self.id, "")
         async with asyncio.timeout(timeout_s):
             async for event in self.aevents(tail[-1].id if tail else None):
@@ -234,14 +236,14 @@ class Streaming:
     def stack(self, timeout_s: float = 10.0, *, all_frames: bool = False) -> str:
         return watch_thread.call(self.astack(timeout_s, all_frames=all_frames))
 
-    async def _tell(self, command: Command) -> Asked:
+    async def _send_command(self, command: Command) -> CancelAnswer:
         watcher = await watch_thread.watcher(self.app)
         states = await watcher.send_command_to_all([self.id], command)
-        asked = (await cancel_answer(self.app, watcher, states))[self.id]
-        if asked == "over":
-            told = type(command).__struct_config__.tag
-            log.info("execution %s is over: %s is ignored", self.id, told)
-        return asked
+        answer = (await cancel_answers(self.app, watcher, states))[self.id]
+        if answer == "over":
+            name = type(command).__struct_config__.tag
+            log.info("execution %s has ended: command %s ignored", self.id, name)
+        return answer
 
     # --- the result backend --------------------------------------------------------------------
 
@@ -249,7 +251,7 @@ class Streaming:
         return stored_end(self.app, task_id)
 
     def _result_channel(self) -> str | None:
-        """The channel on which a Redis backend says that a result is there."""
+        """The channel on which a Redis result backend announces the result."""
         key = getattr(self.app.backend, "get_key_for_task", None)
         consumer = getattr(self.app.backend, "result_consumer", None)
         if key is None or consumer is None or not hasattr(self.app.backend, "connparams"):
@@ -258,9 +260,10 @@ class Streaming:
         return name.decode() if isinstance(name, bytes) else str(name)
 
     async def _value(self, ended: Ended, *, is_from_stream: bool) -> Any:
-        """What the backend has of one that ended so; it may be stored a moment after the stream.
+        """The result of a task that has ended.
 
-        Who heard the end elsewhere has just asked the backend: it has the result, or never will.
+        A result can be stored a moment after the last event, so the backend is asked more than
+        once. An end that came from the backend itself needs no second question.
         """
         result = AsyncResult(self.id, app=self.app)
         keeps = keeps_results(self.app)
@@ -273,7 +276,7 @@ class Streaming:
         if ended.outcome == Outcome.SUCCEEDED and (
             not is_kept or ended.result_text in ("", "None")
         ):
-            return None  # of any other value it would be wrong: not every backend is read from here
+            return None  # another value may be in a backend that this process cannot read
         raise NoResult(self.id, ended.outcome, ": ".join(filter(None, (ended.type, ended.message))))
 
 
@@ -293,7 +296,7 @@ def check_limit(limit: int) -> None:
 
 
 _LARGEST_ID = 2**53
-"""Beyond that the numbers of Redis's scripts are not exact."""
+"""Numbers in Lua scripts are exact up to here."""
 
 
 def _check_id(after: str | None) -> None:

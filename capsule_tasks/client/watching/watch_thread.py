@@ -1,4 +1,4 @@
-"""One thread of a process that watches for those who block, and watchers for those who await.
+"""The thread that watches executions for blocking callers, and the watcher of each event loop.
 
 Each process has its own: after a fork the child makes new ones.
 """
@@ -23,14 +23,14 @@ from capsule_tasks.system.service import ThreadService
 T = TypeVar("T")
 
 _Source = tuple[str, ExecutionSettings, str | None]
-"""Apps that differ in any of it, be it the prefix of their keys, share no watcher."""
+"""The Redis, settings and result backend of a watcher, which apps share if all three agree."""
 
 _AHEAD = 256
-"""Events that a blocking iterator may have read ahead of who takes them."""
+"""Events that a blocking iterator may read ahead of its consumer."""
 
 
 class _LoopThread(ThreadService):
-    """Runs a loop; in the end what runs there is cancelled, and its watchers are closed."""
+    """Runs an event loop. At its end tasks are cancelled and watchers are closed."""
 
     thread_name = "capsule-watch"
 
@@ -46,7 +46,7 @@ class _LoopThread(ThreadService):
 
 
 class WatchThread:
-    """The thread, from its first use on, and the watchers of every loop."""
+    """The thread, which starts with its first use, and the watchers of every event loop."""
 
     def __init__(self) -> None:
         self.reset()
@@ -70,14 +70,14 @@ class WatchThread:
             return self._thread.loop
 
     def stop(self) -> None:
-        """End the thread; the next use begins another."""
+        """End the thread; the next use starts another."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
             thread.stop()
 
     async def watcher(self, app: Any) -> ExecutionWatcher:
-        """The watcher of the running loop for an app's Redis; closed when the loop shuts down."""
+        """The running loop's watcher of the app's Redis, closed when the loop shuts down."""
         url = redis_url(app)
         if url is None:
             raise InvalidSetting(
@@ -99,7 +99,7 @@ class WatchThread:
         return watcher
 
     async def _close_with_loop(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
-        """Its first step registers it with the loop, which closes it at its own end."""
+        """Close the watchers of a loop. The first step registers the generator with the loop."""
         try:
             yield
         finally:
@@ -109,7 +109,7 @@ class WatchThread:
                 await watcher.close()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it on the thread's loop and wait for it; a caller that is interrupted ends it."""
+        """Run a coroutine on the thread's loop; cancel it if the caller is interrupted."""
         doing = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return doing.result()
@@ -117,7 +117,7 @@ class WatchThread:
             doing.cancel()
 
     def iterate(self, make: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
-        """What an asynchronous generator yields, one after another; leaving early ends it."""
+        """Iterate over an asynchronous generator from a thread; leaving early closes it."""
         loop = self.loop
         found: Queue[tuple[str, Any]] = Queue()
         room = _ReadAhead(loop)
@@ -152,7 +152,7 @@ class WatchThread:
 
 
 class _ReadAhead:
-    """How far a generator may be ahead of who takes from it."""
+    """Bounds how far a generator reads ahead of its consumer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

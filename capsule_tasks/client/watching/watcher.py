@@ -1,8 +1,8 @@
-"""Watching executions on one event loop: thousands of them over two connections.
+"""Watch executions on one event loop: thousands of them over two connections.
 
-What a watcher has read is its own; Redis is the truth. A doorbell wakes it, and it reads what is
-behind the last event it had. Where there is no stream, the result backend is asked: when its own
-channel rings, if it is a Redis, else now and then, ever more seldom.
+Redis is the truth. A doorbell wakes a watcher, and the watcher reads the events after the last one
+it has seen. An execution without a stream is looked up in the result backend: when the backend's
+own channel rings, if the backend is a Redis, and otherwise ever more seldom.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _MAX_POLL_S = 15.0
 _RETRY_DELAY_S = 0.5
 MAX_OUTAGE_S = 60.0
 _MAX_SEND_S = 15.0
-"""A failover takes seconds; whoever cancels waits for it, but not for as long as a watcher does."""
+"""A command waits for a failover, which takes seconds, but not as long as a watcher does."""
 _GRACE_S = 0.25
-"""A task's result is stored by its child, its last event a moment later by its worker."""
+"""The child stores the result of a task; the worker stores the last event a moment later."""
 _CLAIM_S = 0.25
 _BATCH_SIZE = 500
 _CHECK_S = 2.0
 _CHECKS_PER_S = 100
-"""No doorbell rings for a stream that is flushed, evicted, or expires after its worker has died: a
-silent one is read every two seconds, or less often where one process watches hundreds."""
+"""No doorbell rings for a stream that is flushed, evicted, or expires after its worker has died. So
+a silent stream is read every two seconds, and less often if one process watches hundreds."""
 _VANISHED_S = 3.0
-"""The task of a stream that is gone may be about to store its result."""
+"""How long a task whose stream has vanished has to store its result."""
 _RESULT_BELL_S = 1.0
-"""A result backend of its own that is away holds up no stream for longer."""
+"""How long an unavailable result backend may delay the events of a stream."""
 
 _EXPIRED = Ended(
     outcome=Outcome.LOST,
@@ -54,11 +54,11 @@ _EXPIRED = Ended(
 _OUTCOMES = frozenset(map(str, Outcome))
 
 AskBackend = Callable[[str], tuple[Ended | None, bool]]
-"""The end that the result backend knows, and whether it has known it for a moment only."""
+"""The end that the result backend has stored, and whether it was stored a moment ago."""
 
 
 class ExecutionWatcher:
-    """What one event loop watches in one Redis. Made on that loop; `close` ends it."""
+    """Watches executions of one Redis on one event loop. Made on that loop; `close` ends it."""
 
     def __init__(self, url: str, settings: ExecutionSettings, backend_url: str | None) -> None:
         self.connection = PipelinedConnection(url)
@@ -83,7 +83,7 @@ class ExecutionWatcher:
         result_channel: str | None,
         outage_s: float = MAX_OUTAGE_S,
     ) -> AsyncGenerator[Event, None]:
-        """Every event after that one, once, the terminal one last."""
+        """Every event after the id `after`, once and in order; the last one is `Ended`."""
         channel = self.store.core.keys_of(execution_id).channel
         rung = asyncio.Event()
 
@@ -99,7 +99,7 @@ class ExecutionWatcher:
             while True:
                 rung.clear()
                 page = await self._read(watch, outage_s)
-                watch.note_whether_it_is_there(page, loop.time())
+                watch.record_presence(page, loop.time())
                 for event in watch.take(page):
                     yield event
                 if watch.is_over:
@@ -111,11 +111,11 @@ class ExecutionWatcher:
                     if ended is None and page is None:
                         ended = await self._end_without_result(watch, loop.time())
                     if ended is not None:
-                        # It may have begun and ended between the two looks, or a moment ago.
+                        # The task may have started and ended since the stream was read.
                         grace_s = _GRACE_S if is_recent else 0.0
-                        if await self._moves_on(watch, page, rung, grace_s, outage_s):
+                        if await self._has_moved_on(watch, page, rung, grace_s, outage_s):
                             continue
-                        yield watch.from_elsewhere(ended)
+                        yield watch.end_without_stream(ended)
                         return
                 else:
                     result_ring.rest()
@@ -128,7 +128,7 @@ class ExecutionWatcher:
     def _wait_s(
         self, watch: StreamCursor, page: Page | None, result_ring: ResultPoller, now: float
     ) -> float:
-        """How long a bell is waited for before the stream, or the result backend, is read again."""
+        """How long to wait for a doorbell before the stream or the result backend is read again."""
         if watch.vanished_at is not None:
             left_s = watch.vanished_at + _VANISHED_S - now
             return left_s if left_s > 0 else _RETRY_DELAY_S
@@ -136,7 +136,7 @@ class ExecutionWatcher:
         check_s = max(_CHECK_S, self._watchers / _CHECKS_PER_S)
         return check_s if is_running else result_ring.wait_s or check_s
 
-    async def _moves_on(
+    async def _has_moved_on(
         self,
         watch: StreamCursor,
         page: Page | None,
@@ -144,7 +144,7 @@ class ExecutionWatcher:
         grace_s: float,
         outage_s: float,
     ) -> bool:
-        """Whether the stream is ahead of that page, now or within the grace."""
+        """Whether the stream has moved past the page, now or within the grace."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         while True:
@@ -157,10 +157,10 @@ class ExecutionWatcher:
             await wait_for_ring(rung, left_s)
 
     async def send_command_to_all(self, ids: Sequence[str], command: Command) -> dict[str, State]:
-        """Tell executions something; how each stands then.
+        """Send a command to executions; the state of each after that.
 
-        A task that began some milliseconds ago may not have been claimed yet: its worker hears
-        of the command and claims it at once. All of them are waited for together, a little.
+        A task that started some milliseconds ago may not be claimed yet. The doorbell of the
+        command has its worker claim it at once, so unclaimed executions get a short wait together.
         """
         channels = {one: self.store.core.keys_of(one).channel for one in ids}  # or InvalidId
         states = await _for_each(ids, lambda one: self._tell(one, command))
@@ -198,20 +198,21 @@ class ExecutionWatcher:
             return "ended"
 
     async def states(self, ids: Sequence[str]) -> dict[str, State]:
-        """How each of them stands, in its stream."""
+        """The state of each execution in Redis."""
         records = await _for_each(ids, self.store.read_record)
         return {one: record.state for one, record in records.items()}
 
     async def _end_without_result(self, watch: StreamCursor, now: float) -> Ended | None:
-        """The end of one that has neither a stream nor a result: results may be ignored.
+        """The end of an execution that has neither a stream nor a result, or None.
 
-        A stream that was there and is gone does not come back. Its task may still run, so its
-        result has a moment to come before the execution is called lost.
+        The task may ignore its result; then the index of recent executions may have the end. A
+        stream that has vanished does not come back, but its task may still run: the execution is
+        called lost only after the result had some time to be stored.
         """
         try:
             found = await self.store.find_recent([watch.execution_id])
         except StorageError:
-            return None  # it is looked for again
+            return None  # the caller asks again
         if (ended := end_from_index(found.get(watch.execution_id))) is not None:
             return ended
         vanished_at = watch.vanished_at
@@ -224,7 +225,7 @@ class ExecutionWatcher:
 
 
 async def _for_each(ids: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-    """What each of them is answered; a few hundred are asked at a time."""
+    """The answer for each id. Questions are asked in batches."""
     answers: dict[str, T] = {}
     for some in in_batches(ids):
         answers.update(zip(some, await asyncio.gather(*map(ask, some)), strict=True))
@@ -232,12 +233,12 @@ async def _for_each(ids: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> d
 
 
 def in_batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """So many as are asked, or told, at a time."""
+    """The ids in batches of a size for one round of questions or commands."""
     return (ids[first : first + _BATCH_SIZE] for first in range(0, len(ids), _BATCH_SIZE))
 
 
 class ResultPoller:
-    """When the result backend should be asked, and its answer."""
+    """Asks the result backend for the end of one execution, ever more seldom."""
 
     def __init__(
         self,
@@ -267,7 +268,7 @@ class ResultPoller:
                 await self._bells.listen(self._channel, self._ring)
             answer = await asyncio.to_thread(self._ask, execution_id)
         except Exception:
-            # Any backend, any error: it may be away as Redis may, and is asked again.
+            # Any backend, any error: the backend may be unavailable, and is asked again.
             self._silent_since = self._silent_since or began
             if began - self._silent_since > self._outage_s:
                 raise
@@ -277,11 +278,11 @@ class ResultPoller:
 
     @property
     def wait_s(self) -> float | None:
-        """How long to wait for its bell before looking again; None if there is no backend."""
+        """How long to wait for the backend's channel; None if there is no backend."""
         return self._wait_s if self._ask is not None else None
 
     def rest(self) -> None:
-        """It has a stream that will end: no need to ask."""
+        """Stop asking: the execution has a stream, which will end."""
         self.leave()
         self._wait_s = _MIN_POLL_S
 
@@ -295,25 +296,25 @@ class ResultPoller:
 
 
 class StreamCursor:
-    """Where one watcher is in one stream. Decides, and does no I/O."""
+    """The position of one watcher in one stream. Does no I/O."""
 
     def __init__(self, execution_id: str, after: str | None) -> None:
         self.execution_id = execution_id
         self.after = after or ""
         self.is_over = False
         self.vanished_at: float | None = None
-        """When a stream of which events were seen was first found to be gone."""
+        """When a stream that had events was first found to be missing."""
         self._attempt, self._seq = _parts(self.after)
         self._offset = 0 if not after else None
 
-    def note_whether_it_is_there(self, page: Page | None, now: float) -> None:
+    def record_presence(self, page: Page | None, now: float) -> None:
         if page is not None or not self.after:
             self.vanished_at = None
         elif self.vanished_at is None:
             self.vanished_at = now
 
     def take(self, page: Page | None) -> list[Event]:
-        """The events of a page that are new, with a gap in front of them where some are gone."""
+        """The new events of a page, with a Gap before them where events are missing."""
         events: list[Event] = []
         for event in page.events if page is not None else ():
             events += self._gap_before(event)
@@ -332,7 +333,7 @@ class StreamCursor:
         return events
 
     def _end_without_events(self, page: Page) -> list[Event]:
-        """What stands for the rest of a stream that was evicted; nothing if all was seen."""
+        """A Gap and an end for the rest of a stream that was evicted; nothing if all was seen."""
         if (self._attempt, self._seq) >= (page.attempt, page.seq):
             return []
         end = Event(f"{page.attempt}-{page.seq}", 0.0, _ended_as(page.outcome))
@@ -340,7 +341,7 @@ class StreamCursor:
         self.after = end.id
         return [*gap, end]
 
-    def from_elsewhere(self, ended: Ended) -> Event:
+    def end_without_stream(self, ended: Ended) -> Event:
         self.is_over = True
         return Event(id=f"{self._attempt}-{self._seq + 1}", at=0.0, message=ended)
 
@@ -362,19 +363,19 @@ class StreamCursor:
 
 
 def end_from_index(entry: RecentEntry | None) -> Ended | None:
-    """The end that the index of recent executions knows."""
+    """The end that the index of recent executions has, or None."""
     if entry is None or entry.state not in _OUTCOMES:
         return None
     return _ended_as(entry.state)
 
 
 def _ended_as(outcome: str) -> Ended:
-    """An end of which nothing but the outcome is known: one of a newer version counts as lost."""
+    """An end with nothing but its outcome. An outcome of a newer version counts as lost."""
     return Ended(outcome=Outcome(outcome) if outcome in _OUTCOMES else Outcome.LOST)
 
 
 def _is_newer(page: Page | None, before: Page | None) -> bool:
-    """Whether a stream has moved on between two looks at it."""
+    """Whether a stream has changed between two reads."""
     if page is None:
         return False
     return before is None or bool(page.events) or page.state != before.state
@@ -386,7 +387,7 @@ def _parts(event_id: str) -> tuple[int, int]:
 
 
 async def wait_for_ring(rung: asyncio.Event, wait_s: float | None) -> None:
-    """Wait until it rings, so long at most."""
+    """Wait until the event is set, at most `wait_s`."""
     try:
         async with asyncio.timeout(wait_s):
             await rung.wait()

@@ -90,7 +90,7 @@ def test_running_and_held_tasks_are_cancelled(app: Celery) -> None:
 
 def test_an_unknown_task_is_revoked_from_the_command_line(app: Celery) -> None:
     unknown = unique()
-    assert typed(app, "cancel", unknown).stdout == f"{unknown}: waiting\n"
+    assert typed(app, "cancel", unknown).stdout == f"{unknown}: pending\n"
     assert is_revoked(app, unknown)
 
 
@@ -141,7 +141,7 @@ def test_an_unknown_id_is_told_as_such(bare: Celery) -> None:
     assert unknown.cancel() == "pending"
     said = f"no worker has started {unknown.id}"
     done = typed(bare, "cancel", unknown.id)
-    assert done.stdout == f"{unknown.id}: waiting\n"
+    assert done.stdout == f"{unknown.id}: pending\n"
     assert said in done.stderr
     assert said in typed(bare, "tail", unknown.id, "--no-wait", status=1).stderr
 

@@ -89,7 +89,7 @@ def test_a_question_is_answered_from_the_command_line(worker: Worker, redis_url:
         run(redis_url, "respond", result.id, "Ada")
         assert watcher.wait(HANG_S) == 0
     assert result.get(timeout=HANG_S) == "heard Ada"
-    assert "does not ask" in run(redis_url, "respond", result.id, "late", status=1)
+    assert "has no open question" in run(redis_url, "respond", result.id, "late", status=1)
 
 
 def test_cancel_stack_and_ps(worker: Worker, redis_url: str) -> None:

@@ -144,14 +144,14 @@ def test_what_is_refused_changes_nothing(scene: Scene, name: str) -> None:
 
 def test_a_call_whose_place_in_the_index_may_be_gone_does_not_wait(scene: Scene) -> None:
     """A writer that was stopped for half a minute between the index and the run."""
-    from capsule_tasks.storage.runs import core
+    from capsule_tasks.storage.runs import scripts
 
     keys = RunKeys("user-42", "running", scene.prefix)
     before = scene.state()
     late_ms = int(scene.client.time()[0]) * 1000 - 31_000
     packed = msgspec.msgpack.encode([{"call": "c", "tool": "t", "agent": "a", "fingerprint": "f"}])
     claim = scene.claim
-    commit = core.run_commit.call(
+    commit = scripts.run_commit.call(
         keys,
         operation_id="op",
         ttl_ms=1000,

@@ -139,7 +139,7 @@ class HistoryCore:
         )
         reply = yield from call_script(call, self._retry)
         if reply[0] != Code.DONE:
-            raise self._refusal(reply, "append")
+            raise self.refusal(reply, "append")
 
     def pop_item(self, *, operation_id: str | None = None) -> Operation[Any]:
         """Remove and return the last readable item; None if there is none.
@@ -230,7 +230,7 @@ class HistoryCore:
             if reply[0] == Code.LOST:
                 continue
             if reply[0] != Code.DONE:
-                raise self._refusal(reply, "replace")
+                raise self.refusal(reply, "replace")
             return
         raise HistoryConflict(self.session_id, "what was staged for it was lost again and again")
 
@@ -358,7 +358,7 @@ class HistoryCore:
         )
         return call_script(call, self._retry)
 
-    def _refusal(self, reply: Reply, call: str) -> Exception:
+    def refusal(self, reply: Reply, call: str) -> Exception:
         settings = self.settings
         match reply[0]:
             case Code.CONFLICT:

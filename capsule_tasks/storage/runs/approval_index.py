@@ -17,32 +17,19 @@ from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import ApprovalKeys, CallKeys
 from capsule_tasks.storage.operations import Operation, call_script
+from capsule_tasks.storage.runs.scripts import (
+    approvals_add,
+    approvals_drop,
+    approvals_due,
+    approvals_list,
+    approvals_postpone,
+)
 from capsule_tasks.storage.runs.types import ApprovalRequest, PendingApproval
-from capsule_tasks.storage.scripts import Argument, script
+from capsule_tasks.storage.scripts import Argument
 
 IDLE_MS = 120_000
 """An entry whose run knows nothing of it is dropped after so long. A script refuses to let a call
 wait whose entry is older than 30 s, so none that is about to wait is lost."""
-
-
-@script("runs/approvals_add")
-def approvals_add(keys: CallKeys, *, ttl_ms: int, parts: Sequence[Argument]) -> None: ...
-
-
-@script("runs/approvals_drop")
-def approvals_drop(keys: CallKeys, *, member: bytes, idle_ms: int) -> None: ...
-
-
-@script("runs/approvals_list")
-def approvals_list(keys: ApprovalKeys, order: str, *, after: str, count: int) -> None: ...
-
-
-@script("runs/approvals_due")
-def approvals_due(keys: ApprovalKeys, *, count: int) -> None: ...
-
-
-@script("runs/approvals_postpone")
-def approvals_postpone(keys: ApprovalKeys, *, member: bytes, at_ms: int, min_ms: int) -> None: ...
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -13,15 +13,14 @@ from capsule_tasks.errors import (
     DecisionExpired,
     InvalidSetting,
     MayNotDecide,
-    RunEnded,
     RunNotFound,
     StorageError,
     UnknownCall,
 )
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage.keys import RunKeys, escaped
-from capsule_tasks.storage.operations import Operation, Reply, call_script, named, refused
+from capsule_tasks.storage.keys import escaped
+from capsule_tasks.storage.operations import Operation, Reply, call_script, named
 from capsule_tasks.storage.runs.approval_index import IDLE_MS, Entry
 from capsule_tasks.storage.runs.checks import (
     check_count,
@@ -31,17 +30,18 @@ from capsule_tasks.storage.runs.checks import (
     check_text,
 )
 from capsule_tasks.storage.runs.core import RunCore, pack, unpack
+from capsule_tasks.storage.runs.replies import refusal, status_of
+from capsule_tasks.storage.runs.scripts import run_decide, run_expire
 from capsule_tasks.storage.runs.types import (
     Expired,
     PendingApproval,
     PendingApprovalPage,
     Resolved,
     RunRecord,
-    Status,
     StoredDecision,
     Sweep,
 )
-from capsule_tasks.storage.scripts import Code, script
+from capsule_tasks.storage.scripts import Code
 
 PAGE = 100
 CHECK_AGAIN_S = 1.0
@@ -50,32 +50,6 @@ CHECK_AGAIN_UNLIMITED_S = 3600.0
 """The same for one that waits without a limit: another call of its id had one, and was refused."""
 
 _decision = msgspec.msgpack.Decoder(StoredDecision).decode
-
-
-@script("runs/decide")
-def run_decide(
-    keys: RunKeys,
-    *,
-    operation_id: str,
-    ttl_ms: int,
-    run_id: str,
-    call: str,
-    decision: bytes,
-    always: int,
-    roles: bytes,
-    channel: str,
-) -> None: ...
-
-
-@script("runs/expire")
-def run_expire(
-    keys: RunKeys,
-    *,
-    operation_id: str,
-    ttl_ms: int,
-    run_id: str,
-    channel: str,
-) -> None: ...
 
 
 class ApprovalCore:
@@ -198,12 +172,10 @@ class ApprovalCore:
             channel=self._index.channel,
         )
         reply = yield from call_script(call, self._settings.retry)
-        if reply[0] == Code.MISSING:
-            raise RunNotFound(run_id)
         if reply[0] != Code.DONE:
-            raise refused(reply, "expire")
+            raise refusal(run_id, reply)
         calls = tuple(call_id.decode() for call_id in reply[4:])
-        return Expired(run_id, calls, _status(reply[2]), reply[1] == 1, int(reply[3]))
+        return Expired(run_id, calls, status_of(reply[2]), reply[1] == 1, int(reply[3]))
 
     def reindex(self, run_id: str) -> Operation[int]:
         """Put all that a run waits for into the index again; how many calls that are."""
@@ -253,7 +225,7 @@ class ApprovalCore:
         # The decision stands; an entry that stays is found out by the next who lists.
         with contextlib.suppress(StorageError):
             yield from self._index.drop(entry, idle_ms=0)
-        return Resolved(run_id, call_id, _status(reply[2]), reply[1] == 1, int(reply[5]))
+        return Resolved(run_id, call_id, status_of(reply[2]), reply[1] == 1, int(reply[5]))
 
     def _verified(
         self, entry: Entry, known: dict[str, RunRecord | None]
@@ -275,10 +247,6 @@ class ApprovalCore:
 
 def _refusal(run_id: str, call_id: str, who: tuple[str, ...], reply: Reply) -> Exception:
     match reply[0]:
-        case Code.MISSING:
-            return RunNotFound(run_id)
-        case Code.ENDED:
-            return RunEnded(run_id, reply[1].decode())
         case Code.UNKNOWN:
             return UnknownCall(call_id, f"run {run_id!r:.100} has not asked for it")
         case Code.STARTED:
@@ -289,8 +257,4 @@ def _refusal(run_id: str, call_id: str, who: tuple[str, ...], reply: Reply) -> E
             return DecisionExpired(call_id, _decision(reply[1]), reply[2] == 1, int(reply[3]))
         case Code.DENIED:
             return MayNotDecide(call_id, who, tuple(unpack(reply[1])))
-    return refused(reply, f"a decision about call {call_id!r:.100}")
-
-
-def _status(value: bytes) -> Status:
-    return value.decode()  # type: ignore[return-value]  # the scripts write no other
+    return refusal(run_id, reply)

@@ -1,19 +1,20 @@
-"""Every operation on stored runs, once for all faces, as generators without I/O.
+"""Every operation on stored runs, as generators without I/O; the facades run them.
 
-A run's record and ledger are the truth; the index of what waits is derived. It is written first and
-may hold too much, never too little: whoever lists checks each entry against its run.
+A run's record and ledger are authoritative. The index of approvals is derived: it is written first,
+so it may hold too much, never too little, and a reader checks each entry against its run.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import msgspec
 
 from capsule_tasks.errors import (
-    HistoryFull,
     InvalidSetting,
     LeaseLost,
     LeaseMissing,
@@ -28,9 +29,9 @@ from capsule_tasks.storage.codec import Item, JsonCodec
 from capsule_tasks.storage.connections.targets import Location
 from capsule_tasks.storage.history.core import HistoryCore
 from capsule_tasks.storage.history.history import History, SyncHistory
-from capsule_tasks.storage.keys import RunKeys, escaped
+from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.leases import lease_left_s
-from capsule_tasks.storage.operations import Operation, call_script, named, refused
+from capsule_tasks.storage.operations import Operation, Reply, call_script, named, refused
 from capsule_tasks.storage.runs import approval_index
 from capsule_tasks.storage.runs.approval_index import Entry, Index
 from capsule_tasks.storage.runs.checks import (
@@ -53,7 +54,18 @@ from capsule_tasks.storage.runs.replies import (
     status_of,
     text_of,
 )
+from capsule_tasks.storage.runs.scripts import (
+    run_cancel,
+    run_claim,
+    run_commit,
+    run_create,
+    run_finish_calls,
+    run_read,
+    run_release,
+    run_start_calls,
+)
 from capsule_tasks.storage.runs.types import (
+    ENDED,
     ApprovalRequest,
     CallStarts,
     Cancelled,
@@ -65,7 +77,7 @@ from capsule_tasks.storage.runs.types import (
     pending_approval,
     time_of,
 )
-from capsule_tasks.storage.scripts import Argument, Code, script
+from capsule_tasks.storage.scripts import Argument, Call, Code
 
 INDEX_ATTEMPTS = 5
 
@@ -73,93 +85,15 @@ pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
 
 
-@script("runs/create")
-def run_create(
-    keys: RunKeys,
-    *,
-    operation_id: str,
-    ttl_ms: int,
-    run_id: str,
-    schema: str,
-    agent: str,
-    snapshot: bytes,
-    requests: bytes,
-    indexed_ms: int,
-    channel: str,
-) -> None: ...
-
-
-@script("runs/claim")
-def run_claim(
-    keys: RunKeys, *, operation_id: str, ttl_ms: int, incarnation: str, steal: int, readable: bytes
-) -> None: ...
-
-
-@script("runs/commit")
-def run_commit(
-    keys: RunKeys,
-    *,
-    operation_id: str,
-    ttl_ms: int,
-    run_id: str,
-    token: int,
-    revision: int,
-    turn: int,
-    status: str,
-    schema: str,
-    agent: str,
-    snapshot: bytes,
-    requests: bytes,
-    indexed_ms: int,
-    channel: str,
-    history_ttl_ms: int,
-    max_items: int,
-    max_bytes: int,
-    records: Sequence[bytes],
-) -> None: ...
-
-
-@script("runs/cancel")
-def run_cancel(keys: RunKeys, *, operation_id: str, ttl_ms: int, by: str) -> None: ...
-
-
-@script("runs/release")
-def run_release(keys: RunKeys, *, operation_id: str, ttl_ms: int, token: int) -> None: ...
-
-
-@script("runs/read")
-def run_read(keys: RunKeys, *, with_snapshot: int) -> None: ...
-
-
-@script("runs/start_calls")
-def run_start_calls(
-    keys: RunKeys,
-    *,
-    operation_id: str,
-    ttl_ms: int,
-    token: int,
-    calls: bytes,
-) -> None: ...
-
-
-@script("runs/finish_calls")
-def run_finish_calls(
-    keys: RunKeys,
-    *,
-    operation_id: str,
-    token: int,
-    parts: Sequence[Argument],
-) -> None: ...
-
-
 class RunCore:
-    """Runs of one Redis. What they promise is said here for every face.
+    """Runs in one Redis; the docstrings hold for both facades.
 
-    Each change takes an `operation`, as a history's do: repeated under one id it is done once.
+    Each change takes an `operation_id`, as those of a history do: repeated under it, the change is
+    done once.
     """
 
     def __init__(self, settings: RunSettings, location: Location) -> None:
-        """`location` is that of the Redis to which the operations go."""
+        """`location` is the Redis to which the operations go."""
         self.settings = settings
         self._location = location
         self.index = Index(settings)
@@ -180,31 +114,25 @@ class RunCore:
     ) -> Operation[Status]:
         """Store a new run: queued, or parked if it comes with calls that wait.
 
-        Raises RunExists for an id that is taken, without touching what is there.
+        Raises RunExists for an id that is taken, and leaves the run with that id as it is.
         """
         self._check_snapshot(snapshot)
         check_text("schema", schema)
         check_text("agent", agent)
         check_requests(approval_requests)
         keys = yield from self.locations.take(run_id, session_id)
-        name = named("run_create", operation_id)
-        for _ in range(INDEX_ATTEMPTS):
-            indexed_ms = yield from self.index.add(run_id, session_id, approval_requests)
-            call = run_create.call(
-                keys,
-                operation_id=name,
-                ttl_ms=self._ttl_ms,
-                run_id=run_id,
-                schema=schema,
-                agent=agent,
-                snapshot=snapshot,
-                requests=_packed_requests(approval_requests),
-                indexed_ms=indexed_ms,
-                channel=self.index.channel,
-            )
-            reply = yield from call_script(call, self.settings.retry)
-            if reply[0] != Code.LATE:
-                break
+        call = partial(
+            run_create.call,
+            keys,
+            operation_id=named("run_create", operation_id),
+            ttl_ms=self._ttl_ms,
+            run_id=run_id,
+            schema=schema,
+            agent=agent,
+            snapshot=snapshot,
+            channel=self.index.channel,
+        )
+        reply = yield from self._park(run_id, session_id, approval_requests, call)
         if reply[0] == Code.CONFLICT:
             raise RunExists(run_id, reply[1].decode())
         if reply[0] != Code.DONE:
@@ -219,12 +147,12 @@ class RunCore:
         readable: Sequence[str] = (),
         operation_id: str | None = None,
     ) -> Operation[Claim]:
-        """Take a run that is queued, or whose owner's lease has lapsed; exactly one owner gets it.
+        """Claim a run that is queued, or whose owner's lease has lapsed; exactly one owner gets it.
 
-        `readable` are the schema versions that the caller reads (none: all). A run of another one
-        is left as it is, and UnreadableSchema says what is readable. Raises RunClaimed, RunParked,
-        RunEnded; and LeaseMissing or LeaseLost for a claimer without a lease on this Redis, as any
-        other worker could take the run from it at once.
+        `readable` are the schema versions that the caller reads; none stands for all. Raises
+        UnreadableSchema for a run of another version, which stays as it is, RunClaimed, RunParked
+        or RunEnded; and LeaseMissing or LeaseLost if the claimer has no lease on this Redis: any
+        other worker could take the run over at once.
         """
         escaped("incarnation", incarnation)
         check_names("readable", readable)
@@ -232,7 +160,7 @@ class RunCore:
         left_s = yield from self._lease_left_s(incarnation)
         if not left_s:
             raise LeaseMissing(incarnation) if left_s is None else LeaseLost(incarnation)
-        # One name for all attempts: whoever repeats the call means the one that was granted.
+        # One id for all attempts: a repeat of the call means the attempt that was granted.
         name, steal = named("run_claim", operation_id), 0
         while True:
             call = run_claim.call(
@@ -267,11 +195,11 @@ class RunCore:
         history: History | SyncHistory | None = None,
         operation_id: str | None = None,
     ) -> Operation[Committed]:
-        """Store a turn: these items at the end of the session's history and this snapshot.
+        """Commit a turn: append items to the session's history and store the snapshot, or neither.
 
-        Both or neither, and the same turn twice is once. `approval_requests` are all calls that
-        wait now. `history` is the session's own: its codec, limits and time to live hold for the
-        items, else the defaults do. Raises RunClaimLost for an owner whose claim is over.
+        A turn that is committed twice is stored once. `approval_requests` are all calls that wait
+        now. `history` is the session's own: its codec, limits and time to live hold for the items,
+        else the defaults do. Raises RunClaimLost for an owner whose claim is over.
         """
         check_claim(claim)
         self._check_commit(snapshot, turn, status, approval_requests)
@@ -282,56 +210,38 @@ class RunCore:
         check_text("schema", schema)
         check_text("agent", agent)
         keys = self.locations.keys(claim.session_id, claim.run_id)
-        name = named("run_commit", operation_id)
-        is_end = status in ("completed", "failed", "cancelled")
-        ttl_ms = self._ended_ms if is_end else self._ttl_ms
-        for _ in range(INDEX_ATTEMPTS):
-            indexed_ms = yield from self.index.add(
-                claim.run_id, claim.session_id, approval_requests
-            )
-            call = run_commit.call(
-                keys,
-                operation_id=name,
-                ttl_ms=ttl_ms,
-                run_id=claim.run_id,
-                token=claim.token,
-                revision=claim.revision,
-                turn=turn,
-                status=status,
-                schema=schema,
-                agent=agent,
-                snapshot=snapshot,
-                requests=_packed_requests(approval_requests),
-                indexed_ms=indexed_ms,
-                channel=self.index.channel,
-                history_ttl_ms=max(1, int(limits.ttl_s * 1000)),
-                max_items=limits.max_items,
-                max_bytes=limits.max_bytes,
-                records=records,
-            )
-            reply = yield from call_script(call, self.settings.retry)
-            if reply[0] != Code.LATE:
-                break
+        is_end = status in ENDED
+        call = partial(
+            run_commit.call,
+            keys,
+            operation_id=named("run_commit", operation_id),
+            ttl_ms=self._ended_ms if is_end else self._ttl_ms,
+            run_id=claim.run_id,
+            token=claim.token,
+            revision=claim.revision,
+            turn=turn,
+            status=status,
+            schema=schema,
+            agent=agent,
+            snapshot=snapshot,
+            channel=self.index.channel,
+            history_ttl_ms=max(1, int(limits.ttl_s * 1000)),
+            max_items=limits.max_items,
+            max_bytes=limits.max_bytes,
+            records=records,
+        )
+        reply = yield from self._park(claim.run_id, claim.session_id, approval_requests, call)
         if reply[0] == Code.FULL:
-            raise HistoryFull(
-                claim.session_id,
-                int(reply[1]),
-                int(reply[2]),
-                max_items=limits.max_items,
-                max_bytes=limits.max_bytes,
-            )
+            raise core.refusal(reply, "commit")
         if reply[0] != Code.DONE:
             raise refusal(claim.run_id, reply)
-        after = Claim(
-            run_id=claim.run_id,
-            session_id=claim.session_id,
-            token=claim.token,
+        after = replace(
+            claim,
             revision=int(reply[1]),
             turn=turn,
             schema=schema,
             agent=agent,
             snapshot=snapshot,
-            decisions=claim.decisions,
             cancelled_by=text_of(reply[3]),
             updated_us=int(reply[4]),
         )
@@ -347,17 +257,15 @@ class RunCore:
             ttl_ms=self._ttl_ms,
             token=claim.token,
         )
-        reply = yield from call_script(call, self.settings.retry)
-        if reply[0] != Code.DONE:
-            raise refusal(claim.run_id, reply)
+        reply = yield from self._done(claim.run_id, call)
         return status_of(reply[1])
 
     def cancel(
         self, run_id: str, *, by: str = "somebody", operation_id: str | None = None
     ) -> Operation[Cancelled]:
-        """End a run: at once if nobody holds it, else by its owner's next commit.
+        """Cancel a run: now if it has no owner, else by its owner's next commit.
 
-        Cancelling twice is cancelling once; raises RunEnded for a run that is over.
+        Raises RunEnded for a run that has ended; a second cancel changes nothing.
         """
         check_string("by", by)
         session_id, keys = yield from self.locations.find(run_id)
@@ -367,10 +275,8 @@ class RunCore:
             ttl_ms=self._ttl_ms,
             by=sendable(by or "") or "somebody",
         )
-        reply = yield from call_script(cancel, self.settings.retry)
-        if reply[0] != Code.DONE:
-            raise refusal(run_id, reply)
-        # The run is over; what stays in the index is found out by the next who lists.
+        reply = yield from self._done(run_id, cancel)
+        # The run has ended: entries that stay in the index are dropped by the next reader.
         with contextlib.suppress(StorageError):
             for call, agent, tool in unpack(reply[4]):
                 entry = Entry(run_id, call, agent, tool, session_id)
@@ -381,9 +287,7 @@ class RunCore:
         """The run as it is stored now."""
         session_id, keys = yield from self.locations.find(run_id)
         call = run_read.call(keys, with_snapshot=int(with_snapshot))
-        reply = yield from call_script(call, self.settings.retry)
-        if reply[0] != Code.DONE:
-            raise refusal(run_id, reply)
+        reply = yield from self._done(run_id, call)
         return RunRecord(
             run_id=run_id,
             session_id=session_id,
@@ -404,10 +308,11 @@ class RunCore:
     def start_calls(
         self, claim: Claim, calls: Sequence[PlannedCall], *, operation_id: str | None = None
     ) -> Operation[CallStarts]:
-        """Say that tool calls are about to be made, and hear which of them may be.
+        """Record that tool calls start, and return which of them may.
 
-        A call that was made has its output; one that was started and not finished is `uncertain`
-        unless it says `retry`. If one is refused (CallChanged, CallNotApproved), none is started.
+        A call that was made before has its output; a call that was started and did not finish is
+        `uncertain`, unless it has `retry`. If one call is refused (CallChanged, CallNotApproved),
+        none is started.
         """
         check_claim(claim)
         keys = self.locations.keys(claim.session_id, claim.run_id)
@@ -420,19 +325,17 @@ class RunCore:
             token=claim.token,
             calls=packed,
         )
-        reply = yield from call_script(start, self.settings.retry)
-        if reply[0] != Code.DONE:
-            raise refusal(claim.run_id, reply)
+        reply = yield from self._done(claim.run_id, start)
         pairs = zip(calls, reply[2:], strict=True)
         return CallStarts([call_start_of(call, each) for call, each in pairs], text_of(reply[1]))
 
     def finish_calls(
         self, claim: Claim, outputs: Mapping[str, bytes], *, operation_id: str | None = None
     ) -> Operation[None]:
-        """Say what tool calls gave.
+        """Record outputs of tool calls.
 
-        Whoever started a call may, also after losing the run; and the run's present owner, who has
-        found out what became of a call that it inherited.
+        The owner that started a call may do so, also after losing the run. So may the run's present
+        owner, which has found out what became of a call that an owner before it started.
         """
         check_claim(claim)
         keys = self.locations.keys(claim.session_id, claim.run_id)
@@ -449,9 +352,35 @@ class RunCore:
             token=claim.token,
             parts=parts,
         )
-        reply = yield from call_script(finish, self.settings.retry)
+        yield from self._done(claim.run_id, finish)
+
+    def _done(self, run_id: str, call: Call) -> Operation[Reply]:
+        """The reply of a script that was done; raises for one that was refused."""
+        reply = yield from call_script(call, self.settings.retry)
         if reply[0] != Code.DONE:
-            raise refusal(claim.run_id, reply)
+            raise refusal(run_id, reply)
+        return reply
+
+    def _park(
+        self,
+        run_id: str,
+        session_id: str,
+        requests: Sequence[ApprovalRequest],
+        call: Callable[..., Call],
+    ) -> Operation[Reply]:
+        """The reply of a script that lets calls wait, after putting them into the index.
+
+        The script refuses calls that were indexed too long ago: a reader may have dropped the
+        entries of calls that its run did not know yet.
+        """
+        packed = pack([approval_index.packed(request) for request in requests])
+        for _ in range(INDEX_ATTEMPTS):
+            indexed_ms = yield from self.index.add(run_id, session_id, requests)
+            parked = call(requests=packed, indexed_ms=indexed_ms)
+            reply = yield from call_script(parked, self.settings.retry)
+            if reply[0] != Code.LATE:
+                break
+        return reply
 
     def _lease_left_s(self, incarnation: str) -> Operation[float | None]:
         return lease_left_s(incarnation, self.settings.prefix, self.settings.retry)
@@ -498,7 +427,3 @@ class RunCore:
             raise InvalidSetting(
                 "approval_requests", approval_requests, "what an interrupted run waits for"
             )
-
-
-def _packed_requests(requests: Sequence[ApprovalRequest]) -> bytes:
-    return pack([approval_index.packed(request) for request in requests])

@@ -9,19 +9,12 @@ from capsule_tasks.errors import RunExists, RunNotFound
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import RunKeys, escaped, run_location
 from capsule_tasks.storage.operations import Operation, call_script
-from capsule_tasks.storage.scripts import Code, script
+from capsule_tasks.storage.runs.scripts import run_find, run_locate
+from capsule_tasks.storage.scripts import Code
 
 KNOWN_S = 86_400.0
 """How long it is kept in mind where a run lives; asking again renews what Redis knows of it."""
 MAX_KNOWN = 10_000
-
-
-@script("runs/locate")
-def run_locate(location: str, *, session: str, ttl_ms: int) -> None: ...
-
-
-@script("runs/find")
-def run_find(location: str, *, ttl_ms: int) -> None: ...
 
 
 class RunLocations:

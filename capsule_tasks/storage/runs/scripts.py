@@ -1,0 +1,141 @@
+"""The scripts of runs and of the index of approvals, as they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from capsule_tasks.storage.keys import ApprovalKeys, CallKeys, RunKeys
+from capsule_tasks.storage.scripts import Argument, script
+
+
+@script("runs/create")
+def run_create(
+    keys: RunKeys,
+    *,
+    operation_id: str,
+    ttl_ms: int,
+    run_id: str,
+    schema: str,
+    agent: str,
+    snapshot: bytes,
+    requests: bytes,
+    indexed_ms: int,
+    channel: str,
+) -> None: ...
+
+
+@script("runs/claim")
+def run_claim(
+    keys: RunKeys, *, operation_id: str, ttl_ms: int, incarnation: str, steal: int, readable: bytes
+) -> None: ...
+
+
+@script("runs/commit")
+def run_commit(
+    keys: RunKeys,
+    *,
+    operation_id: str,
+    ttl_ms: int,
+    run_id: str,
+    token: int,
+    revision: int,
+    turn: int,
+    status: str,
+    schema: str,
+    agent: str,
+    snapshot: bytes,
+    requests: bytes,
+    indexed_ms: int,
+    channel: str,
+    history_ttl_ms: int,
+    max_items: int,
+    max_bytes: int,
+    records: Sequence[bytes],
+) -> None: ...
+
+
+@script("runs/cancel")
+def run_cancel(keys: RunKeys, *, operation_id: str, ttl_ms: int, by: str) -> None: ...
+
+
+@script("runs/release")
+def run_release(keys: RunKeys, *, operation_id: str, ttl_ms: int, token: int) -> None: ...
+
+
+@script("runs/read")
+def run_read(keys: RunKeys, *, with_snapshot: int) -> None: ...
+
+
+@script("runs/start_calls")
+def run_start_calls(
+    keys: RunKeys,
+    *,
+    operation_id: str,
+    ttl_ms: int,
+    token: int,
+    calls: bytes,
+) -> None: ...
+
+
+@script("runs/finish_calls")
+def run_finish_calls(
+    keys: RunKeys,
+    *,
+    operation_id: str,
+    token: int,
+    parts: Sequence[Argument],
+) -> None: ...
+
+
+@script("runs/decide")
+def run_decide(
+    keys: RunKeys,
+    *,
+    operation_id: str,
+    ttl_ms: int,
+    run_id: str,
+    call: str,
+    decision: bytes,
+    always: int,
+    roles: bytes,
+    channel: str,
+) -> None: ...
+
+
+@script("runs/expire")
+def run_expire(
+    keys: RunKeys,
+    *,
+    operation_id: str,
+    ttl_ms: int,
+    run_id: str,
+    channel: str,
+) -> None: ...
+
+
+@script("runs/approvals_add")
+def approvals_add(keys: CallKeys, *, ttl_ms: int, parts: Sequence[Argument]) -> None: ...
+
+
+@script("runs/approvals_drop")
+def approvals_drop(keys: CallKeys, *, member: bytes, idle_ms: int) -> None: ...
+
+
+@script("runs/approvals_list")
+def approvals_list(keys: ApprovalKeys, order: str, *, after: str, count: int) -> None: ...
+
+
+@script("runs/approvals_due")
+def approvals_due(keys: ApprovalKeys, *, count: int) -> None: ...
+
+
+@script("runs/approvals_postpone")
+def approvals_postpone(keys: ApprovalKeys, *, member: bytes, at_ms: int, min_ms: int) -> None: ...
+
+
+@script("runs/locate")
+def run_locate(location: str, *, session: str, ttl_ms: int) -> None: ...
+
+
+@script("runs/find")
+def run_find(location: str, *, ttl_ms: int) -> None: ...

@@ -73,11 +73,11 @@ def test_output_comes_while_the_code_still_runs(terminal: Terminal) -> None:
 
 
 def test_a_line_that_has_not_ended_is_shown_and_goes_on(terminal: Terminal) -> None:
-    terminal.type("print('ab', end='', flush=True); _ = input(); print('cd')\r")
-    terminal.shows("ab")
+    terminal.type("print('ab', end='', flush=True); _ = input(' c' + 'd? '); print('ef')\r")
+    terminal.shows(r"ab cd\?")
     terminal.type("x\r")
-    terminal.shows("abx")
-    assert terminal.run("print('ef', end='')") == ["ef"]
+    terminal.shows(r"ab cd\? x")
+    assert terminal.run("print('gh', end='')") == ["gh"]
 
 
 def test_a_progress_bar_writes_over_its_line(terminal: Terminal) -> None:

@@ -36,7 +36,7 @@ class Console:
         self._session.add_health_listener(self._on_health)
         self._interrupt: Callable[[], object] = lambda: None  # what Ctrl-C does now
         self._is_idle = True
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     def main(self) -> int:
         """Serve the person to the end; the exit status."""
@@ -83,7 +83,9 @@ class Console:
                     block = await self._interruptible(asyncio.create_task(self._read_block()))
                     if block.strip():
                         self._is_idle = False
-                        is_well = await self._do(block)
+                        work = self._obey(block) if block.startswith(":") else self._execute(block)
+                        attempt = asyncio.create_task(self._attempt(work))
+                        is_well = await self._interruptible(attempt)
                 except asyncio.CancelledError:
                     if not self._frontend.is_interactive:
                         raise
@@ -122,20 +124,10 @@ class Console:
 
     # --- code and commands ---------------------------------------------------------------------
 
-    async def _do(self, block: str) -> bool:
-        """Run a block or obey a command; whether it went well."""
+    async def _attempt(self, work: Coroutine[object, object, bool]) -> bool:
+        """Whether `work` went well; an error is shown."""
         try:
-            if block.startswith(":"):
-                await self._interruptible(asyncio.create_task(self._obey(block)))
-                return True
-            execution = Foreground(self._session, self._frontend)
-            running = execution.start(block)
-            self._interrupt = execution.cancel
-            try:
-                return await running
-            except asyncio.CancelledError:
-                self._frontend.error("cancelled before it began")
-                return False
+            return await work
         except BrokenPipeError:
             raise  # no reader is left
         except (CapsuleError, OSError, ValueError) as error:
@@ -144,9 +136,20 @@ class Console:
                 self._frontend.note(":restart starts a new child")
             return False
 
-    async def _obey(self, line: str) -> None:
+    async def _execute(self, source: str) -> bool:
+        execution = Foreground(self._session, self._frontend)
+        running = execution.start(source)
+        self._interrupt = execution.cancel
+        try:
+            return await running
+        except asyncio.CancelledError:
+            self._frontend.error("cancelled before it started")
+            return False
+
+    async def _obey(self, line: str) -> bool:
         _, call = parse(self._session, line)
         self._frontend.answer(await call())
+        return True
 
     def _on_command(self, line: str) -> bool:
         """Obey a command that was typed while code runs; False for a line that has to wait."""
@@ -154,18 +157,12 @@ class Console:
             try:
                 works_now = parse(self._session, line)[0].works_while_running
             except CapsuleError:
-                works_now = True  # `_obey_now` says why it does not
+                works_now = True  # to be told so
             if works_now:
-                self._spawn(self._obey_now(line))
+                self._spawn(self._attempt(self._obey(line)))
                 return True
         self._frontend.note(f"waits for the running code, which Ctrl-C stops: {line}")
         return False
-
-    async def _obey_now(self, line: str) -> None:
-        try:
-            await self._obey(line)
-        except (CapsuleError, OSError) as error:
-            self._frontend.error(_in_full(error))
 
     # --- messages of no execution --------------------------------------------------------------
 
@@ -185,7 +182,7 @@ class Console:
             while True:
                 show(self._frontend, await self._session.receive_message())
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

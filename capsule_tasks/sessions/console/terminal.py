@@ -105,7 +105,7 @@ class Terminal(Frontend):
 
     async def _edit(self) -> None:
         try:
-            await self._prompt.prompt_async(handle_sigint=False)
+            await self._prompt.prompt_async(set_exception_handler=False, handle_sigint=False)
         except EOFError:  # the terminal has gone away
             pass
         finally:

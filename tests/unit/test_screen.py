@@ -29,7 +29,7 @@ def tty(monkeypatch: pytest.MonkeyPatch) -> Tty:
 
 
 def entry(**fields: str) -> RecentEntry:
-    return RecentEntry("id-1", 12.0, "succeeded", began_at=10.5, **fields)
+    return RecentEntry("id-1", 12.0, "succeeded", started_at=10.5, **fields)
 
 
 def test_a_table_in_a_pipe_is_plain_and_whole(

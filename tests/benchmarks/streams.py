@@ -36,6 +36,7 @@ from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.executions.types import RecentEntry
 from capsule_tasks.storage.runs.store import Lease
 from capsule_tasks.testing.servers import PrivateServer
+from tests.attempts import append, claim
 from tests.benchmarks._measure import Bar, p50_ms, p99_ms, report, use_plain_interpreters
 from tests.benchmarks._worker import (
     CAPSULE,
@@ -115,11 +116,16 @@ async def store_rate(url: str, name: str) -> float:
 
     async def one(number: int) -> None:
         execution_id = f"{name}-{number}"
-        claimed = await store.claim(execution_id, owner="w", claim="c")
+        claimed = await claim(store, execution_id, owner="w", claim="c")
         seq = claimed.seq
         for _ in range(_BATCHES):
-            seq = await store.append(
-                execution_id, claimed.attempt, seq + 1, [event] * _BATCH, has_stream_content=True
+            seq = await append(
+                store,
+                execution_id,
+                claimed.attempt,
+                seq + 1,
+                [event] * _BATCH,
+                has_stream_content=True,
             )
 
     begun = time.perf_counter()
@@ -167,11 +173,11 @@ async def quiet_bytes(url: str) -> float:
     await lease.acquire()
 
     async def one(execution_id: str) -> tuple[int, RecentEntry]:
-        claimed = await store.claim(
-            execution_id, owner=owner, claim="0123456789ab", task=task, worker=worker
+        claimed = await claim(
+            store, execution_id, owner=owner, claim="0123456789ab", task=task, worker=worker
         )
         events = [encode_event(Accepted(pid=12345))]
-        await store.append(execution_id, claimed.attempt, 2, events)
+        await append(store, execution_id, claimed.attempt, 2, events)
         begun_at = claimed.attempt / 1000
         return claimed.attempt, RecentEntry(execution_id, 0.0, "running", task, worker, begun_at)
 
@@ -193,7 +199,7 @@ async def speak(url: str, watcher: subprocess.Popen[str]) -> None:
     for first in range(0, _WATCHED, 500):
         ids = range(first, first + 500)
         found = await asyncio.gather(
-            *(store.claim(f"watched-{n}", owner="w", claim="c") for n in ids)
+            *(claim(store, f"watched-{n}", owner="w", claim="c") for n in ids)
         )
         claimed.update(zip(ids, found, strict=True))
     assert watcher.stdout is not None
@@ -204,8 +210,8 @@ async def speak(url: str, watcher: subprocess.Popen[str]) -> None:
         await asyncio.sleep(max(0.0, begun + number / _EVENTS_PER_S - time.perf_counter()))
         place = number * 7919 % _WATCHED
         event = encode_event(Output(stream="stdout", data=f"{time.time():.6f}"))
-        claim = claimed[place]
-        await store.append(f"watched-{place}", claim.attempt, 2, [event], has_stream_content=True)
+        attempt = claimed[place].attempt
+        await append(store, f"watched-{place}", attempt, 2, [event], has_stream_content=True)
     await store.store.close()  # type: ignore[attr-defined]
 
 

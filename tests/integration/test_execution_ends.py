@@ -16,6 +16,7 @@ from capsule_tasks.client import Event, Execution
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import NoOpenQuestion, NoResult
 from capsule_tasks.protocol.events import Ended, Outcome, encode_event
+from tests.attempts import append, claim
 from tests.sessions import HANG_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # which Celery makes
@@ -34,9 +35,9 @@ async def ended(app: Celery, outcome: Outcome, **said: Any) -> Execution:
     """An execution whose stream has come to this end."""
     execution = Execution(uuid4().hex, app=app)
     store = (await watch_thread.watcher(app)).store
-    claimed = await store.claim(execution.id, owner="w", claim="c")
+    claimed = await claim(store, execution.id, owner="w", claim="c")
     end = [encode_event(Ended(outcome=outcome, **said))]
-    await store.append(execution.id, claimed.attempt, 2, end, state="ended", outcome=outcome)
+    await append(store, execution.id, claimed.attempt, 2, end, state="ended", outcome=outcome)
     return execution
 
 
@@ -97,7 +98,7 @@ class Vanishing(Execution):
 
 async def test_a_stream_that_is_gone_is_an_error_that_says_so(app: Celery) -> None:
     execution = Vanishing(uuid4().hex, app=app)
-    await (await watch_thread.watcher(app)).store.claim(execution.id, owner="w", claim="c")
+    await claim((await watch_thread.watcher(app)).store, execution.id, owner="w", claim="c")
     with pytest.raises(NoResult, match="StreamExpired") as raised:
         await got(execution)
     assert raised.value.execution_id == execution.id

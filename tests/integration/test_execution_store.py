@@ -42,6 +42,7 @@ from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.executions.types import Event, Page, RecentEntry
 from capsule_tasks.storage.runs.store import Lease
 from capsule_tasks.testing.servers import PrivateServer, free_port
+from tests.attempts import append, claim
 from tests.cutting_proxy import CuttingProxy
 from tests.servers import fresh_prefix
 
@@ -72,44 +73,44 @@ async def events_of(tower: ExecutionWatcher, name: str, after: str | None = None
 
 async def spoken(store: ExecutionStore, name: str, texts: list[str]) -> int:
     """An execution that says this, one append each, and ends."""
-    claimed = await store.claim(name, owner="w", claim="c")
+    claimed = await claim(store, name, owner="w", claim="c")
     seq = claimed.seq
     for text in texts:
-        seq = await store.append(
-            name, claimed.attempt, seq + 1, [output(text)], has_stream_content=True
+        seq = await append(
+            store, name, claimed.attempt, seq + 1, [output(text)], has_stream_content=True
         )
-    await store.append(name, claimed.attempt, seq + 1, [END], state="ended", outcome="succeeded")
+    await append(store, name, claimed.attempt, seq + 1, [END], state="ended", outcome="succeeded")
     return claimed.attempt
 
 
 async def test_an_execution_is_claimed_told_and_ended(store: ExecutionStore) -> None:
     assert await store.send_command("e", CancelCommand(grace_s=1.5)) == "unknown"
-    claimed = await store.claim("e", owner="w", claim="c", task="t", worker="host")
+    claimed = await claim(store, "e", owner="w", claim="c", task="t", worker="host")
     assert decode_command(claimed.commands[0].data) == CancelCommand(grace_s=1.5)
     assert await store.send_command("e", CancelCommand(), command_id="x") == "running"
     assert len(await store.read_commands("e", claimed.commands[0].id)) == 1
     record = await store.read_record("e")
     assert (record.state, record.task, record.worker) == ("running", "t", "host")
-    await store.append("e", claimed.attempt, 2, [END], state="ended", outcome="succeeded")
+    await append(store, "e", claimed.attempt, 2, [END], state="ended", outcome="succeeded")
     with pytest.raises(ExecutionEnded):
         await store.send_command("e", CancelCommand())
     with pytest.raises(ExecutionEnded):
-        await store.claim("e", owner="w2", claim="d")
+        await claim(store, "e", owner="w2", claim="d")
     with pytest.raises(AttemptClosed):
-        await store.append("e", claimed.attempt, 3, [END])
+        await append(store, "e", claimed.attempt, 3, [END])
 
 
 async def test_a_stale_attempt_is_refused(store: ExecutionStore) -> None:
-    first = await store.claim("e", owner="w1", claim="c1")
-    await store.claim("e", owner="w2", claim="c2")
+    first = await claim(store, "e", owner="w1", claim="c1")
+    await claim(store, "e", owner="w2", claim="c2")
     with pytest.raises(AttemptStale):
-        await store.append("e", first.attempt, 2, [output("late")])
+        await append(store, "e", first.attempt, 2, [output("late")])
 
 
 async def test_ids_are_refused_that_cannot_be_keys(store: ExecutionStore) -> None:
     with pytest.raises(InvalidId):
         await store.read_record("x" * 513)
-    await store.claim("a:{b}:meta", owner="w", claim="c")
+    await claim(store, "a:{b}:meta", owner="w", claim="c")
     assert (await store.read_record("a:{b}")).state == "unknown"
 
 
@@ -178,11 +179,11 @@ async def test_what_was_trimmed_is_a_gap_with_its_size(valkey_url: str) -> None:
     tower = ExecutionWatcher(valkey_url, settings(live_bytes=4096, retention_bytes=2048), None)
     try:
         store = tower.store
-        claimed = await store.claim("e", owner="w", claim="c")
+        claimed = await claim(store, "e", owner="w", claim="c")
         for n in range(100):
             piece = output("x" * 100, offset=100 * n)
-            await store.append("e", claimed.attempt, n + 2, [piece], has_stream_content=True)
-        await store.append("e", claimed.attempt, 102, [END], state="ended", outcome="succeeded")
+            await append(store, "e", claimed.attempt, n + 2, [piece], has_stream_content=True)
+        await append(store, "e", claimed.attempt, 102, [END], state="ended", outcome="succeeded")
         first, *rest = await events_of(tower, "e")
         assert isinstance(first.message, Gap)
         kept = sum(len(e.message.data) for e in rest if isinstance(e.message, Output))
@@ -228,7 +229,7 @@ async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
 
     monkeypatch.setattr(tower.store, "read", noted_read)
     try:
-        await tower.store.claim("e", owner="w", claim="c")
+        await claim(tower.store, "e", owner="w", claim="c")
         watching = asyncio.create_task(events_of(tower, "e"))
         async with asyncio.timeout(HANG_S):
             await idle.wait()
@@ -243,10 +244,12 @@ async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
 async def test_an_event_of_a_newer_version_is_passed_on_as_unknown(valkey_url: str) -> None:
     tower = ExecutionWatcher(valkey_url, settings(), None)
     try:
-        claimed = await tower.store.claim("e", owner="w", claim="c")
+        claimed = await claim(tower.store, "e", owner="w", claim="c")
         for seq, strange in enumerate((b"\x92\x81\xa1t\xa3new\x00", b"\xc1 nonsense"), start=2):
-            await tower.store.append("e", claimed.attempt, seq, [strange])
-        await tower.store.append("e", claimed.attempt, 4, [END], state="ended", outcome="succeeded")
+            await append(tower.store, "e", claimed.attempt, seq, [strange])
+        await append(
+            tower.store, "e", claimed.attempt, 4, [END], state="ended", outcome="succeeded"
+        )
         events = await events_of(tower, "e")
         unknown = [e.message.type for e in events if isinstance(e.message, UnknownEvent)]
         assert unknown == ["new", ""]
@@ -340,7 +343,7 @@ async def test_what_is_stored_is_on_the_replica_or_has_been_waited_for(
         store = ExecutionStore(connection, settings=settings())
         try:
             for number in range(50):
-                await store.claim(f"e{number}", owner="w", claim="c")
+                await claim(store, f"e{number}", owner="w", claim="c")
                 assert replica.exists(store.core.keys_of(f"e{number}").meta), number
             assert not caplog.records
         finally:
@@ -350,7 +353,7 @@ async def test_what_is_stored_is_on_the_replica_or_has_been_waited_for(
         store = ExecutionStore(impatient, settings=settings())
         try:
             claimed = await asyncio.gather(
-                *(store.claim(f"f{n}", owner="w", claim="c") for n in range(5))
+                *(claim(store, f"f{n}", owner="w", claim="c") for n in range(5))
             )
             assert [one.seq for one in claimed] == [1] * 5
             assert "0 replicas have what was written, not 1" in caplog.text
@@ -372,11 +375,11 @@ async def test_a_demoted_primary_is_left_for_the_server_that_has_its_address_now
         connection = PipelinedConnection(f"unix://{address}")
         store = ExecutionStore(connection, settings=settings())
         try:
-            await store.claim("e", owner="w", claim="c")
+            await claim(store, "e", owner="w", claim="c")
             primary.replicaof("127.0.0.1", free_port())
             address.unlink()
             address.symlink_to(sockets[1])
-            assert (await store.claim("f", owner="w", claim="c")).seq == 1
+            assert (await claim(store, "f", owner="w", claim="c")).seq == 1
         finally:
             await connection.close()
 

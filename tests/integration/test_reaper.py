@@ -14,6 +14,7 @@ from capsule_tasks.settings import ExecutionSettings, LeaseSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.runs.store import Lease
+from tests.attempts import claim
 from tests.servers import fresh_prefix
 
 HELD = [f"e{place}" for place in range(50)]
@@ -48,8 +49,15 @@ class Ground:
         await self.holdings.register_worker(GONE, 0.0)
         await self.holdings.hold(GONE, lease.core.token, [*HELD, NO_KEY], ())
         for place, name in enumerate(HELD):
-            await self.store.claim(
-                name, owner=GONE, claim="c", ack="early", task="t", group="g", index=place
+            await claim(
+                self.store,
+                name,
+                owner=GONE,
+                claim="c",
+                ack="early",
+                task="t",
+                group="g",
+                index=place,
             )
         await lease.release()
 

@@ -41,6 +41,7 @@ from capsule_tasks.storage.losses import LossCore
 from capsule_tasks.storage.revokes import RevokeCore
 from capsule_tasks.storage.scripts import Call
 from tests.architecture_page import Key, key_rows
+from tests.attempts import append, claim
 from tests.unit.test_architecture import SCRIPTS, written_shapes
 
 ROWS = [row for row in key_rows() if row.shape.startswith("capsule:")]
@@ -143,15 +144,15 @@ async def test_what_is_stored_is_what_the_table_says(
 async def write_executions(store: Watched, prefix: str) -> None:
     executions = ExecutionStore(store, settings=ExecutionSettings(prefix=prefix))
     await executions.send_command("early", CancelCommand())
-    claimed = await executions.claim("early", owner="w", claim="c", group="g", index=0)
+    claimed = await claim(executions, "early", owner="w", claim="c", group="g", index=0)
     loud = [encode_event(Accepted(pid=1)), encode_event(Output(stream="stdout", data="said"))]
-    await executions.append("early", claimed.attempt, 2, loud, has_stream_content=True)
+    await append(executions, "early", claimed.attempt, 2, loud, has_stream_content=True)
     end = [encode_event(Ended(outcome=Outcome.FAILED, message="broken"))]
     ended: Any = {"state": "ended", "outcome": "failed"}
-    await executions.append("early", claimed.attempt, 4, end, **ended)
-    quiet = await executions.claim("quiet", owner="w", claim="c")
-    await executions.append("quiet", quiet.attempt, 2, end, **ended)
-    lost = await executions.claim("lost", owner="w", claim="c")
+    await append(executions, "early", claimed.attempt, 4, end, **ended)
+    quiet = await claim(executions, "quiet", owner="w", claim="c")
+    await append(executions, "quiet", quiet.attempt, 2, end, **ended)
+    lost = await claim(executions, "lost", owner="w", claim="c")
     assert await executions.reap("lost", "w", lost.attempt, Ended(outcome=Outcome.LOST), "lost")
     await executions.record_recent([(1, RecentEntry("early", 0.0, "failed"))])
     await executions.record_group_ends("g", [(0, "failed", "early", "broken")])

@@ -17,6 +17,7 @@ from capsule_tasks.protocol.events import AttemptClaimed, Ended, Outcome
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.testing.servers import PrivateServer, free_port
+from tests.attempts import claim
 from tests.sessions import HANG_S
 
 
@@ -78,7 +79,7 @@ async def test_a_result_backend_that_is_away_holds_up_no_stream(valkey_url: str)
         events = execution.aevents()
         first = asyncio.ensure_future(anext(events))
         assert await asyncio.to_thread(execution.asked.wait, HANG_S)
-        await store.claim(execution.id, owner="w", claim="c", worker="w@test")
+        await claim(store, execution.id, owner="w", claim="c", worker="w@test")
         event = await asyncio.wait_for(first, HANG_S)
         await events.aclose()
     assert isinstance(event.message, AttemptClaimed)

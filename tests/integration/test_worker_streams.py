@@ -22,6 +22,7 @@ from capsule_tasks.protocol.failures import Failure
 from capsule_tasks.protocol.messages import Output, TaskResult
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.taskpool.calls import group_of
+from tests.attempts import claim
 from tests.servers import fresh_prefix
 from tests.streaming import HANG_S, Ground, eventually, is_held, new_execution, reporter_of
 
@@ -123,7 +124,7 @@ async def test_what_began_before_it_could_be_claimed_is_heard_before_its_end(
 async def test_what_an_attempt_before_was_told_is_not_for_the_next(valkey_url: str) -> None:
     """It began before it could be claimed, and so before it could know."""
     ground = Ground(valkey_url, claim_wait_s=0.0)
-    await ground.store.claim("again", owner="another", claim="c")
+    await claim(ground.store, "again", owner="another", claim="c")
     await ground.store.send_command("again", InterruptCommand())
     execution = ground.admitted(new_execution("again"))
     await eventually(lambda: execution.life.has_started)

@@ -253,4 +253,4 @@ class Publisher:
         self._replied.set()
 
     async def call_until_answered(self, call: Call) -> Reply:
-        return await self.background.call_until_answered(partial(self.store.make, call))
+        return await self.background.call_until_answered(partial(self.store.call, call))

@@ -19,7 +19,6 @@ from capsule_tasks.errors import (
     InternalError,
 )
 from capsule_tasks.protocol.events import (
-    AttemptClaimed,
     AttemptEnded,
     Command,
     EventMessage,
@@ -92,32 +91,6 @@ class ExecutionCore:
 
     # --- workers -------------------------------------------------------------------------------
 
-    def claim(
-        self,
-        execution_id: str,
-        *,
-        owner: str,
-        claim: str,
-        held_by: str = "",
-        ack: str = "late",
-        task: str = "",
-        worker: str = "",
-        group: str = "",
-        index: int = -1,
-    ) -> Operation[Claimed]:
-        """Begin its next attempt; with the same `claim` it is the same one.
-
-        ExecutionEnded if it is over. Who had it before can no longer write. With `held_by` it is
-        taken from that worker alone, or with UNCLAIMED if it runs nowhere; AttemptStale if another
-        has it.
-        """
-        details = attempt_details(ack, task, worker, group, index, self.settings)
-        begun = encode_event(AttemptClaimed(worker=worker, task=task))
-        keys = self.keys_of(execution_id)
-        call = self.claim_call(keys, claim, details, owner, [begun], held_by=held_by)
-        reply = yield from call_script(call, self._retry)
-        return self.claimed(execution_id, reply)
-
     @staticmethod
     def claim_call(
         keys: ExecutionKeys,
@@ -158,37 +131,6 @@ class ExecutionCore:
             case Code.STALE:
                 raise AttemptStale(execution_id, 0, int(reply[1]), reply[2].decode())
         raise refused(reply, "a claim")
-
-    def append(
-        self,
-        execution_id: str,
-        attempt: int,
-        first_seq: int,
-        events: Sequence[bytes],
-        *,
-        state: str = "",
-        outcome: str = "",
-        has_stream_content: bool = False,
-        retention: ExecutionSettings | None = None,
-    ) -> Operation[int]:
-        """Store what an attempt said next; the last number that is stored.
-
-        What is stored already is left out. `state` ends the attempt (`waiting`) or the execution
-        (`ended`). AttemptStale if another attempt followed, AttemptClosed if it is over,
-        ExecutionUnknown if nothing of it is left.
-        """
-        call = self.append_call(
-            self.keys_of(execution_id),
-            attempt,
-            first_seq,
-            events,
-            state=state,
-            outcome=outcome,
-            has_stream_content=has_stream_content,
-            retention=retention,
-        )
-        reply = yield from call_script(call, self._retry)
-        return self.appended(execution_id, call, reply)
 
     def append_call(
         self,
@@ -233,8 +175,8 @@ class ExecutionCore:
                 )
         raise refused(reply, "an append")
 
-    def make(self, call: Call) -> Operation[Reply]:
-        """Have a call made, again where its reply was lost."""
+    def call(self, call: Call) -> Operation[Reply]:
+        """The reply to a call, which is repeated where a reply is lost."""
         return (yield from call_script(call, self._retry))
 
     def reap(

@@ -20,9 +20,7 @@ class ExecutionStore(AsyncFacade):
         self.core = ExecutionCore(settings)
         super().__init__(redis)
 
-    claim = async_method(ExecutionCore.claim)
-    append = async_method(ExecutionCore.append)
-    make = async_method(ExecutionCore.make)
+    call = async_method(ExecutionCore.call)
     reap = async_method(ExecutionCore.reap)
     read_commands = async_method(ExecutionCore.read_commands)
     send_command = async_method(ExecutionCore.send_command)

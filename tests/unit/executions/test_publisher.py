@@ -187,7 +187,7 @@ async def test_a_call_whose_reply_is_lost_is_made_again_until_redis_answers(
             raise StorageUnavailable("Redis: it is away")
         return [Code.DONE, b"7", b"3"]
 
-    monkeypatch.setattr(ground.publisher.store, "make", make)
+    monkeypatch.setattr(ground.publisher.store, "call", make)
     execution = started(ground)
     ground.supervisor.on_message(execution, output("a"))
     call = link.calls[0][0]
@@ -205,7 +205,7 @@ async def test_nothing_is_sent_under_a_lost_lease_and_the_claim_is_made_anew(
         made.append(call)
         return [Code.DONE, b"9", b"1"]
 
-    monkeypatch.setattr(ground.publisher.store, "make", make)
+    monkeypatch.setattr(ground.publisher.store, "call", make)
     execution = started(ground)
     ground.supervisor.on_message(execution, output("under the old lease"))
     link.answer(Code.DONE, b"7", b"3")
@@ -229,7 +229,7 @@ async def test_an_execution_that_a_reaper_ended_while_it_runs_is_not_taken_for_a
     async def make(_: Call) -> list[Any]:
         return [Code.ENDED, b"lost"]
 
-    monkeypatch.setattr(ground.publisher.store, "make", make)
+    monkeypatch.setattr(ground.publisher.store, "call", make)
     execution = started(ground)
     ground.supervisor.on_message(execution, output("under the old lease"))
     link.answer(Code.DONE, b"7", b"3")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import os
 import select
@@ -24,6 +22,7 @@ from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Execution, Registry, Stage
 from capsule_tasks.child.stopping.interrupter import Interrupter
+from capsule_tasks.child.timers import Timers
 from capsule_tasks.errors import ExecutionCancelled, FrameTooLarge
 from capsule_tasks.protocol import messages
 from capsule_tasks.protocol.codec import MessageDecoder, Unknown
@@ -44,23 +43,6 @@ log = logging.getLogger("capsule_tasks.child")
 
 class CpuLimitReached(ExecutionCancelled):
     """An execution used more CPU time than it may."""
-
-
-class Timers:
-    """Calls to make at given times, all by one thread."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._order), call))
-
-    def run_due(self) -> float | None:
-        """Make the calls that are due; when the next one is due, or None."""
-        while self._heap and self._heap[0][0] <= time.monotonic():
-            heapq.heappop(self._heap)[2]()
-        return self._heap[0][0] if self._heap else None
 
 
 class ControlThread:
@@ -269,7 +251,7 @@ class ControlThread:
         execution = self._registry.target_of(message)
         if execution is None and self._registry.remember_early_cancel(message):
             return
-        if execution is None or not self._registry.note_cancel(execution, message):
+        if execution is None or not self._registry.add_cancel(execution, message):
             self._end_reporter.reply(message, interrupted=False)
             return
         self._stop(execution, ErrorKind.CANCELLED, ExecutionCancelled)

@@ -132,7 +132,7 @@ class Registry:
         with self.lock:
             return [execution for execution in self.waiting if not execution.may_wait]
 
-    def note_cancel(self, execution: Execution, cancel: Cancel) -> bool:
+    def add_cancel(self, execution: Execution, cancel: Cancel) -> bool:
         """Have `cancel` answered when the execution ends; False if it has ended."""
         with self.lock:
             if execution.stage is Stage.ENDED:

@@ -41,7 +41,7 @@ class Orphans(NamedTuple):
 
     killed: set[int]
     """Among them zombies, which wait to be reaped."""
-    is_unsure: bool
+    is_incomplete: bool
     """A process as young as the child was in the middle of `exec`: search once more later."""
     born_at: int
 
@@ -118,22 +118,22 @@ def _kill_found(leader: int, marker: str, born_at: int) -> Orphans:
     """
     needle = f"{MARKER}={marker}".encode()
     killed: set[int] = set()
-    strangers: set[int] = set()
-    unsure: set[int] = set()
+    unrelated: set[int] = set()
+    unknown: set[int] = set()
     for _ in range(_MAX_PASSES):
         candidates = _children(os.getpid()) if is_subreaper() else _all_pids()
-        fresh = set(candidates) - strangers - killed - unsure
+        fresh = set(candidates) - unrelated - killed - unknown
         if not fresh:
-            return Orphans(killed, bool(unsure), born_at)
-        bonds = {pid: _bond(pid, leader, needle, born_at) for pid in fresh | unsure}
+            return Orphans(killed, bool(unknown), born_at)
+        bonds = {pid: _bond(pid, leader, needle, born_at) for pid in fresh | unknown}
         orphans = {pid for pid, bond in bonds.items() if bond is _Bond.OURS}
-        strangers |= {pid for pid, bond in bonds.items() if bond is _Bond.NONE}
-        unsure = {pid for pid, bond in bonds.items() if bond is _Bond.UNKNOWN}
+        unrelated |= {pid for pid, bond in bonds.items() if bond is _Bond.NONE}
+        unknown = {pid for pid, bond in bonds.items() if bond is _Bond.UNKNOWN}
         for orphan in tuple(orphans):  # a subreaper adopts its children only after its end
             orphans |= kill_descendants(orphan)
         _signal_all(orphans, signal.SIGKILL)
         killed |= orphans
-    return Orphans(killed, bool(unsure), born_at)
+    return Orphans(killed, bool(unknown), born_at)
 
 
 def kill_members(leader: int, spared: frozenset[int] | set[int]) -> None:

@@ -273,7 +273,7 @@ def _handled_signals() -> tuple[int, ...]:
 
 
 def _reseed() -> None:
-    """Seed NumPy's global generator anew: it would draw the same numbers in every copy.
+    """Seed NumPy's global generator again: it would draw the same numbers in every copy.
 
     Python's own generator is seeded by a handler of the fork.
     """

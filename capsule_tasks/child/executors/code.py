@@ -166,7 +166,7 @@ class CodeExecutor(Executor):
             message = self._end_reporter.describe_error(execution, _cause(execution, error))
         self._exit_if_forked()
         await self._drain(execution)
-        # Before the parent receives the end: work that it sends then must find the place free.
+        # Before the parent receives the end, as new work may then count the running coroutines.
         self._by_task.pop(execution.task, None)
         self._end_reporter.deliver(execution, message, Stage.RUNNING)
 

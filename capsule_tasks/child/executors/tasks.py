@@ -99,7 +99,7 @@ def _has_unread_raw_output() -> bool:
             struct.unpack("i", fcntl.ioctl(number, termios.FIONREAD, b"\0\0\0\0"))[0]
             for number in (1, 2)
         )
-    except OSError:  # the task closed or replaced one: the parent looks for itself
+    except OSError:  # the task closed or replaced one: let the parent check
         return True
 
 

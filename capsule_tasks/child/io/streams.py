@@ -53,14 +53,14 @@ class CapturedStream(SessionStream):
 
         @interruptible
         def write(text: str) -> int:
-            if type(text) is not kind:
-                text = kind(_plain(text))
             sink = context_sink()
             if sink is None:
                 sink = owner()
-            if is_stderr:
-                # Set before the text is appended: a flush in between would send it as stdout.
-                sink.uses_stderr = True
+            if type(text) is not kind:  # always so for stderr
+                text = kind(text if type(text) is str else _plain(text))
+                if is_stderr:
+                    # Set before the text is appended: a flush in between would send it as stdout.
+                    sink.uses_stderr = True
             sink.parts.append(text)
             count = len(text)
             size = sink.size = sink.size + count

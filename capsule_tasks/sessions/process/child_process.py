@@ -145,7 +145,7 @@ class ChildProcess:
         """Reap the orphans; search again while one may be in the middle of `exec`."""
         self._adopted |= orphans.killed
         self._reap_adopted(_REAP_ATTEMPTS)
-        delay_s = next(checks, None) if orphans.is_unsure else None
+        delay_s = next(checks, None) if orphans.is_incomplete else None
         if delay_s is not None:
             self._loop.call_later(delay_s, self._find_late_orphans, orphans.born_at, checks)
 

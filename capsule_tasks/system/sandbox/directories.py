@@ -92,7 +92,7 @@ def _sweep(path: str) -> bool:
     with contextlib.suppress(OSError):
         top = os.open(path, OPEN_DIRECTORY)
         try:
-            if not _looks_like_ours(top):
+            if not _is_ours(top):
                 return False
             fcntl.flock(top, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(path, top)
@@ -102,7 +102,7 @@ def _sweep(path: str) -> bool:
     return False
 
 
-def _looks_like_ours(top: int) -> bool:
+def _is_ours(top: int) -> bool:
     """Whether the directory is private to this user and contains only names of this module."""
     status = os.fstat(top)
     is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU

@@ -162,7 +162,7 @@ def test_a_cancel_is_for_the_execution_of_its_number_and_not_for_a_namesake() ->
 def test_a_cancel_is_answered_with_the_end_or_at_once_if_that_has_been() -> None:
     registry, one, asked = Registry(), execution(), cancel()
     registry.add(one)
-    assert registry.note_cancel(one, asked)
+    assert registry.add_cancel(one, asked)
     registry.end(one, Stage.WAITING)
-    assert not registry.note_cancel(one, asked)
+    assert not registry.add_cancel(one, asked)
     assert one.cancels == [asked]

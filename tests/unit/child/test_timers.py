@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from capsule_tasks.child.control import Timers
+from capsule_tasks.child.timers import Timers
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(
-        "capsule_tasks.child.control.time", SimpleNamespace(monotonic=clock.monotonic)
+        "capsule_tasks.child.timers.time", SimpleNamespace(monotonic=clock.monotonic)
     )
     return clock
 

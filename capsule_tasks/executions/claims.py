@@ -14,7 +14,6 @@ import signal
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
 from capsule_tasks.errors import InternalError
 from capsule_tasks.executions import actions as do
@@ -22,7 +21,7 @@ from capsule_tasks.executions import events as on
 from capsule_tasks.executions import states
 from capsule_tasks.executions.actions import Action
 from capsule_tasks.executions.ends import End, EndKind, LastEvent
-from capsule_tasks.executions.events import Event, Refusal, Timer
+from capsule_tasks.executions.events import Refusal, Timer
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.states import moved
 from capsule_tasks.protocol.events import AttemptEnded
@@ -185,7 +184,7 @@ class ClaimAxis:
         if self.claim is states.CLAIMED and self._held_by == self.owner == event.owner:
             self._acknowledge()
 
-    def _on_claim_waited(self) -> None:
+    def _on_claim_wait(self) -> None:
         """Rules 3 and 5: the claim was not answered in time."""
         if self.run is states.AWAITING_CLAIM:
             self._has_waited = True
@@ -223,20 +222,3 @@ class ClaimAxis:
             self._doorbell_rang = True
             if self.run is states.RUNNING:
                 self._claim_with_events()
-
-    claim_timers: ClassVar[dict[Timer, Callable[[ClaimAxis], None]]] = {
-        Timer.CLAIM_DUE: _on_claim_due,
-        Timer.CLAIM_WAIT: _on_claim_waited,
-    }
-    claim_handlers: ClassVar[dict[type[Event], Callable[[ClaimAxis, Any], None]]] = {
-        on.ClaimStored: _on_claim_stored,
-        on.ClaimRefused: _on_claim_refused,
-        on.PreviousEnded: _on_previous_ended,
-        on.SuccessorAdmitted: _on_successor_admitted,
-        on.HoldRecorded: _on_hold_recorded,
-        on.LeaseConfirmed: _on_lease_confirmed,
-        on.LeaseBegun: _on_lease_begun,
-        on.InFlightDone: _on_in_flight_done,
-        on.AppendRefused: _on_append_refused,
-        on.DoorbellRang: _on_doorbell_rang,
-    }

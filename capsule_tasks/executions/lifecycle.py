@@ -20,10 +20,10 @@ The rules, each next to the code that keeps it:
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Final
 
 from capsule_tasks.executions import actions as do
 from capsule_tasks.executions import ends, states
@@ -74,7 +74,7 @@ class Lifecycle(ClaimAxis):
         """The actions that follow from an event."""
         actions: list[Action] = []
         self._do = actions.append
-        self._handlers[type(event)](self, event)
+        _HANDLERS[type(event)](self, event)
         return actions
 
     @property
@@ -279,7 +279,7 @@ class Lifecycle(ClaimAxis):
             self._do(do.Signal(int(signal.SIGTERM), ""))
             self._do(_START_TIDY)
 
-    def _on_tidied(self) -> None:
+    def _on_tidy(self) -> None:
         if self.is_with_child:
             self._do(do.Kill(""))
 
@@ -356,7 +356,7 @@ class Lifecycle(ClaimAxis):
             self._do(do.Release())
             self._report_all()
 
-    def _on_end_waited(self) -> None:
+    def _on_end_wait(self) -> None:
         """Rule 5: Redis is unavailable; the end is stored when it is back."""
         self._report_all()
 
@@ -386,36 +386,15 @@ class Lifecycle(ClaimAxis):
     # --- moves ---------------------------------------------------------------------------------
 
     def _on_timer_fired(self, event: on.TimerFired) -> None:
-        self._timers[event.timer](self)
+        _TIMER_HANDLERS[event.timer](self)
 
-    _timers: ClassVar[dict[Timer, Callable[[Lifecycle], None]]] = {
-        **ClaimAxis.claim_timers,
-        Timer.END_WAIT: _on_end_waited,
-        Timer.SOFT_LIMIT: _on_soft_limit,
-        Timer.HARD_LIMIT: _on_hard_limit,
-        Timer.TIDY: _on_tidied,
-    }
-    _handlers: ClassVar[dict[type[Event], Callable[[Lifecycle, Any], None]]] = {
-        **ClaimAxis.claim_handlers,
-        on.Admitted: _on_admitted,
-        on.Discarded: _on_discarded,
-        on.LossJudged: _on_loss_judged,
-        on.Sent: _on_sent,
-        on.SendRefused: _on_send_refused,
-        on.ChildStarted: _on_child_started,
-        on.FirstOutput: _on_first_output,
-        on.InputRequested: _on_input_requested,
-        on.InputAnswered: _on_input_answered,
-        on.Finished: _on_finished,
-        on.TimerFired: _on_timer_fired,
-        on.EndStored: _on_end_stored,
-        on.CommandReceived: _on_command_received,
-        on.StopRequested: _on_stop_requested,
-        on.CancelRequested: _on_cancel_requested,
-        on.KillRequested: _on_kill_requested,
-        on.BrokerLost: _on_broker_lost,
-        on.WorkerStopping: _on_worker_stopping,
-    }
+
+_HANDLERS: Final = {
+    event: getattr(Lifecycle, "_on_" + re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__).lower())
+    for event in Event.__subclasses__()
+}
+"""The handler of each event has its name: `ClaimStored` goes to `_on_claim_stored`."""
+_TIMER_HANDLERS: Final = {timer: getattr(Lifecycle, f"_on_{timer.name.lower()}") for timer in Timer}
 
 
 def _quoted(requested_by: str) -> str:

@@ -11,7 +11,7 @@ from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.executions.publishing.publisher import Publisher
-from capsule_tasks.executions.states import Claim
+from capsule_tasks.executions.states import Claim, Run
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
 from capsule_tasks.sessions import SessionPool
@@ -138,7 +138,7 @@ class Ground:
     async def running(self, task_id: str, **origin: Any) -> Execution:
         """An execution that has begun and is claimed, and not over."""
         execution = self.admitted(new_execution(task_id, **origin))
-        await eventually(lambda: execution.life.has_started)
+        await eventually(lambda: has_started(execution))
         self.begin(execution)
         await eventually(lambda: is_held(execution))
         return execution
@@ -160,6 +160,11 @@ def reporter_of(execution: Execution) -> Reporter:
     reporter = execution.reporter
     assert isinstance(reporter, Reporter)
     return reporter
+
+
+def has_started(execution: Execution) -> bool:
+    """Whether the execution waits for a child only, or has come to one."""
+    return execution.life.run in (Run.QUEUED, Run.SENT, Run.RUNNING, Run.LOST)
 
 
 def is_held(execution: Execution) -> bool:

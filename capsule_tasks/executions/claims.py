@@ -89,7 +89,7 @@ class ClaimAxis:
             self.claim = moved(self.claim, states.CLAIMING)
             self._do(_CLAIM_WITH_EVENTS)
 
-    def _on_claim_due(self) -> None:
+    def on_claim_due(self) -> None:
         if self.run is not states.RUNNING:
             return
         if self.claim is states.UNCLAIMED:
@@ -99,7 +99,7 @@ class ClaimAxis:
         if self.ack is states.DEFERRED:
             self._do(_START_CLAIM_WAIT)
 
-    def _on_claim_stored(self, event: on.ClaimStored) -> None:
+    def on_claim_stored(self, event: on.ClaimStored) -> None:
         if self.claim is not states.CLAIMING:
             return
         self.claim = moved(self.claim, states.CLAIMED)
@@ -118,7 +118,7 @@ class ClaimAxis:
         else:
             self._confirm_lease()
 
-    def _on_claim_refused(self, event: on.ClaimRefused) -> None:
+    def on_claim_refused(self, event: on.ClaimRefused) -> None:
         """Rule 4: another attempt has the execution, or the execution has ended."""
         if self.claim is not states.CLAIMING:
             return
@@ -135,7 +135,7 @@ class ClaimAxis:
         else:
             self._start()
 
-    def _on_previous_ended(self, _event: on.PreviousEnded) -> None:
+    def on_previous_ended(self, _event: on.PreviousEnded) -> None:
         if self.claim is not states.AWAITING_PREVIOUS:
             return
         if self._awaits_takeover and isinstance(self._last, AttemptEnded):
@@ -147,11 +147,11 @@ class ClaimAxis:
         else:
             self._do(do.ClaimFirst())
 
-    def _on_successor_admitted(self, _event: on.SuccessorAdmitted) -> None:
+    def on_successor_admitted(self, _event: on.SuccessorAdmitted) -> None:
         """Claim now: the claim of the attempt that follows must not come before this one's."""
         self._claim_with_events()
 
-    def _on_append_refused(self, _event: on.AppendRefused) -> None:
+    def on_append_refused(self, _event: on.AppendRefused) -> None:
         if self.claim is not states.CLOSED:
             self._close()
 
@@ -169,7 +169,7 @@ class ClaimAxis:
 
     # --- the lease -----------------------------------------------------------------------------
 
-    def _on_hold_recorded(self, event: on.HoldRecorded) -> None:
+    def on_hold_recorded(self, event: on.HoldRecorded) -> None:
         self._held_by = event.owner
         self._confirm_lease()
 
@@ -180,11 +180,11 @@ class ClaimAxis:
             self._do(_START_CLAIM_WAIT)
             self._do(do.ConfirmLease(self.owner))
 
-    def _on_lease_confirmed(self, event: on.LeaseConfirmed) -> None:
+    def on_lease_confirmed(self, event: on.LeaseConfirmed) -> None:
         if self.claim is states.CLAIMED and self._held_by == self.owner == event.owner:
             self._acknowledge()
 
-    def _on_claim_wait(self) -> None:
+    def on_claim_wait(self) -> None:
         """Rules 3 and 5: the claim was not answered in time."""
         if self.run is states.AWAITING_CLAIM:
             self._has_waited = True
@@ -196,7 +196,7 @@ class ClaimAxis:
             self.ack = moved(self.ack, states.DONE)
             self._do(do.Acknowledge())
 
-    def _on_lease_begun(self, event: on.LeaseBegun) -> None:
+    def on_lease_begun(self, event: on.LeaseBegun) -> None:
         """A reaper may end what was claimed under the previous lease: claim the execution again."""
         if self.claim is states.CLAIMED and self.owner != event.owner:
             self._reclaim()
@@ -205,7 +205,7 @@ class ClaimAxis:
         self.claim = moved(self.claim, states.RECLAIMING)
         self._do(do.AwaitInFlight())
 
-    def _on_in_flight_done(self, _event: on.InFlightDone) -> None:
+    def on_in_flight_done(self, _event: on.InFlightDone) -> None:
         if self.claim is states.RECLAIMING:
             self.claim = moved(self.claim, states.CLAIMING)
             for request in self._questions.values():  # the end of an attempt closes its questions
@@ -214,7 +214,7 @@ class ClaimAxis:
 
     # --- the doorbell --------------------------------------------------------------------------
 
-    def _on_doorbell_rang(self, _event: on.DoorbellRang) -> None:
+    def on_doorbell_rang(self, _event: on.DoorbellRang) -> None:
         """The reply to a claim brings the commands; until then remember that the doorbell rang."""
         if self.claim is states.CLAIMED:
             self._do(do.ReadCommands())

@@ -75,7 +75,7 @@ def is_killed_at_limit(
 
 
 def end_of_lost(stop_signum: int | None, terminal: Terminal, status: int | None) -> End:
-    """The end of an execution that its child did not finish; `status` if the child is gone."""
+    """The end of an execution that its child did not finish; `status` if the child has ended."""
     has_crashed = status is not None and -status in CRASHES and -status != stop_signum
     if stop_signum is not None and not has_crashed:
         end = End(EndKind.TERMINATED, signum=stop_signum)
@@ -144,7 +144,7 @@ def another_follows(outcome: AttemptOutcome, detail: str = "") -> AttemptEnded:
 
 
 def lost(reason: str) -> Ended:
-    """The message is acknowledged and its worker is gone: no other attempt follows."""
+    """The message is acknowledged and its worker died: no other attempt follows."""
     return Ended(outcome=Outcome.LOST, type=EndKind.LOST.value, message=reason)
 
 

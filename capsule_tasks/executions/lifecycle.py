@@ -86,18 +86,13 @@ class Lifecycle(ClaimAxis):
         return self.run is states.SENT or self.run is states.RUNNING
 
     @property
-    def has_started(self) -> bool:
-        """Whether the execution waits for a child only, or has come to one."""
-        return self.run in (states.QUEUED, states.SENT, states.RUNNING, states.LOST)
-
-    @property
     def is_published(self) -> bool:
         """Whether what the execution publishes now is stored."""
         return self.claim is not states.CLOSED and self._end is None
 
     # --- the start -----------------------------------------------------------------------------
 
-    def _on_admitted(self, event: on.Admitted) -> None:
+    def on_admitted(self, event: on.Admitted) -> None:
         if event.streaming is _CLAIM_FIRST:
             self.run = moved(self.run, states.AWAITING_CLAIM)
             self._do(_START_CLAIM_WAIT)
@@ -107,7 +102,7 @@ class Lifecycle(ClaimAxis):
             self.claim = moved(self.claim, states.CLOSED)
         self._start()
 
-    def _on_discarded(self, event: on.Discarded) -> None:
+    def on_discarded(self, event: on.Discarded) -> None:
         self.report = moved(self.report, states.ENDED)  # by Celery, before this
         if event.streaming is _NO_STREAM:
             self.claim = moved(self.claim, states.CLOSED)
@@ -130,7 +125,7 @@ class Lifecycle(ClaimAxis):
         self.run = moved(self.run, states.QUEUED)
         self._do(_SEND)
 
-    def _on_loss_judged(self, event: on.LossJudged) -> None:
+    def on_loss_judged(self, event: on.LossJudged) -> None:
         if self.run is states.AWAITING_JUDGEMENT:
             if event.end is not None:
                 self._finish(event.end)
@@ -143,15 +138,15 @@ class Lifecycle(ClaimAxis):
 
     # --- the child -----------------------------------------------------------------------------
 
-    def _on_sent(self, _event: on.Sent) -> None:
+    def on_sent(self, _event: on.Sent) -> None:
         if self.run is states.QUEUED:
             self.run = moved(self.run, states.SENT)
 
-    def _on_send_refused(self, _event: on.SendRefused) -> None:
+    def on_send_refused(self, _event: on.SendRefused) -> None:
         if self.run is states.SENT:
             self.run = moved(self.run, states.QUEUED)
 
-    def _on_child_started(self, event: on.ChildStarted) -> None:
+    def on_child_started(self, event: on.ChildStarted) -> None:
         if self.run is not states.SENT:
             return
         self.run = moved(self.run, states.RUNNING)
@@ -175,10 +170,10 @@ class Lifecycle(ClaimAxis):
         if self.origin.hard_limit_s:
             self._do(_START_HARD_LIMIT)
 
-    def _on_first_output(self, _event: on.FirstOutput) -> None:
+    def on_first_output(self, _event: on.FirstOutput) -> None:
         self._claim_with_events()
 
-    def _on_input_requested(self, event: on.InputRequested) -> None:
+    def on_input_requested(self, event: on.InputRequested) -> None:
         """A question that cannot be published is answered now, with the end of the input."""
         if not self.is_published:
             self._do(do.EndInput(event.request.id))
@@ -187,13 +182,13 @@ class Lifecycle(ClaimAxis):
         self._do(do.Publish(event.request))
         self._claim_with_events()
 
-    def _on_input_answered(self, event: on.InputAnswered) -> None:
+    def on_input_answered(self, event: on.InputAnswered) -> None:
         self._questions.pop(event.closed.request_id, None)
         if self.is_published:
             self._do(do.Publish(event.closed))
             self._claim_with_events()
 
-    def _on_finished(self, event: on.Finished) -> None:
+    def on_finished(self, event: on.Finished) -> None:
         """Rule 1: only the first terminal message counts, whatever was decided before."""
         terminal, status = event.terminal, event.exit_status
         if not self.is_with_child:
@@ -201,7 +196,7 @@ class Lifecycle(ClaimAxis):
         if status is not None:
             # The task may have started without an Ack: a message that is acknowledged early must
             # not be delivered again.
-            self._on_child_started(on.ChildStarted(event.at))
+            self.on_child_started(on.ChildStarted(event.at))
         if isinstance(terminal, TaskResult) and not (
             terminal.escaped_tracer and self.stop_signum is not None
         ):
@@ -217,7 +212,7 @@ class Lifecycle(ClaimAxis):
             self._finish(End(EndKind.OVER_LIMIT, message).with_bytes_of(terminal))
             return
         end = ends.end_of_lost(self.stop_signum, terminal, status)
-        # Coroutines share a child: the one that it died of cannot be told from the others.
+        # Coroutines share a child: the one that killed it cannot be identified.
         is_cause_known = (
             status is not None and self.stop_signum is None and not self.origin.is_async
         )
@@ -231,7 +226,7 @@ class Lifecycle(ClaimAxis):
 
     # --- stopping ------------------------------------------------------------------------------
 
-    def _on_stop_requested(self, event: on.StopRequested) -> None:
+    def on_stop_requested(self, event: on.StopRequested) -> None:
         if self.run is states.OVER:
             return
         self.stop_signum = event.signum  # a second request, stronger, may follow
@@ -245,7 +240,7 @@ class Lifecycle(ClaimAxis):
         else:
             self._do(do.Signal(event.signum, event.requested_by))
 
-    def _on_cancel_requested(self, event: on.CancelRequested) -> None:
+    def on_cancel_requested(self, event: on.CancelRequested) -> None:
         if self.run is states.OVER:
             return
         signum = self.stop_signum = self.stop_signum or int(signal.SIGTERM)
@@ -254,7 +249,7 @@ class Lifecycle(ClaimAxis):
         else:
             self._do(do.CancelInChild(event.grace_s, event.requested_by))
 
-    def _on_kill_requested(self, event: on.KillRequested) -> None:
+    def on_kill_requested(self, event: on.KillRequested) -> None:
         if not self.is_with_child:
             return
         # A stop that was requested before is in the log already.
@@ -262,11 +257,11 @@ class Lifecycle(ClaimAxis):
         self.stop_signum = self.stop_signum or int(signal.SIGKILL)
         self._do(do.Kill(requested_by))
 
-    def _on_soft_limit(self) -> None:
+    def on_soft_limit(self) -> None:
         if self.run is states.RUNNING:
             self._do(do.RaiseSoftLimit())
 
-    def _on_hard_limit(self) -> None:
+    def on_hard_limit(self) -> None:
         """The limit is reported once the task is stopped: the task may end by itself before."""
         if self.run is not states.RUNNING:
             return
@@ -279,15 +274,15 @@ class Lifecycle(ClaimAxis):
             self._do(do.Signal(int(signal.SIGTERM), ""))
             self._do(_START_TIDY)
 
-    def _on_tidy(self) -> None:
+    def on_tidy(self) -> None:
         if self.is_with_child:
             self._do(do.Kill(""))
 
-    def _on_broker_lost(self, _event: on.BrokerLost) -> None:
+    def on_broker_lost(self, _event: on.BrokerLost) -> None:
         if self.run in _UNSENT:
             self._finish(_BROKER_LOST)
 
-    def _on_worker_stopping(self, _event: on.WorkerStopping) -> None:
+    def on_worker_stopping(self, _event: on.WorkerStopping) -> None:
         """Report nothing: an unacknowledged message is redelivered."""
         if self.run is states.OVER:
             return
@@ -349,14 +344,14 @@ class Lifecycle(ClaimAxis):
         """Whether neither Redis nor a watcher can know of this attempt."""
         return self.claim is states.UNCLAIMED and self.report is not states.ACCEPTED
 
-    def _on_end_stored(self, _event: on.EndStored) -> None:
+    def on_end_stored(self, _event: on.EndStored) -> None:
         if self.claim is not states.CLOSED and self._last is not None:
             self.claim = moved(self.claim, states.CLOSED)
             self._do(do.RecordEnd(self._last))
             self._do(do.Release())
             self._report_all()
 
-    def _on_end_wait(self) -> None:
+    def on_end_wait(self) -> None:
         """Rule 5: Redis is unavailable; the end is stored when it is back."""
         self._report_all()
 
@@ -373,11 +368,11 @@ class Lifecycle(ClaimAxis):
 
     # --- commands ------------------------------------------------------------------------------
 
-    def _on_command_received(self, event: on.CommandReceived) -> None:
+    def on_command_received(self, event: on.CommandReceived) -> None:
         """Before the attempt is claimed only a cancel can be meant for it."""
         command = event.command
         if isinstance(command, CancelCommand):
-            self._on_cancel_requested(
+            self.on_cancel_requested(
                 on.CancelRequested(command.grace_s, _quoted(command.requested_by))
             )
         elif self.is_with_child and self.owner and self.claim is not states.CLOSED:
@@ -385,20 +380,20 @@ class Lifecycle(ClaimAxis):
 
     # --- moves ---------------------------------------------------------------------------------
 
-    def _on_timer_fired(self, event: on.TimerFired) -> None:
+    def on_timer_fired(self, event: on.TimerFired) -> None:
         _TIMER_HANDLERS[event.timer](self)
 
 
 _HANDLERS: Final = {
-    event: getattr(Lifecycle, "_on_" + re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__).lower())
+    event: getattr(Lifecycle, "on_" + re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__).lower())
     for event in Event.__subclasses__()
 }
-"""The handler of each event has its name: `ClaimStored` goes to `_on_claim_stored`."""
-_TIMER_HANDLERS: Final = {timer: getattr(Lifecycle, f"_on_{timer.name.lower()}") for timer in Timer}
+"""The handler of each event has its name: `ClaimStored` goes to `on_claim_stored`."""
+_TIMER_HANDLERS: Final = {timer: getattr(Lifecycle, f"on_{timer.name.lower()}") for timer in Timer}
 
 
 def _quoted(requested_by: str) -> str:
-    """Quoted: whoever can write to Redis chooses the text, and it must stay one line of the log."""
+    """The text comes from Redis: quoted and cut, so that it stays one line of the log."""
     if not requested_by:
         return "Execution.cancel"
     return f"{requested_by[:_MAX_REQUESTED_BY]!r} (Execution.cancel)"

@@ -260,7 +260,7 @@ class Supervisor:
         self._log_stop(execution, action.requested_by)
         grace_s = action.grace_s
         if grace_s is None:
-            assert self._publisher is not None, "only watchers leave the grace to the settings"
+            assert self._publisher is not None, "without streams no command comes without a grace"
             grace_s = self._publisher.settings.cancel_grace_s
         self.dispatcher.cancel(execution, grace_s)
 

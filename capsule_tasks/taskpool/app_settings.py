@@ -25,7 +25,7 @@ def path_of(app: Any) -> str:
 
 
 def lane_settings(app: Any, hostname: str, **changes: Any) -> TaskChildSettings:
-    """What a child of this worker is told."""
+    """The settings that a child of this worker is sent."""
     made = _made_in_code(app)
     conf = {name: value for name, value in made.items() if _can_be_told(value)}
     return TaskChildSettings(
@@ -43,14 +43,14 @@ def _made_in_code(app: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for settings in reversed(app.conf.maps[:-2]):  # the last are the configuration, and Celery's
         found.update(settings)
-    found.pop("deprecated_settings", None)  # Celery's own notes
+    found.pop("deprecated_settings", None)  # of Celery itself
     return found
 
 
 def _can_be_told(value: Any) -> bool:
     """Whether the child would have the same; lists for tuples, which Celery takes as well."""
     try:
-        heard = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
-        return bool(heard == (list(value) if isinstance(value, tuple) else value))
+        decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+        return bool(decoded == (list(value) if isinstance(value, tuple) else value))
     except Exception:  # noqa: BLE001 - comparing runs code of anybody's
         return False

@@ -40,7 +40,7 @@ def describe(child: Child) -> dict[str, Any]:
         "rss-kb": beat.rss_bytes // 1024 if beat is not None else None,
         "heartbeat-age-s": round(time.monotonic() - beat_at, 1) if beat_at is not None else None,
         "unresponsive": info.health.unresponsive,
-        "leaving": child.slot.retire_reason or None,
+        "retiring": child.slot.retire_reason or None,
     }
 
 

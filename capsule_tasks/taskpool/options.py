@@ -65,12 +65,12 @@ def profile(app: Any, lane: TaskChildSettings, options: dict[str, Any]) -> Profi
                 ready_s=setting(app, "capsule_ready_s"),
                 shutdown_s=setting(app, "capsule_child_stop_s"),
             ),
-            # What a child says beside its tasks the pool hears as it comes, and keeps none of it.
+            # The pool handles messages of no task as they come, so none are queued.
             routing=RoutingSettings(log_output=False, session_queue=1, session_queue_bytes=KIB),
             replace_killed=False,
         ),
         pool=PoolSettings(
-            min_idle=0,  # the dispatcher says how many there are
+            min_idle=0,  # the dispatcher sets the number
             fresh=False,
             max_uses=options.get("maxtasksperchild") or None,
             max_rss_bytes=int(most_kib * KIB) if most_kib else None,

@@ -93,12 +93,12 @@ class TaskPool(prefork.TaskPool):
         self._runtime = PoolRuntime(self.app, self.options, self._thread)
         self._watchdog.start()
         self._thread.start()
-        self._thread.begin(self._runtime.start(self._size)).result()
+        self._thread.start_coroutine(self._runtime.start(self._size)).result()
         if self.options.get("threads", True):
             self._bridge.start()
 
     def did_start_ok(self) -> bool:
-        """False if children cannot be started, so that the worker says so and ends."""
+        """False if children cannot be started: the worker logs that and exits."""
         return self._runtime is None or not self._runtime.sessions.info("blocking").breaker_open
 
     def register_with_event_loop(self, hub: Any) -> None:
@@ -152,7 +152,7 @@ class TaskPool(prefork.TaskPool):
         return not state.should_terminate and not all(task.ready() for task in tasks)
 
     def on_stop(self) -> None:
-        """Wait for every task and tell Celery of each, then end the children."""
+        """Wait for every task and report its end to Celery, then end the children."""
         self.on_close()
         self._thread.detach_hub()
         hub = get_event_loop()
@@ -203,7 +203,7 @@ class TaskPool(prefork.TaskPool):
             hub.on_tick.discard(self._thread.run_posts)
         self._last_info = self._get_info()
         runtime, self._runtime = self._runtime, None
-        ending = self._thread.begin(runtime.stop())
+        ending = self._thread.start_coroutine(runtime.stop())
         try:
             ending.result(_STOP_S)
         except TimeoutError:
@@ -214,7 +214,7 @@ class TaskPool(prefork.TaskPool):
         self._bridge.stop()
 
     def restart(self) -> None:
-        """New children, of an app that is imported anew; nothing that runs is lost."""
+        """Replace the children by ones that import the app again; nothing that runs is lost."""
         if self._runtime is not None:
             self._kinds.clear()
             self._runtime.restart()
@@ -431,7 +431,7 @@ class TaskPool(prefork.TaskPool):
             asking = self._ask_stack(
                 self._runtime.supervisor, task_id, reply, all_frames=all_frames
             )
-            self._thread.begin(asking)
+            self._thread.start_coroutine(asking)
         return reply
 
     async def _ask_stack(

@@ -104,7 +104,7 @@ class PoolRuntime:
         profiles = reloaded_profiles(self._profiles, self._app)
         new = set(self._app.tasks) - self._names
         self._thread.post(self.supervisor.expect_tasks, new)
-        self._thread.begin(self._reload(profiles, new))
+        self._thread.start_coroutine(self._reload(profiles, new))
 
     async def _reload(self, profiles: dict[str, Profile], new: set[str]) -> None:
         async with self._reloading:

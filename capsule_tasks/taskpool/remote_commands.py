@@ -43,10 +43,12 @@ def _keeping(name: str) -> Callable[..., Any]:
 
     @functools.wraps(own)
     def command(state: Any, *args: Any, **kwargs: Any) -> Any:
-        keeper = getattr(state.consumer, "capsule_revokes", None)
-        if keeper is not None:
+        revokes = getattr(state.consumer, "capsule_revokes", None)
+        if revokes is not None:
             ids = kwargs.get("task_id")
-            keeper.keep(ids=map(str, maybe_list(ids) or ()), stamps=_stamps(kwargs.get("headers")))
+            revokes.store(
+                ids=map(str, maybe_list(ids) or ()), stamps=_stamps(kwargs.get("headers"))
+            )
         return own(state, *args, **kwargs)
 
     # Not by `__wrapped__`: other packages may have wrapped Celery's own.

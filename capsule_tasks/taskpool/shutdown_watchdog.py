@@ -34,7 +34,7 @@ _ANSWER_TIMEOUT_S = 1.0
 class ShutdownWatchdog(ThreadService):
     """Ends the process if the worker does not stop by itself. Its children notice, and end too."""
 
-    thread_name = "capsule-leaving"
+    thread_name = "capsule-watchdog"
     stop_limit_s = 1.0
 
     def __init__(

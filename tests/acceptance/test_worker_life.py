@@ -202,7 +202,7 @@ def test_memory_is_looked_at_while_a_task_runs(redis_url: str, tmp_path: Path) -
         eventually(lambda: "is replaced: it uses" in worker.log, "the news")
         (session,) = worker.ask("stats")["pool"]["sessions"]
         assert (session["pid"], session["running"]) == (pid, [result.id])
-        assert "it uses" in session["leaving"]
+        assert "it uses" in session["retiring"]
         worker.go(key)
         assert result.get(timeout=HANG_S) == pid
         assert worker.get("signalled") != pid

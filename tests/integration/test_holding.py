@@ -68,7 +68,7 @@ def test_a_task_of_the_connection_before_the_last_is_acknowledged(
             stack.enter_context(connected(renewal, consumer, server.url)) for _ in range(3)
         ]
         first.acks.hold("a", "{}")
-        first.acks.settle()
+        first.acks.flush()
         assert client.hkeys("unacked") == ["a"]
         first.ack("a")
         renewal.stop()

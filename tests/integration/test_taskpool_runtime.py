@@ -44,7 +44,7 @@ def test_without_a_hub_the_runtime_thread_makes_every_call(runtime: RuntimeThrea
     made, names = threading.Event(), list[str]()
     runtime.post(of_runtime, made, names)
     assert made.wait(HANG_S)
-    assert runtime.begin(asyncio.sleep(0.001, "slept")).result(HANG_S) == "slept"
+    assert runtime.start_coroutine(asyncio.sleep(0.001, "slept")).result(HANG_S) == "slept"
     assert names == ["capsule-runtime"]
 
 
@@ -99,7 +99,7 @@ def test_what_still_runs_at_the_end_is_cancelled(runtime: RuntimeThread) -> None
         finally:
             cancelled.set()
 
-    runtime.begin(work())
+    runtime.start_coroutine(work())
     assert begun.wait(HANG_S)
     runtime.stop()
     assert cancelled.is_set()
@@ -140,7 +140,7 @@ def test_a_turn_ends_though_there_is_always_more_to_do(loop: SharedLoop) -> None
     loop.asyncio_loop.call_soon(again)
     loop.run_once()
     assert turns >= 1
-    assert loop.due_at <= loop.time()  # it says that it has to be turned again
+    assert loop.due_at <= loop.asyncio_loop.time()  # it says that it has to be turned again
 
 
 def test_the_hub_is_not_woken_for_what_it_looks_at_anyway() -> None:

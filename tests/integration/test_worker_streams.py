@@ -24,7 +24,15 @@ from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.taskpool.calls import group_of
 from tests.attempts import claim
 from tests.servers import fresh_prefix
-from tests.streaming import HANG_S, Ground, eventually, is_held, new_execution, reporter_of
+from tests.streaming import (
+    HANG_S,
+    Ground,
+    eventually,
+    has_started,
+    is_held,
+    new_execution,
+    reporter_of,
+)
 
 REPLACED = TaskResult(
     execution_id="replaced",
@@ -106,7 +114,7 @@ async def test_what_began_before_it_could_be_claimed_is_heard_before_its_end(
     """Also what it says later: in time it was due while nothing could be sent."""
     ground = Ground(valkey_url, claim_wait_s=0.0)
     execution = ground.admitted(new_execution("late"))
-    await eventually(lambda: execution.life.has_started)
+    await eventually(lambda: has_started(execution))
     ground.begin(execution)
     ground.publisher.claimer._on_due([execution])
     ground.supervisor.on_message(execution, output("said while Redis was away"))
@@ -127,7 +135,7 @@ async def test_what_an_attempt_before_was_told_is_not_for_the_next(valkey_url: s
     await claim(ground.store, "again", owner="another", claim="c")
     await ground.store.send_command("again", InterruptCommand())
     execution = ground.admitted(new_execution("again"))
-    await eventually(lambda: execution.life.has_started)
+    await eventually(lambda: has_started(execution))
     ground.begin(execution)
     async with started(ground):
         await eventually(lambda: is_held(execution))
@@ -240,7 +248,7 @@ async def test_while_redis_is_away_only_so_many_wait_for_it_and_the_rest_runs_un
     ground = Ground(valkey_url, claim_wait_s=0.0, end_wait_s=0.0)
     for number in range(3):
         execution = ground.admitted(new_execution(f"waits-{number}"))
-        await eventually(lambda one=execution: one.life.has_started)
+        await eventually(lambda one=execution: has_started(one))
         await ground.end(execution)
     unseen = ground.admitted(new_execution("unseen"))
     ground.supervisor.discard(new_execution("revoked"), "revoked")
@@ -262,7 +270,7 @@ async def test_with_output_that_waits_in_plenty_the_rest_runs_unseen_while_redis
     settings = ground.publisher.settings
     ground.publisher.settings = msgspec.structs.replace(settings, total_bytes=2048)
     running = ground.admitted(new_execution("running"))
-    await eventually(lambda: running.life.has_started)
+    await eventually(lambda: has_started(running))
     ground.supervisor.on_message(running, output("x" * 4096))
     seen = ground.admitted(new_execution("seen"))  # Redis may be there, and slow
     await ground.end(running)

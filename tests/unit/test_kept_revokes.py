@@ -20,7 +20,7 @@ class Keeper:
     def __init__(self) -> None:
         self.kept: list[tuple[list[str], list[Any]]] = []
 
-    def keep(self, ids: Any = (), stamps: Any = ()) -> None:
+    def store(self, ids: Any = (), stamps: Any = ()) -> None:
         self.kept.append((list(ids), list(stamps)))
 
 

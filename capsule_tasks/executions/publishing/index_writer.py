@@ -85,19 +85,19 @@ class IndexWriter:
             if not members:
                 del self._groups[group]
         while self._recent:
-            notes = dict(itertools.islice(self._recent.items(), _BATCH_SIZE))
-            await _recorded(self.store.record_recent(list(notes.values())))
-            for execution_id, note in notes.items():
-                if self._recent[execution_id] is note:  # else it has changed since
+            batch = dict(itertools.islice(self._recent.items(), _BATCH_SIZE))
+            await _recorded(self.store.record_recent(list(batch.values())))
+            for execution_id, entry in batch.items():
+                if self._recent[execution_id] is entry:  # else it has changed since
                     del self._recent[execution_id]
         with contextlib.suppress(LeaseLost):  # a reaper releases what was held under that lease
             await self.lease.flush_released()
 
 
-async def _recorded(note: Awaitable[None]) -> None:
+async def _recorded(writing: Awaitable[None]) -> None:
     """Drop a record that Redis refuses for good: all others wait behind it."""
     try:
-        await note
+        await writing
     except StorageError:
         raise
     except CapsuleError as error:

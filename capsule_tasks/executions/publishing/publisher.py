@@ -215,7 +215,7 @@ class Publisher:
     # --- settings of tasks ---------------------------------------------------------------------
 
     def forget_tasks(self) -> None:
-        """The app was imported anew: tasks may have other settings."""
+        """The app was imported again: tasks may have other settings."""
         self._of_tasks.clear()
 
     def _of_task(self, name: str) -> tuple[ExecutionSettings, bytes]:

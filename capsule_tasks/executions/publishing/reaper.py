@@ -74,7 +74,7 @@ class Reaper:
     async def _reap_batch(self, worker: str, part: list[str]) -> set[str]:
         """Reap each execution, even if others fail; return those that have to be reaped again."""
         reaped = (self._reap_one(worker, execution_id) for execution_id in part)
-        notes: list[tuple[int, RecentEntry]] = []
+        entries: list[tuple[int, RecentEntry]] = []
         left: set[str] = set()
         for execution_id, found in zip(
             part, await asyncio.gather(*reaped, return_exceptions=True), strict=True
@@ -91,9 +91,9 @@ class Reaper:
                 if not isinstance(found, InvalidId):  # that would fail each time
                     left.add(execution_id)
             elif found is not None:
-                notes.append(found)
+                entries.append(found)
         # Before the holds are released: afterwards no reaper would repair the index.
-        await self.store.record_recent(notes)
+        await self.store.record_recent(entries)
         return left
 
     async def _reap_one(self, worker: str, execution_id: str) -> tuple[int, RecentEntry] | None:
@@ -127,8 +127,8 @@ class Reaper:
         stored = await asyncio.to_thread(self.ended_elsewhere, execution_id)
         event = stored or _last_event_of(record)
         attempt, outcome = record.attempt, outcome_of(event)
-        kept = self.retention_of(record.task)
-        await self.store.reap(execution_id, worker, attempt, event, outcome, retention=kept)
+        retention = self.retention_of(record.task)
+        await self.store.reap(execution_id, worker, attempt, event, outcome, retention=retention)
         return failure_of(event)
 
 

@@ -81,11 +81,11 @@ class RuntimeThread(ThreadService):
         if self._inbox and not self._is_woken and loop is not None:
             self._is_woken = True
             try:
-                loop.call_soon_threadsafe(self._take)
+                loop.asyncio_loop.call_soon_threadsafe(self._take)
             except RuntimeError:
                 log.debug("the runtime has stopped; %d calls are not made", len(self._inbox))
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def start_coroutine(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the loop; the future has its result."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(work, self._loop.asyncio_loop)
@@ -148,7 +148,7 @@ class RuntimeThread(ThreadService):
             math.inf
         )  # an iteration that ends right now rings, whichever comes first
         self._waits_until = loop.due_at
-        timeout_s = self._waits_until - loop.time()
+        timeout_s = self._waits_until - loop.asyncio_loop.time()
         ready = {fd for fd, _ in poller.poll(min(max(0.0, timeout_s * 1000), _MAX_POLL_MS))}
         if wakeup.fileno() in ready:
             wakeup.clear()

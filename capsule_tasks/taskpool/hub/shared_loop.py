@@ -62,14 +62,11 @@ class SharedLoop:
         self._lock = threading.Lock()
         self._owner_thread: int | None = None
         self.due_at = math.inf
-        """When to run the loop though its descriptor is not readable, by `time`."""
+        """When to run the loop though its descriptor is not readable, by its own clock."""
 
     def fileno(self) -> int:
         """Readable when there is something to do."""
         return int(self._selector.fileno())
-
-    def time(self) -> float:
-        return self.asyncio_loop.time()
 
     def run_once(self) -> None:
         """Do all that can be done without waiting."""
@@ -80,7 +77,7 @@ class SharedLoop:
             self._selector.begin()
             self.asyncio_loop.run_forever()
             idle_s = self._selector.idle_s
-            self.due_at = math.inf if idle_s is None else self.time() + idle_s
+            self.due_at = math.inf if idle_s is None else self.asyncio_loop.time() + idle_s
         finally:
             self._release(old_mask)
 
@@ -120,10 +117,6 @@ class SharedLoop:
         self._owner_thread = None
         self._lock.release()
         set_mask(signal.SIG_SETMASK, old_mask)
-
-    def call_soon_threadsafe(self, call: Callable[[], object]) -> None:
-        """Have it called in the next iteration, and make the descriptor readable."""
-        self.asyncio_loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
         """Cancel what still runs, wait until it has ended, and release everything."""

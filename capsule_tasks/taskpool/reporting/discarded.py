@@ -19,9 +19,9 @@ from capsule_tasks.taskpool.calls import group_of
 class DiscardedTasks:
     """Reports each discarded task of an app, on the thread that sends Celery's signal."""
 
-    def __init__(self, app: Any, tell: Callable[[Execution, str], object]) -> None:
+    def __init__(self, app: Any, discard: Callable[[Execution, str], object]) -> None:
         self._app = app
-        self._tell = tell
+        self._discard = discard
 
     def start(self) -> None:
         task_revoked.connect(self._on_revoked)
@@ -44,4 +44,4 @@ class DiscardedTasks:
         )
         call = TaskCall(name=sender.name, task_id=request.id, request={}, body=b"")
         execution = Execution(call, origin, UNREPORTED)
-        self._tell(execution, "expired" if expired else "revoked")
+        self._discard(execution, "expired" if expired else "revoked")

@@ -102,7 +102,7 @@ class OutputLog(ThreadService):
     waits a few seconds for the rest to be written.
     """
 
-    thread_name = "capsule-output_log"
+    thread_name = "capsule-output"
     stop_limit_s = _FLUSH_S
     # Nothing is logged of a thread that hangs: it may hang in a handler, with its lock.
 
@@ -207,9 +207,9 @@ class OutputLog(ThreadService):
             return
         name, task_id, pid = self._source_name(source)
         task = {"task_name": name, "task_id": task_id}
-        said = (name, task_id, line)
+        arguments = (name, task_id, line)
         record = self._logger.makeRecord(
-            self._logger.name, level, __file__, 0, "%s[%s]: %s", said, None, extra=task
+            self._logger.name, level, __file__, 0, "%s[%s]: %s", arguments, None, extra=task
         )
         record.process, record.processName = pid, f"Session-{pid}"
         self._logger.handle(record)

@@ -102,7 +102,7 @@ class TaskReporter(Reporter):
     # --- on the hub thread ---------------------------------------------------------------------
 
     def release_prefetch(self) -> None:
-        """The message is acknowledged, or the counter that had room for it is gone."""
+        """The message is acknowledged, or its connection is lost."""
         counter, self.qos = self.qos, None
         if counter is not None:
             counter.remove_one()

@@ -72,14 +72,14 @@ class BatchedAcks:
         self._make(self._line.write)
         self._plan()
 
-    def settle(self) -> None:
-        """All that was noted is there when this returns, unless Redis does not answer."""
+    def flush(self) -> None:
+        """Write all and wait until it is confirmed, unless Redis does not answer."""
         if self._line is not None and not self._line.is_settled:
             self._make(self._line.settle)
 
     def stop(self) -> None:
         """Write the rest; idempotent."""
-        self.settle()
+        self.flush()
         if self._line is not None:
             self._line.close()
 
@@ -144,7 +144,7 @@ class BatchedAckQoS:
 
     def restore_by_tag(self: Any, tag: str, client: Any = None, leftmost: bool = False) -> None:
         """Flush first: kombu looks for the recorded delivery."""
-        self.acks.settle()
+        self.acks.flush()
         super().restore_by_tag(tag, client, leftmost)  # type: ignore[misc]
 
 

@@ -94,7 +94,7 @@ class Revokes(ThreadService):
         with self._changed:
             self._changed.notify()
 
-    def keep(self, ids: Iterable[str] = (), stamps: Iterable[Stamp] = ()) -> None:
+    def store(self, ids: Iterable[str] = (), stamps: Iterable[Stamp] = ()) -> None:
         """On the hub thread, which waits for nothing."""
         if not self.is_started:
             return

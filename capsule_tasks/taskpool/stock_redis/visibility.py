@@ -55,7 +55,7 @@ class _Followed:
 class VisibilityRenewal(ThreadService):
     """Renews and requeues for a consumer, from its first connection on."""
 
-    thread_name = "capsule-holding"
+    thread_name = "capsule-visibility"
 
     def __init__(self, consumer: Any) -> None:
         super().__init__()

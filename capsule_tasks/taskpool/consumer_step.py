@@ -9,7 +9,7 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 
-from capsule_tasks.storage.connections.doorbells import Ring
+from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.taskpool.prefetch import count_coroutines_apart
 from capsule_tasks.taskpool.reporting.requests import add_to_tasks
 from capsule_tasks.taskpool.stock_redis.failover import Failover
@@ -64,7 +64,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         self._renewal.stop()
 
 
-def _never(_channel: str, _ring: Ring) -> None:
+def _never(_channel: str, _ring: OnRing) -> None:
     """Another pool has no doorbells."""
 
 

@@ -23,7 +23,7 @@ from capsule_tasks.executions.events import Event
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.values import NotCarried
-from capsule_tasks.storage.connections.doorbells import Ring
+from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.taskpool import remote_commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.calls import is_coroutine_task, origin_of, task_call
 from capsule_tasks.taskpool.consumer_step import ConsumerStep
@@ -132,7 +132,7 @@ class TaskPool(prefork.TaskPool):
         for task in self._tasks:  # the new counter does not count their messages
             task.release_prefetch()
 
-    def listen(self, channel: str, ring: Ring) -> None:
+    def listen(self, channel: str, ring: OnRing) -> None:
         """Have `ring` called on the runtime's loop; see `Publisher.listen`."""
         runtime = self._runtime
         if runtime is not None and runtime.publisher is not None:

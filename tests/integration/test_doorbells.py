@@ -77,7 +77,7 @@ async def test_who_waited_in_vain_for_a_doorbell_is_rung_once_it_is_heard(valkey
     """What was said meanwhile may have been missed."""
     channel = fresh_prefix()
     rung: asyncio.Queue[bytes | None] = asyncio.Queue()
-    bells = Doorbells(valkey_url, patience_s=0)
+    bells = Doorbells(valkey_url, timeout_s=0)
     try:
         with pytest.raises(StorageUnavailable):
             await bells.listen(channel, rung.put_nowait)

@@ -45,8 +45,8 @@ async def make_blocking_calls(url: str) -> None:
         connections.close_blocking()
 
 
-async def listen_to_doorbells(url: str, patience_s: float | None = None) -> None:
-    bells = Doorbells(url, patience_s=patience_s)
+async def listen_to_doorbells(url: str, timeout_s: float | None = None) -> None:
+    bells = Doorbells(url, timeout_s=timeout_s)
     try:
         await bells.listen("bell", lambda _: None)
     finally:

@@ -54,13 +54,13 @@ def test_what_is_held_and_let_go_is_there(
 ) -> None:
     with line_to(server.url, has_marks=has_marks, global_keyprefix=prefix) as line:
         for number in range(5000):
-            line.hold(f"t{number}", "{}")
+            line.deliver(f"t{number}", "{}")
             if number % 100 == 0:
                 line.write()
         for number in range(4998):
-            line.let_go(f"t{number}")
-        line.settle()
-        assert line.is_settled
+            line.ack(f"t{number}")
+        line.flush()
+        assert line.is_flushed
         left = {"t4998", "t4999"}
         expected = (dict.fromkeys(left, "{}"), left, left if has_marks else set())
         assert noted(client, prefix) == expected
@@ -68,10 +68,10 @@ def test_what_is_held_and_let_go_is_there(
 
 def test_a_message_that_comes_again_is_held_again(server: PrivateServer, client: Any) -> None:
     with line_to(server.url) as line:
-        line.hold("a", "once")
-        line.let_go("a")
-        line.hold("a", "again")
-        line.settle()
+        line.deliver("a", "once")
+        line.ack("a")
+        line.deliver("a", "again")
+        line.flush()
         assert noted(client)[0] == {"a": "again"}
 
 
@@ -79,14 +79,14 @@ def test_what_a_lost_connection_may_not_have_brought_goes_on_the_next(
     server: PrivateServer, client: Any
 ) -> None:
     with line_to(server.url) as line:
-        line.hold("a", "1")
-        line.settle()
+        line.deliver("a", "1")
+        line.flush()
         client.client_kill_filter(_type="normal", skipme=True)
-        line.hold("b", "2")
-        line.let_go("a")
+        line.deliver("b", "2")
+        line.ack("a")
         for _ in range(3):  # the first may go into a socket that is closed at the other end
             with contextlib.suppress(StorageUnavailable):
-                line.settle()
+                line.flush()
         assert noted(client)[:2] == ({"b": "2"}, {"b"})
 
 
@@ -95,19 +95,19 @@ def test_what_a_server_that_was_away_did_not_hear_another_line_goes_on_with(
 ) -> None:
     port = server.port
     with line_to(server.url) as old, line_to(server.url) as new:
-        old.hold("a", "1")
-        old.settle()
+        old.deliver("a", "1")
+        old.flush()
         server.stop()
-        old.let_go("a")
-        old.hold("b", "2")
-        new.hold("c", "3")
+        old.ack("a")
+        old.deliver("b", "2")
+        new.deliver("c", "3")
         with pytest.raises(StorageUnavailable):
-            old.settle()
-        assert not old.is_settled
+            old.flush()
+        assert not old.is_flushed
         with PrivateServer(tmp_path / "redis", port=port, aof=True):
             new.take_over(old)
-            new.settle()
-            assert old.is_settled
+            new.flush()
+            assert old.is_flushed
             assert noted(client)[:2] == ({"b": "2", "c": "3"}, {"b", "c"})
 
 
@@ -116,13 +116,13 @@ def test_what_a_server_refuses_is_kept_until_it_does_not(
 ) -> None:
     client.acl_setuser("kombu", True, passwords="+x", keys=["*"], categories=["+@all", "-@hash"])
     with line_to(f"redis://kombu:x@127.0.0.1:{server.port}") as line:
-        line.hold("a", "1")
+        line.deliver("a", "1")
         for _ in range(2):
             with pytest.raises(StorageDenied):
-                line.settle()
+                line.flush()
         assert noted(client)[:2] == ({}, set())
         client.acl_setuser("kombu", True, categories=["+@hash"])
-        line.settle()
+        line.flush()
         assert noted(client)[:2] == ({"a": "1"}, {"a"})
 
 
@@ -131,14 +131,14 @@ def test_what_was_let_go_is_gone_though_nothing_more_may_be_held(
 ) -> None:
     """A server that is out of memory gets some of it back by that."""
     with line_to(server.url, has_marks=True) as line:
-        line.hold("a", "1")
-        line.settle()
+        line.deliver("a", "1")
+        line.flush()
         client.config_set("maxmemory", 1)
-        line.let_go("a")
-        line.hold("b", "2")
+        line.ack("a")
+        line.deliver("b", "2")
         with pytest.raises(StorageFull):
-            line.settle()
+            line.flush()
         assert noted(client) == ({}, set(), set())
         client.config_set("maxmemory", 0)
-        line.settle()
+        line.flush()
         assert noted(client) == ({"b": "2"}, {"b"}, {"b"})

@@ -24,7 +24,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.codec import Unreadable, canonical, decoded, encoded
-from capsule_tasks.storage.connections.faults import is_temporary, told
+from capsule_tasks.storage.connections.faults import is_temporary, to_storage_error
 from capsule_tasks.storage.executions.core import attempt_details
 from capsule_tasks.storage.keys import SessionKeys, escaped
 
@@ -126,7 +126,7 @@ REPLIES = {
 
 @pytest.mark.parametrize(("text", "kind"), REPLIES.items())
 def test_an_error_that_the_server_tells_wrote_nothing(text: str, kind: type) -> None:
-    error = told(raised.ResponseError(text), was_sent=True)
+    error = to_storage_error(raised.ResponseError(text), was_sent=True)
     assert type(error) is kind
     assert not error.may_have_written
     assert text.rpartition(" -")[2] in str(error)
@@ -144,7 +144,7 @@ def test_an_error_that_the_server_tells_wrote_nothing(text: str, kind: type) -> 
 def test_an_error_does_not_tell_the_script_that_met_it(before: str, after: str) -> None:
     text = "READONLY You can't write against a read only replica."
     for kind in (raised.ReadOnlyError, raised.ResponseError):
-        error = told(kind(f"{before}{text}{after}"), was_sent=True)
+        error = to_storage_error(kind(f"{before}{text}{after}"), was_sent=True)
         assert type(error) is StorageNotReady
         assert str(error) == f"Redis: {text} (nothing was written)"
 
@@ -161,7 +161,7 @@ def test_an_error_does_not_tell_the_script_that_met_it(before: str, after: str) 
     ],
 )
 def test_errors_with_a_class_of_their_own(error: Exception, kind: type) -> None:
-    assert type(told(error, was_sent=True)) is kind
+    assert type(to_storage_error(error, was_sent=True)) is kind
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_what_a_server_refuses_for_now_is_temporary(error: Exception, expected: 
     ids=repr,
 )  # fmt: skip
 def test_silence_leaves_it_open_only_after_sending(error: Exception, was_sent: bool) -> None:
-    found = told(error, was_sent=was_sent)
+    found = to_storage_error(error, was_sent=was_sent)
     assert type(found) is StorageUnavailable
     assert found.may_have_written == was_sent
 

@@ -10,7 +10,7 @@ from typing import Any
 from celery.backends.base import DisabledBackend
 
 from capsule_tasks.protocol.events import Ended, Outcome
-from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 
 _OUTCOMES = {
     "SUCCESS": Outcome.SUCCEEDED,
@@ -69,7 +69,7 @@ def translated_faults() -> Iterator[None]:
     try:
         yield
     except FAULTS as error:
-        fault = told(error, was_sent=False)
+        fault = to_storage_error(error, was_sent=False)
         raise type(fault)(f"the result backend is unavailable: {fault}") from error
 
 

@@ -63,11 +63,11 @@ class ExecutionWatcher:
     def __init__(self, url: str, settings: ExecutionSettings, backend_url: str | None) -> None:
         self.connection = PipelinedConnection(url)
         self.store = ExecutionStore(self.connection, settings=settings)
-        self.bells = Doorbells(url, patience_s=MAX_OUTAGE_S)
+        self.bells = Doorbells(url, timeout_s=MAX_OUTAGE_S)
         self._watchers = 0
         self._result_bells = self.bells
         if backend_url is not None and backend_url != url:
-            self._result_bells = Doorbells(backend_url, patience_s=_RESULT_BELL_S)
+            self._result_bells = Doorbells(backend_url, timeout_s=_RESULT_BELL_S)
 
     async def close(self) -> None:
         await self.bells.close()

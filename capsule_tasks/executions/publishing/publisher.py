@@ -30,7 +30,7 @@ from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.publishing.worker_lease import WorkerLease
 from capsule_tasks.protocol.events import AttemptClaimed, encode_event
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
-from capsule_tasks.storage.connections.doorbells import Doorbells, Ring
+from capsule_tasks.storage.connections.doorbells import Doorbells, OnRing
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.operations import Reply
@@ -95,7 +95,7 @@ class Publisher:
             self.connection, hold_store, lease, self.background, self.writers, retention.prefix
         )
         self.index = IndexWriter(self.store, self.lease, self.background, worker)
-        self._doorbells = Doorbells(url, patience_s=min(_DOORBELLS_S, lease.lease_s / 3))
+        self._doorbells = Doorbells(url, timeout_s=min(_DOORBELLS_S, lease.lease_s / 3))
         reaper = Reaper(
             self.store, hold_store, ended_elsewhere, fail_result, self._retention_of, self.writers
         )
@@ -132,14 +132,14 @@ class Publisher:
         await self._doorbells.close()
         await self.connection.close()
 
-    def listen(self, channel: str, ring: Ring) -> None:
+    def listen(self, channel: str, ring: OnRing) -> None:
         """Have `ring` called, on the loop, for each message on the channel.
 
         It is called with None whenever messages may have been missed, also before the first.
         """
         self.background.spawn(self._listen(channel, ring))
 
-    async def _listen(self, channel: str, ring: Ring) -> None:
+    async def _listen(self, channel: str, ring: OnRing) -> None:
         with contextlib.suppress(StorageUnavailable):  # then `ring` is called once it is subscribed
             await self._doorbells.listen(channel, ring)
             ring(None)

@@ -13,13 +13,13 @@ from redis.exceptions import NoScriptError
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint, async_cluster
-from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 from capsule_tasks.storage.connections.per_loop import PerLoop
 from capsule_tasks.storage.connections.targets import Target
 from capsule_tasks.storage.operations import Reply, closed, reply_of
 from capsule_tasks.storage.scripts import Call
 
-AT_ONCE_BYTES = 32 * 1024
+MAX_UNAWAITED_BYTES = 32 * 1024
 """An empty transport takes this much without asking its writer to wait."""
 
 
@@ -46,18 +46,18 @@ class AsyncConnections:
         """The reply of a script; raises StorageError."""
         if self.is_closed:
             raise closed()
-        caller = self._callers.mine() or await self._callers.make_for_this_loop()
+        caller = self._callers.of_this_loop() or await self._callers.make_for_this_loop()
         return await caller.run(call)
 
     async def close(self) -> None:
         """Close this loop's connections; safe before any use, twice, and while calls are made."""
         self.is_closed = True
-        await self._callers.close_mine()
+        await self._callers.close_for_this_loop()
 
     def _made(self) -> _Caller:
         if self._target.kind == "cluster":
-            places = asyncio.Semaphore(self._target.settings.max_connections)
-            return _ClusterCaller(async_cluster(self._target), places)
+            permits = asyncio.Semaphore(self._target.settings.max_connections)
+            return _ClusterCaller(async_cluster(self._target), permits)
         return _EndpointCaller(self._target)
 
 
@@ -86,17 +86,17 @@ class _EndpointCaller:
     def __init__(self, target: Target) -> None:
         self._endpoint = AsyncEndpoint(target)
         self._reply_timeout_s = target.settings.reply_timeout_s
-        self._places = asyncio.Semaphore(target.settings.max_connections)
+        self._permits = asyncio.Semaphore(target.settings.max_connections)
         self._free: list[AbstractConnection] = []
-        self._lent: set[AbstractConnection] = set()
+        self._in_use: set[AbstractConnection] = set()
         self._is_closed = False
 
     async def run(self, call: Call) -> Reply:
-        async with self._places:
+        async with self._permits:
             if self._is_closed:
                 raise closed()
             connection = self._free.pop() if self._free else self._endpoint.connection()
-            self._lent.add(connection)
+            self._in_use.add(connection)
             was_sent = False
             is_sound = False
             try:
@@ -109,15 +109,15 @@ class _EndpointCaller:
                 is_sound = True
                 return reply
             except FAULTS as error:
-                raise told(error, was_sent=was_sent) from error
+                raise to_storage_error(error, was_sent=was_sent) from error
             except TypeError as error:
                 if "'NoneType' object is not callable" not in str(error):
                     raise
                 # Python 3.13.0 says so of a transport that was lost just before it is written to.
                 lost = ConnectionResetError("the connection was lost")
-                raise told(lost, was_sent=was_sent) from error
+                raise to_storage_error(lost, was_sent=was_sent) from error
             finally:
-                self._lent.discard(connection)
+                self._in_use.discard(connection)
                 # What was answered with an error may be a server that is on its way down.
                 if not is_sound or self._is_closed:
                     await connection.disconnect(nowait=True)
@@ -126,7 +126,7 @@ class _EndpointCaller:
 
     async def close(self) -> None:
         self._is_closed = True
-        connections = [*self._free, *self._lent]
+        connections = [*self._free, *self._in_use]
         self._free.clear()
         try:
             for connection in connections:
@@ -141,7 +141,7 @@ class _EndpointCaller:
 async def _called(connection: AbstractConnection, call: Call, limit_s: float) -> Reply:
     packed = call.packed(b"EVALSHA", call.script.sha)
     # What is short goes out without waiting; the time limit is set up while the server works.
-    is_sent = len(packed) <= AT_ONCE_BYTES
+    is_sent = len(packed) <= MAX_UNAWAITED_BYTES
     if is_sent:
         await connection.send_packed_command([packed], check_health=False)
     async with asyncio.timeout(limit_s):
@@ -162,12 +162,12 @@ class _ClusterCaller:
     It may repeat a command by itself, so whether one was sent is not known: it is assumed.
     """
 
-    def __init__(self, client: Any, places: AbstractAsyncContextManager[None]) -> None:
+    def __init__(self, client: Any, permits: AbstractAsyncContextManager[None]) -> None:
         self._client = client
-        self._places = places
+        self._permits = permits
 
     async def run(self, call: Call) -> Reply:
-        async with self._places:
+        async with self._permits:
             return await self._executed(call)
 
     async def _executed(self, call: Call) -> Reply:
@@ -180,7 +180,7 @@ class _ClusterCaller:
             except NoScriptError:
                 return reply_of(await execute("EVAL", call.script.source, *tail, **undecoded))
         except FAULTS as error:
-            raise told(error, was_sent=True) from error
+            raise to_storage_error(error, was_sent=True) from error
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -13,7 +13,7 @@ from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import SyncEndpoint, sync_cluster
-from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 from capsule_tasks.storage.connections.targets import Target
 from capsule_tasks.storage.operations import Reply, closed, reply_of
 from capsule_tasks.storage.scripts import Call
@@ -62,7 +62,7 @@ class SyncConnections:
                 try:
                     self._caller = self._made()
                 except FAULTS as error:  # the client of a cluster asks for its nodes at once
-                    raise told(error, was_sent=False) from error
+                    raise to_storage_error(error, was_sent=False) from error
             return self._caller
 
     def _made(self) -> _Caller:
@@ -108,7 +108,7 @@ class _EndpointCaller:
             is_sound = True
             return reply
         except FAULTS as error:
-            raise told(error, was_sent=was_sent) from error
+            raise to_storage_error(error, was_sent=was_sent) from error
         finally:
             # Also after an interrupt, whose reply would be read by the next call.
             if not is_sound:
@@ -152,22 +152,22 @@ class _ClusterCaller:
             except NoScriptError:
                 return reply_of(execute("EVAL", call.script.source, *tail, **undecoded))
         except FAULTS as error:
-            raise told(error, was_sent=True) from error
+            raise to_storage_error(error, was_sent=True) from error
 
     def close(self) -> None:
         self._client.close()
 
 
-def is_reachable(url: str, patience_s: float) -> bool:
+def is_reachable(url: str, timeout_s: float) -> bool:
     """Whether a server says anything in that time, and be it an error, on a new connection."""
-    settings = ConnectionSettings(connect_timeout_s=patience_s, reply_timeout_s=patience_s)
+    settings = ConnectionSettings(connect_timeout_s=timeout_s, reply_timeout_s=timeout_s)
     connection = SyncEndpoint(targets.parsed(url, settings)).connection()
     try:
         connection.connect()
         connection.send_command("PING", check_health=False)
         connection.read_response()
     except FAULTS as error:
-        return not isinstance(told(error, was_sent=True), StorageUnavailable)
+        return not isinstance(to_storage_error(error, was_sent=True), StorageUnavailable)
     finally:
         connection.disconnect()
     return True

@@ -1,7 +1,7 @@
-"""Doorbells: Redis says that a key has changed, over one connection for all that is watched.
+"""Doorbells: Redis announces that a key has changed, over one connection for all channels.
 
-A ring is only a hint. Who is rung reads the key; who was deaf for a while (the connection was lost,
-the server changed) is rung for everything it listens to, and reads again.
+A ring is only a hint to read the key. After the connection was lost, every channel is rung once it
+is subscribed again, because rings may have been missed.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from capsule_tasks.storage.operations import closed, delay_s
 
 log = logging.getLogger("capsule_tasks.storage")
 
-Ring = Callable[[bytes | None], object]
-"""Called with what was said, or with None after a time in which rings may have been missed."""
+OnRing = Callable[[bytes | None], object]
+"""Called with the message, or with None after a time in which rings may have been missed."""
 
-_SILENCE_S = 15.0
+_PING_AFTER_S = 15.0
 _RETRY = RetrySettings(first_delay_s=0.1, max_delay_s=1.0)
-_SLICE = 500
+_BATCH_SIZE = 500
 
 
 class Doorbells:
-    """Listens on channels, on the loop that it was made on; the connection is made when needed."""
+    """Listens on channels, on the event loop it was made on; connects when needed."""
 
     def __init__(
         self,
         url: str,
         settings: ConnectionSettings | None = None,
         *,
-        patience_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> None:
-        """`patience_s` is how long `listen` waits for a Redis that is away; None: for ever."""
-        self._patience_s = patience_s
+        """`timeout_s` is how long `listen` waits while Redis is unavailable; None: for ever."""
+        self._timeout_s = timeout_s
         self._fault: BaseException | None = None
         self._settings = settings or ConnectionSettings()
-        # To any node of a cluster, which passes on what is said on another.
+        # To any node of a cluster: nodes pass messages on to each other.
         self._endpoint = AsyncEndpoint(targets.parsed(url, self._settings))
-        self._rings: dict[bytes, list[Ring]] = {}
-        self._asked: dict[bytes, asyncio.Future[None]] = {}
-        self._heard: set[bytes] = set()
-        self._missed: set[bytes] = set()
-        """Channels that somebody no longer waits to hear: rung once they are heard."""
+        self._rings: dict[bytes, list[OnRing]] = {}
+        self._confirmations: dict[bytes, asyncio.Future[None]] = {}
+        self._subscribed: set[bytes] = set()
+        self._maybe_missed: set[bytes] = set()
+        """Channels whose `listen` timed out: rung once they are subscribed."""
         self._connection: AbstractConnection | None = None
         self._server: asyncio.Task[None] | None = None
         self._changed: list[tuple[str, bytes]] = []
         self._writer: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def listen(self, channel: str, ring: Ring) -> None:
-        """Have `ring` called from now on; returns once nothing that is said can be missed.
+    async def listen(self, channel: str, ring: OnRing) -> None:
+        """Call `ring` from now on; returns once the channel is subscribed.
 
-        StorageUnavailable if Redis stays away for longer than the patience. Until `leave`, `ring`
-        is called all the same once the channel is heard. StorageClosed after, or upon, `close`.
+        Raises StorageUnavailable after the timeout; until `leave`, `ring` is called anyway once
+        the channel is subscribed. Raises StorageClosed after, or upon, `close`.
         """
         if self._is_closed:
             raise closed()
@@ -70,46 +70,48 @@ class Doorbells:
         self._rings.setdefault(name, []).append(ring)
         if self._server is None:
             self._server = asyncio.get_running_loop().create_task(self._serve())
-        if name in self._heard:
+        if name in self._subscribed:
             return
-        asked = self._asked.get(name)
-        if asked is None:
-            asked = self._asked[name] = asyncio.get_running_loop().create_future()
+        confirmation = self._confirmations.get(name)
+        if confirmation is None:
+            confirmation = self._confirmations[name] = asyncio.get_running_loop().create_future()
             self._send("SUBSCRIBE", name)
         try:
-            async with asyncio.timeout(self._patience_s):
-                await asyncio.shield(asked)
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.shield(confirmation)
             if self._is_closed:
                 raise closed()
         except TimeoutError:
-            self._missed.add(name)
+            self._maybe_missed.add(name)
             fault = reason_of(self._fault) if self._fault is not None else "no answer"
-            why = f"{fault} (for {self._patience_s:g} s)"
+            why = f"{fault} (for {self._timeout_s:g} s)"
             raise StorageUnavailable(f"Redis: {why}") from self._fault
 
-    def leave(self, channel: str, ring: Ring) -> None:
+    def leave(self, channel: str, ring: OnRing) -> None:
         """Stop calling `ring`; safe if it never was."""
         name = channel.encode()
         rings = self._rings.get(name, [])
         if ring in rings:
             rings.remove(ring)
         if not rings and self._rings.pop(name, None) is not None:
-            self._heard.discard(name)
-            self._missed.discard(name)
-            if (asked := self._asked.pop(name, None)) is not None:
-                asked.cancel()
+            self._subscribed.discard(name)
+            self._maybe_missed.discard(name)
+            if (confirmation := self._confirmations.pop(name, None)) is not None:
+                confirmation.cancel()
             self._send("UNSUBSCRIBE", name)
 
     async def close(self) -> None:
-        """Stop listening; safe twice, and before anything was heard."""
+        """Stop listening; safe twice, and before any `listen`."""
         self._is_closed = True
         for task in (self._server, self._writer):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        for asked in self._asked.values():  # whoever waits for one learns that this is closed
-            asked.set_result(None)
-        self._asked.clear()
+        for confirmation in (
+            self._confirmations.values()
+        ):  # wakes each `listen` that waits: it raises StorageClosed
+            confirmation.set_result(None)
+        self._confirmations.clear()
         await self._endpoint.close()
 
     # --- the connection ------------------------------------------------------------------------
@@ -123,12 +125,12 @@ class Doorbells:
                 await self._subscribe_all(connection)
                 attempt = 0
                 self._fault = None
-                await self._hear(connection)
-            except Exception as error:  # noqa: BLE001 - without this task nobody is rung again
+                await self._receive(connection)
+            except Exception as error:  # noqa: BLE001 - without this task no doorbell rings again
                 self._note_fault(error)
             finally:
                 self._connection = None
-                self._heard.clear()
+                self._subscribed.clear()
                 if connection is not None:
                     with contextlib.suppress(*FAULTS):
                         await connection.disconnect(nowait=True)
@@ -139,15 +141,15 @@ class Doorbells:
         before, self._fault = self._fault, error
         if isinstance(error, FAULTS):
             log.info("the doorbell connection was lost: %s", reason_of(error))
-        elif repr(error) != repr(before):  # a defect: told once, not with each new try
-            log.error("doorbells cannot be heard, and are tried again", exc_info=error)
+        elif repr(error) != repr(before):  # a defect: logged once, not at each retry
+            log.error("doorbell subscription failed, retrying", exc_info=error)
 
     async def _subscribe_all(self, connection: AbstractConnection) -> None:
         self._changed.clear()
         names = list(self._rings)
         self._connection = connection
-        for first in range(0, len(names), _SLICE):
-            await self._write(connection, "SUBSCRIBE", names[first : first + _SLICE])
+        for first in range(0, len(names), _BATCH_SIZE):
+            await self._write(connection, "SUBSCRIBE", names[first : first + _BATCH_SIZE])
 
     async def _write(
         self, connection: AbstractConnection, command: str, names: Iterable[bytes]
@@ -155,12 +157,12 @@ class Doorbells:
         packed = connection.pack_command(command, *names)
         await connection.send_packed_command(packed, check_health=False)
 
-    async def _hear(self, connection: AbstractConnection) -> None:
+    async def _receive(self, connection: AbstractConnection) -> None:
         is_waiting_for_pong = False
         while True:
             try:
                 async with asyncio.timeout(
-                    self._settings.reply_timeout_s if is_waiting_for_pong else _SILENCE_S
+                    self._settings.reply_timeout_s if is_waiting_for_pong else _PING_AFTER_S
                 ):
                     message = await connection.read_response(
                         disable_decoding=True, disconnect_on_error=False
@@ -172,9 +174,9 @@ class Doorbells:
                 await self._write(connection, "PING", ())
                 continue
             is_waiting_for_pong = False
-            self._take(message)
+            self._on_message(message)
 
-    def _take(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         kind = message[0] if isinstance(message, list) and len(message) > 2 else b""
         if kind == b"message":
             for ring in tuple(self._rings.get(message[1], ())):
@@ -183,26 +185,26 @@ class Doorbells:
             name = message[1]
             if name not in self._rings:
                 return
-            self._heard.add(name)
-            asked = self._asked.pop(name, None)
-            if asked is not None and not asked.done():
-                asked.set_result(None)
-            # Else it was heard before the connection was lost.
-            if asked is None or name in self._missed:
-                self._missed.discard(name)
+            self._subscribed.add(name)
+            confirmation = self._confirmations.pop(name, None)
+            if confirmation is not None and not confirmation.done():
+                confirmation.set_result(None)
+            # Without one, the channel was subscribed before the connection was lost.
+            if confirmation is None or name in self._maybe_missed:
+                self._maybe_missed.discard(name)
                 for ring in tuple(self._rings[name]):
                     self._ring(ring, None)
 
-    def _ring(self, ring: Ring, data: bytes | None) -> None:
+    def _ring(self, ring: OnRing, data: bytes | None) -> None:
         try:
             ring(data)
         except Exception:
-            log.exception("a doorbell could not be answered")
+            log.exception("doorbell callback failed")
 
     def _send(self, command: str, name: bytes) -> None:
-        """With all that is asked for in this turn of the loop."""
+        """Send a change together with all others of this iteration of the loop."""
         if self._connection is None:
-            return  # it will be asked for when there is a connection
+            return  # `_subscribe_all` follows once there is a connection
         self._changed.append((command, name))
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._send_changes())
@@ -222,10 +224,10 @@ class Doorbells:
 
 
 def _runs(changed: list[tuple[str, bytes]]) -> Iterable[tuple[str, list[bytes]]]:
-    """Neighbours with the same command together, in order."""
+    """Consecutive changes with the same command as one, in order."""
     first = 0
     for place in range(1, len(changed) + 1):
         is_end = place == len(changed) or changed[place][0] != changed[first][0]
-        if is_end or place - first == _SLICE:
+        if is_end or place - first == _BATCH_SIZE:
             yield changed[first][0], [name for _, name in changed[first:place]]
             first = place

@@ -60,7 +60,7 @@ _KIND_OF_CLASS: tuple[tuple[type[Exception], type[StorageError]], ...] = (
 )
 
 
-def told(error: BaseException, *, was_sent: bool) -> StorageError:
+def to_storage_error(error: BaseException, *, was_sent: bool) -> StorageError:
     """The error to raise for this one; `was_sent` if the command may have reached the server.
 
     A server that answers with an error has done nothing: scripts check everything before they
@@ -88,7 +88,7 @@ def is_temporary(error: BaseException | None) -> bool:
     as well: kombu wraps some.
     """
     while error is not None:
-        if isinstance(told(error, was_sent=False), StorageNotReady):
+        if isinstance(to_storage_error(error, was_sent=False), StorageNotReady):
             return True
         error = error.__cause__
     return False

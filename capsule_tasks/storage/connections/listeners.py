@@ -17,7 +17,7 @@ from redis.connection import Connection as SyncConnection
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint, SyncEndpoint
-from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 
 
 @asynccontextmanager
@@ -31,7 +31,7 @@ async def messages(url: str, channel: str) -> AsyncIterator[AsyncIterator[bytes]
             await connection.send_command("SUBSCRIBE", channel, check_health=False)
             await connection.read_response(disable_decoding=True)
         except FAULTS as error:
-            raise told(error, was_sent=False) from error
+            raise to_storage_error(error, was_sent=False) from error
         yield _messages(connection)
     finally:
         if connection is not None:
@@ -51,7 +51,7 @@ def messages_blocking(url: str, channel: str) -> Iterator[Iterator[bytes]]:
             connection.send_command("SUBSCRIBE", channel, check_health=False)
             connection.read_response(disable_decoding=True)
         except FAULTS as error:
-            raise told(error, was_sent=False) from error
+            raise to_storage_error(error, was_sent=False) from error
         yield _messages_blocking(connection)
     finally:
         if connection is not None:
@@ -64,7 +64,7 @@ async def _messages(connection: AbstractConnection) -> AsyncIterator[bytes]:
         try:
             answer = await connection.read_response(disable_decoding=True)
         except FAULTS as error:
-            raise told(error, was_sent=False) from error
+            raise to_storage_error(error, was_sent=False) from error
         if (data := _data(answer)) is not None:
             yield data
 
@@ -74,7 +74,7 @@ def _messages_blocking(connection: SyncConnection) -> Iterator[bytes]:
         try:
             answer = connection.read_response(disable_decoding=True)
         except FAULTS as error:
-            raise told(error, was_sent=False) from error
+            raise to_storage_error(error, was_sent=False) from error
         if (data := _data(answer)) is not None:
             yield data
 

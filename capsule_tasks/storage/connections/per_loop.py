@@ -27,32 +27,32 @@ class PerLoop(Generic[T]):
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._of_loop: weakref.WeakKeyDictionary[
+        self._by_loop: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None]]
         ] = weakref.WeakKeyDictionary()
 
-    def mine(self) -> T | None:
-        entry = self._of_loop.get(asyncio.get_running_loop())
+    def of_this_loop(self) -> T | None:
+        entry = self._by_loop.get(asyncio.get_running_loop())
         return entry and entry[0]
 
     async def make_for_this_loop(self) -> T:
         loop = asyncio.get_running_loop()
         with self._lock:
-            for other in [other for other in self._of_loop if other.is_closed()]:
-                del self._of_loop[other]
+            for other in [other for other in self._by_loop if other.is_closed()]:
+                del self._by_loop[other]
             thing = self._make()
-            keeper = self._kept_until_the_loop_ends(loop, thing)
-            self._of_loop[loop] = (thing, keeper)
+            keeper = self._close_with_loop(loop, thing)
+            self._by_loop[loop] = (thing, keeper)
         # The first step registers it with the loop, which closes it when it shuts down.
         await anext(keeper)
         return thing
 
-    async def close_mine(self) -> None:
-        entry = self._of_loop.get(asyncio.get_running_loop())
+    async def close_for_this_loop(self) -> None:
+        entry = self._by_loop.get(asyncio.get_running_loop())
         if entry is not None:
             await entry[1].aclose()
 
-    async def _kept_until_the_loop_ends(
+    async def _close_with_loop(
         self, loop: asyncio.AbstractEventLoop, thing: T
     ) -> AsyncGenerator[None]:
         made_in = os.getpid()
@@ -62,7 +62,7 @@ class PerLoop(Generic[T]):
             # A fork may run on inside a copy of this loop and shut it down: not its sockets.
             if made_in == os.getpid():
                 with self._lock:
-                    self._of_loop.pop(loop, None)
+                    self._by_loop.pop(loop, None)
                 await thing.close()
 
     def leave_to_parent(self) -> list[object]:
@@ -71,7 +71,7 @@ class PerLoop(Generic[T]):
         The sockets are the parent's, too. Closing them here would write into its TLS streams and
         take them out of the poll set that both processes share.
         """
-        left: list[object] = list(self._of_loop.items())
+        left: list[object] = list(self._by_loop.items())
         self._reset()
         return left
 

@@ -1,4 +1,4 @@
-"""Many calls at once over one connection: each is sent at once, replies come in the same order."""
+"""Many calls in flight over one connection; replies come in the order of the calls."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.asynchronous import AsyncConnections
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
-from capsule_tasks.storage.connections.faults import FAULTS, is_temporary, told
+from capsule_tasks.storage.connections.faults import FAULTS, is_temporary, to_storage_error
 from capsule_tasks.storage.operations import Reply, closed, no_reply
 from capsule_tasks.storage.scripts import Call
 
-_MOST_WAITING = 64
+_MAX_BATCH = 64
 
 Answer = Callable[[Reply | StorageError], object]
 
@@ -36,11 +36,11 @@ log = logging.getLogger("capsule_tasks.storage")
 
 
 class PipelinedConnection:
-    """The way to one Redis for a loop that makes many small calls; an `AsyncStore`.
+    """A connection to one Redis for an event loop that makes many small calls; an `AsyncStore`.
 
     Calls to one server share a connection, so that a thousand in flight cost one. A cluster has
-    a connection for each call in flight, as `AsyncConnections` makes them. A caller that leaves
-    does not disturb the others: its reply is dropped when it comes.
+    a connection for each call in flight, as `AsyncConnections` makes them. A caller that
+    is cancelled does not disturb the others: its reply is dropped when it comes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PipelinedConnection:
         replicas: int = 0,
         replica_wait_s: float = 1.0,
     ) -> None:
-        """With `replicas` a reply is given when so many have it too, or have had their time."""
+        """With `replicas` a reply is given once so many replicas have the write, or timed out."""
         settings = settings or ConnectionSettings()
         self._settings = settings
         self._replication = (replicas, int(replica_wait_s * 1000))
@@ -61,88 +61,90 @@ class PipelinedConnection:
             raise InvalidSetting("replicas", replicas, "0 where the Redis is a cluster")
         self._others = AsyncConnections(url, settings) if target.kind == "cluster" else None
         self._endpoint = AsyncEndpoint(target)
-        self._line: PipelinedLink | None = None
+        self._link: PipelinedLink | None = None
         # redis-py's cluster client closes connections that are in use when it needs more than it
         # may have: it is never asked for so many.
-        self._places = asyncio.Semaphore(max(1, settings.max_connections // 2))
+        self._permits = asyncio.Semaphore(max(1, settings.max_connections // 2))
         self._knows_cluster = False
         self._connecting = asyncio.Lock()
         self.is_closed = False
 
     @property
     def preserves_order(self) -> bool:
-        """Whether calls are done in the order in which they were begun."""
+        """Whether calls are done in the order in which they were made."""
         return self._others is None
 
     async def run(self, call: Call, *, may_batch: bool = False) -> Reply:
         """The reply of a script; raises StorageError.
 
-        A patient call waits for others of its turn: each packet costs more than a call.
+        A call that may batch waits for others of this iteration: a packet costs more than a call.
         """
         if self.is_closed:
             raise closed()
         if self._others is not None:
             return await self._run_in_cluster(self._others, call)
-        line = self._line
-        if line is None or line.is_broken:
-            line = await self._connected()
-        reply = await line.ask(call, may_batch)
+        link = self._link
+        if link is None or link.is_broken:
+            link = await self._connected()
+        reply = await link.ask(call, may_batch)
         if isinstance(reply, StorageError):
             # A call that was in flight as this was closed says so, like those that come later.
             raise reply.__cause__ if isinstance(reply.__cause__, StorageClosed) else reply
         return reply
 
     def send_nowait(self, call: Call, answer: Answer, *, may_batch: bool = False) -> None:
-        """The same for a caller that does not wait: `answer` has the reply, or the error.
+        """Send a call without waiting; `answer` is called with the reply or the error.
 
-        For small calls in great number, where order is kept. It is tried once, and not at all
-        without a connection: whoever is told of an error makes the call by `run`.
+        For many small calls where order is preserved. The call is tried once, and not at all
+        without a connection: after an error the caller repeats it by `run`.
         """
-        line = self._line
-        if line is None or line.is_broken or self.is_closed:
+        link = self._link
+        if link is None or link.is_broken or self.is_closed:
             error = StorageUnavailable("Redis: there is no connection")
             asyncio.get_running_loop().call_soon(answer, error)
             return
-        line.send_nowait(call, answer, may_batch)
+        link.send_nowait(call, answer, may_batch)
 
     async def _run_in_cluster(self, cluster: AsyncConnections, call: Call) -> Reply:
         if not self._knows_cluster:
-            async with self._connecting:  # while it learns the nodes it can serve nobody else
+            async with (
+                self._connecting
+            ):  # while the client learns the nodes it serves no other call
                 reply = await cluster.run(call)
                 self._knows_cluster = True
                 return reply
-        async with self._places:
+        async with self._permits:
             return await cluster.run(call)
 
     async def close(self) -> None:
-        """End the connection; what is in flight fails. Safe twice, and each caller waits."""
+        """Close the connection; calls in flight fail. Safe twice, and each caller waits."""
         self.is_closed = True
         if self._others is not None:
             await self._others.close()
-        if self._line is not None:
-            await self._line.close()
+        if self._link is not None:
+            await self._link.close()
         await self._endpoint.close()
 
     async def _connected(self) -> PipelinedLink:
         async with self._connecting:
-            line = self._line
-            if line is not None and not line.is_broken:
-                return line
+            link = self._link
+            if link is not None and not link.is_broken:
+                return link
             try:
                 connection = await self._endpoint.open_connection()
             except FAULTS as error:
-                raise told(error, was_sent=False) from error
+                raise to_storage_error(error, was_sent=False) from error
             if self.is_closed:
                 await connection.disconnect(nowait=True)
                 raise closed()
-            self._line = PipelinedLink(
+            self._link = PipelinedLink(
                 connection, self._settings.reply_timeout_s, self._replication
             )
-            return self._line
+            return self._link
 
 
 class PipelinedLink:
-    """One connection in its life: from connected to broken."""
+    """One connection from connected to broken."""
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class PipelinedLink:
         self.is_broken = False
         self._replicas, wait_ms = replication
         self._wait = connection.pack_command("WAIT", self._replicas, wait_ms)
-        self._held: list[tuple[Callable[[Any], object], Any]] = []
+        self._unreplicated: list[tuple[Callable[[Any], object], Any]] = []
         """Replies that wait until the replicas have what was done."""
         self._connection = connection
         self._timeout_s = timeout_s + (wait_ms / 1000 if self._replicas else 0)
@@ -162,9 +164,9 @@ class PipelinedLink:
         self._outbox: list[bytes] = []
         self._writer: asyncio.Task[None] | None = None
         self._reader = self._loop.create_task(self._read())
-        self._leaving: asyncio.Task[None] | None = None
-        self._watch: asyncio.TimerHandle | None = None
-        self._patience: asyncio.Handle | None = None
+        self._disconnecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._flush_handle: asyncio.Handle | None = None
 
     def ask(self, call: Call, may_batch: bool) -> asyncio.Future[Reply | StorageError]:
         """As `cast`, for a caller that waits, and may leave."""
@@ -193,23 +195,23 @@ class PipelinedLink:
         self._break(closed())
         if self._writer is not None:
             self._writer.cancel()
-        tasks = (self._reader, self._writer, self._leaving)
+        tasks = (self._reader, self._writer, self._disconnecting)
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
     def _send(self, packed: bytes, on_reply: Callable[[Any], object], may_batch: bool) -> None:
         self._outbox.append(packed)
         self._waiting.append((on_reply, self._loop.time()))
-        if not may_batch or len(self._outbox) >= _MOST_WAITING:
+        if not may_batch or len(self._outbox) >= _MAX_BATCH:
             self.flush()
-        elif self._patience is None:
-            self._patience = self._loop.call_soon(self.flush)
-        if self._watch is None:
-            self._watch = self._loop.call_later(self._timeout_s, self._look)
+        elif self._flush_handle is None:
+            self._flush_handle = self._loop.call_soon(self.flush)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._check_timeout)
 
     def flush(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
         if self._writer is None and self._outbox and not self.is_broken:
             self._writer = self._loop.create_task(self._write())
 
@@ -240,81 +242,81 @@ class PipelinedLink:
                 self._answer(reply)
 
     def _answer(self, reply: Any) -> None:
-        if not self._waiting:  # bytes that nobody asked for: no connection to go on with
+        if not self._waiting:  # a reply to no call: the connection cannot be trusted
             self._break(StorageUnavailable("Redis: a reply to no call"))
             return
         on_reply = self._waiting.popleft()[0]
         if self._replicas and on_reply != self._on_replicated:
-            self._held.append((on_reply, reply))
+            self._unreplicated.append((on_reply, reply))
         else:
-            self._tell(on_reply, reply)
+            self._deliver(on_reply, reply)
 
     def _on_replicated(self, reply: Any) -> None:
         if self.is_broken:
             return
         if reply != self._replicas:
             log.warning("Redis: %s replicas have what was written, not %s", reply, self._replicas)
-        held, self._held = self._held, []
-        for on_reply, answer in held:
-            self._tell(on_reply, answer)
+        unreplicated, self._unreplicated = self._unreplicated, []
+        for on_reply, answer in unreplicated:
+            self._deliver(on_reply, answer)
 
-    def _tell(self, on_reply: Callable[[Any], object], reply: Any) -> None:
+    def _deliver(self, on_reply: Callable[[Any], object], reply: Any) -> None:
         try:
             on_reply(reply)
-        except Exception:  # the others on this line wait for theirs
-            log.exception("a reply of Redis could not be dealt with")
+        except Exception:  # other calls on this connection wait for their replies
+            log.exception("callback for a Redis reply failed")
 
-    def _look(self) -> None:
-        """A server that is silent for too long is given up; what was sent may have been done."""
-        self._watch = None
+    def _check_timeout(self) -> None:
+        """Break the connection if the oldest call has waited too long; it may have been done."""
+        self._timer = None
         if not self._waiting or self.is_broken:
             return
         oldest_s = self._loop.time() - self._waiting[0][1]
         if oldest_s >= self._timeout_s:
             self._break(TimeoutError(f"no reply within {self._timeout_s} s"))
         else:
-            self._watch = self._loop.call_later(self._timeout_s - oldest_s, self._look)
+            self._timer = self._loop.call_later(self._timeout_s - oldest_s, self._check_timeout)
 
     def _break(self, error: BaseException) -> None:
         if self.is_broken:
             return
         self.is_broken = True
-        for timer in (self._watch, self._patience):
+        for timer in (self._timer, self._flush_handle):
             if timer is not None:
                 timer.cancel()
         self._outbox.clear()
-        for on_reply, _ in self._held:  # it may be lost with this primary
-            self._loop.call_soon(self._tell, on_reply, _copied(error))
-        self._held.clear()
+        for on_reply, _ in self._unreplicated:  # the write may be lost with this primary
+            self._loop.call_soon(self._deliver, on_reply, _copied(error))
+        self._unreplicated.clear()
         while self._waiting:
-            # Later: who is told may make calls.
-            self._loop.call_soon(self._tell, self._waiting.popleft()[0], _copied(error))
+            # Later, because a callback may make calls.
+            self._loop.call_soon(self._deliver, self._waiting.popleft()[0], _copied(error))
         self._reader.cancel()
-        self._leaving = self._loop.create_task(self._leave())
+        self._disconnecting = self._loop.create_task(self._disconnect())
 
-    async def _leave(self) -> None:
+    async def _disconnect(self) -> None:
         with contextlib.suppress(*FAULTS):
             await self._connection.disconnect(nowait=True)
 
 
 def _resolve(answered: asyncio.Future[Reply | StorageError], reply: Reply | StorageError) -> None:
-    if not answered.done():  # otherwise the caller has left
+    if not answered.done():  # otherwise the caller was cancelled
         answered.set_result(reply)
 
 
 def _error_of(reply: object) -> StorageError:
-    """The error to tell of what is no reply of a script."""
+    """The error for a reply that no script gives."""
     if isinstance(reply, NoScriptError):
         return StorageUnavailable("Redis: the connection was lost")
     if not isinstance(reply, BaseException):
         return no_reply(reply)
-    error = told(reply, was_sent=True)
+    error = to_storage_error(reply, was_sent=True)
     error.__cause__ = reply
     return error
 
 
 def _copied(error: BaseException) -> BaseException:
-    """Each waiter raises one of its own: a traceback grows with every raise."""
+    """An error for one waiter: a traceback grows with every raise, so none is shared."""
     if isinstance(error, StorageClosed):
         return closed()
     return StorageUnavailable(f"Redis: {reason_of(error)}", may_have_written=True)

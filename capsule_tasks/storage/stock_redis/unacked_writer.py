@@ -17,7 +17,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from capsule_tasks.errors import StorageUnavailable
-from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Argument, packed
 
@@ -27,23 +27,23 @@ _TIMEOUT_S = 10.0
 _MULTI, _EXEC = packed([b"MULTI"]), packed([b"EXEC"])
 
 
-class _Notes:
+class _Unconfirmed:
     """Deliveries and acknowledgements; a message that comes again is delivered after its end."""
 
-    __slots__ = ("done", "held")
+    __slots__ = ("acknowledged", "delivered")
 
     def __init__(self) -> None:
-        self.held: dict[str, str] = {}
-        self.done: dict[str, None] = {}
+        self.delivered: dict[str, str] = {}
+        self.acknowledged: dict[str, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.held or self.done)
+        return bool(self.delivered or self.acknowledged)
 
-    def add(self, later: _Notes) -> None:
-        for tag in later.done:
-            self.held.pop(tag, None)
-        self.done |= later.done
-        self.held |= later.held
+    def add(self, later: _Unconfirmed) -> None:
+        for tag in later.acknowledged:
+            self.delivered.pop(tag, None)
+        self.acknowledged |= later.acknowledged
+        self.delivered |= later.delivered
 
 
 class UnackedWriter:
@@ -59,25 +59,25 @@ class UnackedWriter:
             self._indexes.append(renewal_marks(self._index))
         self._pool = channel.pool
         self._connection: Any = None
-        self._new = _Notes()
-        self._sent = _Notes()
+        self._new = _Unconfirmed()
+        self._sent = _Unconfirmed()
         """What is on its way."""
         self._answers = 0
         """So many are to come."""
 
     @property
-    def is_settled(self) -> bool:
+    def is_flushed(self) -> bool:
         """Whether everything is known to be written."""
         return not self._sent and not self._new
 
-    def hold(self, tag: str, message: str) -> None:
+    def deliver(self, tag: str, message: str) -> None:
         """It was delivered."""
-        self._new.held[tag] = message
+        self._new.delivered[tag] = message
 
-    def let_go(self, tag: str) -> None:
+    def ack(self, tag: str) -> None:
         """It was acknowledged."""
-        self._new.held.pop(tag, None)
-        self._new.done[tag] = None
+        self._new.delivered.pop(tag, None)
+        self._new.acknowledged[tag] = None
 
     @property
     def is_answered(self) -> bool:
@@ -93,7 +93,7 @@ class UnackedWriter:
             self._read()
         self._send()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Write everything and wait until it is done; StorageError if it is not."""
         self.write()
         self._read()
@@ -102,7 +102,7 @@ class UnackedWriter:
         """End the connection; what was not confirmed is kept."""
         connection, self._connection = self._connection, None
         self._sent.add(self._new)
-        self._new, self._sent, self._answers = self._sent, _Notes(), 0
+        self._new, self._sent, self._answers = self._sent, _Unconfirmed(), 0
         if connection is not None:
             with contextlib.suppress(Exception):  # it may be what has just failed
                 connection.disconnect()
@@ -111,7 +111,7 @@ class UnackedWriter:
         """Go on with what another one could not write; that is closed."""
         other.close()
         other._new.add(self._new)
-        self._new, other._new = other._new, _Notes()
+        self._new, other._new = other._new, _Unconfirmed()
 
     # --- the connection ------------------------------------------------------------------------
 
@@ -122,11 +122,11 @@ class UnackedWriter:
         try:
             if self._connection is None:
                 self._connection = self._connected()
-            self._new, self._sent, self._answers = _Notes(), self._new, len(commands)
+            self._new, self._sent, self._answers = _Unconfirmed(), self._new, len(commands)
             self._connection.send_packed_command([b"".join(commands)], check_health=False)
         except FAULTS as fault:
             self.close()
-            raise told(fault, was_sent=True) from fault
+            raise to_storage_error(fault, was_sent=True) from fault
 
     def _read(self) -> None:
         """The answers to what is on its way."""
@@ -140,27 +140,27 @@ class UnackedWriter:
                     refusal = refusal or error
         except FAULTS as fault:
             self.close()
-            raise told(fault, was_sent=True) from fault
+            raise to_storage_error(fault, was_sent=True) from fault
         if refusal is not None:
             self.close()
-            raise told(refusal, was_sent=True) from refusal
-        self._sent = _Notes()
+            raise to_storage_error(refusal, was_sent=True) from refusal
+        self._sent = _Unconfirmed()
 
-    def _commands(self, notes: _Notes) -> list[bytes]:
+    def _commands(self, notes: _Unconfirmed) -> list[bytes]:
         """What frees memory is apart from the transaction that needs some, which may be refused.
 
         It needs none of its own: an entry of the index without its message is nothing.
         """
         commands: list[bytes] = []
-        if notes.done:
-            commands.append(packed([b"HDEL", self._messages, *notes.done]))
-            commands += [packed([b"ZREM", index, *notes.done]) for index in self._indexes]
-        if notes.held:
+        if notes.acknowledged:
+            commands.append(packed([b"HDEL", self._messages, *notes.acknowledged]))
+            commands += [packed([b"ZREM", index, *notes.acknowledged]) for index in self._indexes]
+        if notes.delivered:
             commands.append(_MULTI)
             now_s = f"{time.time():.6f}"  # kombu's clock, which others compare with theirs
             scores: list[Argument] = []
             fields: list[Argument] = []
-            for tag, message in notes.held.items():
+            for tag, message in notes.delivered.items():
                 scores += (now_s, tag)
                 fields += (tag, message)
             commands += [packed([b"ZADD", index, *scores]) for index in self._indexes]

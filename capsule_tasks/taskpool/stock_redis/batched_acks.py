@@ -18,7 +18,7 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps
 
 from capsule_tasks.errors import StorageError, StorageUnavailable
-from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.stock_redis.unacked_writer import UnackedWriter
 
@@ -57,11 +57,11 @@ class BatchedAcks:
             self.write()
 
     def hold(self, tag: str, message: str) -> None:
-        self._line.hold(tag, message)
+        self._line.deliver(tag, message)
         self.write()
 
     def let_go(self, tag: str) -> None:
-        self._line.let_go(tag)
+        self._line.ack(tag)
         if self._hub is None:
             self.write()
         else:
@@ -74,8 +74,8 @@ class BatchedAcks:
 
     def flush(self) -> None:
         """Write all and wait until it is confirmed, unless Redis does not answer."""
-        if self._line is not None and not self._line.is_settled:
-            self._make(self._line.settle)
+        if self._line is not None and not self._line.is_flushed:
+            self._make(self._line.flush)
 
     def stop(self) -> None:
         """Write the rest; idempotent."""
@@ -95,7 +95,7 @@ class BatchedAcks:
 
     def _plan(self) -> None:
         """Check again soon, if anything is not confirmed."""
-        if self._hub is not None and not self._is_planned and not self._line.is_settled:
+        if self._hub is not None and not self._is_planned and not self._line.is_flushed:
             self._is_planned = True
             self._hub.call_later(self._patience_s, self._on_time)
 
@@ -106,7 +106,7 @@ class BatchedAcks:
             self.write()
         else:
             self._plan()
-        if self._line.is_settled:
+        if self._line.is_flushed:
             self._patience_s = _TIMEOUT_S
 
 
@@ -132,7 +132,7 @@ class BatchedAckQoS:
         try:
             super().reject(delivery_tag, requeue=True)  # type: ignore[misc]
         except FAULTS as fault:
-            refusal = told(fault, was_sent=True)
+            refusal = to_storage_error(fault, was_sent=True)
             if isinstance(refusal, StorageUnavailable):
                 raise
             log.warning("message cannot be requeued now; it is redelivered %s: %s", _LATER, refusal)

@@ -20,7 +20,7 @@ from celery.worker import state
 
 from capsule_tasks.client.revokes import RevokeStore, revoke_store
 from capsule_tasks.errors import CapsuleError
-from capsule_tasks.storage.connections.doorbells import Ring
+from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.storage.revokes import Revoked
 from capsule_tasks.system.service import ThreadService
 
@@ -28,7 +28,7 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 Stamp = tuple[str, Any]
 News = tuple[list[str], list[Stamp]]
-Listen = Callable[[str, Ring], object]
+Listen = Callable[[str, OnRing], object]
 
 _POLL_S = 5.0
 """Between two reads without announcements, and before a failed call is repeated."""

@@ -23,7 +23,7 @@ from typing import Any
 from celery.worker import state
 
 from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable, reason_of
-from capsule_tasks.storage.connections.faults import FAULTS, told
+from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.stock_redis.unacked import MAX_TAGS, Overdue, claim, claimed
@@ -156,7 +156,7 @@ class VisibilityRenewal(ThreadService):
         try:
             self._requeue(followed)
         except FAULTS as fault:
-            refusal = told(fault, was_sent=True)
+            refusal = to_storage_error(fault, was_sent=True)
             if not isinstance(refusal, (StorageDenied, StorageUnusable)):
                 raise
             if not self._is_refused:

@@ -81,7 +81,8 @@ class TaskPool(prefork.TaskPool):
         self._watchdog = ShutdownWatchdog(
             sum(limits), self._is_busy, partial(servers_reachable, self.app)
         )
-        signals.worker_shutting_down.connect(self._on_shutting_down)
+        # The signal, since Celery's main thread may hang before it closes the pool.
+        signals.worker_shutting_down.connect(self._watchdog.on_stopping)
         signals.worker_shutdown.connect(self._watchdog.on_worker_stopped)
         self.app.steps["consumer"].add(ConsumerStep)
         self.app.control.mailbox.node_cls = DeferredReplyNode
@@ -141,10 +142,6 @@ class TaskPool(prefork.TaskPool):
     def on_close(self) -> None:
         """No new tasks will come; those that are here go on."""
         self._watchdog.on_stopping()
-
-    def _on_shutting_down(self, **_: Any) -> None:
-        """In the signal's handler: Celery's main thread may hang before it closes the pool."""
-        self.on_close()
 
     def _is_busy(self) -> bool:
         """Whether the worker waits for tasks; ended ones do not count, reported or not."""

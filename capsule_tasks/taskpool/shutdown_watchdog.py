@@ -71,7 +71,7 @@ class ShutdownWatchdog(ThreadService):
         self._ended.set()
         self.stop()
 
-    def on_stopping(self) -> None:
+    def on_stopping(self, **_: Any) -> None:
         """The worker is to stop. May be called in a signal handler, and more than once."""
         self._begun.put(None)
 

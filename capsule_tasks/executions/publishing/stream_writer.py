@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,6 +48,9 @@ class _Batch(NamedTuple):
     has_stream_content: bool
     ending: LastEvent | None
     is_claim: bool
+
+
+_NO_EVENTS = _Batch([], 0, has_stream_content=False, ending=None, is_claim=True)
 
 
 class StreamWriter:
@@ -173,32 +175,22 @@ class StreamWriter:
             claim = partial(self.claim_with_events, takes_over)
             self.publisher.claimer.call_after_previous(self, claim)
             return
-        batch = self._batch if takes_over else None
-        if batch is None:
-            batch = self._next_batch(is_claim=True)
+        batch = (self._batch if takes_over else None) or self._next_batch(is_claim=True)
         # An execution that is over is held only until its group has counted it.
         is_brief = batch.ending is not None and not self.execution.life.origin.group
         if not self.is_held and not is_brief:
             self.publisher.lease.hold_soon([self])
         held_by = "" if takes_over else UNCLAIMED
-        call = self._claim_call(
-            self.publisher.lease.incarnation,
-            held_by,
-            batch.events,
-            batch.ending,
-            batch.has_stream_content,
-        )
-        self._send(batch, call)
+        self._send(batch, self._claim_call(held_by, batch))
 
     async def claim_first(self) -> None:
         """Claim the execution before it starts, from any owner."""
-        call = self._claim_call(self.publisher.lease.incarnation, "")
-        await self._claim_alone(call, is_first=True)
+        await self._claim_alone(self._claim_call(""), is_first=True)
 
     def reclaim(self, owner_before: str) -> None:
         """Claim the execution under the present lease, if the owner before still has it."""
         self._claim_id = self._mark + self.publisher.claimer.new_id()
-        call = self._claim_call(self.publisher.lease.incarnation, owner_before)
+        call = self._claim_call(owner_before)
         self.publisher.background.spawn(self._claim_alone(call, is_first=False))
 
     async def _claim_alone(self, call: Call, *, is_first: bool) -> None:
@@ -212,25 +204,20 @@ class StreamWriter:
             self._take_commands(claimed)
         self._on_claimed(claimed)
 
-    def _claim_call(
-        self,
-        owner: str,
-        held_by: str,
-        events: Sequence[bytes] = (),
-        ending: LastEvent | None = None,
-        has_stream_content: bool = False,
-    ) -> Call:
-        self._owner = owner
+    def _claim_call(self, held_by: str, batch: _Batch | None = None) -> Call:
+        """A claim under the present lease; `held_by` is the owner that the execution may have."""
+        batch = batch or _NO_EVENTS
+        self._owner = self.publisher.lease.incarnation
         return self.publisher.store.core.claim_call(
             self._keys,
             self._claim_id,
             self._details,
-            owner,
-            [self._claimed_event, *events],
+            self._owner,
+            [self._claimed_event, *batch.events],
             held_by=held_by,
-            state=state_of(ending),
-            outcome=outcome_of(ending),
-            has_stream_content=has_stream_content,
+            state=state_of(batch.ending),
+            outcome=outcome_of(batch.ending),
+            has_stream_content=batch.has_stream_content,
         )
 
     def _claimed(self, reply: Reply) -> Claimed:
@@ -240,8 +227,7 @@ class StreamWriter:
 
     def _on_claimed(self, claimed: Claimed) -> None:
         self._may_append = True
-        event = on.ClaimStored(self._owner, self.publisher.lease.incarnation)
-        self.feed(event)
+        self.feed(on.ClaimStored(self._owner, self.publisher.lease.incarnation))
         self._take_commands(claimed)
 
     def _take_commands(self, claimed: Claimed) -> None:
@@ -268,18 +254,18 @@ class StreamWriter:
         self.feed(on.ClaimRefused(why))
 
     def _log_refusal(self, news: CapsuleError) -> None:
-        """Log that another attempt has the stream: of this message, or of one with the same id."""
-        is_fault = not isinstance(news, AttemptStale) or self._is_taken_over_by(news.claim)
-        level = logging.WARNING if is_fault else logging.INFO
-        log.log(level, "another attempt owns the stream of task %s: %s", self, news)
-
-    def _is_taken_over_by(self, claim_id: str) -> bool:
-        """Whether a later attempt under this claim is a fault: another run of the same message.
+        """Log that another attempt has the stream; a fault if it is a run of the same message.
 
         Without a redelivery there are two messages with one task id, as the application sent them.
         """
-        is_reaped = claim_id == self._claim_id  # a reaper's attempt makes no claim of its own
-        return is_reaped or bool(self._mark) or claim_id.startswith(_REDELIVERED)
+        is_fault = (
+            not isinstance(news, AttemptStale)
+            or news.claim == self._claim_id  # a reaper's attempt makes no claim of its own
+            or bool(self._mark)
+            or news.claim.startswith(_REDELIVERED)
+        )
+        level = logging.WARNING if is_fault else logging.INFO
+        log.log(level, "another attempt owns the stream of task %s: %s", self, news)
 
     # --- calls ---------------------------------------------------------------------------------
 

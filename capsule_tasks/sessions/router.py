@@ -9,41 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from capsule_tasks.errors import BadFrame, FrameTooLarge, SessionLost
+from capsule_tasks.protocol import messages as wire
 from capsule_tasks.protocol.codec import Unknown
 from capsule_tasks.protocol.flow import message_cost, utf8_size
-from capsule_tasks.protocol.messages import (
-    Ack,
-    Cancel,
-    CancelReply,
-    Checkpoint,
-    Checkpointed,
-    Credit,
-    Error,
-    Gap,
-    Heartbeat,
-    InputClosed,
-    InputRequest,
-    Interrupt,
-    InterruptReply,
-    Message,
-    NamespaceRequest,
-    NamespaceSummary,
-    Output,
-    Progress,
-    Ready,
-    Rejected,
-    ReplyTooLarge,
-    Restore,
-    Restored,
-    Result,
-    StackReply,
-    StackRequest,
-    Started,
-    Stream,
-    TaskResult,
-    Terminal,
-    Unsupported,
-)
 from capsule_tasks.sessions.info import Counters
 from capsule_tasks.sessions.session_queue import SessionQueue
 from capsule_tasks.sessions.stream import ExecutionStream
@@ -53,13 +21,13 @@ log = logging.getLogger("capsule_tasks.sessions")
 
 _MAX_PENDING_INPUTS = 10_000
 _MAX_WARNINGS = 10
-_REPLIES: dict[type[Message], type[Message]] = {
-    Cancel: CancelReply,
-    Interrupt: InterruptReply,
-    StackRequest: StackReply,
-    NamespaceRequest: NamespaceSummary,
-    Checkpoint: Checkpointed,
-    Restore: Restored,
+_REPLIES: dict[type[wire.Message], type[wire.Message]] = {
+    wire.Cancel: wire.CancelReply,
+    wire.Interrupt: wire.InterruptReply,
+    wire.StackRequest: wire.StackReply,
+    wire.NamespaceRequest: wire.NamespaceSummary,
+    wire.Checkpoint: wire.Checkpointed,
+    wire.Restore: wire.Restored,
 }
 
 
@@ -73,10 +41,10 @@ class Router:
         counters: Counters,
         send_control: Callable[[Any], None],
         observe: Callable[[Any], None],
-        on_ready: Callable[[Ready | Rejected], None],
-        on_heartbeat: Callable[[Heartbeat], None],
-        on_terminal: Callable[[ExecutionStream, Terminal], None],
-        on_session_output: Callable[[Output], None],
+        on_ready: Callable[[wire.Ready | wire.Rejected], None],
+        on_heartbeat: Callable[[wire.Heartbeat], None],
+        on_terminal: Callable[[ExecutionStream, wire.Terminal], None],
+        on_session_output: Callable[[wire.Output], None],
     ) -> None:
         self.streams: dict[str, ExecutionStream] = {}
         self.inputs: dict[str, str] = {}
@@ -94,22 +62,22 @@ class Router:
         self._on_terminal = on_terminal
         self._on_session_output = on_session_output
         self._handlers: dict[type, Callable[[Any], None]] = {
-            Ready: on_ready,
-            Rejected: on_ready,
-            Heartbeat: on_heartbeat,
-            Ack: self._on_ack,
-            Started: self._on_started,
-            Output: self._on_output,
-            Progress: self._to_stream,
-            Gap: self._to_stream,
-            InputRequest: self._on_input_request,
-            InputClosed: self._on_input_closed,
-            Result: self._on_end,
-            TaskResult: self._on_end,
-            Error: self._on_end,
+            wire.Ready: on_ready,
+            wire.Rejected: on_ready,
+            wire.Heartbeat: on_heartbeat,
+            wire.Ack: self._on_ack,
+            wire.Started: self._on_started,
+            wire.Output: self._on_output,
+            wire.Progress: self._to_stream,
+            wire.Gap: self._to_stream,
+            wire.InputRequest: self._on_input_request,
+            wire.InputClosed: self._on_input_closed,
+            wire.Result: self._on_end,
+            wire.TaskResult: self._on_end,
+            wire.Error: self._on_end,
             **dict.fromkeys(_REPLIES.values(), self._on_reply),
-            Unsupported: self._on_unsupported,
-            ReplyTooLarge: self._on_reply_too_large,
+            wire.Unsupported: self._on_unsupported,
+            wire.ReplyTooLarge: self._on_reply_too_large,
             Unknown: self._on_unknown,
         }
 
@@ -119,7 +87,7 @@ class Router:
 
     # --- replies -------------------------------------------------------------------------------
 
-    def expect(self, request: Message) -> asyncio.Future[Any]:
+    def expect(self, request: wire.Message) -> asyncio.Future[Any]:
         """A future for the reply to a request that is about to be sent."""
         reply = asyncio.get_running_loop().create_future()
         self._replies[request.id] = _REPLIES[type(request)], reply
@@ -146,20 +114,20 @@ class Router:
         elif not reply.done():
             reply.set_result(message)
 
-    def _on_unsupported(self, message: Unsupported) -> None:
+    def _on_unsupported(self, message: wire.Unsupported) -> None:
         if reply := self._open_reply(message.in_reply_to):
             reply.set_exception(SessionLost(f"the child does not know {message.what!r} messages"))
             return
         self._warn_unknown("session %s: a %r message is unknown", message.what)
         self._queue_for_session(message)
 
-    def _on_reply_too_large(self, message: ReplyTooLarge) -> None:
+    def _on_reply_too_large(self, message: wire.ReplyTooLarge) -> None:
         if reply := self._open_reply(message.in_reply_to):
             reply.set_exception(FrameTooLarge(message.size, message.ceiling))
 
     def _on_unknown(self, message: Unknown) -> None:
         self._warn_unknown("session %s sent an unknown %r message", message.what)
-        self._send_control(Unsupported(what=message.what, in_reply_to=message.id))
+        self._send_control(wire.Unsupported(what=message.what, in_reply_to=message.id))
 
     def _warn_unknown(self, text: str, what: str) -> None:
         """Log the first unknown messages only: a child can send as many as it likes."""
@@ -204,16 +172,16 @@ class Router:
                 receiver.set_result(None)
                 break
 
-    def _to_session(self, message: Output | Gap | Progress) -> None:
+    def _to_session(self, message: wire.Output | wire.Gap | wire.Progress) -> None:
         """Handle output of the session itself, or of an execution that has already ended."""
-        self._send_control(Credit(execution_id=None, bytes=message_cost(message)))
-        if isinstance(message, Output):
+        self._send_control(wire.Credit(execution_id=None, bytes=message_cost(message)))
+        if isinstance(message, wire.Output):
             if message.execution_id is not None:
                 self._counters.late_output_bytes += utf8_size(message.data)
             self._publish_session_output(message)
         self._queue_for_session(message)
 
-    def _publish_session_output(self, output: Output) -> None:
+    def _publish_session_output(self, output: wire.Output) -> None:
         self._on_session_output(output)
         if self._logs_output:
             name = output.execution_id
@@ -234,11 +202,11 @@ class Router:
         candidates = running or [stream for stream in streams if not stream.acked]
         return candidates[0] if len(candidates) == 1 else None
 
-    def on_raw(self, stream_name: Stream, text: str, size: int) -> bool:
+    def on_raw(self, stream_name: wire.Stream, text: str, size: int) -> bool:
         """Route bytes of a descriptor; whether more may be read right now."""
         owner = self.raw_owner()
         execution_id = owner.execution_id if owner is not None else None
-        output = Output(execution_id=execution_id, stream=stream_name, data=text, raw=True)
+        output = wire.Output(execution_id=execution_id, stream=stream_name, data=text, raw=True)
         self._observe(output)
         if owner is None:
             self._publish_session_output(output)
@@ -264,35 +232,35 @@ class Router:
         else:
             self._to_session(message)
 
-    def _on_output(self, message: Output) -> None:
+    def _on_output(self, message: wire.Output) -> None:
         if message.late:  # not for a later execution of the same name
             self._to_session(message)
         else:
             self._to_stream(message)
 
-    def _on_ack(self, message: Ack) -> None:
+    def _on_ack(self, message: wire.Ack) -> None:
         if stream := self._stream_of(message):
             stream.push(message)
 
-    def _on_started(self, message: Started) -> None:
+    def _on_started(self, message: wire.Started) -> None:
         if stream := self._stream_of(message):
             stream.mark_started()
 
-    def _stream_of(self, message: Ack | Started) -> ExecutionStream | None:
+    def _stream_of(self, message: wire.Ack | wire.Started) -> ExecutionStream | None:
         """The execution; None if its end came first, on the other channel, and the id is reused."""
         stream = self.streams.get(message.execution_id)
         if stream is not None and message.seq in (None, stream.seq):
             return stream
         return None
 
-    def _on_end(self, message: Terminal) -> None:
+    def _on_end(self, message: wire.Terminal) -> None:
         stream = self.streams.get(message.execution_id)
         if stream is not None:
             self._on_terminal(stream, message)
 
     # --- questions -----------------------------------------------------------------------------
 
-    def _on_input_request(self, message: InputRequest) -> None:
+    def _on_input_request(self, message: wire.InputRequest) -> None:
         if message.execution_id not in self.streams:
             return
         if len(self.inputs) >= _MAX_PENDING_INPUTS:
@@ -314,7 +282,7 @@ class Router:
         """Accept another answer: the one that was taken could not be sent."""
         self._answered.discard(request_id)
 
-    def _on_input_closed(self, message: InputClosed) -> None:
+    def _on_input_closed(self, message: wire.InputClosed) -> None:
         if self._close_input(message.request_id, message.reason):
             self._to_stream(message)
 

@@ -17,27 +17,7 @@ from capsule_tasks.errors import (
     SnapshotError,
     UnknownInputRequest,
 )
-from capsule_tasks.protocol.messages import (
-    Cancel,
-    Checkpoint,
-    Checkpointed,
-    Code,
-    Error,
-    ErrorKind,
-    Execute,
-    Gap,
-    InputResponse,
-    Message,
-    NamespaceRequest,
-    NamespaceSummary,
-    Restore,
-    Restored,
-    Result,
-    SoftLimit,
-    TaskCall,
-    Terminal,
-    new_id,
-)
+from capsule_tasks.protocol import messages as wire
 from capsule_tasks.sessions.arguments import check_one_of, check_seconds, check_text, check_type
 from capsule_tasks.sessions.collected_output import CollectedOutput
 from capsule_tasks.sessions.lifecycle import SessionLifecycle
@@ -48,12 +28,12 @@ from capsule_tasks.sessions.stream import ExecutionStream, Stop
 
 OnBusy = Literal["refuse", "wait"]
 
-_NOT_SENT: dict[type[Exception], ErrorKind] = {
-    FrameTooLarge: ErrorKind.TOO_LARGE,
-    SessionLost: ErrorKind.LOST,
-    UnicodeEncodeError: ErrorKind.RAISED,  # as Python's own compiler does with such a source
-    TypeError: ErrorKind.RAISED,  # a header of a task that MessagePack cannot carry
-    OverflowError: ErrorKind.RAISED,
+_NOT_SENT: dict[type[Exception], wire.ErrorKind] = {
+    FrameTooLarge: wire.ErrorKind.TOO_LARGE,
+    SessionLost: wire.ErrorKind.LOST,
+    UnicodeEncodeError: wire.ErrorKind.RAISED,  # as Python's own compiler does with such a source
+    TypeError: wire.ErrorKind.RAISED,  # a header of a task that MessagePack cannot carry
+    OverflowError: wire.ErrorKind.RAISED,
 }
 
 
@@ -67,8 +47,8 @@ class Completed:
     value: Any
     stdout: str
     stderr: str
-    result: Result
-    gaps: tuple[Gap, ...] = ()
+    result: wire.Result
+    gaps: tuple[wire.Gap, ...] = ()
     """One for each stream of which output was dropped, here or in the child."""
 
 
@@ -88,7 +68,7 @@ class Session(SessionLifecycle):
         execution_id: str | None = None,
         timeout_s: float | None = None,
         on_busy: OnBusy = "refuse",
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[wire.Message, None]:
         """Run source code; yields all its messages, its one terminal message last.
 
         The last message is a `Result` or an `Error`. After `timeout_s` the code is stopped, and
@@ -100,18 +80,18 @@ class Session(SessionLifecycle):
         check_seconds("timeout_s", timeout_s)
         check_one_of("on_busy", on_busy, ("refuse", "wait"))
         child, stopper = await self._accepting("execute()")
-        stream = self._open(child, execution_id or new_id())
+        stream = self._open(child, execution_id or wire.new_id())
         try:
-            self._send(child, stopper, stream, Code(source=source), timeout_s, on_busy)
+            self._send(child, stopper, stream, wire.Code(source=source), timeout_s, on_busy)
             while True:
                 message = await stream.next()
                 yield message
-                if isinstance(message, Terminal):
+                if isinstance(message, wire.Terminal):
                     break
         finally:
             if stream.terminal is None:
                 self._abandon(child, stopper, stream)
-        if isinstance(message, Error) and message.kind == ErrorKind.TIMEOUT:
+        if isinstance(message, wire.Error) and message.kind == wire.ErrorKind.TIMEOUT:
             raise _timeout_error(message, timeout_s or 0.0)
 
     async def run(
@@ -128,19 +108,19 @@ class Session(SessionLifecycle):
             source, execution_id=execution_id, timeout_s=timeout_s, on_busy=on_busy
         ):
             written.add(message)
-        if isinstance(message, Error):
+        if isinstance(message, wire.Error):
             failure = ExecutionFailed(message, f"{message.type}: {message.message}")
             if message.traceback:
                 failure.add_note(message.traceback)
             raise failure
-        assert isinstance(message, Result)
+        assert isinstance(message, wire.Result)
         out, err = written.text("stdout"), written.text("stderr")
         return Completed(message.value, out, err, message, written.gaps())
 
     def submit(
         self,
-        payload: Code | TaskCall,
-        consumer: Callable[[Message], object],
+        payload: wire.Code | wire.TaskCall,
+        consumer: Callable[[wire.Message], object],
         *,
         execution_id: str,
         timeout_s: float | None = None,
@@ -157,7 +137,7 @@ class Session(SessionLifecycle):
             check_seconds("timeout_s", timeout_s)
         child, stopper = self._accepting_now("submit()")
         stream = self._open(child, execution_id, consumer)
-        if isinstance(payload, TaskCall):
+        if isinstance(payload, wire.TaskCall):
             stream.task_name = payload.name
         self._send(child, stopper, stream, payload, timeout_s, on_busy)
 
@@ -188,7 +168,7 @@ class Session(SessionLifecycle):
         self,
         child: LiveChild,
         execution_id: str,
-        consumer: Callable[[Message], object] | None = None,
+        consumer: Callable[[wire.Message], object] | None = None,
     ) -> ExecutionStream:
         if execution_id in child.router.streams:
             raise ValueError(f"execution {execution_id!r} is running already")
@@ -204,13 +184,13 @@ class Session(SessionLifecycle):
         child: LiveChild,
         stopper: Stopper,
         stream: ExecutionStream,
-        payload: Code | TaskCall,
+        payload: wire.Code | wire.TaskCall,
         timeout_s: float | None,
         on_busy: OnBusy,
     ) -> None:
         """Send an execution; have it stopped at its CPU time limit and its caller's deadline."""
         execution_id = stream.execution_id
-        execute = Execute(
+        execute = wire.Execute(
             execution_id=execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
         )
         try:
@@ -218,7 +198,9 @@ class Session(SessionLifecycle):
         except tuple(_NOT_SENT) as error:
             child.router.remove(stream)
             kind, type_ = _NOT_SENT[type(error)], type(error).__name__
-            terminal = Error(execution_id=execution_id, kind=kind, type=type_, message=str(error))
+            terminal = wire.Error(
+                execution_id=execution_id, kind=kind, type=type_, message=str(error)
+            )
             self._on_stream_end(stream, terminal)
             return
         cpu_limit_s = self.config.child.limits.cpu_time_s
@@ -237,14 +219,14 @@ class Session(SessionLifecycle):
     def _on_excess(self, stream: ExecutionStream, reason: str) -> None:
         """Stop an execution that wrote too much: the child counts only what Python writes."""
         if self._stopper is not None and stream.terminal is None:
-            self._background.spawn(self._stopper.stop(stream, Stop(ErrorKind.LIMIT, reason)))
+            self._background.spawn(self._stopper.stop(stream, Stop(wire.ErrorKind.LIMIT, reason)))
 
     def _abandon(self, child: LiveChild, stopper: Stopper, stream: ExecutionStream) -> None:
         """Stop the code, whose consumer left the loop; the session is busy until it has stopped."""
         stopper.count_cancelled(stream)
         stream.abandon()
         if not child.is_over:
-            stop = Stop(ErrorKind.CANCELLED, "its consumer went away")
+            stop = Stop(wire.ErrorKind.CANCELLED, "its consumer went away")
             self._background.spawn(stopper.stop(stream, stop))
 
     # --- stopping ------------------------------------------------------------------------------
@@ -284,7 +266,7 @@ class Session(SessionLifecycle):
         stream = child.router.streams.get(execution_id) if child is not None else None
         if child is None or stream is None:
             return False
-        child.send_control(SoftLimit(execution_id=execution_id, seq=stream.seq))
+        child.send_control(wire.SoftLimit(execution_id=execution_id, seq=stream.seq))
         return True
 
     def signal(self, signum: int) -> None:
@@ -313,7 +295,9 @@ class Session(SessionLifecycle):
         child = self._child
         if child is None or not child.router.take_answer(request_id, execution_id):
             raise UnknownInputRequest(request_id, execution_id)
-        answer = InputResponse(execution_id=execution_id, request_id=request_id, text=text, eof=eof)
+        answer = wire.InputResponse(
+            execution_id=execution_id, request_id=request_id, text=text, eof=eof
+        )
         try:
             await child.send_bulk(answer)
         except (FrameTooLarge, UnicodeEncodeError):
@@ -330,11 +314,11 @@ class Session(SessionLifecycle):
         async with asyncio.timeout(timeout_s):
             return await child.router.receive()
 
-    async def namespace_summary(self, timeout_s: float | None = 5.0) -> NamespaceSummary:
+    async def namespace_summary(self, timeout_s: float | None = 5.0) -> wire.NamespaceSummary:
         """Names, types and sizes in the namespace; never values. Works while code runs."""
         check_seconds("timeout_s", timeout_s)
         child, _ = await self._accepting("namespace_summary()")
-        reply: NamespaceSummary = await child.ask(NamespaceRequest(), timeout_s)
+        reply: wire.NamespaceSummary = await child.ask(wire.NamespaceRequest(), timeout_s)
         return reply
 
     async def stack(self, execution_id: str | None = None) -> str:
@@ -343,43 +327,47 @@ class Session(SessionLifecycle):
         _, stopper = await self._accepting("stack()")
         return await stopper.stack_text(execution_id)
 
-    async def checkpoint(self, timeout_s: float | None = 30.0) -> Checkpointed:
+    async def checkpoint(self, timeout_s: float | None = 30.0) -> wire.Checkpointed:
         """Save the namespace; names that cannot be saved are reported, with the reason."""
         check_seconds("timeout_s", timeout_s)
         child, _ = await self._accepting("checkpoint()")
-        reply: Checkpointed = await self._ask_slowly(child, Checkpoint(), timeout_s)
+        reply: wire.Checkpointed = await self._ask_slowly(child, wire.Checkpoint(), timeout_s)
         if reply.data is None:
             raise SnapshotError(f"the namespace was not saved: {reply.error}")
         return reply
 
     async def restore(
         self,
-        data: bytes | Checkpointed,
+        data: bytes | wire.Checkpointed,
         mode: Literal["merge", "replace"] = "merge",
         timeout_s: float | None = 30.0,
     ) -> tuple[str, ...]:
         """Restore a saved namespace; the names restored. On failure nothing has changed."""
-        saved = data.data if isinstance(data, Checkpointed) else data
+        saved = data.data if isinstance(data, wire.Checkpointed) else data
         if not isinstance(saved, bytes):
             raise TypeError(f"data must be bytes, not {type(saved).__name__}")
         check_one_of("mode", mode, ("merge", "replace"))
         check_seconds("timeout_s", timeout_s)
         child, _ = await self._accepting("restore()")
-        reply: Restored = await self._ask_slowly(child, Restore(data=saved, mode=mode), timeout_s)
+        reply: wire.Restored = await self._ask_slowly(
+            child, wire.Restore(data=saved, mode=mode), timeout_s
+        )
         if reply.error:
             raise SnapshotError(f"the namespace was not restored: {reply.error}")
         return reply.names
 
-    async def _ask_slowly(self, child: LiveChild, request: Message, timeout_s: float | None) -> Any:
+    async def _ask_slowly(
+        self, child: LiveChild, request: wire.Message, timeout_s: float | None
+    ) -> Any:
         """Send a request that runs user code in the child; cancel it there when the time is up."""
         try:
             return await child.ask(request, timeout_s, bulk=True)
         except (TimeoutError, asyncio.CancelledError):
-            child.send_control(Cancel(execution_id=request.id, seq=0))
+            child.send_control(wire.Cancel(execution_id=request.id, seq=0))
             raise
 
 
-def _timeout_error(error: Error, timeout_s: float) -> ExecutionTimeout:
+def _timeout_error(error: wire.Error, timeout_s: float) -> ExecutionTimeout:
     timeout = ExecutionTimeout(error.execution_id, timeout_s)
     timeout.add_note(f"the last known stack:\n{error.stack or '(none)'}")
     return timeout

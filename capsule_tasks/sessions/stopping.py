@@ -9,16 +9,7 @@ import time
 from typing import Any, Literal
 
 from capsule_tasks.errors import FrameTooLarge, SessionLost
-from capsule_tasks.protocol.messages import (
-    Cancel,
-    CancelReply,
-    Error,
-    ErrorKind,
-    Interrupt,
-    InterruptReply,
-    StackReply,
-    StackRequest,
-)
+from capsule_tasks.protocol import messages as wire
 from capsule_tasks.sessions.info import Counters
 from capsule_tasks.sessions.process import stack_dump
 from capsule_tasks.sessions.process.live_child import KillReason, LiveChild
@@ -29,10 +20,10 @@ log = logging.getLogger("capsule_tasks.sessions")
 
 StopOutcome = Literal["interrupted", "killed", "not_running"]
 
-_FORCED = (ErrorKind.KILLED, ErrorKind.LOST_WITH_NEIGHBOUR)
+_FORCED = (wire.ErrorKind.KILLED, wire.ErrorKind.LOST_WITH_NEIGHBOUR)
 _CPU_TICK_S = 0.01
 """The kernel counts CPU time in steps of this."""
-_REQUESTED = (ErrorKind.CANCELLED, ErrorKind.TIMEOUT)
+_REQUESTED = (wire.ErrorKind.CANCELLED, wire.ErrorKind.TIMEOUT)
 
 
 class Stopper:
@@ -57,7 +48,7 @@ class Stopper:
         if stream is None:
             return "not_running"
         started = time.monotonic()
-        outcome = await self.stop(stream, Stop(ErrorKind.CANCELLED, "cancelled"), grace_s)
+        outcome = await self.stop(stream, Stop(wire.ErrorKind.CANCELLED, "cancelled"), grace_s)
         self._counters.cancel_latencies_ms.append((time.monotonic() - started) * 1000)
         if outcome != "not_running":
             self.count_cancelled(stream)
@@ -74,7 +65,7 @@ class Stopper:
         """Ask, wait for the grace, then kill. Calls for one execution may overlap."""
         grace_s = self._timeouts.grace_s if grace_s is None else grace_s
         stream.stop = stream.stop or stop
-        cancel = Cancel(
+        cancel = wire.Cancel(
             execution_id=stream.execution_id,
             seq=stream.seq,
             grace_s=grace_s,
@@ -98,7 +89,7 @@ class Stopper:
     async def stop_at_deadline(self, stream: ExecutionStream, message: str) -> None:
         """Record the stack of an execution whose deadline has passed, then stop it."""
         stack = await self.stack_text(stream.execution_id)
-        await self.stop(stream, Stop(ErrorKind.TIMEOUT, message, stack))
+        await self.stop(stream, Stop(wire.ErrorKind.TIMEOUT, message, stack))
 
     async def kill_at_cpu_limit(self, stream: ExecutionStream, limit_s: float) -> None:
         """Kill the child of an execution that is past its limit of CPU time by the grace.
@@ -117,7 +108,7 @@ class Stopper:
                 return
             used = process.process_stats()[1] - begun_at
         message = f"CPU time limit of {limit_s} s: {used:.3f} s were used"
-        stream.stop = stream.stop or Stop(ErrorKind.LIMIT, message)
+        stream.stop = stream.stop or Stop(wire.ErrorKind.LIMIT, message)
         await self._force(stream)
 
     async def interrupt(self, execution_id: str | None, *, force: bool) -> StopOutcome:
@@ -132,8 +123,8 @@ class Stopper:
         done: StopOutcome = "not_running"
         interrupted = [stream for stream in targets if stream.is_running]
         try:
-            reply: InterruptReply = await self._child.ask(
-                Interrupt(execution_id=execution_id), self._timeouts.grace_s
+            reply: wire.InterruptReply = await self._child.ask(
+                wire.Interrupt(execution_id=execution_id), self._timeouts.grace_s
             )
             done = reply.done
             interrupted = [s for s in targets if s.execution_id in reply.execution_ids]
@@ -158,17 +149,21 @@ class Stopper:
 
     async def stack_text(self, execution_id: str | None) -> str:
         """The stacks from the control thread, or from `faulthandler` if it cannot answer."""
-        timeout_s = self._timeouts.stack_s
+        stacks = await self._ask_for_stacks(execution_id)
+        if stacks is None:
+            return await stack_dump.dump(self._child.process, self._timeouts.stack_s)
+        return stack_dump.to_text(stacks)
+
+    async def _ask_for_stacks(self, execution_id: str | None) -> list[wire.Stack] | None:
+        request = wire.StackRequest(execution_id=execution_id)
         try:
-            reply: StackReply = await self._child.ask(
-                StackRequest(execution_id=execution_id), timeout_s
-            )
+            reply: wire.StackReply = await self._child.ask(request, self._timeouts.stack_s)
         except (TimeoutError, SessionLost, FrameTooLarge):
-            return await stack_dump.dump(self._child.process, timeout_s)
-        return stack_dump.to_text(reply.stacks)
+            return None
+        return reply.stacks
 
     async def _outcome(
-        self, stream: ExecutionStream, reply: asyncio.Future[CancelReply]
+        self, stream: ExecutionStream, reply: asyncio.Future[wire.CancelReply]
     ) -> StopOutcome:
         """Wait for terminal message and reply: they come on different channels, in any order."""
         with contextlib.suppress(TimeoutError, SessionLost):
@@ -178,7 +173,7 @@ class Stopper:
                 if not stream.ended.done():
                     return "not_running"
                 terminal = stream.ended.result()
-                if isinstance(terminal, Error) and terminal.kind in _REQUESTED + _FORCED:
+                if isinstance(terminal, wire.Error) and terminal.kind in _REQUESTED + _FORCED:
                     return "killed" if stream.was_killed else "interrupted"
                 return (await asyncio.shield(reply)).done
         return "not_running"
@@ -198,7 +193,7 @@ class Stopper:
             if not stream.ended.done():
                 kill_reason = KillReason(
                     f"its child was killed because {reason}",
-                    ErrorKind.LOST_WITH_NEIGHBOUR,
+                    wire.ErrorKind.LOST_WITH_NEIGHBOUR,
                     replace=True,
                     target=stream.execution_id,
                     stack=stack or (stream.stop.stack if stream.stop is not None else ""),
@@ -210,18 +205,12 @@ class Stopper:
 
     async def _main_thread_holder(self, stream: ExecutionStream) -> str:
         """Which neighbour has the main thread, so that no coroutine can be stopped; else empty."""
-        try:
-            request = StackRequest(execution_id=None)
-            reply: StackReply = await self._child.ask(request, self._timeouts.stack_s)
-        except (TimeoutError, SessionLost, FrameTooLarge):
-            return ""
         own = (None, stream.execution_id)
-        holders = [s for s in reply.stacks if s.kind == "thread" and s.execution_id not in own]
-        if not holders:
-            return ""
-        (holder, *_) = holders
-        at = f" ({holder.frames[-1].function})" if holder.frames else ""
-        return f" (the main thread was in {holder.execution_id}{at})"
+        for stack in await self._ask_for_stacks(None) or ():
+            if stack.kind == "thread" and stack.execution_id not in own:
+                at = f" ({stack.frames[-1].function})" if stack.frames else ""
+                return f" (the main thread was in {stack.execution_id}{at})"
+        return ""
 
     def _running_neighbours(self, stream: ExecutionStream) -> list[ExecutionStream]:
         """Executions that have started. One that waits cannot finish, and loses nothing."""
@@ -244,4 +233,4 @@ class Stopper:
 
 
 def _was_forced(stream: ExecutionStream) -> bool:
-    return isinstance(stream.terminal, Error) and stream.terminal.kind in _FORCED
+    return isinstance(stream.terminal, wire.Error) and stream.terminal.kind in _FORCED

@@ -20,20 +20,7 @@ from capsule_tasks.errors import (
     SessionStartFailed,
     Unconfined,
 )
-from capsule_tasks.protocol.messages import (
-    Credit,
-    Error,
-    ErrorKind,
-    Heartbeat,
-    Hello,
-    Message,
-    Output,
-    Ready,
-    Rejected,
-    Shutdown,
-    TaskResult,
-    Terminal,
-)
+from capsule_tasks.protocol import messages as wire
 from capsule_tasks.protocol.negotiation import CAPABILITIES
 from capsule_tasks.sessions.info import Counters, QueueStats
 from capsule_tasks.sessions.process import stack_dump
@@ -55,7 +42,7 @@ class KillReason:
     """Why a child ends, and what that means for its executions."""
 
     message: str
-    kind: ErrorKind
+    kind: wire.ErrorKind
     target: str | None = None
     """The execution at fault; the others are lost with it."""
     stack: str = ""
@@ -88,9 +75,9 @@ class LiveChild:
         counters: Counters,
         *,
         observe: Callable[[Any], None],
-        on_heartbeat: Callable[[Heartbeat], None],
-        on_session_output: Callable[[Output], None],
-        on_stream_end: Callable[[ExecutionStream, Terminal], None],
+        on_heartbeat: Callable[[wire.Heartbeat], None],
+        on_session_output: Callable[[wire.Output], None],
+        on_stream_end: Callable[[ExecutionStream, wire.Terminal], None],
         on_end: Callable[[KillReason], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -138,7 +125,7 @@ class LiveChild:
         )
         self.process.exited.add_done_callback(self._on_exit)
         self.send_control(
-            Hello(
+            wire.Hello(
                 versions=config.protocol_versions,
                 session_id=session_id,
                 capabilities=CAPABILITIES,
@@ -148,7 +135,9 @@ class LiveChild:
 
     # --- requests and executions ---------------------------------------------------------------
 
-    async def ask(self, message: Message, timeout_s: float | None, *, bulk: bool = False) -> Any:
+    async def ask(
+        self, message: wire.Message, timeout_s: float | None, *, bulk: bool = False
+    ) -> Any:
         """Send a request and wait for its reply; TimeoutError, or SessionLost if the child ends."""
         if self.is_over:
             raise SessionLost("the session's child is gone")
@@ -161,7 +150,7 @@ class LiveChild:
             reply.cancel()
 
     def open_stream(
-        self, execution_id: str, consumer: Callable[[Message], object] | None = None
+        self, execution_id: str, consumer: Callable[[wire.Message], object] | None = None
     ) -> ExecutionStream:
         """Register an execution before it is sent, so that none of its messages can be missed."""
         self._seq += 1
@@ -179,7 +168,7 @@ class LiveChild:
         """Ask the child to stop; consumers that are paused do not hold up its final output."""
         for stream in self.router.streams.values():
             stream.allow_cancel_credit()
-        self.send_control(Shutdown(reason=reason, credit=CANCEL_CREDIT))
+        self.send_control(wire.Shutdown(reason=reason, credit=CANCEL_CREDIT))
 
     def end_unstarted(self, stream: ExecutionStream) -> None:
         """End an execution that waits behind one that keeps the child from answering.
@@ -187,9 +176,9 @@ class LiveChild:
         The child has the cancel and will not start the execution. Until the child reports that, its
         id stays taken.
         """
-        terminal = Error(
+        terminal = wire.Error(
             execution_id=stream.execution_id,
-            kind=ErrorKind.CANCELLED,
+            kind=wire.ErrorKind.CANCELLED,
             type="ExecutionCancelled",
             message="cancelled before it began",
         )
@@ -229,7 +218,7 @@ class LiveChild:
         message = f"the child {status}"
         if reason is None:
             is_asked = status.was_asked_for(self.process.signals_sent)
-            reason = KillReason(message, ErrorKind.LOST, expected=False, is_asked=is_asked)
+            reason = KillReason(message, wire.ErrorKind.LOST, expected=False, is_asked=is_asked)
         elif not reason.expected:
             reason = dataclasses.replace(reason, message=f"{reason.message}; {message}")
         self._finish(reason)
@@ -260,23 +249,25 @@ class LiveChild:
     def _start_failure(self, reason: KillReason) -> SessionStartFailed:
         """Why the child ended before it was ready, with its output: a failed import shows there."""
         failure = SessionStartFailed(reason.message)
-        written = "".join(m.data for m in self.router.session_messages if isinstance(m, Output))
+        written = "".join(
+            m.data for m in self.router.session_messages if isinstance(m, wire.Output)
+        )
         if written:
             failure.add_note(f"it wrote:\n{written[-_MAX_FINAL_OUTPUT:]}")
         return failure
 
-    def _terminal_of(self, stream: ExecutionStream, reason: KillReason) -> Terminal:
+    def _terminal_of(self, stream: ExecutionStream, reason: KillReason) -> wire.Terminal:
         """The terminal message of an execution that is lost with its child."""
         stop, kind, message = stream.stop, reason.kind, reason.message
         type_ = ERROR_TYPES.get(kind, "SessionLost")
         stream.was_killed = reason.target is not None
         # An execution that was being stopped was stopped by the kill, whichever it was meant for.
         if reason.target is not None and (stop is not None or stream.execution_id == reason.target):
-            kind, type_, message = ErrorKind.KILLED, "ExecutionCancelled", "cancelled"
+            kind, type_, message = wire.ErrorKind.KILLED, "ExecutionCancelled", "cancelled"
             if stop is not None and stop.kind in ERROR_TYPES:
                 kind, type_, message = stop.kind, ERROR_TYPES[stop.kind], stop.message
             message += " (killed)"
-        return Error(
+        return wire.Error(
             execution_id=stream.execution_id,
             kind=kind,
             type=type_,
@@ -287,7 +278,7 @@ class LiveChild:
     def _on_broken(self, message: str) -> None:
         """Kill the child after a channel broke, unless its exit explains that."""
         if self._kill_reason is None and not self.process.exited.done():
-            reason = KillReason(message, ErrorKind.LOST, expected=False)
+            reason = KillReason(message, wire.ErrorKind.LOST, expected=False)
             self._loop.call_later(_LOST_GRACE_S, self.kill, reason)
 
     # --- messages of the child -----------------------------------------------------------------
@@ -297,14 +288,16 @@ class LiveChild:
         try:
             self.router.route(message)
         except BadFrame as fault:
-            self.kill(KillReason(str(fault), ErrorKind.LOST, expected=False))
+            self.kill(KillReason(str(fault), wire.ErrorKind.LOST, expected=False))
 
-    def _on_ready(self, message: Ready | Rejected) -> None:
+    def _on_ready(self, message: wire.Ready | wire.Rejected) -> None:
         if self.ready.done():
             return
-        if isinstance(message, Rejected):
-            refusal = Unconfined if message.kind == ErrorKind.UNCONFINED else IncompatibleProtocol
-            self.expect_exit(KillReason(message.message, ErrorKind.LOST))
+        if isinstance(message, wire.Rejected):
+            refusal = (
+                Unconfined if message.kind == wire.ErrorKind.UNCONFINED else IncompatibleProtocol
+            )
+            self.expect_exit(KillReason(message.message, wire.ErrorKind.LOST))
             self.ready.set_exception(refusal(f"{message.kind}: {message.message}"))
             return
         if message.version not in self._config.protocol_versions:
@@ -319,19 +312,19 @@ class LiveChild:
         }
         self.ready.set_result(None)
 
-    def _on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
-        if not isinstance(terminal, TaskResult) or terminal.has_unread_raw:
+    def _on_terminal(self, stream: ExecutionStream, terminal: wire.Terminal) -> None:
+        if not isinstance(terminal, wire.TaskResult) or terminal.has_unread_raw:
             for raw in self._raw:
                 raw.catch_up()
         self._end_stream(stream, terminal)
 
-    def _end_stream(self, stream: ExecutionStream, terminal: Terminal) -> None:
+    def _end_stream(self, stream: ExecutionStream, terminal: wire.Terminal) -> None:
         self.router.remove(stream)
         self._on_stream_end(stream, terminal)
         self._resume_raw()
 
     def _grant(self, execution_id: str, amount: int) -> None:
-        self.send_control(Credit(execution_id=execution_id, bytes=amount))
+        self.send_control(wire.Credit(execution_id=execution_id, bytes=amount))
 
     def _resume_raw(self) -> None:
         for raw in self._raw:

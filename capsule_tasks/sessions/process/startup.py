@@ -43,8 +43,8 @@ async def await_ready(child: LiveChild, timeouts: TimeoutSettings) -> None:
         async with asyncio.timeout(timeouts.ready_s):
             await asyncio.shield(child.ready)
     except TimeoutError:
-        why = f"the child was not ready within {timeouts.ready_s} s"
-        raise await _failure(child, timeouts, why) from None
+        reason = f"the child was not ready within {timeouts.ready_s} s"
+        raise await _failure(child, timeouts, reason) from None
 
 
 async def warm_up(child: LiveChild, source: str, timeouts: TimeoutSettings) -> None:
@@ -60,8 +60,8 @@ async def warm_up(child: LiveChild, source: str, timeouts: TimeoutSettings) -> N
             await child.send_bulk(execute)
             terminal = await _end_of(stream)
     except TimeoutError:
-        why = f"the warmup ran longer than {timeouts.warmup_s} s"
-        raise await _failure(child, timeouts, why) from None
+        reason = f"the warmup ran longer than {timeouts.warmup_s} s"
+        raise await _failure(child, timeouts, reason) from None
     if isinstance(terminal, Error):
         failure = SessionStartFailed(f"the warmup failed: {terminal.type}: {terminal.message}")
         failure.add_note(terminal.traceback)

@@ -125,7 +125,7 @@ def test_nesting_does_not_overflow_the_stack_of_a_process_with_a_high_recursion_
     """User code raises the limit, and a parent embedded in its program inherits it."""
     program = (
         "import sys; sys.setrecursionlimit(20_000)\n"
-        "from tests.unit.test_protocol_hostile import *\n"
+        "from tests.unit.protocol.test_codec_hostile import *\n"
         "for nested in [*NESTED.values(), nested_extensions(3000)]:\n"
         "    try: read(with_field('result', 'value', nested))\n"
         "    except BadFrame: print('refused')\n"
@@ -137,7 +137,7 @@ def test_nesting_does_not_overflow_the_stack_of_a_process_with_a_high_recursion_
         text=True,
         timeout=60,
         check=False,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert set(done.stdout.split()) <= {"refused", "read"}

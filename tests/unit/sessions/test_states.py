@@ -20,7 +20,7 @@ from capsule_tasks.sessions.states import (
     may_move,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "session.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "session.md").read_text()
 EDGE = re.compile(r"^ *(\S+) --> (\S+?)(?:: (.+))?$", re.MULTILINE)
 ROW = re.compile(r"^\| ([A-Z_]+) \|", re.MULTILINE)
 S = SessionState

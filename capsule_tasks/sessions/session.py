@@ -39,7 +39,7 @@ _NOT_SENT: dict[type[Exception], wire.ErrorKind] = {
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """What `run` returns: the value and the output.
+    """The value and the output of a `run`.
 
     Of output beyond `routing.run_bytes` the newest is kept; `gaps` says how much was dropped.
     """

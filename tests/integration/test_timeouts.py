@@ -152,7 +152,9 @@ async def test_a_deadline_that_is_met_stops_nothing_later(
             break
     later = await worker.run("kept + 1", execution_id="submitted", on_busy="wait")
     assert later.value == 42
-    assert [deadline.cancelled() for deadline in deadlines] == [True, True]
+    assert len(deadlines) == 2
+    # The end of the abandoned execution may arrive together with the result of the last one.
+    await eventually(lambda: all(deadline.cancelled() for deadline in deadlines))
     with pytest.raises(TypeError, match="timeout_s"):
         worker.submit(Code(source="1"), print, execution_id="e", timeout_s="soon")  # type: ignore[arg-type]
 

@@ -6,14 +6,14 @@ slot is in one stage, and only the event on an arrow moves it on:
 
     starting ──started──▶ idle ──decide──▶ borrowed ──released──▶ idle
         │                  │ ◀──assign/finished──▶ working
-        └──start_failed──▶ gone ◀──gone── retiring ◀──decide
+        └──start_failed──▶ (removed) ◀──stopped── retiring ◀──decide
 
 A pool is used in one of two ways. It lends whole sessions to waiters (`wait`, `released`), and has
 as many sessions as they need. Or it has a fixed size (`set_size`), and each session takes up to
 `capacity` pieces of work (`assign`, `finished`); these two are called for each task, and scan
 nothing.
 
-A slot counts against the maximum until it is gone: a process that is being stopped still uses
+A slot counts against the maximum until it is removed: a process that is being stopped still uses
 memory. A slot with a `retire_reason` takes nothing new and is retired as soon as it is free.
 """
 
@@ -190,7 +190,7 @@ class PoolPlan:
                 self.paused_until = now + min(pause_s, _MAX_PAUSE_S)
         return True
 
-    def gone(self, number: int) -> None:
+    def stopped(self, number: int) -> None:
         """Nothing of the session is left."""
         self.slots.pop(number, None)
 

@@ -32,7 +32,7 @@ _OTHER_REASONS = "other reasons"
 
 
 class PoolListener(Protocol):
-    """Hears of the sessions of a pool, to assign work to them; called on the event loop."""
+    """Assigns work to the sessions of a pool; called on the event loop."""
 
     def child_ready(self, slot: Slot, session: Session) -> None:
         """A session is ready for work."""
@@ -274,9 +274,9 @@ class ProfilePool:
         self._sessions[number] = session
         self._numbers[session] = number
         self._totals["starts"] += 1
-        session.add_heartbeat_listener(partial(self._on_heartbeat, number))
+        session.add_heartbeat_listener(partial(self._on_heartbeat, number, session))
         session.add_health_listener(partial(self._on_health, number))
-        session.add_state_listener(partial(self._on_state, number), OVER)
+        session.add_state_listener(partial(self._on_state, number, session), OVER)
         try:
             if self._on_new is not None:
                 self._on_new(session)
@@ -297,16 +297,15 @@ class ProfilePool:
     def _on_start_failed(self, number: int, error: str) -> None:
         slot = self.plan.slots.get(number)
         if slot is None or slot.stage is Stage.RETIRING:  # stopped on purpose
-            self.plan.gone(number)
+            self.plan.stopped(number)
             return
         self._totals["start_failures"] += 1
         self._last_error = error
         log.warning("a session of pool %r did not start: %s", self._name, error)
         self.plan.start_failed(number, error, self._now())
         breaker = self.plan.breaker
-        if (
-            self._listener is not None and breaker.open_until is not None
-        ):  # no borrower sees the error
+        # Borrowers see the error; without borrowers the log has to show it.
+        if self._listener is not None and breaker.open_until is not None:
             pause_s = breaker.open_until - self._now()
             log.error(
                 "pool %r has no sessions: %d starts in a row failed; the next start is in %.1f s",
@@ -322,7 +321,7 @@ class ProfilePool:
         else:
             await session.terminate()
         self._forget(number)
-        self.plan.gone(number)
+        self.plan.stopped(number)
         self.decide()
 
     def _forget(self, number: int) -> None:
@@ -349,22 +348,20 @@ class ProfilePool:
 
     # --- events of sessions --------------------------------------------------------------------
 
-    def _on_heartbeat(self, number: int, heartbeat: Heartbeat) -> None:
-        session = self._sessions.get(number)
-        if session is not None:
-            self._check_memory(number, session, heartbeat.rss_bytes)
-            self.decide()
+    def _on_heartbeat(self, number: int, session: Session, heartbeat: Heartbeat) -> None:
+        self._check_memory(number, session, heartbeat.rss_bytes)
+        self.decide()
 
     def _on_health(self, number: int, health: Health) -> None:
         if health.unresponsive:
             self.plan.heartbeat_missed(number)
             self.decide()
 
-    def _on_state(self, number: int, _old: SessionState, _new: SessionState) -> None:
-        session = self._sessions.get(number)
-        if session is not None:
-            self._on_loss(number, session)
-            asyncio.get_running_loop().call_soon(self.decide)
+    def _on_state(
+        self, number: int, session: Session, _old: SessionState, _new: SessionState
+    ) -> None:
+        self._on_loss(number, session)
+        asyncio.get_running_loop().call_soon(self.decide)
 
     def _on_loss(self, number: int, session: Session) -> None:
         reason = session.info.last_error or "its child ended"

@@ -182,7 +182,7 @@ class Channel:
     def post_bulk(self, message: Message) -> None:
         """Send in order, for a caller that waits for a reply and so does not send more."""
         if self._closed:
-            raise SessionLost("the session's child is gone")
+            raise SessionLost("the session's child has exited")
         self._bulk_out.write(encode_frame(message, self._ceiling))
 
     async def send_bulk(self, message: Message) -> None:

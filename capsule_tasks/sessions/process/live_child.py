@@ -140,7 +140,7 @@ class LiveChild:
     ) -> Any:
         """Send a request and wait for its reply; TimeoutError, or SessionLost if the child ends."""
         if self.is_over:
-            raise SessionLost("the session's child is gone")
+            raise SessionLost("the session's child has exited")
         reply = self.router.expect(message)
         try:
             (self.post_bulk if bulk else self.send_control)(message)

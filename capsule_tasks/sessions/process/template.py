@@ -48,7 +48,7 @@ class Template:
         connection.setblocking(False)
         self.pid = pid
         self.name = name
-        self.gone: asyncio.Future[str] | None = None
+        self._exited: asyncio.Future[str] | None = None
         self._connection = connection
         self._ids = itertools.count(1)
         self._loaded: asyncio.Future[int] | None = None
@@ -117,7 +117,7 @@ class Template:
     async def load(self, timeout_s: float) -> None:
         """Wait until the template has its imports; TemplateLost says why it cannot be forked."""
         loop = asyncio.get_running_loop()
-        self.gone, self._loaded = loop.create_future(), loop.create_future()
+        self._exited, self._loaded = loop.create_future(), loop.create_future()
         loop.add_reader(self._connection, self._on_readable)
         try:
             async with asyncio.timeout(timeout_s):
@@ -131,12 +131,12 @@ class Template:
 
     @property
     def is_usable(self) -> bool:
-        return self.gone is not None and not self.gone.done()
+        return self._exited is not None and not self._exited.done()
 
     async def ended(self) -> str:
         """Wait for the end of the template; why it ended."""
-        assert self.gone is not None
-        return await asyncio.shield(self.gone)
+        assert self._exited is not None
+        return await asyncio.shield(self._exited)
 
     async def spawn(
         self, descriptors: ChildDescriptors, config: SessionConfig, marker: str
@@ -208,8 +208,8 @@ class Template:
             if waiting is not None and not waiting.done():
                 waiting.set_exception(TemplateLost(self.name, reason))
         self._answers.clear()
-        if self.gone is not None and not self.gone.done():
-            self.gone.set_result(reason)
+        if self._exited is not None and not self._exited.done():
+            self._exited.set_result(reason)
 
     def _kill(self) -> None:
         """Kill the template, and forks of it whose pid was not reported.

@@ -118,7 +118,7 @@ def test_the_count_of_uses_belongs_to_the_session_not_to_its_successor() -> None
         for action in starts:
             if isinstance(action, Retire):
                 retired.append(action.slot)
-                plan.gone(action.slot)
+                plan.stopped(action.slot)
         starts += plan.decide(0.0)
     assert retired == [1, 2, 3]
 
@@ -169,7 +169,7 @@ def test_an_idle_named_session_gives_way_when_the_pool_is_full() -> None:
     plan.released(1, 0.0)
     plan.wait(2, "bert")
     assert plan.decide(0.0) == [Retire(1, "another borrower needs its place")]
-    plan.gone(1)
+    plan.stopped(1)
     assert started(plan, plan.decide(0.0)) == [Assign(2, 2)]
 
 
@@ -335,7 +335,7 @@ def test_sessions_that_end_before_their_first_use_are_replaced_ever_more_slowly(
         assert plan.lost(number, "killed", now)
         assert not plan.lost(number, "killed", now)
         assert plan.decide(now)[0] == Retire(number, "killed")
-        plan.gone(number)
+        plan.stopped(number)
         due = plan.next_check_at(now)
         pauses.append(0.0 if due is None else due - now)
         now = due or now
@@ -448,7 +448,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.plan.started(slot, 100, self.now)
         elif slot in self.retiring:
             self.retiring.discard(slot)
-            self.plan.gone(slot)
+            self.plan.stopped(slot)
         else:
             self.plan.start_failed(slot, "no", self.now)
         self.act()
@@ -458,7 +458,7 @@ class PoolMachine(RuleBasedStateMachine):
     def is_gone(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.retiring - self.starting)))
         self.retiring.remove(slot)
-        self.plan.gone(slot)
+        self.plan.stopped(slot)
         self.act()
 
     @precondition(lambda self: self.plan.slots)

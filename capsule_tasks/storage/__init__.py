@@ -1,9 +1,9 @@
-"""What Redis holds: histories, runs, leases, and the keys, scripts and connections under them.
+"""Everything in Redis: histories, runs, executions, leases; keys, scripts and connections.
 
-Redis is the truth. Whoever holds a history object holds no state of it but connections: any number
-of processes may read and write the same one. Every transition is one Lua script, so it happens
-whole or not at all, and every write carries the id of its operation, so it can be repeated when a
-reply is lost. What a script cannot know, whether a record can be read, its reader decides.
+Redis is authoritative. A store object has no state but its connections, so any number of processes
+may read and write the same history. Every transition is one Lua script, which happens whole or not
+at all. Every write carries the id of its operation, so it can be repeated when a reply is lost.
+Scripts do not interpret records: the reader decides whether a record is corrupt.
 """
 
 from capsule_tasks.storage.connections.asynchronous import AsyncConnections

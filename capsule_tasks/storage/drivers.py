@@ -1,7 +1,7 @@
-"""Drivers of operations: one for asyncio, one for threads, and methods made of both.
+"""Drivers of operations: one for asyncio, one for threads.
 
-A class of operations is written once. `awaited` and `blocking` turn each of its generators into
-the method that a user calls.
+A class of operations is written once; `async_method` and `sync_method` turn each of its generators
+into the method of a facade.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ C = TypeVar("C")
 
 ABANDON_LIMIT_S = 5.0
 _RETRY_DELAY_S = 0.5
-"""Between two operations while Redis is away."""
+"""Between two operations while Redis is unavailable."""
 
 
 class AsyncStore(Protocol):
-    """Whoever answers calls for a caller that awaits; raises StorageError and nothing else."""
+    """Runs scripts for a caller that awaits; raises StorageError and nothing else."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -40,7 +40,7 @@ class AsyncStore(Protocol):
 
 
 class SyncStore(Protocol):
-    """Whoever answers calls for a caller that blocks; raises StorageError and nothing else."""
+    """Runs scripts for a caller that blocks; raises StorageError and nothing else."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -51,7 +51,7 @@ class SyncStore(Protocol):
 
 
 async def drive(operation: Operation[T], store: AsyncStore) -> T:
-    """Do what the operation asks for, awaiting."""
+    """Carry out an operation, awaiting."""
     if store.is_closed:  # an operation that has nothing to send would not notice
         raise closed()
     reply: Reply | None = None
@@ -75,7 +75,7 @@ async def drive(operation: Operation[T], store: AsyncStore) -> T:
 
 
 def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
-    """Do what the operation asks for, blocking the thread."""
+    """Carry out an operation, blocking the thread."""
     if store.is_closed:  # as above
         raise closed()
     reply: Reply | None = None
@@ -105,10 +105,10 @@ async def retry_while_unavailable(
     *,
     on_fault: Callable[[StorageError], object] = lambda _: None,
 ) -> T:
-    """What Redis says, also if it is away for a while; StorageError once that is too long.
+    """Repeat an operation while Redis is unavailable; StorageError once that takes too long.
 
-    The one loop around operations, for callers that have nothing to do but wait: an operation makes
-    its own attempts, for some seconds, and `on_fault` hears of each one that failed.
+    The only loop around operations, for callers that can do nothing but wait: an operation makes
+    its own attempts for some seconds, and `on_fault` is called with each failure of all of them.
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -126,7 +126,7 @@ _abandoning: set[asyncio.Task[None]] = set()
 
 
 async def _abandon(abandon: Abandon, store: AsyncStore) -> None:
-    """Wait for the settling, also while the caller is cancelled over and over."""
+    """Wait until the operation is abandoned, also if the caller is cancelled repeatedly."""
 
     async def abandoning() -> None:
         with contextlib.suppress(StorageError, TimeoutError):
@@ -144,7 +144,7 @@ async def _abandon(abandon: Abandon, store: AsyncStore) -> None:
 def async_method(
     method: Callable[Concatenate[C, P], Operation[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The method of an asynchronous face that runs this operation of its core."""
+    """The method of an asynchronous facade that runs this operation of its core."""
 
     @functools.wraps(method)
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -156,7 +156,7 @@ def async_method(
 def sync_method(
     method: Callable[Concatenate[C, P], Operation[T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The method of a blocking face that runs this operation of its core."""
+    """The method of a blocking facade that runs this operation of its core."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,8 +1,8 @@
-"""What the faces of a store share: the way to Redis, and who closes it.
+"""What the facades of a store share: the connections, and who closes them.
 
-Every store has two: one for callers that await, one for callers that block. Their `redis` is a URL,
-connections to share, or a client of redis-py, which stays open and, if it is asynchronous, with its
-own event loop.
+Every store has two facades: one for callers that await, one for callers that block. Their `redis`
+is a URL, connections to share, or a client of redis-py, which stays open and, if it is
+asynchronous, with its own event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leases of workers: who holds runs, sessions and executions, and until when."""
+"""Leases of workers: how long an incarnation may own runs and executions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lease_read(keys: WorkerKeys) -> None: ...
 
 
 def lease_left_s(incarnation: str, prefix: str, retry: RetrySettings) -> Operation[float | None]:
-    """How long the lease of an incarnation lasts: 0 if it has lapsed, None if it never was."""
+    """How long the lease of an incarnation lasts: 0 if lapsed, None if it never existed."""
     reply = yield from call_script(lease_read.call(WorkerKeys(incarnation, prefix)), retry)
     return int(reply[1]) / 1000 if reply[0] == Code.DONE else None
 
@@ -32,11 +32,11 @@ def lease_left_s(incarnation: str, prefix: str, retry: RetrySettings) -> Operati
 class LeaseCore:
     """The one lease of one incarnation of a worker on one Redis.
 
-    A worker that guards something on several has one lease on each, under the same incarnation;
-    losing one ends what that Redis guards, and nothing else.
+    A worker that uses several Redis servers has one lease on each, under the same incarnation.
+    Losing one ends what is owned on that server, and nothing else.
 
-    Once it has lapsed it stays lapsed, whoever looks: what it held may be taken, and the worker
-    needs a new incarnation. So a thief who saw it lapsed cannot be wrong a moment later.
+    A lapsed lease stays lapsed: other workers may take over what the incarnation owned, and the
+    worker needs a new incarnation. A worker that saw the lease lapsed can rely on it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LeaseCore:
         self._lapsed_ttl_ms = int(settings.lapsed_ttl_s * 1000)
 
     def acquire(self, *, operation_id: str | None = None) -> Operation[None]:
-        """Begin the lease; nothing is done to one that this object has and that has not lapsed.
+        """Start the lease; does nothing if this object has it and it has not lapsed.
 
         Raises LeaseTaken if another worker has the lease of this incarnation, and LeaseLost if it
         has lapsed.
@@ -74,16 +74,16 @@ class LeaseCore:
             raise LeaseTaken(self.incarnation)
 
     def renew(self) -> Operation[None]:
-        """Make it last from now on; raises LeaseLost if it has lapsed."""
+        """Renew the lease for its full time; raises LeaseLost if it has lapsed."""
         if not (yield from self._extend(int(self._settings.lease_s * 1000))):
             raise LeaseLost(self.incarnation)
 
     def release(self) -> Operation[None]:
-        """End it, so that others need not wait; nothing is done to one that has lapsed."""
+        """End the lease, so that others need not wait; does nothing if it has lapsed."""
         yield from self._extend(0)
 
     def remaining_s(self) -> Operation[float]:
-        """How long it lasts; 0 once it has lapsed, and before it begins."""
+        """How long the lease lasts; 0 once it has lapsed, and before it starts."""
         left_s = yield from lease_left_s(self.incarnation, self._prefix, self._retry)
         return left_s or 0.0
 

@@ -1,4 +1,4 @@
-"""How many processes one message has cost, counted over all workers."""
+"""Child processes that a task message has cost, counted over all workers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def losses_drop(losses: str, *, loss: str) -> None: ...
 
 
 class LossCore:
-    """The losses of one attempt at an execution; each has an id, and so counts once."""
+    """The losses of one task message; each has an id, and so counts once."""
 
     def __init__(self, execution_id: str, attempt: str, prefix: str = "capsule") -> None:
         self._key = losses_key(execution_id, attempt, prefix)
 
     def add(self, loss: str) -> Operation[int]:
-        """Count it; how many there are now."""
+        """Count a loss; the number of losses so far."""
         reply = yield from call_script(
             losses_add.call(self._key, ttl_ms=_TTL_MS, loss=loss), _TWICE
         )
         return int(reply[1])
 
     def drop(self, loss: str) -> Operation[None]:
-        """It was none."""
+        """Take a loss back: the child ended in order."""
         yield from call_script(losses_drop.call(self._key, loss=loss), _TWICE)

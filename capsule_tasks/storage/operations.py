@@ -1,7 +1,7 @@
-"""Operations without I/O: what is to be sent, repeated, and settled, in which order.
+"""Operations without I/O: which scripts to call, repeat and abandon, in which order.
 
-An operation is a generator. It yields what it needs done and is sent the outcome; drivers, one for
-asyncio and one for threads, do it. So there is one text of every operation, whoever runs it.
+An operation is a generator. It yields calls, pauses and abandons, and is sent the outcome of each.
+Two drivers carry them out, one for asyncio and one for threads, so each operation is written once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Make this call although the caller is leaving; whatever comes of it, do not answer."""
+    """Make this call although the caller was cancelled; its outcome is ignored."""
 
     call: Call
 
@@ -61,7 +61,7 @@ def new_operation() -> str:
 
 
 def named(kind: str, operation: str | None) -> str:
-    """What the memory calls an operation: one id may name an append and a pop."""
+    """The name in the operation log: one id may name an append and a pop."""
     if operation is None:
         return f"{kind}:{new_operation()}"
     escaped("operation", operation)
@@ -69,16 +69,17 @@ def named(kind: str, operation: str | None) -> str:
 
 
 def call_script(call: Call, retry: RetrySettings) -> Operation[Reply]:
-    """Have a script called, again where the reply was lost, and return its reply.
+    """Call a script, repeat the call if its reply is lost, and return the reply.
 
-    A repeat carries the same operation, so it is done once. When the caller leaves in between
-    (it is cancelled or interrupted), the operation is settled: done already, or never.
+    A repeat carries the same operation id, so the operation is done once. If the caller is
+    cancelled or interrupted in between, the operation is abandoned: it was done already, or it
+    will never be done.
     """
     return (yield from call_script_named(call, retry))[1]
 
 
 def call_script_named(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, Reply]]:
-    """The same, with the name under which it was done at last."""
+    """As `call_script`, with the name under which the operation was done."""
     while True:
         begun = time.monotonic()
         try:
@@ -93,8 +94,8 @@ def call_script_named(call: Call, retry: RetrySettings) -> Operation[tuple[str |
             raise _forgotten(call)
         if reply[0] != Code.ABANDONED or call.operation_id is None:
             return call.operation_id, reply
-        # Somebody began this operation and was cancelled. What he sent may still wait in a
-        # socket, so his name stays barred; all who repeat it go on under the same next one.
+        # An earlier caller abandoned this operation. Its command may still wait in a socket, so
+        # that name stays refused; every repeat goes on under the same next name.
         kind, _, operation = call.operation_id.partition(":")
         call = Call(call.script, call.keys, [f"{kind}~:{operation}", 0, *call.args[2:]])
 
@@ -124,7 +125,7 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
             reply: Reply = yield call
             return reply
         except StorageClosed:
-            # Closed in the middle of a call: what became of that is the answer.
+            # Closed in the middle of a call: report what is known of the call.
             if lost is None:
                 raise
             lost.may_have_written, lost.operation_id = may_have_written, _as_given(call)
@@ -142,7 +143,7 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
 
 
 def _as_given(call: Call) -> str | None:
-    """The operation as a method takes it: repeated under it, the same is done."""
+    """The operation id as the caller of a method gives it."""
     return call.operation_id and call.operation_id.partition(":")[2]
 
 
@@ -151,7 +152,7 @@ def closed() -> StorageClosed:
 
 
 def reply_of(answer: object) -> Reply:
-    """What a script returned; StorageNotReady for an answer that is none of a script's."""
+    """The reply of a script; raises StorageNotReady for an answer that no script gives."""
     if not isinstance(answer, list):
         raise no_reply(answer)
     return answer
@@ -174,7 +175,7 @@ def _age_ms(begun: float) -> int:
 def delay_s(attempt: int, retry: RetrySettings) -> float:
     """How long to wait after that many attempts, from 1 on.
 
-    Full jitter: many callers who lost one server do not come back together.
+    Jitter keeps callers that lost the same server from retrying at the same time.
     """
-    most = min(retry.max_delay_s, retry.first_delay_s * 2 ** min(attempt - 1, 30))
-    return _random.uniform(most / 10, most)
+    max_s = min(retry.max_delay_s, retry.first_delay_s * 2 ** min(attempt - 1, 30))
+    return _random.uniform(max_s / 10, max_s)

@@ -1,4 +1,4 @@
-"""What was revoked, kept for workers that did not hear it, and announced to those that listen."""
+"""Revokes, stored for workers that missed the broadcast, and announced to those that listen."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Revoked:
 
 
 class RevokeCore:
-    """Adds and reads; nothing is repeated here, as its callers do so in their own time."""
+    """Stores and reads revokes. Each call is tried once; its callers retry."""
 
     def __init__(self, revoke_ttl_s: float, prefix: str = "capsule") -> None:
         self._ttl_ms = int(revoke_ttl_s * 1000)
@@ -47,13 +47,13 @@ class RevokeCore:
 
     @property
     def channel(self) -> str:
-        """On which something is said whenever a revoke is added that was not known."""
+        """The channel on which new revokes are announced."""
         return self._keys.channel
 
     def add(
         self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, Any]] = ()
     ) -> Operation[None]:
-        """Keep these; the oldest are forgotten where there are more than MAX_REVOKES."""
+        """Store revokes; the oldest are dropped above MAX_REVOKES."""
         members = iter(
             [*(f"t{task_id}" for task_id in ids), *(f"s{json.dumps(pair)}" for pair in stamps)]
         )
@@ -68,7 +68,7 @@ class RevokeCore:
             yield from call_script(call, _ONCE)
 
     def read(self, since_ms: int = 0) -> Operation[Revoked]:
-        """What was revoked since; and the moment of that answer."""
+        """Revokes since a moment, and the moment of this reply."""
         reply = yield from call_script(
             revokes_read.call(self._keys, since_ms=since_ms, max_revokes=MAX_REVOKES), _ONCE
         )
@@ -86,6 +86,6 @@ def _batches(members: Iterator[str]) -> Iterator[list[str]]:
 def _take(member: str, found: Revoked) -> None:
     if member.startswith("t"):
         found.ids.append(member[1:])
-    elif member.startswith("s"):  # what a newer release keeps, it reads itself
+    elif member.startswith("s"):  # skips other kinds, which a newer release may store
         header, value = json.loads(member[1:])
         found.stamps.append((header, value))

@@ -14,7 +14,7 @@ from celery import Celery
 from celery.worker import state
 
 from capsule_tasks.client.revokes import RevokeStore, store_revokes
-from capsule_tasks.storage.connections.doorbells import Ring
+from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.storage.keys import RevokeKeys
 from capsule_tasks.storage.revokes import Revoked
 from capsule_tasks.taskpool.stock_redis.kept_revokes import Revokes
@@ -133,7 +133,7 @@ async def test_polled_until_the_bell_is_heard_and_read_once_for_each_ring_from_t
     reads = Reads(monkeypatch)
     rings: list[int] = []
     """How many reads there had been, after each ring."""
-    channels: list[tuple[str, Ring]] = []
+    channels: list[tuple[str, OnRing]] = []
 
     def counted(said: bytes | None) -> None:
         channels[0][1](said)

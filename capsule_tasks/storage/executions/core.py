@@ -1,6 +1,6 @@
 """Executions in one Redis, as generators without I/O.
 
-Every write can be repeated: claims carry an id, events their place in an attempt, commands an id.
+Every write can be repeated: claims and commands carry an id, events their number in an attempt.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ from capsule_tasks.storage.scripts import Argument, Call, Code
 _LOST = encode_event(AttemptEnded(outcome="lost", detail="another worker took the execution"))
 _RETAKEN = encode_event(AttemptEnded(outcome="replaced", detail="its worker lost its lease"))
 _TRIM_POINTS = 4
-"""Marks in what is kept of an ended execution: so exact is its trimming."""
+"""Trim points in the stream of an ended execution."""
 _MAX_TRIM_POINTS = 4096
-"""Marks in what is kept while it runs: so many may be dropped at its end, in one call."""
+"""Trim points in the stream of a running execution: at its end one call may drop them all."""
 PAGE = 128
 UNCLAIMED = "-"
-"""Who must have an execution that is claimed while it is not known."""
+"""The `held_by` of a claim that is refused if the execution runs anywhere."""
 
 
 class ExecutionCore:
-    """What executions say and are told. What it promises is said here for every face."""
+    """Events, commands and indexes of executions; the docstrings hold for both facades."""
 
     def __init__(self, settings: ExecutionSettings | None = None) -> None:
         self.settings = settings or ExecutionSettings()
@@ -104,7 +104,7 @@ class ExecutionCore:
         outcome: str = "",
         has_stream_content: bool = False,
     ) -> Call:
-        """A claim and what the attempt has said already: to its end, if it is over."""
+        """A claim with the events of the attempt so far, also with its end."""
         lost = _LOST if held_by == "" else b"" if held_by == UNCLAIMED else _RETAKEN
         return execution_claim.call(
             keys,
@@ -122,7 +122,7 @@ class ExecutionCore:
 
     @staticmethod
     def claimed(execution_id: str, reply: Reply) -> Claimed:
-        """What the reply to a claim says."""
+        """The attempt that a claim got. Raises ExecutionEnded or AttemptStale."""
         match reply[0]:
             case Code.DONE:
                 return Claimed(int(reply[1]), int(reply[2]), _entries(reply[3:]))
@@ -158,7 +158,11 @@ class ExecutionCore:
 
     @staticmethod
     def appended(execution_id: str, call: Call, reply: Reply) -> int:
-        """What the reply to an append says."""
+        """The number of the last stored event.
+
+        Raises AttemptStale if another attempt followed, AttemptClosed if the attempt has ended,
+        ExecutionUnknown if nothing of the execution is left.
+        """
         attempt, first_seq = int(call.args[0]), call.args[1]
         match reply[0]:
             case Code.DONE:
@@ -189,7 +193,7 @@ class ExecutionCore:
         *,
         retention: ExecutionSettings | None = None,
     ) -> Operation[bool]:
-        """Write the end of an attempt whose worker is gone; False if somebody else was first."""
+        """Write the end of an attempt whose worker died; False if another reaper was first."""
         keys = self.keys_of(execution_id)
         call = execution_reap.call(
             keys,
@@ -206,7 +210,7 @@ class ExecutionCore:
     def read_commands(
         self, execution_id: str, after: str = ""
     ) -> Operation[tuple[CommandEntry, ...]]:
-        """What it was told after that entry."""
+        """Commands to an execution after the given entry."""
         call = execution_commands.call(self.keys_of(execution_id), after=after)
         reply = yield from call_script(call, self._retry)
         return _entries(reply[1:])
@@ -216,7 +220,7 @@ class ExecutionCore:
     def send_command(
         self, execution_id: str, command: Command, *, command_id: str | None = None
     ) -> Operation[State]:
-        """Tell it something, also before it begins; how it stands. ExecutionEnded if it is over."""
+        """Send a command, also before the execution starts; its state. Raises ExecutionEnded."""
         call = execution_send_command.call(
             self.keys_of(execution_id),
             command=command_id or new_operation(),
@@ -231,7 +235,7 @@ class ExecutionCore:
         return _state(reply[1])
 
     def read(self, execution_id: str, after: str = "", count: int = PAGE) -> Operation[Page | None]:
-        """Some events after that one; None for an execution of which nothing is there."""
+        """A page of events after the given one; None for an unknown execution."""
         call = execution_read.call(self.keys_of(execution_id), after=after, count=count)
         reply = yield from call_script(call, self._retry)
         if reply[0] == Code.MISSING:
@@ -246,7 +250,7 @@ class ExecutionCore:
         )
 
     def read_record(self, execution_id: str) -> Operation[Record]:
-        """How it stands."""
+        """The state of an execution and its latest attempt."""
         reply = yield from call_script(
             execution_record.call(self.keys_of(execution_id)), self._retry
         )
@@ -271,7 +275,7 @@ class ExecutionCore:
     # --- indexes -------------------------------------------------------------------------------
 
     def record_recent(self, notes: Sequence[tuple[int, RecentEntry]]) -> Operation[None]:
-        """Put executions into the index, each with its attempt; the newest stay in it."""
+        """Record executions in the index of recent ones, each with its attempt."""
         settings = self.settings
         parts: list[Argument] = []
         for attempt, entry in notes:
@@ -294,7 +298,7 @@ class ExecutionCore:
         since: float | None = None,
         limit: int = 50,
     ) -> Operation[list[RecentEntry]]:
-        """The latest executions first, of a state, a task, a time."""
+        """Recent executions, latest first: of a state, of a task, since a time."""
         found: list[RecentEntry] = []
         before = ""
         while len(found) < limit:
@@ -312,7 +316,7 @@ class ExecutionCore:
         return found[:limit]
 
     def find_recent(self, execution_ids: Sequence[str]) -> Operation[dict[str, RecentEntry]]:
-        """What the index knows of some, also when nothing else is left of them."""
+        """Entries of the index by execution; they may outlive the executions' streams."""
         call = recent_find.call(self._recent, ids=execution_ids)
         reply = yield from call_script(call, self._retry)
         entries = (_recent(*reply[n : n + 3]) for n in range(1, len(reply), 3))
@@ -321,7 +325,7 @@ class ExecutionCore:
     def record_group_ends(
         self, group_id: str, members: Sequence[tuple[int, str, str, str]]
     ) -> Operation[None]:
-        """Count ends of members: (place, outcome, execution id, what went wrong), each once."""
+        """Count ends of members, each once: (index, outcome, execution id, failure)."""
         keys, settings = self.group_keys_of(group_id), self.settings
         parts: list[Argument] = []
         for index, outcome, execution_id, failure in members:
@@ -340,7 +344,7 @@ class ExecutionCore:
     def read_group(
         self, group_id: str, after: str = "", count: int = 100, *, which: bool = False
     ) -> Operation[GroupProgress]:
-        """How far a group is, failures after that one, and if asked `which` members are counted."""
+        """How many members ended, failures after the given one, and `which` members, if wanted."""
         keys = self.group_keys_of(group_id)
         call = group_read.call(keys, after=after, count=count, which=int(which))
         reply = yield from call_script(call, self._retry)
@@ -353,7 +357,7 @@ class ExecutionCore:
         return GroupProgress(counts, failures, reply[1] if which else None)
 
     def with_settings(self, **changes: Any) -> ExecutionSettings:
-        """These settings for one task, with changes of its own."""
+        """The settings with the changes of one task."""
         return msgspec.structs.replace(self.settings, **changes)
 
 
@@ -361,14 +365,14 @@ class ExecutionCore:
 def attempt_details(
     ack: str, task: str, worker: str, group: str, index: int, retention: ExecutionSettings
 ) -> bytes:
-    """What a claim says of an attempt, whoever holds it."""
+    """The part of a claim that describes the attempt."""
     place = str(index) if group else ""
     return msgspec.msgpack.encode([ack, task, worker, group, place, _limits(retention).decode()])
 
 
 @lru_cache(maxsize=1000)
 def _limits(retention: ExecutionSettings) -> bytes:
-    """As the scripts take them."""
+    """Sizes and times of retention as the scripts take them; see lib/execution."""
     trim_bytes = max(
         1, retention.retention_bytes // _TRIM_POINTS, retention.live_bytes // _MAX_TRIM_POINTS
     )

@@ -1,4 +1,4 @@
-"""What workers hold, and which of them are gone, as generators without I/O."""
+"""Which executions workers hold, and which workers are due for a check, without I/O."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def worker_register(
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Workers to look at now, and how long it takes until the next is; None if there is none."""
+    """Workers to check now, and the seconds until the next is due; None if there is none."""
 
     workers: tuple[str, ...]
     next_s: float | None
 
 
 class HoldCore:
-    """Which executions each worker's incarnation holds."""
+    """The executions that each incarnation of a worker holds."""
 
     def __init__(self, settings: ExecutionSettings) -> None:
         self._prefix = settings.prefix
@@ -60,7 +60,7 @@ class HoldCore:
     def hold(
         self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]
     ) -> Operation[None]:
-        """Note what it is going to hold, and what not any more; LeaseLost if it may not."""
+        """Record executions before they are claimed, and drop others. Raises LeaseLost."""
         call = self.hold_call(incarnation, token, held, released)
         reply = yield from call_script(call, self._retry)
         if not self.is_held(reply):
@@ -84,7 +84,7 @@ class HoldCore:
     def held_by(
         self, incarnation: str, done: Sequence[str] = (), count: int = 500
     ) -> Operation[list[str] | None]:
-        """Some of what it held, without what was seen to; None while its lease lasts."""
+        """Executions that it held, without those that are done; None while its lease lasts."""
         call = worker_held.call(HoldKeys(incarnation, self._prefix), count=count, ids=done)
         reply = yield from call_script(call, self._retry)
         if reply[0] != Code.DONE:
@@ -94,7 +94,7 @@ class HoldCore:
     def register_worker(
         self, incarnation: str, lease_s: float, forget: Sequence[str] = ()
     ) -> Operation[Due]:
-        """Say that it lives, and that others are gone for good; who is due to be looked at."""
+        """Register a worker, forget workers that hold nothing any more; workers that are due."""
         call = worker_register.call(
             worker_index(self._prefix),
             worker=incarnation,

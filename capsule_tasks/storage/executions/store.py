@@ -1,4 +1,4 @@
-"""The faces of the store of executions: for callers that await, and for those that block."""
+"""The facades of the store of executions: asynchronous and blocking."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, SyncFacade, 
 
 
 class ExecutionStore(AsyncFacade):
-    """What executions say and are told, in Redis."""
+    """Events, commands and indexes of executions in Redis."""
 
     core: ExecutionCore
 
@@ -34,7 +34,7 @@ class ExecutionStore(AsyncFacade):
 
 
 class HoldStore:
-    """What workers hold; the connections are another's."""
+    """Executions that workers hold, over connections that belong to the caller."""
 
     def __init__(self, store: AsyncStore, settings: ExecutionSettings) -> None:
         self.core = HoldCore(settings)
@@ -46,7 +46,7 @@ class HoldStore:
 
 
 class SyncExecutionStore(SyncFacade):
-    """What executions say and are told, in Redis."""
+    """Events, commands and indexes of executions in Redis."""
 
     core: ExecutionCore
 

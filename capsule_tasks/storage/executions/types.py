@@ -1,4 +1,4 @@
-"""What the store of executions takes and gives."""
+"""Values that the store of executions takes and returns."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """One entry of what an execution is told."""
+    """A command in an execution's control stream."""
 
     id: str
     data: bytes
 
 
 class Claimed(NamedTuple):
-    """An attempt that is ours, and what waited for it."""
+    """A claimed attempt, and the commands that waited for it."""
 
     attempt: int
     seq: int
@@ -80,20 +80,20 @@ class Claimed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some events, and how the execution stood when they were read."""
+    """A page of events, and the state of the execution when they were read."""
 
     state: State
     outcome: str
     attempt: int
     seq: int
     first_kept_id: str
-    """The first event that is left, if some were trimmed."""
+    """The first event that was not trimmed; empty if none was trimmed."""
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How an execution stands. Times are seconds of Redis's clock, None for what is not yet."""
+    """The state of an execution. Times are in seconds of Redis's clock, None if not yet."""
 
     state: State
     attempt: int = 0
@@ -124,13 +124,13 @@ class RecentEntry:
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """How far a group is: how many of its members ended, and how."""
+    """How many members of a group ended with each outcome."""
 
     counts: dict[str, int]
     failures: tuple[tuple[str, str, str], ...] = field(default=())
-    """(id to resume after, execution id, what went wrong)"""
+    """(id to resume after, execution id, failure)"""
     counted: bytes | None = None
-    """A bit for each member's place, the first the highest; None if it was not asked for."""
+    """A bit for each member, the first one the highest; None if it was not wanted."""
 
     @property
     def done(self) -> int:

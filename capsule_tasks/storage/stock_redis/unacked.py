@@ -1,4 +1,4 @@
-"""Messages that workers hold, in kombu's own keys: which of them nobody holds any more."""
+"""Unacknowledged messages in kombu's own keys: reserve those whose worker died."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def unacked_claim(
 
 @dataclass(frozen=True)
 class Overdue:
-    """When a held message counts as left behind."""
+    """When an unacknowledged message counts as abandoned by its worker."""
 
     renewed_s: float
     other_s: float
@@ -33,7 +33,7 @@ class Overdue:
 
 
 def claim(index: str, overdue: Overdue, now_s: float) -> Call:
-    """Take up to MAX_TAGS of them; the caller puts them back, and nobody else does for a while."""
+    """Reserve up to MAX_TAGS overdue messages for this caller, which requeues them."""
     return unacked_claim.call(
         index,
         renewal_marks(index),
@@ -46,6 +46,6 @@ def claim(index: str, overdue: Overdue, now_s: float) -> Call:
 
 
 def claimed(reply: list[bytes]) -> list[str]:
-    """The tags in the answer to that."""
+    """The delivery tags in the reply to `claim`."""
     assert int(reply[0]) == Code.DONE
     return [tag.decode() for tag in reply[1:]]

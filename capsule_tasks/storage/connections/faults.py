@@ -1,4 +1,4 @@
-"""What redis-py raises, told as errors of this package: who has to act, what was written."""
+"""Errors of redis-py as errors of this package: who has to act, what may have been written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from capsule_tasks.errors import (
 )
 
 FAULTS = (raised.RedisError, raised.RedisClusterException, OSError, EOFError, TimeoutError)
-"""All that a call may raise for reasons that lie outside this process."""
+"""Everything that a call may raise for reasons outside this process."""
 
 _KIND_OF_CODE: dict[str, type[StorageError]] = {
     "OOM": StorageFull,
@@ -61,10 +61,11 @@ _KIND_OF_CLASS: tuple[tuple[type[Exception], type[StorageError]], ...] = (
 
 
 def to_storage_error(error: BaseException, *, was_sent: bool) -> StorageError:
-    """The error to raise for this one; `was_sent` if the command may have reached the server.
+    """The error to raise for an error of redis-py.
 
-    A server that answers with an error has done nothing: scripts check everything before they
-    write. Only silence after the command was sent leaves it open.
+    `was_sent` says that the command may have reached the server. A server that answers with an
+    error has written nothing: scripts check everything before they write. Only without an answer
+    the command may have been done.
     """
     text = f"Redis: {_SCRIPT.sub('', reason_of(error))}"
     for kind, ours in _KIND_OF_CLASS:
@@ -82,10 +83,10 @@ def _kind_of_reply(text: str) -> type[StorageError]:
 
 
 def is_temporary(error: BaseException | None) -> bool:
-    """Whether a server refused that will serve again, or another in its place.
+    """Whether the server refuses now and it, or another in its place, will serve again.
 
-    It loads, fails over, is a replica now or lacks replicas. What an error was raised from counts
-    as well: kombu wraps some.
+    The server loads, fails over, is a replica now or lacks replicas. Causes of the error count as
+    well: kombu wraps some.
     """
     while error is not None:
         if isinstance(to_storage_error(error, was_sent=False), StorageNotReady):

@@ -126,7 +126,7 @@ def last_event(end: End, origin: Origin, *, is_worker_stopping: bool = False) ->
             return another_follows("requeued", end.message)
         case EndKind.DISCARDED:
             return Ended(outcome=Outcome.CANCELLED, type=end.kind.value, message=end.message)
-    if _comes_again(end.kind, origin, is_worker_stopping=is_worker_stopping):
+    if _is_requeued(end.kind, origin, is_worker_stopping=is_worker_stopping):
         return another_follows("requeued", _message(end, origin))
     is_cancelled = end.kind is EndKind.TERMINATED
     return Ended(
@@ -157,7 +157,7 @@ def _message(end: End, origin: Origin) -> str:
     return end.message
 
 
-def _comes_again(kind: EndKind, origin: Origin, *, is_worker_stopping: bool) -> bool:
+def _is_requeued(kind: EndKind, origin: Origin, *, is_worker_stopping: bool) -> bool:
     """Whether Celery requeues the message, or sends another, after this end."""
     match kind:
         case EndKind.TERMINATED:
@@ -165,7 +165,7 @@ def _comes_again(kind: EndKind, origin: Origin, *, is_worker_stopping: bool) -> 
         case EndKind.LOST:
             return origin.continues_after_loss
         case EndKind.OVER_LIMIT:
-            return origin.comes_again_over_limit
+            return origin.redelivers_over_limit
     return False
 
 

@@ -216,7 +216,7 @@ class Lifecycle(ClaimAxis):
         is_cause_known = (
             status is not None and self.stop_signum is None and not self.origin.is_async
         )
-        if is_cause_known and self.origin.comes_again_when_lost:
+        if is_cause_known and self.origin.redelivers_when_lost:
             self._suspected = end
             self._questions.clear()  # no child is left that could take a response
             self.run = moved(self.run, states.LOST)

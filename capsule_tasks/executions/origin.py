@@ -20,11 +20,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     acks_late: bool = False
     ack_waits_for_claim: bool = False
     """The message is acknowledged early, and the acknowledgement can wait for the claim."""
-    comes_again_when_lost: bool = False
+    redelivers_when_lost: bool = False
     """The same message is delivered again when the child that ran it is lost."""
     continues_after_loss: bool = False
     """Another attempt follows when the child is lost: of the same message, or of a retry."""
-    comes_again_over_limit: bool = False
+    redelivers_over_limit: bool = False
     """The same message is delivered again after its hard time limit."""
     soft_limit_s: float | None = None
     hard_limit_s: float | None = None

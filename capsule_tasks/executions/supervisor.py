@@ -187,7 +187,7 @@ class Supervisor:
     def running(self, task_id: str) -> Execution | None:
         """The execution of a task that a child has."""
         sent_executions = self.dispatcher.sent_executions()
-        return next((one for one in sent_executions if one.call.task_id == task_id), None)
+        return next((sent for sent in sent_executions if sent.call.task_id == task_id), None)
 
     def resume_output(self, execution: Execution) -> None:
         self.dispatcher.resume_output(execution)

@@ -68,11 +68,11 @@ def origin_of(
     """What decides about a task's life: its message, and its settings as they are now."""
     task: Any = getattr(request, "task", None)
     acks_late = bool(getattr(task, "acks_late", False))
-    comes_again_when_lost = acks_late and bool(task.reject_on_worker_lost)
-    continues_after_loss = comes_again_when_lost
+    redelivers_when_lost = acks_late and bool(task.reject_on_worker_lost)
+    continues_after_loss = redelivers_when_lost
     if task is not None and getattr(task, "retry_on_worker_lost", False):
-        most = task.max_retries
-        continues_after_loss = most is None or int(headers.get("retries") or 0) < most
+        max_retries = task.max_retries
+        continues_after_loss = max_retries is None or int(headers.get("retries") or 0) < max_retries
     about = headers.get("delivery_info")
     group, index = group_of(headers)
     soft_limit_s, hard_limit_s = limits
@@ -86,9 +86,9 @@ def origin_of(
         is_redelivered=bool(about and about.get("redelivered")),
         acks_late=acks_late,
         ack_waits_for_claim=can_defer_ack and not acks_late,
-        comes_again_when_lost=comes_again_when_lost,
+        redelivers_when_lost=redelivers_when_lost,
         continues_after_loss=continues_after_loss,
-        comes_again_over_limit=acks_late and not task.acks_on_timeout,
+        redelivers_over_limit=acks_late and not task.acks_on_timeout,
         soft_limit_s=soft_limit_s,
         hard_limit_s=hard_limit_s,
     )

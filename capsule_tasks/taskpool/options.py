@@ -49,7 +49,7 @@ def check(app: Any) -> None:
 
 def profile(app: Any, lane: TaskChildSettings, options: dict[str, Any]) -> Profile:
     """How children of one kind are started, and when replaced."""
-    most_kib = options.get("max_memory_per_child")
+    max_kib = options.get("max_memory_per_child")
     start = setting(app, "capsule_start")
     return Profile.app(
         session=SessionConfig(
@@ -73,7 +73,7 @@ def profile(app: Any, lane: TaskChildSettings, options: dict[str, Any]) -> Profi
             min_idle=0,  # the dispatcher sets the number
             fresh=False,
             max_uses=options.get("maxtasksperchild") or None,
-            max_rss_bytes=int(most_kib * KIB) if most_kib else None,
+            max_rss_bytes=int(max_kib * KIB) if max_kib else None,
         ),
         start="cold" if start == "cold" else "fork",
         imports=(

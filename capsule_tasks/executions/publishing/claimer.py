@@ -83,8 +83,12 @@ class Claimer:
 
     def _on_due(self, due: list[Execution]) -> None:
         """Record in one call that all of them are held, before they are claimed."""
-        writers = [one.stream for one in due if one.stream is not None and not one.life.is_over]
-        if unheld := [one for one in writers if one.is_unclaimed and not one.is_held]:
+        writers = [
+            execution.stream
+            for execution in due
+            if execution.stream is not None and not execution.life.is_over
+        ]
+        if unheld := [writer for writer in writers if writer.is_unclaimed and not writer.is_held]:
             self._publisher.lease.hold_soon(unheld)
         for writer in writers:
             writer.feed(_CLAIM_DUE)

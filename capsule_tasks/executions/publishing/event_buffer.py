@@ -105,8 +105,8 @@ class EventBuffer:
 
     def _add_text(self, stream: Stream, parts: Iterable[str], size: int) -> None:
         last = self._items[-1] if self._items else None
-        most = self._settings.event_bytes_max
-        if not isinstance(last, _Text) or last.stream != stream or last.size + size > most:
+        max_bytes = self._settings.event_bytes_max
+        if not isinstance(last, _Text) or last.stream != stream or last.size + size > max_bytes:
             last = _Text(stream)
             self._items.append(last)
         last.parts.extend(parts)
@@ -131,12 +131,12 @@ class EventBuffer:
             events.append(encode_event(_Piece(stream=text.stream, data=data), self.offset))
             self.offset += utf8_size(data)
 
-    def _drop_beyond(self, most: int) -> None:
+    def _drop_beyond(self, max_bytes: int) -> None:
         """Drop and count the oldest output: a descriptor has no credit to withhold."""
-        if self.waiting_bytes <= most:
+        if self.waiting_bytes <= max_bytes:
             return
         kept: deque[_Text | EventMessage] = deque()
-        while self._items and self.waiting_bytes > most // 2:
+        while self._items and self.waiting_bytes > max_bytes // 2:
             item = self._items.popleft()
             if isinstance(item, _Text):
                 lost_bytes, lost = self._dropped.get(item.stream, (0, 0))
@@ -151,9 +151,9 @@ class EventBuffer:
         self._budget.waiting_bytes += size
 
 
-def _pieces(text: str, size: int, most: int) -> list[str]:
-    """The text in parts of at most `most` bytes."""
-    if size <= most:
+def _pieces(text: str, size: int, max_bytes: int) -> list[str]:
+    """The text in parts of at most `max_bytes` bytes."""
+    if size <= max_bytes:
         return [text]
-    step = most if size == len(text) else max(1, most // 4)
+    step = max_bytes if size == len(text) else max(1, max_bytes // 4)
     return [text[first : first + step] for first in range(0, len(text), step)]

@@ -32,8 +32,8 @@ _TIMEOUT_S = 5.0
 class LossCounter:
     """Counts and judges on the runtime's loop; Redis is asked from other threads."""
 
-    def __init__(self, most: int, url: str | None = None, prefix: str = "capsule") -> None:
-        self._most = most
+    def __init__(self, limit: int, url: str | None = None, prefix: str = "capsule") -> None:
+        self._limit = limit
         self._prefix = prefix
         self._connections = SyncConnections(url) if url else None
         self.counted_locally: dict[Key, int] = {}
@@ -53,7 +53,7 @@ class LossCounter:
         # message that is delivered to this worker twice is counted once.
         loss = self.counted_on_delivery.setdefault(key, _new_id())
         count = await self._add(key, loss)
-        if count > self._most:
+        if count > self._limit:
             await self.forget(call)
             return count - 1
         if not count:
@@ -65,7 +65,7 @@ class LossCounter:
         key = _key(call)
         here = self.counted_locally.pop(key, 0) + 1
         count = max(here, await self._add(key, self.counted_on_delivery.pop(key, "") or _new_id()))
-        if count >= self._most:
+        if count >= self._limit:
             return count
         self.counted_locally[key] = here
         if len(self.counted_locally) > _MAX_KNOWN:

@@ -61,13 +61,13 @@ class Reaper:
                 if not held:
                     await self.hold_store.register_worker("", 0, [worker])
                     return
-                held = [one for one in held if one not in left]
+                held = [execution_id for execution_id in held if execution_id not in left]
                 if not held:
                     return  # the rest is reaped in the next round
                 log.info("worker %s died: reaping %d executions", worker, len(held))
                 for first in range(0, len(held), _BATCH_SIZE):
                     left |= await self._reap_batch(worker, held[first : first + _BATCH_SIZE])
-                done = [one for one in held if one not in left]
+                done = [execution_id for execution_id in held if execution_id not in left]
         finally:
             self._busy.discard(worker)
 

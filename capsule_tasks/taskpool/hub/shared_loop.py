@@ -30,19 +30,19 @@ class _Selector(selectors.DefaultSelector):
         self.may_wait = False
         self.idle_s: float | None = None
         """The time until the loop's next timer, as it was when the iteration ended."""
-        self._looks = False
+        self._may_poll = False
         self._rounds = 0
 
-    def begin(self) -> None:
-        self._looks = True
+    def start_iteration(self) -> None:
+        self._may_poll = True
         self._rounds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.may_wait:
             return super().select(timeout)
         events: list[tuple[selectors.SelectorKey, int]] = []
-        if self._looks:
-            self._looks = False
+        if self._may_poll:
+            self._may_poll = False
             events = super().select(0)
         self._rounds += 1
         is_idle = not events and (timeout is None or timeout > 0)
@@ -74,7 +74,7 @@ class SharedLoop:
             return  # in a signal handler, after all
         old_mask = self._acquire()
         try:
-            self._selector.begin()
+            self._selector.start_iteration()
             self.asyncio_loop.run_forever()
             idle_s = self._selector.idle_s
             self.due_at = math.inf if idle_s is None else self.asyncio_loop.time() + idle_s

@@ -59,12 +59,12 @@ class Lines:
 
     def __init__(self, put: Callable[[_Source, str], object]) -> None:
         self._put = put
-        self._begun: dict[_Key, list[str]] = {}
+        self._unfinished: dict[_Key, list[str]] = {}
         self._sizes: dict[_Key, int] = {}
 
     def __len__(self) -> int:
         """The number of unfinished lines."""
-        return len(self._begun)
+        return len(self._unfinished)
 
     def add(self, key: _Key, text: str) -> None:
         *lines, rest = text.split("\n")
@@ -73,7 +73,7 @@ class Lines:
             for line in lines:
                 self._put_line(key, line)
         if rest:
-            self._begun.setdefault(key, []).append(rest)
+            self._unfinished.setdefault(key, []).append(rest)
             self._sizes[key] = self._sizes.get(key, 0) + len(rest)
             if self._sizes[key] >= _MAX_LINE:
                 self.end(key)
@@ -83,12 +83,12 @@ class Lines:
         self._put_line(key, self._take(key))
 
     def end_all(self) -> None:
-        for key in list(self._begun):
+        for key in list(self._unfinished):
             self.end(key)
 
     def _take(self, key: _Key) -> str:
         self._sizes.pop(key, None)
-        return "".join(self._begun.pop(key, ()))
+        return "".join(self._unfinished.pop(key, ()))
 
     def _put_line(self, key: _Key, line: str) -> None:
         if line.strip():

@@ -159,7 +159,7 @@ TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five")
     [
         (TERMINATED, "acks_late", True, "its worker was stopped"),
         (LOST, "continues_after_loss", False, LOST.message),
-        (OVER_LIMIT, "comes_again_over_limit", False, "TimeLimitExceeded(3.0,)"),
+        (OVER_LIMIT, "redelivers_over_limit", False, "TimeLimitExceeded(3.0,)"),
     ],
     ids=["let go", "lost", "over limit"],
 )
@@ -176,9 +176,9 @@ PROMISED = Origin(
     execution_id="id",
     task="app.task",
     acks_late=True,
-    comes_again_when_lost=True,
+    redelivers_when_lost=True,
     continues_after_loss=True,
-    comes_again_over_limit=True,
+    redelivers_over_limit=True,
 )
 
 

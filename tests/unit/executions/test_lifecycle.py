@@ -63,7 +63,7 @@ def origin(**changes: object) -> Origin:
 
 LATE = origin(acks_late=True)
 EARLY = origin(ack_waits_for_claim=True)
-COMES_AGAIN = origin(acks_late=True, comes_again_when_lost=True, continues_after_loss=True)
+COMES_AGAIN = origin(acks_late=True, redelivers_when_lost=True, continues_after_loss=True)
 
 
 def life_of(origin: Origin, *events: Event) -> Lifecycle:

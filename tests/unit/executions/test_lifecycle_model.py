@@ -90,9 +90,9 @@ def origins(draw: st.DrawFn) -> Origin:
         is_redelivered=before == "redelivered",
         acks_late=acknowledged in ("late", "late, comes again"),
         ack_waits_for_claim=acknowledged == "when sure",
-        comes_again_when_lost=comes_again,
+        redelivers_when_lost=comes_again,
         continues_after_loss=comes_again or draw(flag),
-        comes_again_over_limit=comes_again,
+        redelivers_over_limit=comes_again,
         soft_limit_s=draw(st.sampled_from([None, 1.0])),
         hard_limit_s=draw(st.sampled_from([None, 2.0])),
     )

@@ -1,4 +1,4 @@
-"""A `OutputSink` with everything around it replaced by something that can be watched."""
+"""An `OutputSink` with everything around it replaced by something that can be watched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sessions import HANG_S
 
 
 class FakeOutbox:
-    """Keeps what is sent."""
+    """Records messages instead of sending them."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -33,16 +33,16 @@ class FakeOutbox:
             assert self._changed.wait_for(condition, HANG_S)
 
     @property
-    def said(self) -> list[Any]:
+    def sent(self) -> list[Any]:
         """Outputs as (stream, text), gaps as (stream, bytes lost), other messages as they are."""
-        return [_said(message) for message in self.messages]
+        return [_summary(message) for message in self.messages]
 
     def text(self, stream: str = "stdout") -> str:
         outputs = [m for m in self.messages if isinstance(m, Output)]
         return "".join(m.data for m in outputs if m.stream == stream)
 
 
-def _said(message: Message) -> Any:
+def _summary(message: Message) -> Any:
     if isinstance(message, Output):
         return message.stream, message.data
     if isinstance(message, Gap):
@@ -101,7 +101,7 @@ class Bench:
             pass
 
     def spend_credit(self) -> None:
-        """Leave nothing of the window; what was sent for that is forgotten."""
+        """Use up the window, and forget the messages sent for that."""
         while self.sink.credit > 0:
             self.stdout.write("x")
             self.sink.flush_ready()

@@ -21,7 +21,7 @@ def test_the_first_text_calls_the_pump_and_the_next_one_does_not() -> None:
     assert bench.pump.calls == [bench.sink]
     assert bench.outbox.messages == []
     bench.flush_all()
-    assert bench.outbox.said == [("stdout", "ab")]
+    assert bench.outbox.sent == [("stdout", "ab")]
 
 
 def test_after_a_pause_the_pump_is_called_again() -> None:
@@ -30,7 +30,7 @@ def test_after_a_pause_the_pump_is_called_again() -> None:
         bench.stdout.write(text)
         bench.flush_all()
     assert len(bench.pump.calls) == 3
-    assert bench.outbox.said == [("stdout", "a"), ("stdout", "b"), ("stdout", "c")]
+    assert bench.outbox.sent == [("stdout", "a"), ("stdout", "b"), ("stdout", "c")]
 
 
 def test_the_pump_comes_back_once_after_it_sent_something() -> None:
@@ -42,7 +42,7 @@ def test_the_pump_comes_back_once_after_it_sent_something() -> None:
     bench.stdout.write("c")
     assert bench.sink.flush_from_pump()
     assert not bench.sink.flush_from_pump()
-    assert bench.outbox.said == [("stdout", "a"), ("stdout", "bc")]
+    assert bench.outbox.sent == [("stdout", "a"), ("stdout", "bc")]
 
 
 class RacingSink(OutputSink):
@@ -80,13 +80,13 @@ def test_a_full_chunk_is_sent_by_the_writer() -> None:
     bench.stdout.write("abc")
     assert bench.outbox.messages == []
     bench.stdout.write("d")
-    assert bench.outbox.said == [("stdout", "abcd")]
+    assert bench.outbox.sent == [("stdout", "abcd")]
 
 
 def test_a_long_text_is_sent_in_chunks() -> None:
     bench = Bench(chunk_bytes=4)
     bench.stdout.write("abcdefghij")
-    assert bench.outbox.said == [("stdout", "abcd"), ("stdout", "efgh"), ("stdout", "ij")]
+    assert bench.outbox.sent == [("stdout", "abcd"), ("stdout", "efgh"), ("stdout", "ij")]
 
 
 def test_both_streams_keep_their_order_and_runs_of_one_are_joined() -> None:
@@ -101,7 +101,7 @@ def test_both_streams_keep_their_order_and_runs_of_one_are_joined() -> None:
     ):
         stream.write(text)
     bench.flush_all()
-    assert bench.outbox.said == [
+    assert bench.outbox.sent == [
         ("stdout", "12"),
         ("stderr", "34"),
         ("stdout", "5"),
@@ -113,7 +113,7 @@ def test_a_flush_sends_a_partial_line_at_once() -> None:
     bench = Bench()
     bench.stdout.write("50 %\r")
     bench.stdout.flush()
-    assert bench.outbox.said == [("stdout", "50 %\r")]
+    assert bench.outbox.sent == [("stdout", "50 %\r")]
 
 
 def test_the_bytes_of_each_stream_are_counted_as_they_travel() -> None:
@@ -121,7 +121,7 @@ def test_the_bytes_of_each_stream_are_counted_as_they_travel() -> None:
     bench.stdout.write("żółć")
     bench.stderr.write("\ud800!")
     bench.sink.finish()
-    assert bench.outbox.said == [("stdout", "żółć"), ("stderr", "\\ud800!")]
+    assert bench.outbox.sent == [("stdout", "żółć"), ("stderr", "\\ud800!")]
     assert bench.sink.sent == {"stdout": len("żółć".encode()), "stderr": len("\\ud800!")}
 
 
@@ -146,7 +146,7 @@ def test_only_text_can_be_written_and_a_kind_of_text_is_text() -> None:
             stream.write(b"x")  # type: ignore[arg-type]
         assert stream.write(Loud("loud")) == 4
     bench.flush_all()
-    assert bench.outbox.said == [("stdout", "loud"), ("stderr", "loud")]
+    assert bench.outbox.sent == [("stdout", "loud"), ("stderr", "loud")]
 
 
 def test_bytes_written_to_the_buffer_are_text_also_when_a_character_is_cut() -> None:
@@ -250,7 +250,7 @@ def test_an_execution_may_write_up_to_its_limit_and_is_stopped_at_the_next_byte(
     with pytest.raises(OutputLimitReached, match="output limit of 10 bytes: 13 were written"):
         bench.stdout.write("abc")
     bench.sink.finish()
-    assert bench.outbox.said == [("stdout", "12345"), ("stderr", "67890"), ("stdout", 3)]
+    assert bench.outbox.sent == [("stdout", "12345"), ("stderr", "67890"), ("stdout", 3)]
     assert bench.sink.over_limit
 
 
@@ -265,7 +265,7 @@ def test_one_text_far_over_the_limit_is_cut_at_the_limit() -> None:
     with pytest.raises(ExecutionCancelled):
         bench.stdout.write("x" * 1000)
     bench.sink.finish()
-    assert bench.outbox.said == [("stdout", "x" * 10), ("stdout", 990)]
+    assert bench.outbox.sent == [("stdout", "x" * 10), ("stdout", 990)]
 
 
 # --- around it ---------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_the_context_decides_whose_output_it_is_and_else_the_owner() -> None:
     for bench, text in ((first, "one"), (second, "two"), (named, "three")):
         assert bench.pump.calls == [bench.sink]
         bench.sink.flush_ready()
-        assert bench.outbox.said == [("stderr", text)]
+        assert bench.outbox.sent == [("stderr", text)]
 
 
 def test_the_pump_sends_what_nobody_flushed() -> None:

@@ -66,7 +66,7 @@ def test_a_little_credit_sends_one_message_and_no_more() -> None:
     bench.condition.blocked.clear()
     bench.sink.add_credit(1 - bench.sink.credit)
     assert bench.condition.blocked.wait(HANG_S)
-    assert bench.outbox.said == [("stdout", "y" * 100)]
+    assert bench.outbox.sent == [("stdout", "y" * 100)]
     bench.sink.add_credit(10_000)
     thread.join(HANG_S)
     assert bench.outbox.text() == "y" * 300
@@ -82,7 +82,7 @@ def test_less_than_a_chunk_waits_for_the_pump_and_not_the_writer() -> None:
     bench.sink.add_credit(10_000)
     assert len(bench.pump.calls) == calls + 1
     bench.flush_all()
-    assert bench.outbox.said == [("stdout", "small")]
+    assert bench.outbox.sent == [("stdout", "small")]
 
 
 def test_credit_for_a_sink_with_nothing_to_say_calls_nobody() -> None:
@@ -100,7 +100,7 @@ def test_the_end_waits_for_the_consumer() -> None:
     assert bench.outbox.messages == []
     bench.sink.add_credit(10_000)
     thread.join(HANG_S)
-    assert bench.outbox.said == [("stdout", "last")]
+    assert bench.outbox.sent == [("stdout", "last")]
     assert bench.sink.is_closed
 
 
@@ -131,7 +131,7 @@ def test_a_writer_that_is_cancelled_keeps_what_came_before_and_counts_what_it_lo
     bench.sink.add_credit(100_000)
     bench.sink.finish()
     kept = "before " + "z" * (100 - len("before "))
-    assert bench.outbox.said == [
+    assert bench.outbox.sent == [
         ("stdout", kept),
         ("stdout", 7 + 500 - 100),
         ("stdout", "from finally"),
@@ -145,21 +145,21 @@ def test_progress_waits_for_credit_and_keeps_its_place() -> None:
     assert bench.outbox.messages == []
     bench.sink.add_credit(10_000)
     thread.join(HANG_S)
-    assert bench.outbox.said == [("stdout", "before"), HALF_WAY]
+    assert bench.outbox.sent == [("stdout", "before"), HALF_WAY]
 
 
 def test_a_question_goes_out_behind_the_text_before_it() -> None:
     bench = Bench()
     bench.stdout.write("Who are you?\n")
     bench.sink.send_question(QUESTION)
-    assert bench.outbox.said == [("stdout", "Who are you?\n"), QUESTION]
+    assert bench.outbox.sent == [("stdout", "Who are you?\n"), QUESTION]
 
 
 def test_a_question_needs_no_credit_but_uses_some() -> None:
     bench = blocking()
     credit = bench.sink.credit
     bench.sink.send_question(QUESTION)
-    assert bench.outbox.said == [QUESTION]
+    assert bench.outbox.sent == [QUESTION]
     assert bench.sink.credit == credit - message_cost(QUESTION)
 
 
@@ -270,7 +270,7 @@ def test_progress_that_cannot_be_sent_is_superseded_by_the_next() -> None:
     assert bench.outbox.messages == []
     bench.sink.add_credit(10_000)
     bench.sink.send(HALF_WAY)
-    assert bench.outbox.said == [HALF_WAY]
+    assert bench.outbox.sent == [HALF_WAY]
 
 
 def test_text_that_continues_when_there_is_credit_again_follows_the_gap() -> None:
@@ -291,8 +291,8 @@ def test_text_that_continues_when_there_is_credit_again_follows_the_gap() -> Non
 def test_the_smallest_window_still_lets_one_message_through_at_a_time(mode: Any) -> None:
     bench = Bench(backpressure=mode, window_bytes=1, chunk_bytes=1)
     bench.stdout.write("a")
-    assert bench.outbox.said == [("stdout", "a")]
+    assert bench.outbox.sent == [("stdout", "a")]
     assert bench.sink.credit <= 0
     bench.sink.add_credit(message_cost(bench.outbox.messages[0]))
     bench.stdout.write("b")
-    assert bench.outbox.said[1:] == [("stdout", "b")]
+    assert bench.outbox.sent[1:] == [("stdout", "b")]

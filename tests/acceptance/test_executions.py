@@ -513,8 +513,10 @@ def test_a_flood_past_sys_stdout_is_read_at_the_rate_and_holds_up_no_other(
     others = 0
     while flooding.snapshot().state == "running":
         other = Execution.of(worker.send("speak", "here"))
-        assert any(isinstance(event.message, Output) for event in other.events())
-        others += 1
+        # On a busy machine the flood may fill the buffer: then a Gap stands for the output.
+        messages = [event.message for event in other.events()]
+        assert any(isinstance(message, (Output, Gap)) for message in messages)
+        others += any(isinstance(message, Output) for message in messages)
     assert end_of(flooding).stdout_bytes == size
     assert time.monotonic() - begun_at > 1.0, "20 MiB a second, and a tenth of that at once"
     assert others > 3

@@ -16,7 +16,7 @@ from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Outp
 
 
 class Outcome(StrEnum):
-    """AttemptOutcome an execution ended."""
+    """How an execution ended."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"

@@ -281,7 +281,8 @@ async def test_limits_and_priorities_of_the_parent_cannot_be_changed(sandbox: Se
     ):
         await refused(sandbox, call)
     source = "import os, resource as r; r.setrlimit(r.RLIMIT_CORE, (0, 0)); os.nice(1)"
-    assert (await sandbox.run(source)).value == os.getpriority(os.PRIO_PROCESS, 0) + 1
+    niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + 1, 19)  # the suite may run under nice 19
+    assert (await sandbox.run(source)).value == niceness
 
 
 @pytest.mark.parametrize(

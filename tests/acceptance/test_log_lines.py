@@ -60,7 +60,9 @@ def traceback_of(log: str) -> list[str]:
 
 def without_stream(worker: Worker, task_id: str, before: int, level: str = "INFO") -> None:
     """Wait until the log says so of this task; there is no warning unless that is the level."""
-    found = re.compile(rf"{level}/MainProcess\] task {task_id}\b.* stored")
+    owned = f"another attempt owns the stream of task {task_id}:"
+    ended_before = f"task {task_id} was delivered again after its end: no stream"
+    found = re.compile(rf"{level}/MainProcess\] ({owned}|{ended_before})")
     eventually(lambda: found.search(worker.log[before:]), f"a line of {task_id}")
     assert len(warnings_of(worker, before)) == (level == "WARNING")
 

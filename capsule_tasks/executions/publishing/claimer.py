@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,6 @@ from capsule_tasks.executions import events as on
 from capsule_tasks.executions.delay import Delay
 from capsule_tasks.executions.events import Timer
 from capsule_tasks.executions.execution import Execution
-from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.storage.connections.doorbells import Doorbells
 
@@ -55,31 +53,12 @@ class Claimer:
         self._keeps_order = publisher.connection.preserves_order
         self._to_claim: deque[StreamWriter] = deque()
         self._has_claims = asyncio.Event()
-        self._awaiting_renewal: dict[Execution, str] = {}
+        self.awaiting_renewal: dict[Execution, str] = {}
         """Executions whose owner's lease is in doubt, with that owner."""
-        self._rung: dict[str, None] = {}
+        self.rung: dict[str, None] = {}
         """Executions that were sent a command, and have not come yet."""
         self._subscribed: set[str] = set()
         """Owners whose doorbells are subscribed to."""
-        self._id_prefix, self._claims = os.urandom(6).hex(), 0
-
-    def new_id(self) -> str:
-        """An id that no other claim has."""
-        self._claims += 1
-        return f"{self._id_prefix}{self._claims}"
-
-    def is_new(self, origin: Origin) -> bool:
-        """Whether the execution may start before it is claimed."""
-        was_rung = origin.execution_id in self._rung
-        self._rung.pop(origin.execution_id, None)
-        return (
-            not (was_rung or origin.is_retry or origin.is_redelivered)
-            and self._keeps_order
-            and self._publisher.lease.is_held.is_set()
-        )
-
-    def forget(self, execution: Execution) -> None:
-        self._awaiting_renewal.pop(execution, None)
 
     def _on_due(self, due: list[Execution]) -> None:
         """Record in one call that all of them are held, before they are claimed."""
@@ -170,10 +149,10 @@ class Claimer:
         if self._publisher.lease.is_certain(owner):
             self._publisher.listener.feed(execution, on.LeaseConfirmed(owner))
         else:
-            self._awaiting_renewal[execution] = owner
+            self.awaiting_renewal[execution] = owner
 
     def lease_renewed(self, owner: str) -> None:
-        waiting, self._awaiting_renewal = self._awaiting_renewal, {}
+        waiting, self.awaiting_renewal = self.awaiting_renewal, {}
         for execution, owner_before in waiting.items():
             if owner_before == owner:
                 self._publisher.listener.feed(execution, on.LeaseConfirmed(owner))
@@ -230,6 +209,6 @@ class Claimer:
         if (rung := self._publisher.writers.get(execution_id)) is not None:
             rung.feed(_DOORBELL_RANG)
             return
-        self._rung[execution_id] = None
-        if len(self._rung) > _MAX_RUNG:
-            del self._rung[next(iter(self._rung))]
+        self.rung[execution_id] = None
+        if len(self.rung) > _MAX_RUNG:
+            del self.rung[next(iter(self.rung))]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from capsule_tasks.executions.delay import Delay
 from capsule_tasks.executions.ends import LastEvent
 from capsule_tasks.executions.events import Event, Streaming, Timer
 from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.publishing.claimer import Claimer
 from capsule_tasks.executions.publishing.index_writer import IndexWriter
 from capsule_tasks.executions.publishing.output_budget import OutputBudget
@@ -82,6 +84,7 @@ class Publisher:
         self.connection = PipelinedConnection(
             url, replicas=settings.replicas, replica_wait_s=settings.replica_wait_s
         )
+        self._keeps_order = self.connection.preserves_order
         self.store = ExecutionStore(self.connection, settings=retention)
         self.background = BackgroundTasks()
         self.budget = OutputBudget(settings, may_drop=may_drop, resume_output=self._resume_output)
@@ -106,6 +109,7 @@ class Publisher:
         self._unstored_ends: set[Execution] = set()
         """Executions whose end is reported and not stored."""
         self._unstreamed = 0
+        self._claim_prefix, self._claims = os.urandom(6).hex(), 0
         self._replied = asyncio.Event()
         self._is_started = False
 
@@ -163,8 +167,21 @@ class Publisher:
             writer.previous_released = previous.released = asyncio.Event()
         execution.stream = writer
         self.writers[execution_id] = writer
-        is_new = self.claimer.is_new(execution.life.origin)
-        return Streaming.CLAIM_LATER if is_new else Streaming.CLAIM_FIRST
+        return self._streaming_of(execution.life.origin)
+
+    def _streaming_of(self, origin: Origin) -> Streaming:
+        rung = self.claimer.rung
+        was_rung = origin.execution_id in rung
+        rung.pop(origin.execution_id, None)
+        is_new = not (was_rung or origin.is_retry or origin.is_redelivered)
+        if is_new and self._keeps_order and self.lease.is_held.is_set():
+            return Streaming.CLAIM_LATER
+        return Streaming.CLAIM_FIRST
+
+    def new_claim_id(self) -> str:
+        """An id that no other claim has."""
+        self._claims += 1
+        return f"{self._claim_prefix}{self._claims}"
 
     async def is_discarded_here(self, execution: Execution) -> bool:
         """Whether the end of an execution that never came to the pool is to be written here."""
@@ -183,7 +200,7 @@ class Publisher:
     def release(self, execution: Execution) -> None:
         """The execution is over here: it has no stream and is no longer held."""
         self._unstored_ends.discard(execution)
-        self.claimer.forget(execution)
+        self.claimer.awaiting_renewal.pop(execution, None)
         self.ends_waiting.discard(execution)
         writer, execution.stream = execution.stream, None
         if writer is not None and writer.released is not None:
@@ -195,7 +212,7 @@ class Publisher:
 
     def _is_full(self) -> bool:
         has_room = self.budget.waiting_bytes <= self.settings.total_bytes or not self._unstored_ends
-        if has_room and len(self._unstored_ends) + len(self.ends_waiting) < _MAX_UNSTORED:
+        if has_room and len(self._unstored_ends) + len(self.ends_waiting.waiting) < _MAX_UNSTORED:
             return False
         self._unstreamed += 1
         self.background.warn_seldom(
@@ -243,7 +260,7 @@ class Publisher:
                 on_reply(call, reply)
                 self._replied.set()
 
-        if self.connection.preserves_order:
+        if self._keeps_order:
             self.connection.send_nowait(call, on_answer, may_batch=may_batch)
         else:
             self.background.spawn(self._send_again(call, on_reply))

@@ -87,7 +87,7 @@ class StreamWriter:
         self._details = attempt_details(ack, origin.task, worker, group, index, retention)
         self._claimed_event = claimed_event
         self._mark = _REDELIVERED if origin.is_redelivered else ""
-        self._claim_id = self._mark + publisher.claimer.new_id()
+        self._claim_id = self._mark + publisher.new_claim_id()
         self._owner = ""
         self._seq = 0
         self._commands: CommandReader | None = None
@@ -189,7 +189,7 @@ class StreamWriter:
 
     def reclaim(self, owner_before: str) -> None:
         """Claim the execution under the present lease, if the owner before still has it."""
-        self._claim_id = self._mark + self.publisher.claimer.new_id()
+        self._claim_id = self._mark + self.publisher.new_claim_id()
         call = self._claim_call(owner_before)
         self.publisher.background.spawn(self._claim_alone(call, is_first=False))
 

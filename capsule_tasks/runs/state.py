@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -165,8 +165,7 @@ class RunState(_Part, frozen=True):
         at_ms: int = 0,
     ) -> RunState:
         """Approve a waiting call; `always` also every later one of its tool by its agent."""
-        found = self._waiting(call_id, tool, agent)
-        return self._decided(found, approved=True, always=always, by=by, at_ms=at_ms)
+        return self._decided(call_id, tool, agent, approved=True, always=always, by=by, at_ms=at_ms)
 
     def reject(
         self,
@@ -180,10 +179,8 @@ class RunState(_Part, frozen=True):
         at_ms: int = 0,
     ) -> RunState:
         """Reject a waiting call; the message is for the model."""
-        found = self._waiting(call_id, tool, agent)
-        return self._decided(
-            found, approved=False, always=always, message=message, by=by, at_ms=at_ms
-        )
+        decision = {"always": always, "message": message, "by": by, "at_ms": at_ms}
+        return self._decided(call_id, tool, agent, approved=False, **decision)
 
     def with_calls(self, calls: Iterable[PendingCall]) -> RunState:
         """The state with more waiting calls; one under a known id has to be the same call."""
@@ -227,9 +224,9 @@ class RunState(_Part, frozen=True):
     def tools_used_by(self, agent: AgentId) -> tuple[str, ...]:
         return next((use.tools for use in self.tool_use if use.agent == agent), ())
 
-    def _waiting(
-        self, call_id: str, tool: ToolKey | None, agent: AgentId | None
-    ) -> tuple[RunState, PendingCall]:
+    def _decided(
+        self, call_id: str, tool: ToolKey | None, agent: AgentId | None, **decision: Any
+    ) -> RunState:
         found = [
             (state, call)
             for state, call in _awaited(self)
@@ -239,17 +236,8 @@ class RunState(_Part, frozen=True):
             raise UnknownCall(call_id, "no call of the run that is fits it")
         if len(found) > 1:
             raise UnknownCall(call_id, f"{len(found)} calls have that id; say the tool and agent")
-        return found[0]
-
-    def _decided(self, found: tuple[RunState, PendingCall], **decision: Any) -> RunState:
-        owner, call = found
-
-        def changed(state: RunState) -> RunState:
-            return msgspec.structs.replace(
-                state, approvals=state.approvals.with_decision(call, **decision)
-            )
-
-        return _with_changed(self, owner, changed)
+        [(owner, call)] = found
+        return _with_approvals(self, owner, owner.approvals.with_decision(call, **decision))
 
     def _identities(self) -> set[AgentId]:
         book = self.approvals
@@ -267,12 +255,11 @@ def _awaited(state: RunState) -> Iterator[tuple[RunState, PendingCall]]:
         yield from _awaited(nested)
 
 
-def _with_changed(
-    state: RunState, owner: RunState, changed: Callable[[RunState], RunState]
-) -> RunState:
+def _with_approvals(state: RunState, owner: RunState, approvals: RunApprovals) -> RunState:
+    """The state with these approvals in its nested run `owner`, or in itself."""
     if state is owner:
-        return changed(state)
-    nested = {each: _with_changed(inner, owner, changed) for each, inner in state.nested.items()}
+        return msgspec.structs.replace(state, approvals=approvals)
+    nested = {key: _with_approvals(each, owner, approvals) for key, each in state.nested.items()}
     return msgspec.structs.replace(state, nested=nested)
 
 

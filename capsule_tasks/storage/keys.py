@@ -1,7 +1,7 @@
 """Every key in Redis is spelled here.
 
-What one script touches has one hash tag, in braces, and so is in one slot of a cluster. An id is
-escaped byte by byte: no two ids have the same spelling, and none can end a tag or add a part.
+The keys of one script share a hash tag, in braces, and so a slot of a cluster. An id is escaped
+byte by byte: no two ids have the same spelling, and none can end a tag or add a part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def escaped(what: str, value: Any) -> str:
-    """The id as it stands in a key; refuses what is no text, empty, or over 512 bytes."""
+    """The id as it is spelled in a key; refuses what is not text, empty, or over 512 bytes."""
     if not isinstance(value, str):
         raise InvalidId(what, value, f"must be text, and is of type {type(value).__name__}")
     try:
@@ -54,30 +54,26 @@ class SessionKeys:
         self.popped = f"{self._root}:popped"
 
     def popped_by(self, operation_id: str) -> str:
-        """Where the record is kept that this pop took; `operation` comes with its kind."""
+        """The key of the record that a pop took; the id of the operation comes with its kind."""
         return f"{self.popped}:{quote(operation_id, safe=_SAFE)}"
 
     def staging(self, operation_id: str) -> str:
         return f"{self._root}:staging:{escaped('operation id', operation_id)}"
 
 
-class RunKeys:
+class RunKeys(SessionKeys):
     """The keys of one run, in the slot of its session, so that both change in one step."""
 
-    __slots__ = ("history", "items", "ledger", "operations", "run")
+    __slots__ = ("ledger", "run")
 
     def __init__(self, session_id: str, run_id: str, prefix: str = "capsule") -> None:
-        session = SessionKeys(session_id, prefix)
-        root = f"{checked_prefix(prefix)}:{{S:{escaped('session id', session_id)}}}"
-        self.run = f"{root}:run:{escaped('run id', run_id)}"
+        super().__init__(session_id, prefix)
+        self.run = f"{self._root}:run:{escaped('run id', run_id)}"
         self.ledger = f"{self.run}:ledger"
-        self.items = session.items
-        self.history = session.history
-        self.operations = session.operations
 
 
 def run_location(run_id: str, prefix: str = "capsule") -> str:
-    """The key that says in which session a run lives."""
+    """The key of the session in which a run lives."""
     return f"{checked_prefix(prefix)}:{{R:{escaped('run id', run_id)}}}"
 
 
@@ -105,19 +101,16 @@ class ApprovalKeys:
         return f"{self._root}:both:{quote(agent or '', safe='')}:{quote(tool or '', safe='')}"
 
 
-class CallKeys:
-    """All keys of the index that hold a call of one tool by one agent."""
+class CallKeys(ApprovalKeys):
+    """The keys of the index that have a call of one tool by one agent."""
 
-    __slots__ = ("agent", "all", "both", "due", "entries", "tool")
+    __slots__ = ("agent", "both", "tool")
 
     def __init__(self, agent: str, tool: str, prefix: str = "capsule") -> None:
-        index = ApprovalKeys(prefix)
-        self.all = index.all
-        self.due = index.due
-        self.entries = index.entries
-        self.agent = index.order(agent, None)
-        self.tool = index.order(None, tool)
-        self.both = index.order(agent, tool)
+        super().__init__(prefix)
+        self.agent = self.order(agent, None)
+        self.tool = self.order(None, tool)
+        self.both = self.order(agent, tool)
 
 
 class WorkerKeys:
@@ -131,7 +124,7 @@ class WorkerKeys:
 
 
 class StepKeys:
-    """What an execution has done, step by step."""
+    """The ledger of an execution's steps."""
 
     __slots__ = ("operations", "steps")
 
@@ -142,7 +135,7 @@ class StepKeys:
 
 
 class ExecutionKeys:
-    """The keys of one execution, all in one slot, and the channel on which it rings."""
+    """The keys of one execution, all in one slot, and the channel of its changes."""
 
     __slots__ = ("channel", "control", "events", "meta")
 
@@ -154,23 +147,23 @@ class ExecutionKeys:
         self.channel = f"{root}:changed"
 
 
-class HoldKeys:
-    """What one incarnation of a worker holds, in the slot of its lease."""
+class HoldKeys(WorkerKeys):
+    """The executions that one incarnation of a worker holds, in the slot of its lease."""
 
-    __slots__ = ("held", "worker")
+    __slots__ = ("held",)
 
     def __init__(self, incarnation: str, prefix: str = "capsule") -> None:
-        self.worker = WorkerKeys(incarnation, prefix).worker
+        super().__init__(incarnation, prefix)
         self.held = f"{self.worker}:held"
 
 
 def doorbell_prefix(prefix: str = "capsule") -> str:
-    """What the channel of a worker begins with; its incarnation follows."""
+    """The channel of a worker's doorbell without its incarnation, which follows."""
     return f"{checked_prefix(prefix)}:doorbell:"
 
 
 def worker_index(prefix: str = "capsule") -> str:
-    """The incarnations that may hold something."""
+    """The index of incarnations that may hold executions."""
     return f"{checked_prefix(prefix)}:workers"
 
 
@@ -187,7 +180,7 @@ class RecentKeys:
 
 
 class GroupKeys:
-    """How far a group of executions is, all in one slot."""
+    """The counter of a group of executions, all in one slot."""
 
     __slots__ = ("channel", "counts", "failures", "seen")
 
@@ -200,7 +193,7 @@ class GroupKeys:
 
 
 class RevokeKeys:
-    """What was revoked lately, and the channel on which new revokes are announced."""
+    """Recent revokes, and the channel on which new ones are announced."""
 
     __slots__ = ("channel", "revokes")
 
@@ -210,11 +203,11 @@ class RevokeKeys:
 
 
 def losses_key(execution_id: str, attempt: str, prefix: str = "capsule") -> str:
-    """The processes that one delivered message has cost."""
+    """The child processes that a task message has cost."""
     root = f"{checked_prefix(prefix)}:{{E:{escaped('execution id', execution_id)}}}"
     return f"{root}:losses:{escaped('attempt', attempt)}"
 
 
 def renewal_marks(index: str) -> str:
-    """Beside kombu's index of messages that are held: those whose worker renews them."""
+    """Next to kombu's index of unacknowledged messages: those whose worker renews them."""
     return f"{index}.renewed"

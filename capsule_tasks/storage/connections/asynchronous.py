@@ -61,22 +61,6 @@ class AsyncConnections:
         return _EndpointCaller(self._target)
 
 
-class InjectedClient:
-    """A client that belongs to the caller: used as it is, never closed."""
-
-    is_closed = False
-
-    def __init__(self, client: Any) -> None:
-        self.location = targets.location_of_client(client)
-        self._caller = _ClusterCaller(client, nullcontext())
-
-    async def run(self, call: Call) -> Reply:
-        return await self._caller.run(call)
-
-    async def close(self) -> None:
-        """Nothing: what was injected stays open."""
-
-
 class _EndpointCaller:
     """Calls over connections of its own, so that it knows whether a command was sent.
 
@@ -184,3 +168,16 @@ class _ClusterCaller:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+class InjectedClient(_ClusterCaller):
+    """A client that belongs to the caller: used as it is, never closed."""
+
+    is_closed = False
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client, nullcontext())
+        self.location = targets.location_of_client(client)
+
+    async def close(self) -> None:
+        """Do nothing: the client stays open."""

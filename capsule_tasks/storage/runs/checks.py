@@ -6,6 +6,7 @@ another id, or an effect that is made twice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,10 @@ def check_outputs(outputs: Any) -> None:
         raise InvalidSetting("outputs", type(outputs).__name__, "a mapping of call ids to bytes")
     check_number("outputs", len(outputs))
     for call_id, output in outputs.items():
-        check_output(call_id, output)
+        escaped("call id", call_id)
+        if not isinstance(output, bytes):
+            kind = type(output).__name__
+            raise InvalidSetting(f"the output of call {call_id!r:.100}", kind, "bytes")
 
 
 def check_requests(requests: Sequence[ApprovalRequest]) -> None:
@@ -88,13 +92,6 @@ def check_calls(calls: Sequence[PlannedCall]) -> None:
         check_text("fingerprint", call.fingerprint)
         check_flag("retry", call.retry)
     _check_once("calls", [call.call_id for call in calls])
-
-
-def check_output(call_id: Any, output: Any) -> None:
-    escaped("call id", call_id)
-    if not isinstance(output, bytes):
-        kind = type(output).__name__
-        raise InvalidSetting(f"the output of call {call_id!r:.100}", kind, "bytes")
 
 
 def check_number(name: str, count: int) -> None:
@@ -127,11 +124,9 @@ def _check_request(request: ApprovalRequest) -> None:
 
 
 def _check_once(name: str, call_ids: list[str]) -> None:
-    seen: set[str] = set()
-    for call_id in call_ids:
-        if call_id in seen:
-            raise InvalidSetting(name, call_id, "calls of different ids; this one is there twice")
-        seen.add(call_id)
+    (call_id, count), *_ = Counter(call_ids).most_common(1) or [("", 0)]
+    if count > 1:
+        raise InvalidSetting(name, call_id, "calls of different ids; this one is there twice")
 
 
 def _is_time(value: Any) -> bool:

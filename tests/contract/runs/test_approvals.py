@@ -236,7 +236,7 @@ async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
     runs = subject.runs()
     await subject.parked(runs, ask("old"), ask("due", expires_in_s=0.001), run_id="run-1")
     keys = CallKeys("triage", "bare:pay", subject.prefix)
-    for name in set(CallKeys.__slots__) - {"entries"}:
+    for name in ("all", "due", "agent", "tool", "both"):
         setattr(keys, name, f"{getattr(keys, name)}:other")
     await subject.call(approvals_drop.call(keys, member=b'["run-1","old"]', idle_ms=0))
     await subject.parked(runs, ask("new"), run_id="run-2", worker="w2")

@@ -1,7 +1,7 @@
-"""The index of calls that wait for a decision: by age, agent and tool.
+"""The index of calls that wait for an approval: by age, agent and tool.
 
-It is derived: a call is put in before it waits, and taken out after it was decided about. So it may
-hold too much for a while, and whoever reads it asks the run.
+The index is derived. A call is added before it waits and dropped after it was decided, so the index
+may hold too much for a while, and a reader checks each entry against its run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from capsule_tasks.storage.runs.types import ApprovalRequest, PendingApproval
 from capsule_tasks.storage.scripts import Argument
 
 IDLE_MS = 120_000
-"""An entry whose run knows nothing of it is dropped after so long. A script refuses to let a call
-wait whose entry is older than 30 s, so none that is about to wait is lost."""
+"""An entry whose run does not know its call is dropped after so long. Scripts refuse to let a call
+wait whose entry is older than 30 s, so no entry is dropped whose call is about to wait."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What the index says of a call; the run knows better."""
+    """What the index has of a call; the run is authoritative."""
 
     run: str
     call: str
@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Found:
-    """An entry with its place in the order."""
+    """An entry with its score in the order."""
 
     entry: Entry
     score: str
@@ -68,7 +68,7 @@ class Index:
     def add(
         self, run_id: str, session_id: str, requests: Sequence[ApprovalRequest]
     ) -> Operation[int]:
-        """Put calls in, before they wait; the time of the index's clock, in ms (0 for none)."""
+        """Add calls before they wait; the time by the index's clock in ms, 0 for no calls."""
         groups: defaultdict[tuple[str, str], list[ApprovalRequest]] = defaultdict(list)
         for request in requests:
             groups[request.agent, request.tool].append(request)
@@ -85,7 +85,7 @@ class Index:
         return min(added_ms, default=0)
 
     def restore(self, pending: PendingApproval, now_ms: int) -> Operation[None]:
-        """Put a call in that waits; for an index that has lost it."""
+        """Add a call that waits; for an index that has lost it."""
         left: float | None = None
         if pending.expires_at is not None:
             left = max(0.001, pending.expires_at.timestamp() - now_ms / 1000)
@@ -99,7 +99,7 @@ class Index:
         yield from self.add(pending.run_id, pending.session_id, [request])
 
     def drop(self, entry: Entry, *, idle_ms: int) -> Operation[bool]:
-        """Take a call out, unless it was put in more lately than that."""
+        """Drop a call, unless it was added less than `idle_ms` ago; whether it was dropped."""
         keys = self._of_call(entry.agent, entry.tool)
         call = approvals_drop.call(keys, member=_member(entry), idle_ms=idle_ms)
         reply = yield from call_script(call, self._settings.retry)
@@ -111,7 +111,7 @@ class Index:
     def page(
         self, agent: str | None, tool: str | None, after: str, count: int
     ) -> Operation[list[Found]]:
-        """Entries behind a place, oldest first."""
+        """Entries after a score, oldest first."""
         order = self._keys.order(agent, tool)
         call = approvals_list.call(self._keys, order, after=after, count=count)
         reply = yield from call_script(call, self._settings.retry)
@@ -122,7 +122,7 @@ class Index:
         ]
 
     def due(self, count: int) -> Operation[tuple[list[Entry], float | None]]:
-        """Entries whose time has passed, and the seconds until the next one's will."""
+        """Entries whose time has passed, and the seconds until the next is due."""
         reply = yield from call_script(
             approvals_due.call(self._keys, count=count), self._settings.retry
         )
@@ -131,9 +131,9 @@ class Index:
         return [_entry(member, details) for member, details in rows], next_in_s
 
     def postpone(self, entry: Entry, at_ms: int, min_ms: int) -> Operation[float]:
-        """Have an entry looked at when its time passes, and the seconds until then.
+        """Make an entry due later, and return the seconds until then.
 
-        It would be the first to be looked at for ever, and many of its kind would hide all others.
+        An entry that stays due comes first at every sweep: many of them would hide all others.
         """
         call = approvals_postpone.call(
             self._keys, member=_member(entry), at_ms=at_ms, min_ms=min_ms
@@ -170,7 +170,7 @@ def _member(entry: Entry) -> bytes:
 def _entry(
     member: bytes, details: bytes, agent: str | None = None, tool: str | None = None
 ) -> Entry:
-    """An entry whose details are lost is made of its name: its run may still wait."""
+    """An entry; one whose details are lost is made of its member: its run may still wait."""
     if details:
         return _decode(details)
     run, call = msgspec.json.decode(member, type=tuple[str, str])

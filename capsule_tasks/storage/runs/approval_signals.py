@@ -1,7 +1,7 @@
-"""Hearing of what is asked and decided, as it happens.
+"""Signals of approval requests and decisions.
 
-A signal says that there is something to look at. The store is the truth: one that was sent while
-nobody listened is lost, so whoever listens lists what waits once the listening has begun.
+A signal is a hint to read the store. Signals are lost while a process does not listen: read the
+pending approvals once listening has started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _decode = msgspec.msgpack.Decoder(Signal).decode
 
 
 def _signal(data: bytes) -> Signal | None:
-    """None for what this release does not know: a newer one may tell more, in the same channel."""
+    """None for signals that this release does not know: newer ones may add kinds."""
     try:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -28,9 +28,9 @@ def _signal(data: bytes) -> Signal | None:
 
 @asynccontextmanager
 async def listening(url: str, *, prefix: str = "capsule") -> AsyncIterator[AsyncIterator[Signal]]:
-    """Signals from now on: what happens after the block was entered is heard.
+    """Signals from the moment on at which the block is entered.
 
-    Raises StorageUnavailable when the connection is lost: begin again, and list what waits.
+    Raises StorageUnavailable if the connection is lost: listen again, and read what is pending.
     """
     async with messages(url, ApprovalKeys(prefix).channel) as published:
         yield (signal async for data in published if (signal := _signal(data)) is not None)

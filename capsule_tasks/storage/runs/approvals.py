@@ -1,4 +1,4 @@
-"""Decisions about calls that wait, as generators without I/O."""
+"""Decisions on calls that wait for an approval, as generators without I/O."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from capsule_tasks.storage.scripts import Code
 
 PAGE = 100
 CHECK_AGAIN_S = 1.0
-"""Until a call in the index whose time has passed, but which does not wait yet, is looked at."""
+"""Until an index entry is checked again whose time has passed but whose call does not wait yet."""
 CHECK_AGAIN_UNLIMITED_S = 3600.0
-"""The same for one that waits without a limit: another call of its id had one, and was refused."""
+"""As above, for a call without a limit: a refused call of the same id had one."""
 
 _decision = msgspec.msgpack.Decoder(StoredDecision).decode
 
 
 class ApprovalCore:
-    """Decisions in one Redis. What they promise is said here for every face."""
+    """Decisions in one Redis; the docstrings hold for both facades."""
 
     def __init__(self, settings: RunSettings, runs: RunCore) -> None:
         self._settings = settings
@@ -71,11 +71,11 @@ class ApprovalCore:
         roles: Sequence[str] = (),
         operation_id: str | None = None,
     ) -> Operation[Resolved]:
-        """Approve a call that waits; `always` also every later one of its tool by its agent.
+        """Approve a call that waits; with `always` also every later call of its tool by its agent.
 
-        The first decision counts: AlreadyDecided tells everybody else what it was. Where the call
-        says who may decide, `by` or one of `roles` has to be among them. DecisionExpired comes
-        after its time, MayNotDecide to others, UnknownCall for a call that does not wait.
+        The first decision counts; later ones raise AlreadyDecided, which has the first. If the call
+        names who may decide, `by` or one of `roles` has to be among them, else MayNotDecide is
+        raised. Raises DecisionExpired after the time limit, UnknownCall if the call does not wait.
         """
         return self._decide(run_id, call_id, True, None, always, by, roles, operation_id)
 
@@ -90,7 +90,7 @@ class ApprovalCore:
         roles: Sequence[str] = (),
         operation_id: str | None = None,
     ) -> Operation[Resolved]:
-        """Reject a call that waits, with a message for the model; otherwise as `approve`."""
+        """Reject a call that waits, with a message for the model; see `approve`."""
         return self._decide(run_id, call_id, False, message, always, by, roles, operation_id)
 
     def pending(
@@ -101,7 +101,7 @@ class ApprovalCore:
         limit: int = PAGE,
         cursor: str | None = None,
     ) -> Operation[PendingApprovalPage]:
-        """Calls that wait in any run, oldest first: of an agent, of a tool, of both, or all."""
+        """Calls that wait in all runs, oldest first; only of an agent or of a tool, if given."""
         check_count("limit", limit, 1, 10_000)
         for name, value in (("agent", agent), ("tool", tool)):
             if value is not None:
@@ -124,10 +124,10 @@ class ApprovalCore:
         return PendingApprovalPage(calls, after)
 
     def expire_due(self, *, limit: int = PAGE) -> Operation[Sweep]:
-        """Decide what was asked for with a time that has passed, and tell when to come again.
+        """Decide calls whose time limit has passed; the result says when to call this again.
 
-        Any process may call it, several at once too: each call is decided about once, and one of
-        them is told to resume its run.
+        Any number of processes may call it at the same time: each call is decided once, and one
+        process gets `resume` for its run.
         """
         check_count("limit", limit, 1, 10_000)
         entries, next_in_s = yield from self._index.due(limit)
@@ -153,7 +153,7 @@ class ApprovalCore:
         return Sweep(expired, next_in_s)
 
     def _check_again(self, entry: Entry, call: PendingApproval | None) -> Operation[float]:
-        """Put off an entry that stays in the index though it was not decided about now."""
+        """Postpone an index entry whose call was not decided now."""
         at_ms, min_s = 0, CHECK_AGAIN_S
         if call is not None and call.expires_at is None:
             min_s = CHECK_AGAIN_UNLIMITED_S
@@ -162,7 +162,7 @@ class ApprovalCore:
         return self._index.postpone(entry, at_ms, int(min_s * 1000))
 
     def expire(self, run_id: str, *, operation_id: str | None = None) -> Operation[Expired]:
-        """Decide what is overdue in one run."""
+        """Decide calls of one run whose time limit has passed."""
         _, keys = yield from self._runs.locations.find(run_id)
         call = run_expire.call(
             keys,
@@ -178,7 +178,7 @@ class ApprovalCore:
         return Expired(run_id, calls, status_of(reply[2]), reply[1] == 1, int(reply[3]))
 
     def reindex(self, run_id: str) -> Operation[int]:
-        """Put all that a run waits for into the index again; how many calls that are."""
+        """Put the calls that a run waits for into the index again; the number of calls."""
         record = yield from self._runs.read(run_id, with_snapshot=False)
         for call in record.pending:
             yield from self._index.restore(call, time.time_ns() // 1_000_000)
@@ -222,7 +222,7 @@ class ApprovalCore:
         if reply[0] != Code.DONE:
             raise _refusal(run_id, call_id, who, reply)
         entry = Entry(run_id, call_id, reply[4].decode(), reply[3].decode(), session_id)
-        # The decision stands; an entry that stays is found out by the next who lists.
+        # The decision is stored: an entry that stays in the index is dropped by the next reader.
         with contextlib.suppress(StorageError):
             yield from self._index.drop(entry, idle_ms=0)
         return Resolved(run_id, call_id, status_of(reply[2]), reply[1] == 1, int(reply[5]))
@@ -230,7 +230,7 @@ class ApprovalCore:
     def _verified(
         self, entry: Entry, known: dict[str, RunRecord | None]
     ) -> Operation[PendingApproval | None]:
-        """The call of an entry, as its run has it; an entry that is none any more is dropped."""
+        """The call of an index entry as its run has it; drops an entry whose call does not wait."""
         if entry.run not in known:
             try:
                 record = yield from self._runs.read(entry.run, with_snapshot=False)

@@ -1,7 +1,7 @@
-"""What callers hand to the store of runs, refused before any of it is written.
+"""Checks of what callers give to the store of runs, before any of it is written.
 
-Redis makes text of numbers, and Lua takes any text for true: what is not of its type would become
-another id, or an effect that is made twice.
+Redis turns numbers into text, and Lua takes any text for true: a value of a wrong type could become
+another id, or make a call happen twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from capsule_tasks.storage.runs.types import ApprovalRequest, Claim, PlannedCall
 LARGEST = 2**53
 """Numbers up to here are exact in Lua."""
 MAX_CALLS = 1000
-"""Calls that may wait, start or end together: a script keeps everybody else waiting meanwhile."""
+"""Calls that may wait, start or end in one script, which blocks the server meanwhile."""
 
 
 def check_text(name: str, *values: Any) -> None:
@@ -49,7 +49,7 @@ def check_count(name: str, value: Any, minimum: int, maximum: int) -> None:
 
 
 def check_claim(claim: Any) -> None:
-    """A claim that went through somebody's own storage may have come back as something else."""
+    """A claim that a caller has stored and loaded may have changed its types."""
     if not isinstance(claim, Claim):
         raise InvalidSetting("claim", type(claim).__name__, "the Claim that claim or commit gave")
     check_count("claim.token", claim.token, 1, LARGEST)
@@ -73,7 +73,7 @@ def check_outputs(outputs: Any) -> None:
 
 
 def check_requests(requests: Sequence[ApprovalRequest]) -> None:
-    """Refuse what could not be stored, would wait for nobody, or is there twice."""
+    """Refuse requests that could not be stored or decided, and duplicates."""
     _check_sequence("approval_requests", requests)
     for request in requests:
         if not isinstance(request, ApprovalRequest):
@@ -83,7 +83,7 @@ def check_requests(requests: Sequence[ApprovalRequest]) -> None:
 
 
 def check_calls(calls: Sequence[PlannedCall]) -> None:
-    """Refuse a call that is there twice: each would be told to go ahead."""
+    """Refuse duplicates: each of the two calls would be told to go ahead."""
     _check_sequence("calls", calls)
     for call in calls:
         if not isinstance(call, PlannedCall):
@@ -100,7 +100,7 @@ def check_number(name: str, count: int) -> None:
 
 
 def _check_sequence(name: str, values: Any) -> None:
-    """They are looked at more than once; what a generator gives would be gone by then."""
+    """Refuse iterators: the values are read more than once."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
         raise InvalidSetting(name, type(values).__name__, "a list or a tuple")
     check_number(name, len(values))

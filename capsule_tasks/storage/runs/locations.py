@@ -13,12 +13,12 @@ from capsule_tasks.storage.runs.scripts import run_find, run_locate
 from capsule_tasks.storage.scripts import Code
 
 KNOWN_S = 86_400.0
-"""How long it is kept in mind where a run lives; asking again renews what Redis knows of it."""
+"""How long a location is cached; reading it again renews its time to live in Redis."""
 MAX_KNOWN = 10_000
 
 
 class RunLocations:
-    """A run never changes its session; the newest are kept in mind."""
+    """In which sessions runs live, with a cache: a run never changes its session."""
 
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""What the scripts of runs answer, as values and errors of the store."""
+"""Replies of the scripts of runs as values and errors."""
 
 from __future__ import annotations
 

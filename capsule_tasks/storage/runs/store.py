@@ -1,4 +1,4 @@
-"""The faces of the store of runs: for callers that await, and for those that block."""
+"""The facades of the store of runs: asynchronous and blocking."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunStore(AsyncFacade):
         self.approvals = Approvals(self.core, self.store)
 
     def lease(self, incarnation: str, settings: LeaseSettings | None = None) -> Lease:
-        """A worker's lease on the Redis of these runs, where a claim looks for it."""
+        """A worker's lease on the Redis of these runs, which a claim checks."""
         return Lease(incarnation, self.store, settings=settings, prefix=self.core.settings.prefix)
 
     create = async_method(RunCore.create)
@@ -38,7 +38,7 @@ class RunStore(AsyncFacade):
 
 
 class Approvals:
-    """What waits for a decision in all runs, and deciding it."""
+    """Approvals of all runs: read them, decide them."""
 
     def __init__(self, runs: RunCore, store: AsyncStore) -> None:
         self.core = ApprovalCore(runs.settings, runs)
@@ -86,7 +86,7 @@ class SyncRunStore(SyncFacade):
         self.approvals = SyncApprovals(self.core, self.store)
 
     def lease(self, incarnation: str, settings: LeaseSettings | None = None) -> SyncLease:
-        """A worker's lease on the Redis of these runs, where a claim looks for it."""
+        """A worker's lease on the Redis of these runs, which a claim checks."""
         return SyncLease(
             incarnation, self.store, settings=settings, prefix=self.core.settings.prefix
         )
@@ -102,7 +102,7 @@ class SyncRunStore(SyncFacade):
 
 
 class SyncApprovals:
-    """What waits for a decision in all runs, and deciding it."""
+    """Approvals of all runs: read them, decide them."""
 
     def __init__(self, runs: RunCore, store: SyncStore) -> None:
         self.core = ApprovalCore(runs.settings, runs)

@@ -1,4 +1,4 @@
-"""What the store of runs takes and answers with. Snapshots, tools and agents are opaque to it."""
+"""Values of the store of runs. Snapshots, tools and agents are opaque to the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
     "failed": frozenset(),
     "cancelled": frozenset(),
 }
-"""running → running is a turn, or a claim after a lapsed lease; a decision queues what waits."""
+"""running → running is a turn, or a claim after a lapsed lease. A decision queues a parked run."""
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,17 +31,17 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     agent: str
     fingerprint: str
-    """Of the tool and the arguments: a call that comes again must be the same."""
+    """Of the tool and the arguments; another call of the same id must have the same."""
     arguments: str = ""
-    """For whoever decides."""
+    """For the person who decides."""
     expires_in_s: float | None = None
     on_expiry: OnExpiry = "reject"
     may_decide: tuple[str, ...] | None = None
-    """People and roles, one of which whoever decides must be; None lets everybody."""
+    """People and roles that may decide; None for everybody."""
 
 
 class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision as the ledger has it; in a standing one, `call` is the one it was taken on."""
+    """A decision as the ledger has it; a standing one has the `call` it was taken on."""
 
     call: str
     tool: str
@@ -58,7 +58,7 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decisions(msgspec.Struct, frozen=True):
-    """What was decided about a run: on calls that waited, and on all calls of a tool."""
+    """The decisions of a run: on single calls, and on all calls of a tool."""
 
     exact: tuple[StoredDecision, ...] = ()
     standing: tuple[StoredDecision, ...] = ()
@@ -66,7 +66,7 @@ class Decisions(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Claim:
-    """A run in the hands of one owner: what to go on with, and the proof of being the owner."""
+    """A claimed run: what its owner continues with, and the token that proves the claim."""
 
     run_id: str
     session_id: str
@@ -78,7 +78,7 @@ class Claim:
     snapshot: bytes = field(repr=False)
     decisions: Decisions
     cancelled_by: str | None
-    """Who asked for the run's end; its owner should commit it as `cancelled`."""
+    """Who requested the cancel; the owner should commit the run as `cancelled`."""
     updated_us: int
 
 
@@ -88,12 +88,12 @@ class Committed:
 
     claim: Claim
     status: Status
-    """`queued` or `cancelled` in the place of `interrupted`, if the decision came first."""
+    """`queued` or `cancelled` in place of `interrupted`, if a decision or cancel came first."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The outcome of a decision; whoever is told `resume` sends the run on, and nobody else."""
+    """The outcome of a decision; only the caller that gets `resume` sends a message for the run."""
 
     run_id: str
     call_id: str
@@ -104,7 +104,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Expired:
-    """Decisions that time took."""
+    """Decisions that were taken because a time limit passed."""
 
     run_id: str
     calls: tuple[str, ...]
@@ -115,7 +115,7 @@ class Expired:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What `expire_due` did, and when it should be called again; None: when something is asked."""
+    """What `expire_due` did, and when to call it again; None: after the next request."""
 
     expired: list[Expired]
     next_in_s: float | None
@@ -123,7 +123,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """What came of a cancel; a running run ends when its owner, who has to be told, commits it."""
+    """The outcome of a cancel; a running run ends when its owner, to be notified, commits it."""
 
     run_id: str
     status: Status
@@ -133,7 +133,7 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class PendingApproval:
-    """A call that waits for a decision."""
+    """A tool call that waits for a decision."""
 
     run_id: str
     session_id: str
@@ -150,7 +150,7 @@ class PendingApproval:
 
 @dataclass(frozen=True)
 class PendingApprovalPage:
-    """Some calls that wait, oldest first; `cursor` leads to the next page, None ends them."""
+    """Calls that wait, oldest first; `cursor` is that of the next page, None on the last."""
 
     calls: list[PendingApproval]
     cursor: str | None
@@ -182,7 +182,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A tool call about to be made; `retry` says that making it twice does no harm."""
+    """A tool call that is about to start; with `retry` it may happen twice."""
 
     call_id: str
     fingerprint: str
@@ -191,7 +191,7 @@ class PlannedCall:
 
 @dataclass(frozen=True)
 class CallStart:
-    """What is known of a call that is about to be made."""
+    """What the ledger knows of a call that is about to start."""
 
     call_id: str
     state: Literal["go", "finished", "uncertain"]
@@ -201,14 +201,14 @@ class CallStart:
 
 @dataclass(frozen=True)
 class CallStarts:
-    """What is known of calls that are about to be made, and whether a cancel has come meanwhile."""
+    """What the ledger knows of calls that are about to start, and who cancelled the run."""
 
     calls: list[CallStart]
     cancelled_by: str | None
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """Something was asked or decided; look at the run for more."""
+    """An approval was requested or decided; the run has the details."""
 
     event: Literal["requested", "decided"]
     run: str

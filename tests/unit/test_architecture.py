@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from fnmatch import fnmatch
@@ -50,6 +50,24 @@ def test_the_table_has_every_folder() -> None:
     (block,) = architecture_page.blocks("layers")
     rows = [row[0].strip("`") for row in architecture_page.rows_under("folder")]
     assert sorted(rows) == sorted(re.findall(r"\w+", block))
+
+
+def test_the_table_has_every_sub_folder() -> None:
+    listed = [
+        name
+        for row in architecture_page.rows_under("sub-folder")
+        for name in re.findall(r"[\w/]+", row[0])
+    ]
+    inner = (path.parent.relative_to(PACKAGE) for path in PACKAGE.glob("*/*/__init__.py"))
+    assert sorted(listed) == sorted(map(str, inner))
+
+
+def test_no_folder_and_no_module_has_grown_too_large() -> None:
+    modules = [path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")]
+    side_by_side = Counter(path.parent for path in modules)
+    assert [str(folder) for folder, count in side_by_side.items() if count > 14] == []
+    lines = {path: len(path.read_text().splitlines()) for path in modules}
+    assert [str(path) for path, count in lines.items() if count > 500] == []
 
 
 # --- links ---------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from capsule_tasks.executions.actions import Action
 from capsule_tasks.executions.ends import End, EndKind, LastEvent
 from capsule_tasks.executions.events import Refusal, Timer
 from capsule_tasks.executions.origin import Origin
-from capsule_tasks.executions.states import moved
 from capsule_tasks.protocol.events import AttemptEnded
 from capsule_tasks.protocol.messages import InputRequest
 
@@ -78,15 +77,15 @@ class ClaimAxis:
     def _claim_first(self) -> None:
         """The message of a retry may arrive before the previous attempt has published its end."""
         if self.origin.is_retry:
-            self.claim = moved(self.claim, states.AWAITING_PREVIOUS)
+            self.claim = self.claim.to[states.AWAITING_PREVIOUS]
             self._do(do.AwaitPrevious())
         else:
-            self.claim = moved(self.claim, states.CLAIMING)
+            self.claim = self.claim.to[states.CLAIMING]
             self._do(do.ClaimFirst())
 
     def _claim_with_events(self) -> None:
         if self.claim is states.UNCLAIMED:
-            self.claim = moved(self.claim, states.CLAIMING)
+            self.claim = self.claim.to[states.CLAIMING]
             self._do(_CLAIM_WITH_EVENTS)
 
     def on_claim_due(self) -> None:
@@ -102,7 +101,7 @@ class ClaimAxis:
     def on_claim_stored(self, event: on.ClaimStored) -> None:
         if self.claim is not states.CLAIMING:
             return
-        self.claim = moved(self.claim, states.CLAIMED)
+        self.claim = self.claim.to[states.CLAIMED]
         self.owner = event.owner
         self._has_waited = False
         if self._end is None:
@@ -124,7 +123,7 @@ class ClaimAxis:
             return
         if event.reason is Refusal.RUNS_ELSEWHERE and not self._awaits_takeover:
             self._awaits_takeover = True
-            self.claim = moved(self.claim, states.AWAITING_PREVIOUS)
+            self.claim = self.claim.to[states.AWAITING_PREVIOUS]
             self._do(do.AwaitPrevious())
             return
         self._close()
@@ -141,7 +140,7 @@ class ClaimAxis:
         if self._awaits_takeover and isinstance(self._last, AttemptEnded):
             self._close()  # the attempt that follows this one has the execution by now
             return
-        self.claim = moved(self.claim, states.CLAIMING)
+        self.claim = self.claim.to[states.CLAIMING]
         if self._awaits_takeover:
             self._do(do.ClaimWithEvents(takes_over=True))
         else:
@@ -157,7 +156,7 @@ class ClaimAxis:
 
     def _close(self, *, frees_slot: bool = False) -> None:
         """Rule 4: nothing more of this attempt is stored, so nothing waits for that any more."""
-        self.claim = moved(self.claim, states.CLOSED)
+        self.claim = self.claim.to[states.CLOSED]
         self._do(do.CloseStream())
         for request_id in self._questions:
             self._do(do.EndInput(request_id))
@@ -193,7 +192,7 @@ class ClaimAxis:
 
     def _acknowledge(self) -> None:
         if self.ack is states.DEFERRED and self.report is not states.ENDED:
-            self.ack = moved(self.ack, states.DONE)
+            self.ack = self.ack.to[states.DONE]
             self._do(do.Acknowledge())
 
     def on_lease_begun(self, event: on.LeaseBegun) -> None:
@@ -202,12 +201,12 @@ class ClaimAxis:
             self._reclaim()
 
     def _reclaim(self) -> None:
-        self.claim = moved(self.claim, states.RECLAIMING)
+        self.claim = self.claim.to[states.RECLAIMING]
         self._do(do.AwaitInFlight())
 
     def on_in_flight_done(self, _event: on.InFlightDone) -> None:
         if self.claim is states.RECLAIMING:
-            self.claim = moved(self.claim, states.CLAIMING)
+            self.claim = self.claim.to[states.CLAIMING]
             for request in self._questions.values():  # the end of an attempt closes its questions
                 self._do(do.Publish(request))
             self._do(do.Reclaim(self.owner))

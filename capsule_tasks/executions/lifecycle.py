@@ -32,7 +32,6 @@ from capsule_tasks.executions.actions import Action
 from capsule_tasks.executions.claims import ClaimAxis
 from capsule_tasks.executions.ends import End, EndKind, LastEvent
 from capsule_tasks.executions.events import Event, Streaming, Timer
-from capsule_tasks.executions.states import moved
 from capsule_tasks.protocol.events import AttemptEnded, CancelCommand
 from capsule_tasks.protocol.messages import TaskResult
 
@@ -94,18 +93,18 @@ class Lifecycle(ClaimAxis):
 
     def on_admitted(self, event: on.Admitted) -> None:
         if event.streaming is _CLAIM_FIRST:
-            self.run = moved(self.run, states.AWAITING_CLAIM)
+            self.run = self.run.to[states.AWAITING_CLAIM]
             self._do(_START_CLAIM_WAIT)
             self._claim_first()
             return
         if event.streaming is _NO_STREAM:
-            self.claim = moved(self.claim, states.CLOSED)
+            self.claim = self.claim.to[states.CLOSED]
         self._start()
 
     def on_discarded(self, event: on.Discarded) -> None:
-        self.report = moved(self.report, states.ENDED)  # by Celery, before this
+        self.report = self.report.to[states.ENDED]  # by Celery, before this
         if event.streaming is _NO_STREAM:
-            self.claim = moved(self.claim, states.CLOSED)
+            self.claim = self.claim.to[states.CLOSED]
         elif event.streaming is _CLAIM_FIRST:
             self._claim_first()
         self._finish(End(EndKind.DISCARDED, event.reason))
@@ -116,13 +115,13 @@ class Lifecycle(ClaimAxis):
             # acknowledgement starts later.
             self._do(_CANCEL_TIMERS)
         if self.origin.is_redelivered and not self.origin.is_async:
-            self.run = moved(self.run, states.AWAITING_JUDGEMENT)
+            self.run = self.run.to[states.AWAITING_JUDGEMENT]
             self._do(do.JudgeLoss(None))
         else:
             self._queue()
 
     def _queue(self) -> None:
-        self.run = moved(self.run, states.QUEUED)
+        self.run = self.run.to[states.QUEUED]
         self._do(_SEND)
 
     def on_loss_judged(self, event: on.LossJudged) -> None:
@@ -140,21 +139,21 @@ class Lifecycle(ClaimAxis):
 
     def on_sent(self, _event: on.Sent) -> None:
         if self.run is states.QUEUED:
-            self.run = moved(self.run, states.SENT)
+            self.run = self.run.to[states.SENT]
 
     def on_send_refused(self, _event: on.SendRefused) -> None:
         if self.run is states.SENT:
-            self.run = moved(self.run, states.QUEUED)
+            self.run = self.run.to[states.QUEUED]
 
     def on_child_started(self, event: on.ChildStarted) -> None:
         if self.run is not states.SENT:
             return
-        self.run = moved(self.run, states.RUNNING)
-        self.report = moved(self.report, states.ACCEPTED)
+        self.run = self.run.to[states.RUNNING]
+        self.report = self.report.to[states.ACCEPTED]
         is_streamed = self.claim is not states.CLOSED
         defers_ack = is_streamed and self.origin.ack_waits_for_claim
         if defers_ack:
-            self.ack = moved(self.ack, states.DEFERRED)
+            self.ack = self.ack.to[states.DEFERRED]
         self._do(do.ReportAccepted(event.at, defers_ack))
         if is_streamed:
             self._do(_PUBLISH_START)
@@ -219,7 +218,7 @@ class Lifecycle(ClaimAxis):
         if is_cause_known and self.origin.redelivers_when_lost:
             self._suspected = end
             self._questions.clear()  # no child is left that could take a response
-            self.run = moved(self.run, states.LOST)
+            self.run = self.run.to[states.LOST]
             self._do(do.JudgeLoss(end))
         else:
             self._finish(end)
@@ -292,8 +291,8 @@ class Lifecycle(ClaimAxis):
             and self.ack is not states.DEFERRED
         )
         was_queued, was_unseen = self.run is states.QUEUED, self._is_unseen()
-        self.run = moved(self.run, states.OVER)
-        self.report = moved(self.report, states.ENDED)
+        self.run = self.run.to[states.OVER]
+        self.report = self.report.to[states.ENDED]
         if was_queued:
             self._do(do.Unqueue())  # no child may run it before the pool has ended
         self._do(_CANCEL_TIMERS)
@@ -317,7 +316,7 @@ class Lifecycle(ClaimAxis):
         acknowledged message has its end in the stream.
         """
         was_queued, was_unseen = self.run is states.QUEUED, self._is_unseen()
-        self.run = moved(self.run, states.OVER)
+        self.run = self.run.to[states.OVER]
         self._end = end
         if was_queued:
             self._do(do.Unqueue())
@@ -346,7 +345,7 @@ class Lifecycle(ClaimAxis):
 
     def on_end_stored(self, _event: on.EndStored) -> None:
         if self.claim is not states.CLOSED and self._last is not None:
-            self.claim = moved(self.claim, states.CLOSED)
+            self.claim = self.claim.to[states.CLOSED]
             self._do(do.RecordEnd(self._last))
             self._do(do.Release())
             self._report_all()
@@ -362,7 +361,7 @@ class Lifecycle(ClaimAxis):
 
     def _report_end(self, *, frees_slot: bool) -> None:
         if self.report is not states.ENDED:
-            self.report = moved(self.report, states.ENDED)
+            self.report = self.report.to[states.ENDED]
             assert self._end is not None
             self._do(do.ReportEnd(self._end, frees_slot))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Final, TypeVar
+from typing import Final, NoReturn, Self
 
 from capsule_tasks.errors import InternalError
 
@@ -14,8 +14,8 @@ class _State(Enum):
 
     __hash__ = object.__hash__
 
-
-S = TypeVar("S", bound=_State)
+    to: Mapping[Self, Self]
+    """`state.to[target]` is the target; InternalError for a move that MOVES does not allow."""
 
 
 class Run(_State):
@@ -86,10 +86,17 @@ MOVES: Final[Mapping[_State, frozenset[_State]]] = {
 }
 
 
-def moved(state: S, to: S) -> S:
-    """The new state; InternalError for a move that the table does not allow."""
-    if to not in MOVES[state]:
-        raise InternalError(
-            f"an execution whose {type(state).__name__} is {state.name} cannot become {to.name}"
-        )
-    return to
+class _Targets(dict[_State, _State]):
+    """Each state that a move may lead to, by itself: a lookup checks the move without a call."""
+
+    def __init__(self, state: _State) -> None:
+        super().__init__({to: to for to in MOVES[state]})
+        self._state = state
+
+    def __missing__(self, to: _State) -> NoReturn:
+        axis, before = type(self._state).__name__, self._state.name
+        raise InternalError(f"an execution whose {axis} is {before} cannot become {to.name}")
+
+
+for _state in MOVES:
+    _state.to = _Targets(_state)

@@ -20,7 +20,6 @@ from capsule_tasks.executions.states import (
     Claim,
     Report,
     Run,
-    moved,
 )
 from capsule_tasks.protocol.events import (
     AttemptEnded,
@@ -704,4 +703,4 @@ def test_the_tables_allow_no_move_that_no_execution_takes() -> None:
 
 def test_a_move_that_the_table_does_not_allow_is_a_fault_of_ours() -> None:
     with pytest.raises(InternalError, match="whose Run is OVER cannot become QUEUED"):
-        moved(Run.OVER, Run.QUEUED)
+        Run.OVER.to[Run.QUEUED]

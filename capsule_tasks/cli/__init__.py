@@ -1,7 +1,8 @@
 """`celery capsule …`: watch, stop and answer executions from a terminal or a script.
 
-Celery's own command line loads it through its plugin entry point, so `-A app` and everything else
-in front of it work as for Celery's commands.
+Celery loads this package through an entry point for each of its commands, `celery worker` included.
+That is why rich is imported only by the commands that draw. Options before `capsule`, such as
+`-A app`, work as for Celery's own commands.
 """
 
 from capsule_tasks.cli.commands import capsule

@@ -1,4 +1,4 @@
-"""The broker of the app: connections to it, and how many messages wait in its queues."""
+"""Connections to the app's broker, and the number of messages that wait in its queues."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from capsule_tasks.taskpool.stock_redis.visibility import protect_other_workers
 
 @contextlib.contextmanager
 def connected(app: Any) -> Iterator[Any]:
-    """A connection to the broker; OperationalError, at once, if it cannot be reached."""
+    """Yield a connection to the broker; raise OperationalError at once if it is unavailable."""
     with _connection(app) as connection, translated_faults(connection):
         _connect(connection)
         yield connection
 
 
 class Queues:
-    """The messages that no worker has taken yet, by queue: of the app's queues, or of these.
+    """Counts the messages that wait in the named queues, or in all queues of the app.
 
-    They are counted over one connection for as long as that lives. Messages that a worker has
-    prefetched, or holds for their countdown, are not counted: they have left the queue.
+    One connection is used for as long as it lives. Messages that a worker has prefetched, or delays
+    until their countdown has passed, are not counted: they have left the queue.
     """
 
     def __init__(self, app: Any, names: Iterable[str] = ()) -> None:
@@ -32,7 +32,7 @@ class Queues:
         self._connection: Any = None
 
     def lengths(self) -> dict[str, int | None]:
-        """None where the broker does not say; OperationalError if it cannot be reached."""
+        """Length by queue, None if unknown; OperationalError if the broker is unavailable."""
         if self._connection is None:
             self._connection = _connection(self._app)
         try:
@@ -44,7 +44,7 @@ class Queues:
             raise
 
     def close(self) -> None:
-        """Safe twice; another look connects again."""
+        """Close the connection; safe twice. The next count opens another one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.release()
@@ -57,7 +57,7 @@ def _connection(app: Any) -> Any:
 
 
 def _connect(connection: Any) -> None:
-    """As `connect` does, which sleeps before it tries once more."""
+    """Connect, and try once more without the sleep that `connection.connect` puts in between."""
     connection.ensure_connection(
         max_retries=1, interval_start=0, interval_step=0, reraise_as_library_errors=False
     )
@@ -68,16 +68,17 @@ def translated_faults(connection: Any) -> Iterator[None]:
     try:
         yield
     except (*connection.connection_errors, OSError, OperationalError) as error:
-        where = connection.as_uri()
-        raise OperationalError(f"the broker {where} cannot be reached: {error}") from error
+        raise OperationalError(
+            f"the broker {connection.as_uri()} is unavailable: {error}"
+        ) from error
 
 
 def _length(connection: Any, name: str) -> int | None:
-    """The transport adds up the lists of priorities, where it keeps one for each."""
+    """Length of a queue; the transport adds up the lists of its priorities."""
     try:
         # A channel that AMQP closes for a missing queue opens itself again.
         count = connection.default_channel.queue_declare(name, passive=True).message_count
     except connection.channel_errors as error:
-        # Redis has no list of a queue that is empty, and AMQP no queue that nobody has declared.
+        # Redis has no list for an empty queue, and AMQP no queue before its declaration.
         return 0 if str(getattr(error, "reply_code", "")) == "404" else None
     return None if count is None else int(count)

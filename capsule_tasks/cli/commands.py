@@ -1,4 +1,4 @@
-"""The commands: each a few lines over `Execution` and `GroupExecution`."""
+"""The commands of `celery capsule`: each a few lines over `Execution` and `GroupExecution`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from celery.exceptions import OperationalError
 
-from capsule_tasks.cli import screen, views
+from capsule_tasks.cli import views
 from capsule_tasks.cli.broker import Queues
 from capsule_tasks.cli.health import (
     destination_option,
@@ -28,21 +28,24 @@ from capsule_tasks.client.groups.group import saved_group, saved_groups
 from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import CapsuleError, StorageNotReady, StorageUnavailable
+from capsule_tasks.protocol.events import Outcome
 from capsule_tasks.storage.executions.types import RecentEntry
 
-_REFRESH_S = 0.5
-_LOOK_AGAIN_S = 1.0
+if TYPE_CHECKING:
+    from capsule_tasks.cli.screen import Draw
+
+_MIN_REFRESH_S = 0.5
+_IDLE_REFRESH_S = 1.0
 _NOT_STARTED = 1
-_ENDS = ("succeeded", "failed", "cancelled", "lost", "ignored", "rejected")
-_STATES = ("queued", "running", "waiting", *_ENDS)
+_STATES = ("queued", "running", "waiting", *(outcome.value for outcome in Outcome))
 
 queues_option = click.option(
-    "-Q", "--queues", default="", metavar="NAMES", help="These queues, with commas between them."
+    "-Q", "--queues", default="", metavar="NAMES", help="Count these queues (comma-separated)."
 )
 
 
 class _Commands(click.Group):
-    """Tells this package's errors as a person should read them."""
+    """Shows errors of this package as one line, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -60,7 +63,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands)
 @json_option
 def capsule(as_json: bool) -> None:
-    """Watch, stop and answer executions; sessions: their health."""
+    """Watch, stop and answer executions; check the health of workers."""
 
 
 capsule.add_command(health)
@@ -68,18 +71,20 @@ capsule.add_command(health)
 
 @capsule.command()
 @click.argument("execution_id")
-@click.option("--after", help="Only what was said after the event of this id.")
+@click.option("--after", help="Show only events after the one with this id.")
 @click.option(
     "--group",
     "total",
     type=click.IntRange(min=1),
-    help="It is the id of a group of so many members.",
+    help="EXECUTION_ID is the id of a group with this many members.",
 )
-@click.option("--raw", is_flag=True, help="Let terminal control sequences of the output pass.")
+@click.option(
+    "--raw", is_flag=True, help="Do not filter terminal control sequences out of the output."
+)
 @click.option(
     "--no-wait",
     is_flag=True,
-    help="Leave with status 1 if no worker has started it, or members of the group have not ended.",
+    help="Do not wait for the start of an execution, or the end of a group: exit with status 1.",
 )
 @json_option
 @click.pass_context
@@ -92,10 +97,10 @@ def tail(
     no_wait: bool,
     as_json: bool,
 ) -> None:
-    """Show what an execution says until it ends; of a group how far it is.
+    """Show the events of an execution until it ends, or the progress of a group.
 
-    One that no worker has started is waited for, and standard error says so. The exit status is 0
-    if it succeeded, of a group if every member did.
+    If no worker has started the execution, the command waits, and says so on standard error. The
+    exit status is 0 if the execution, or every member of the group, succeeded.
     """
     app = app_of(ctx)
     group = _group(app, execution_id, total)
@@ -103,27 +108,28 @@ def tail(
         ctx.exit(_tail_group(group, as_json=as_json, no_wait=no_wait))
     execution = Execution(execution_id, app=app)
     if execution.snapshot().state == "unknown":
-        waits = "" if no_wait else "; waiting for its start"
+        waits = "" if no_wait else "; waiting"
         click.echo(f"-- {_not_started(execution_id)}{waits}", err=True)
         if no_wait:
             ctx.exit(_NOT_STARTED)
-    answer_with = f"{command_line(ctx, 'respond', execution_id)} TEXT"
-    narrator = views.EventPrinter(answer_with=answer_with, raw=raw)
+    respond_with = f"{command_line(ctx, 'respond', execution_id)} TEXT"
+    printer = views.EventPrinter(respond_with=respond_with, raw=raw)
     last: Event | None = None
     for event in execution.events(after):
         last = event
         if as_json:
             click.echo(views.as_json(event))
         else:
-            narrator.show(event)
+            printer.show(event)
         _flush()
     ctx.exit(views.exit_status(last))
 
 
-def _not_started(execution_id: str) -> str:
-    """A queue is not looked through: the task of an unknown id may still be in one."""
-    which = cleaned(execution_id)
-    return f"no worker has started {which}, or its stream is missing (expired, or never kept)"
+def _not_started(which: str) -> str:
+    """Queues are not searched: the task message of an unknown id may still be in one."""
+    return (
+        f"no worker has started {cleaned(which)}, or the stream is missing (expired or not stored)"
+    )
 
 
 def _group(app: Any, group_id: str, total: int | None) -> GroupExecution | None:
@@ -134,6 +140,8 @@ def _group(app: Any, group_id: str, total: int | None) -> GroupExecution | None:
 
 
 def _tail_group(group: GroupExecution, *, as_json: bool, no_wait: bool) -> int:
+    from capsule_tasks.cli import screen
+
     states: Iterable[GroupState] = [group.snapshot()] if no_wait else group.watch()
     is_live = not as_json and screen.can_redraw()
     state = None
@@ -152,47 +160,47 @@ def _tail_group(group: GroupExecution, *, as_json: bool, no_wait: bool) -> int:
 
 @capsule.command()
 @click.argument("execution_ids", nargs=-1, required=True)
-@click.option("--grace", "grace_s", type=float, help="Seconds until it is killed.")
+@click.option("--grace", "grace_s", type=float, help="Seconds until the child is killed.")
 @json_option
 @click.pass_context
 def cancel(
     ctx: click.Context, execution_ids: tuple[str, ...], grace_s: float | None, as_json: bool
 ) -> None:
-    """Have executions stopped, begun or not; of a group that was saved, all its members."""
+    """Cancel executions, started or not; the id of a saved group cancels all its members."""
     app = app_of(ctx)
     groups = saved_groups(app, execution_ids)
-    single = [one for one in execution_ids if one not in groups]
+    single = [each for each in execution_ids if each not in groups]
     answers: dict[str, Any] = dict(watch_thread.call(cancel_all(app, single, grace_s)))
-    pending = [one for one in single if answers[one] == "pending"]
+    pending = [each for each in single if answers[each] == "pending"]
     unknown = watch_thread.call(_unknown(app, pending)) if pending else []
-    for one, group in groups.items():
-        answers[one] = GroupExecution.of(group).cancel(grace_s)
-    for one in dict.fromkeys(execution_ids):
-        asked = answers[one]
+    for group_id, group in groups.items():
+        answers[group_id] = GroupExecution.of(group).cancel(grace_s)
+    for execution_id in dict.fromkeys(execution_ids):
+        answer = answers[execution_id]
         if as_json:
-            click.echo(views.format_line({"id": one, "cancel": asked}))
+            click.echo(views.format_line({"id": execution_id, "cancel": answer}))
             continue
-        if one in groups:
-            asked = ", ".join(f"{count} {how}" for how, count in asked.items())
-        click.echo(f"{cleaned(one)}: {asked}")
+        if execution_id in groups:
+            answer = ", ".join(f"{count} {how}" for how, count in answer.items())
+        click.echo(f"{cleaned(execution_id)}: {answer}")
     if unknown:
-        which = unknown[0] if len(unknown) == 1 else f"{len(unknown)} of them"
-        click.echo(f"-- {_not_started(which)}; a worker that starts it ends it at once", err=True)
+        which = unknown[0] if len(unknown) == 1 else f"{len(unknown)} executions"
+        click.echo(f"-- {_not_started(which)}; the cancel applies at the start", err=True)
 
 
 async def _unknown(app: Any, ids: list[str]) -> list[str]:
-    """Those that have no stream; the others wait for their next attempt."""
+    """The executions without a stream; pending executions with one wait for their next attempt."""
     if redis_url(app) is None:
         return []
     states = await (await watch_thread.watcher(app)).states(ids)
-    return [one for one, state in states.items() if state == "unknown"]
+    return [execution_id for execution_id, state in states.items() if state == "unknown"]
 
 
 @capsule.command()
 @click.argument("execution_id")
 @click.argument("text", required=False)
-@click.option("--request", "request_id", help="The question, if several are open.")
-@click.option("--eof", is_flag=True, help="End its input instead of answering.")
+@click.option("--request", "request_id", help="Id of the question, if several are open.")
+@click.option("--eof", is_flag=True, help="End the input of the execution instead of answering.")
 @json_option
 @click.pass_context
 def respond(
@@ -203,12 +211,12 @@ def respond(
     eof: bool,
     as_json: bool,
 ) -> None:
-    """Answer the question an execution asks; without TEXT it is asked for here."""
+    """Answer a question of an execution; without TEXT, prompt for the answer."""
     execution = Execution(execution_id, app=app_of(ctx))
     if text is None and not eof:
         question = execution.question()
         if question is None:
-            raise click.ClickException(f"execution {execution_id} does not ask for input")
+            raise click.ClickException(f"execution {execution_id} has no open question")
         prompt = cleaned(question.prompt) or "answer"
         text = click.prompt(prompt, hide_input=question.password, default="", show_default=False)
         request_id = request_id or question.id
@@ -225,7 +233,7 @@ def respond(
     "--all",
     "all_frames",
     is_flag=True,
-    help="Also the frames that called the task, and threads that run none of its code.",
+    help="Include the frames that called the task, and threads that run none of its code.",
 )
 @json_option
 @click.pass_context
@@ -237,7 +245,7 @@ def stack(
     all_frames: bool,
     as_json: bool,
 ) -> None:
-    """Where the code of a running task is; status 1 if no worker runs it."""
+    """Show where the code of a running task is; status 1 if no worker runs the task."""
     execution = Execution(execution_id, app=app_of(ctx))
     found = {} if destination else _stack_by_stream(execution, timeout, all_frames=all_frames)
     if not found:
@@ -256,20 +264,20 @@ def stack(
 def _why_no_stack(execution: Execution, reasons: list[str]) -> str:
     try:
         snapshot = execution.snapshot()
-    except CapsuleError:  # without streams the workers alone know
+    except CapsuleError:  # without streams, only the workers know
         return "; ".join(reasons)
     match snapshot.state:
         case "unknown":
             return _not_started(execution.id)
         case "waiting":
-            return f"{cleaned(execution.id)} waits for its next attempt"
+            return f"execution {cleaned(execution.id)} waits for its next attempt"
         case "ended":
-            return f"{cleaned(execution.id)} is over: {snapshot.outcome}"
+            return f"execution {cleaned(execution.id)} has ended: {snapshot.outcome}"
     return "; ".join(reasons)
 
 
 def _stack_by_stream(execution: Execution, timeout_s: float, *, all_frames: bool) -> dict[str, str]:
-    """What the worker says that its stream tells of; nothing where it cannot be asked so."""
+    """The stack from the worker that the stream names; empty if the stream cannot be used."""
     try:
         snapshot = execution.snapshot()
         if snapshot.state != "running":
@@ -280,13 +288,13 @@ def _stack_by_stream(execution: Execution, timeout_s: float, *, all_frames: bool
 
 
 @capsule.command()
-@click.option("--state", type=click.Choice(_STATES))
-@click.option("--task", help="Only of the task of this name.")
+@click.option("--state", type=click.Choice(_STATES), help="Only executions in this state.")
+@click.option("--task", help="Only executions of the task with this name.")
 @click.option(
     "--since",
     "since_s",
     type=Duration(),
-    help="Only of this last time: seconds, or 90s, 15m, 1h, 2d.",
+    help="Only executions of the last DURATION: seconds, or 90s, 15m, 1h, 2d.",
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @queues_option
@@ -303,7 +311,7 @@ def ps(
 ) -> None:
     """List recent executions, the latest first, and how many messages wait in the queues.
 
-    The queues are left out where a task or another state is asked for.
+    Queues are not shown with --task, or with a --state other than `queued`.
     """
     app = app_of(ctx)
     if state == "queued":
@@ -311,7 +319,7 @@ def ps(
             _show({} if task else waiting.lengths(), [], as_json=as_json)
         return
     entries = watch_thread.call(_recent(app, state, task, since_s, limit))
-    lengths = {} if task or state else _lengths_or_why(app, queues)
+    lengths = {} if task or state else _lengths_or_warning(app, queues)
     _show(lengths, entries, as_json=as_json)
 
 
@@ -321,17 +329,19 @@ def ps(
 @json_option
 @click.pass_context
 def top(ctx: click.Context, limit: int, queues: str, as_json: bool) -> None:
-    """A live table of recent executions and queues; when piped, one table."""
+    """Show a live table of recent executions and queues; in a pipe, one table."""
+    from capsule_tasks.cli import screen
+
     app = app_of(ctx)
     if as_json or not screen.can_redraw():
         entries = watch_thread.call(_recent(app, None, None, None, limit))
-        _show(_lengths_or_why(app, queues), entries, as_json=as_json)
+        _show(_lengths_or_warning(app, queues), entries, as_json=as_json)
         return
     with contextlib.suppress(KeyboardInterrupt), screen.full_screen() as draw:
         watch_thread.call(_live(app, limit, queues, draw))
 
 
-async def _live(app: Any, limit: int, queues: str, draw: screen.Draw) -> None:
+async def _live(app: Any, limit: int, queues: str, draw: Draw) -> None:
     watcher = await watch_thread.watcher(app)
     waiting = _queues(app, queues)
     changed = asyncio.Event()
@@ -339,28 +349,18 @@ async def _live(app: Any, limit: int, queues: str, draw: screen.Draw) -> None:
     while True:
         changed.clear()
         entries = await watcher.store.list_recent(limit=limit)
-        lengths, remarks = await asyncio.to_thread(_known_lengths, waiting)
-        draw(lengths, remarks, entries)
-        await asyncio.sleep(_REFRESH_S)
-        # Of times that go on, and of queues, nothing rings.
-        await _or_after(changed, _LOOK_AGAIN_S)
-
-
-async def _or_after(changed: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await changed.wait()
-    except TimeoutError:
-        return
+        draw(*await asyncio.to_thread(_known_lengths, waiting), entries)
+        await asyncio.sleep(_MIN_REFRESH_S)
+        # No doorbell rings for a queue, or for the time that a task has been running.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), _IDLE_REFRESH_S)
 
 
 async def _recent(
     app: Any, state: str | None, task: str | None, since_s: float | None, limit: int
 ) -> list[RecentEntry]:
     watcher = await watch_thread.watcher(app)
-    since = None
-    if since_s is not None:
-        since = time.time() - since_s
+    since = None if since_s is None else time.time() - since_s
     return await watcher.store.list_recent(state=state, task=task, since=since, limit=limit)
 
 
@@ -369,19 +369,19 @@ def _queues(app: Any, queues: str) -> Queues:
 
 
 def _known_lengths(queues: Queues) -> tuple[dict[str, int | None], list[str]]:
-    """What the broker says; a line that tells why, if it cannot be reached."""
+    """The lengths of the queues; unknown, with a warning, if the broker is unavailable."""
     try:
         return queues.lengths(), []
     except OperationalError as error:
         return dict.fromkeys(queues.names), [f"-- {cleaned(str(error))}"]
 
 
-def _lengths_or_why(app: Any, names: str) -> dict[str, int | None]:
-    """The same with that line on standard error: a list of executions is not held up by it."""
+def _lengths_or_warning(app: Any, names: str) -> dict[str, int | None]:
+    """The lengths of the queues; a broker that is unavailable is a warning on standard error."""
     with contextlib.closing(_queues(app, names)) as queues:
-        lengths, why = _known_lengths(queues)
-    for line in why:
-        click.echo(line, err=True)
+        lengths, warnings = _known_lengths(queues)
+    for warning in warnings:
+        click.echo(warning, err=True)
     return lengths
 
 
@@ -392,6 +392,8 @@ def _show(lengths: dict[str, int | None], entries: list[RecentEntry], *, as_json
         for entry in entries:
             click.echo(views.entry_json(entry))
         return
+    from capsule_tasks.cli import screen
+
     if lengths:
         click.echo(views.queued_line(lengths))
     screen.print_table(entries)
@@ -399,5 +401,5 @@ def _show(lengths: dict[str, int | None], entries: list[RecentEntry], *, as_json
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # it was closed by whoever began this
+        if stream is not None:  # the process may have been started with it closed
             stream.flush()

@@ -1,4 +1,4 @@
-"""`celery capsule health`, and where a task is; our remote commands made known to Celery."""
+"""`celery capsule health`, and stacks of tasks by remote control."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ import click
 
 from capsule_tasks.cli import views
 from capsule_tasks.cli.broker import connected
-from capsule_tasks.cli.options import NOBODY, app_of, json_option
-from capsule_tasks.taskpool import remote_commands  # noqa: F401 - so that `celery inspect` knows them
+from capsule_tasks.cli.options import EX_UNAVAILABLE, app_of, json_option
+from capsule_tasks.taskpool import remote_commands  # noqa: F401 - registers them for `celery inspect`
 
 _UNHEALTHY = 1
 
 destination_option = click.option(
-    "-d", "--destination", multiple=True, metavar="NODE", help="Only these workers."
+    "-d",
+    "--destination",
+    multiple=True,
+    metavar="NODE",
+    help="Ask only this worker; may be given several times.",
 )
 timeout_option = click.option(
-    "-t", "--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait."
+    "-t",
+    "--timeout",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Seconds to wait for replies.",
 )
 
 
@@ -27,19 +36,19 @@ timeout_option = click.option(
 @json_option
 @click.pass_context
 def health(ctx: click.Context, destination: tuple[str, ...], timeout: float, as_json: bool) -> None:
-    """Whether each worker can run tasks; status 1 if one cannot.
+    """Show whether each worker can run tasks.
 
-    Status 69 if no worker replies, or the broker cannot be reached.
+    The exit status is 1 if a worker cannot, 69 if no worker replies or the broker is unavailable.
     """
     replies = ask(ctx, destination, timeout, "capsule_health")
-    for name, said in sorted(replies.items()):
+    for name, reply in sorted(replies.items()):
         if as_json:
-            click.echo(views.format_line({"worker": name, **said}))
+            click.echo(views.format_line({"worker": name, **reply}))
             continue
-        reasons = said.get("reasons") or [said["error"]] if not said.get("healthy") else []
-        children = len(said.get("sessions", ()))
+        reasons = reply.get("reasons") or [reply["error"]] if not reply.get("healthy") else []
+        children = len(reply.get("sessions", ()))
         click.echo(f"{name}: {'; '.join(reasons) or f'healthy, {children} sessions'}")
-    if not all(said.get("healthy") for said in replies.values()):
+    if not all(reply.get("healthy") for reply in replies.values()):
         ctx.exit(_UNHEALTHY)
 
 
@@ -51,18 +60,18 @@ def stack_by_inspect(
     *,
     all_frames: bool,
 ) -> tuple[dict[str, str], list[str]]:
-    """The stacks of the workers that run it, and why the others have none."""
-    wanted: dict[str, Any] = {"task_id": task_id}
-    if all_frames:  # workers of a release before this one refuse the word
-        wanted["all_frames"] = True
-    replies = ask(ctx, destination, timeout, "capsule_stack", **wanted)
-    found = {name: said["ok"] for name, said in replies.items() if "ok" in said}
-    return found, sorted({said["error"] for said in replies.values() if "error" in said})
+    """The stack by worker that runs the task, and the reasons of workers that do not."""
+    replies = ask(
+        ctx, destination, timeout, "capsule_stack", task_id=task_id, all_frames=all_frames
+    )
+    found = {name: reply["ok"] for name, reply in replies.items() if "ok" in reply}
+    return found, sorted({reply["error"] for reply in replies.values() if "error" in reply})
 
 
 def ask(
     ctx: click.Context, destination: tuple[str, ...], timeout: float, command: str, **arguments: Any
 ) -> dict[str, Any]:
+    """The reply of each worker to a remote command; exits with status 69 if there is none."""
     app = app_of(ctx)
     with connected(app) as connection:
         inspect = app.control.inspect(
@@ -74,5 +83,5 @@ def ask(
         replies: dict[str, Any] = inspect._request(command, **arguments) or {}  # noqa: SLF001 - as Celery's own commands do
     if not replies:
         click.echo("no worker replied", err=True)
-        ctx.exit(NOBODY)
+        ctx.exit(EX_UNAVAILABLE)
     return replies

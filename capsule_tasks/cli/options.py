@@ -1,4 +1,4 @@
-"""Options that several commands have, and the one line that a broker which is away is worth."""
+"""Options that several commands share, and the error that is shown when a server is unavailable."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-NOBODY = 69
-"""Celery's own status when no worker replies (EX_UNAVAILABLE)."""
+EX_UNAVAILABLE = 69
+"""Celery's own exit status when no worker replies."""
 
 _JSON = "capsule_tasks.json"
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)([smhd]?)")
 
 
-def _remembered(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
-    """Whether it was given here, or to a command in front of this one."""
+def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    """Whether `--json` was given to this command, or to the group before it."""
     ctx.meta[_JSON] = value or ctx.meta.get(_JSON, False)
     return bool(ctx.meta[_JSON])
 
@@ -26,13 +26,13 @@ json_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
-    callback=_remembered,
-    help="One JSON object a line.",
+    callback=_remember,
+    help="Write one JSON object per line.",
 )
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
-    """Seconds, from a number with or without a unit."""
+    """A number of seconds, minutes, hours or days; without a unit, seconds."""
 
     name = "duration"
 
@@ -43,23 +43,23 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             return float(value)
         found = _DURATION.fullmatch(value)
         if found is None:
-            self.fail(f"{value!r} is no time: write 90, 90s, 15m, 1h or 2d", param, ctx)
+            self.fail(f"{value!r} is not a duration: write 90, 90s, 15m, 1h or 2d", param, ctx)
         return float(found[1]) * _SECONDS[found[2]]
 
 
 class Unavailable(click.ClickException):
-    """The broker, or the Redis of the streams, cannot be reached."""
+    """The broker, or the Redis of the streams, is unavailable."""
 
-    exit_code = NOBODY
+    exit_code = EX_UNAVAILABLE
 
 
 def app_of(ctx: click.Context) -> Any:
-    """The app that Celery's command line was given."""
+    """The app that was given to Celery's command line."""
     return ctx.obj.app
 
 
 def command_line(ctx: click.Context, *words: str) -> str:
-    """Another command of ours, as it is to be typed for the same app."""
+    """A `celery capsule` command for the same app, quoted for a shell."""
     app = ctx.find_root().params.get("app")
     chosen = ["-A", app] if isinstance(app, str) else []
     return shlex.join(["celery", *chosen, "capsule", *words])

@@ -27,37 +27,37 @@ _COLOURS = {
     "cancelled": "magenta",
 }
 _WIDTH_OF_A_PIPE = 10_000
-"""What is piped is never wrapped."""
+"""Wide enough that piped text is never wrapped."""
 
 Draw = Callable[[dict[str, int | None], list[str], list[RecentEntry]], None]
 
 
 def can_redraw() -> bool:
-    """Whether standard output is a terminal on which lines can be drawn again."""
+    """Whether standard output is a terminal that can redraw lines."""
     return _console().is_interactive
 
 
 def print_table(entries: list[RecentEntry]) -> None:
-    """Executions, one a line; without colours unless on a terminal."""
+    """Print one execution per line, in colours if standard output is a terminal."""
     _console().print(_table(entries))
 
 
 @contextlib.contextmanager
 def full_screen() -> Iterator[Draw]:
-    """Give the function that draws queues, remarks and executions anew, until the block ends."""
+    """Switch to an alternate screen; yield the function that draws queues, warnings, executions."""
     with Live(console=_console(), screen=True, auto_refresh=False) as live:
 
         def draw(
-            lengths: dict[str, int | None], remarks: list[str], entries: list[RecentEntry]
+            lengths: dict[str, int | None], warnings: list[str], entries: list[RecentEntry]
         ) -> None:
-            lines = map(Text.from_ansi, [views.queued_line(lengths), *remarks])
+            lines = map(Text.from_ansi, [views.queued_line(lengths), *warnings])
             live.update(Group(*lines, _table(entries)), refresh=True)
 
         yield draw
 
 
 def with_progress(states: Iterable[GroupState]) -> Iterator[GroupState]:
-    """The states, each shown as a bar in the same line; failures are listed above it."""
+    """Yield the states, and show each as a bar in the same line, with failures above the bar."""
     columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False)
     with Progress(*columns, console=_console(), auto_refresh=False) as progress:
         bar = progress.add_task("")
@@ -72,7 +72,7 @@ def with_progress(states: Iterable[GroupState]) -> Iterator[GroupState]:
 
 
 def _console() -> Console:
-    # Decided here: rich would also believe environment variables.
+    # Not left to rich, which would also obey environment variables such as FORCE_COLOR.
     is_terminal = False
     with contextlib.suppress(AttributeError):  # None where standard output was closed
         is_terminal = sys.stdout.isatty()
@@ -96,7 +96,7 @@ def _table(entries: list[RecentEntry]) -> Table:
 
 
 def _text(text: str) -> Text:
-    """Text of a task or another program, without anything that controls a terminal but colours."""
+    """Text that a task may have chosen, without control sequences other than colours."""
     return Text.from_ansi(cleaned(text))
 
 

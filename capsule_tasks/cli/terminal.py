@@ -1,4 +1,4 @@
-"""Text of strangers on a terminal: colours may pass, whatever else controls it may not."""
+"""Removes the control sequences from text that a task wrote, except for colours."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ _SEQUENCE = re.compile(
     | \x1b[PX^_\]][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)   # strings: titles, links, clipboards
     | \x1b[ -/]*[0-~]                                # other escapes
     | (?P<line>\r\n?)
-    | [\x00-\x08\x0b-\x1f\x7f-\x9f]                  # what is left of C0 and C1
+    | [\x00-\x08\x0b-\x1f\x7f-\x9f]                  # the rest of C0 and C1
     """,
     re.VERBOSE,
 )
 _UNFINISHED = re.compile(
     r"(?:\x9b[0-?]*[ -/]*|\x1b(?:\[[0-?]*[ -/]*|[PX^_\]][^\x07\x1b\x9c]*\x1b?|[ -/]*)?|\r)\Z"
 )
-_MOST_UNFINISHED = 4096
+_MAX_UNFINISHED = 4096
 _RESET = "\x1b[0m"
 
 
-class Cleaner:
-    """Cleans text that comes in pieces; a sequence may be cut anywhere between them."""
+class ControlSequenceFilter:
+    """Filters text that comes in pieces; a sequence may be cut anywhere between two pieces."""
 
     def __init__(self) -> None:
-        self._rest = ""
+        self._buffered = ""
         self._is_coloured = False
 
-    def clean(self, text: str) -> str:
-        """What of it may be shown now; the start of a sequence waits for its end."""
-        text = self._rest + text
+    def feed(self, text: str) -> str:
+        """The text to show now; the start of a sequence is buffered until its end arrives."""
+        text = self._buffered + text
         unfinished = _UNFINISHED.search(text)
         cut = len(text)
-        if unfinished is not None and len(text) - unfinished.start() <= _MOST_UNFINISHED:
+        if unfinished is not None and len(text) - unfinished.start() <= _MAX_UNFINISHED:
             cut = unfinished.start()
-        self._rest = text[cut:]
-        return _SEQUENCE.sub(self._kept, text[:cut])
+        self._buffered = text[cut:]
+        return _SEQUENCE.sub(self._replacement, text[:cut])
 
     def end(self) -> str:
-        """What has to follow the last piece: colours do not outlive the text."""
-        self._rest = ""
+        """The text to show after the last piece: it resets a colour that is still on."""
+        self._buffered = ""
         return _RESET if self._is_coloured else ""
 
-    def _kept(self, match: re.Match[str]) -> str:
+    def _replacement(self, match: re.Match[str]) -> str:
         if match["colour"]:
             self._is_coloured = match["colour"] not in (_RESET, "\x1b[m")
             return match["colour"]
@@ -52,11 +52,11 @@ class Cleaner:
 
 
 def without_controls(text: str) -> str:
-    """A whole text of several lines, cleaned."""
-    cleaner = Cleaner()
-    return cleaner.clean(text) + cleaner.end()
+    """A complete text without control sequences; line breaks stay."""
+    controls = ControlSequenceFilter()
+    return controls.feed(text) + controls.end()
 
 
 def cleaned(text: str) -> str:
-    """A whole text, cleaned; on one line."""
+    """A complete text on one line, without control sequences."""
     return " ".join(without_controls(text).split())

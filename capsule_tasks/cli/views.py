@@ -1,4 +1,4 @@
-"""What the commands show: events and tables, for people and as JSON."""
+"""Formats events, groups, executions and queues, for a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from capsule_tasks.cli.terminal import Cleaner, cleaned, without_controls
+from capsule_tasks.cli.terminal import ControlSequenceFilter, cleaned, without_controls
 from capsule_tasks.client import Event, Failure, GroupState
 from capsule_tasks.protocol.events import (
     Accepted,
@@ -27,7 +27,7 @@ _CONTROLS = re.compile("[\x7f-\x9f]")
 
 
 def as_json(event: Event) -> str:
-    """One line: the event with its id, its time and its type."""
+    """One line with the fields of an event, its id, time and type."""
     message: Any = event.message
     fields = msgspec.to_builtins(message, str_keys=True)
     fields["t"] = getattr(message.__struct_config__, "tag", None) or "unknown"
@@ -39,54 +39,55 @@ def as_json(event: Event) -> str:
 
 
 class EventPrinter:
-    """Shows events one after another: what was written as it is, the rest in lines of its own."""
+    """Prints output as the task wrote it, and a line for each other event to standard error."""
 
-    def __init__(self, *, answer_with: str, raw: bool) -> None:
-        """`answer_with` is the command that answers a question of the execution."""
-        self._answer_with = answer_with
+    def __init__(self, *, respond_with: str, raw: bool) -> None:
+        """`respond_with` is the command that answers a question of the execution."""
+        self._respond_with = respond_with
         self._raw = raw
-        self._cleaners = {"stdout": Cleaner(), "stderr": Cleaner()}
+        self._filters = {"stdout": ControlSequenceFilter(), "stderr": ControlSequenceFilter()}
         self._is_in_line = False
 
     def show(self, event: Event) -> None:
         message = event.message
         if isinstance(message, Output):
-            text = message.data if self._raw else self._cleaners[message.stream].clean(message.data)
+            text = message.data if self._raw else self._filters[message.stream].feed(message.data)
             if text:
-                # What is piped has no colours, unless all was asked for.
+                # click strips colours from piped text; with `--raw` they stay.
                 colour = True if self._raw else None
                 click.echo(text, nl=False, err=message.stream == "stderr", color=colour)
                 self._is_in_line = not text.endswith("\n")
             return
-        said = _told(message, self._answer_with)
-        if said:
+        line = _describe(message, self._respond_with)
+        if line:
             if self._is_in_line:
                 click.echo()
                 self._is_in_line = False
-            ending = "".join(cleaner.end() for cleaner in self._cleaners.values())
-            click.echo(f"{ending}{click.style(said, dim=True)}", err=True)
+            ending = "".join(each.end() for each in self._filters.values())
+            click.echo(f"{ending}{click.style(line, dim=True)}", err=True)
 
 
-def _told(message: Any, answer_with: str) -> str:
+def _describe(message: Any, respond_with: str) -> str:
     match message:
         case AttemptClaimed():
-            return f"-- begun by {cleaned(message.worker)}"
+            return f"-- claimed by {cleaned(message.worker)}"
         case Progress():
             total = f"/{message.total:g}" if message.total is not None else ""
             note = f" {cleaned(message.note)}" if message.note else ""
             return f"-- {message.done:g}{total}{note}"
         case InputRequest():
-            return f"-- asks: {cleaned(message.prompt)}\n-- answer with: {answer_with}"
+            return f"-- question: {cleaned(message.prompt)}\n-- respond with: {respond_with}"
         case Gap():
             return f"-- {message.lost_bytes} bytes in {message.lost_messages} events are missing"
         case AttemptEnded():
-            return f"-- attempt ended ({message.outcome}) {cleaned(message.detail)}"
+            detail = f" ({cleaned(message.detail)})" if message.detail else ""
+            return f"-- attempt ended: {message.outcome}{detail}; another attempt follows"
         case Ended():
             return f"-- {message.outcome}{_why(message)}"
         case Stacks():
             return without_controls(message.text)
         case UnknownEvent():
-            return f"-- an event of an unknown type: {cleaned(message.type)}"
+            return f"-- event of an unknown type: {cleaned(message.type)}"
         case Accepted():
             return ""
     return ""
@@ -99,30 +100,30 @@ def _why(ended: Ended) -> str:
 
 
 def exit_status(event: Event | None) -> int:
-    """0 for a task that succeeded, 1 for any other end."""
+    """0 if the execution succeeded, else 1."""
     message = event.message if event is not None else None
     return 0 if isinstance(message, Ended) and message.outcome == Outcome.SUCCEEDED else 1
 
 
 def bar(state: GroupState) -> str:
-    """A group's progress in one line."""
+    """The progress of a group in one line."""
     share = state.done / state.total if state.total else 1.0
     filled = int(share * _BAR)
     return f"[{'#' * filled}{'-' * (_BAR - filled)}] {state.done}/{state.total} {counts(state)}"
 
 
 def counts(state: GroupState) -> str:
-    """How many members of a group have ended, by outcome."""
+    """The number of members that have ended, by outcome."""
     return ", ".join(f"{count} {outcome}" for outcome, count in sorted(state.counts.items()))
 
 
 def group_status(state: GroupState | None) -> int:
-    """0 for a group of which every member succeeded, 1 for any other end."""
+    """0 if every member of the group succeeded, else 1."""
     return 0 if state and state.counts.get(Outcome.SUCCEEDED, 0) >= state.total else 1
 
 
 def format_line(record: dict[str, Any]) -> str:
-    """JSON that a terminal obeys nothing of: also C1 controls and DEL, which JSON lets pass."""
+    """One line of JSON; DEL and the C1 controls, which JSON permits, are escaped too."""
     text = msgspec.json.encode(record).decode()
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -138,19 +139,19 @@ def entry_json(entry: RecentEntry) -> str:
             "state": entry.state,
             "task": entry.task,
             "worker": entry.worker,
-            "began_at": entry.started_at,
-            "noted_at": entry.recorded_at,
+            "started_at": entry.started_at,
+            "recorded_at": entry.recorded_at,
         }
     )
 
 
 def queued_json(queue: str, length: int | None) -> str:
-    """A queue in the form of an entry, so that one script reads both."""
+    """A queue, with the fields `id` and `state` that executions have too."""
     return format_line({"id": None, "state": "queued", "queue": queue, "length": length})
 
 
 def queued_line(lengths: dict[str, int | None]) -> str:
-    """What waits in the queues, in one line."""
+    """The lengths of the queues in one line."""
     queues = (
         f"{cleaned(queue)} {'unknown' if length is None else length}"
         for queue, length in lengths.items()

@@ -61,7 +61,9 @@ def typed_here(app: Celery, *words: str, status: int = 0) -> Result:
     return done
 
 
-def test_tail_shows_output_as_it_is_and_the_rest_beside_it(worker: Worker, redis_url: str) -> None:
+def test_tail_writes_output_to_stdout_and_other_events_to_stderr(
+    worker: Worker, redis_url: str
+) -> None:
     key = unique()
     result = worker.send("steps", key, 2)
     worker.go(key)
@@ -84,7 +86,7 @@ def test_a_question_is_answered_from_the_command_line(worker: Worker, redis_url:
     options = command(redis_url, "tail", result.id)
     with subprocess.Popen(**options, stderr=subprocess.PIPE) as watcher:
         assert watcher.stderr is not None
-        asked = next(line for line in watcher.stderr if "asks:" in line)
+        asked = next(line for line in watcher.stderr if "question:" in line)
         assert "name?" in asked
         run(redis_url, "respond", result.id, "Ada")
         assert watcher.wait(HANG_S) == 0
@@ -105,7 +107,7 @@ def test_cancel_stack_and_ps(worker: Worker, redis_url: str) -> None:
     assert result.id in run(redis_url, "top")
 
 
-def test_a_stack_comes_by_the_stream_where_no_worker_hears_remote_commands(
+def test_a_stack_comes_by_the_stream_where_no_worker_takes_remote_commands(
     redis_url: str, tmp_path: Path
 ) -> None:
     deaf = json.dumps({"worker_enable_remote_control": False})
@@ -129,7 +131,7 @@ def test_tail_of_a_group_shows_how_far_it_is(worker: Worker, redis_url: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
-def test_tail_does_not_wait_for_a_group_if_told_so(worker: Worker) -> None:
+def test_tail_with_no_wait_does_not_wait_for_a_group(worker: Worker) -> None:
     one = group([worker.sig("add", 1, 1)], app=worker.app)
     waiting = one.apply_async(queue=unique())
     waiting.save()
@@ -153,7 +155,7 @@ def typed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Term
     return lambda *words: Terminal(command(redis_url, *words)["args"])
 
 
-def test_on_a_terminal_colours_stay_and_nothing_else_moves_it(
+def test_on_a_terminal_only_colours_pass(
     worker: Worker, redis_url: str, typed: Callable[..., Terminal]
 ) -> None:
     key = unique()
@@ -214,7 +216,7 @@ def test_top_is_live_on_a_terminal_until_it_is_interrupted(
         assert "\x1b[?1049l" in terminal.transcript  # what the terminal showed before is back
 
 
-def test_each_command_speaks_json(worker: Worker, redis_url: str) -> None:
+def test_each_command_writes_json(worker: Worker, redis_url: str) -> None:
     result = worker.send("ask", "name? ")
     eventually(Execution.of(result).question, "a question")
     (stack,) = run(redis_url, "stack", result.id, "--json").splitlines()
@@ -230,12 +232,12 @@ def test_each_command_speaks_json(worker: Worker, redis_url: str) -> None:
     ]
 
 
-def test_wrong_words_are_refused_with_their_value(redis_url: str) -> None:
+def test_wrong_values_are_refused_and_named(redis_url: str) -> None:
     assert "nonsense" in run(redis_url, "tail", "x", "--after", "nonsense", status=1)
     assert "-3" in run(redis_url, "cancel", "x", "--grace=-3", status=1)
 
 
-def test_health_of_a_broker_that_is_away_is_one_line(tmp_path: Path) -> None:
+def test_health_of_an_unavailable_broker_is_one_line(tmp_path: Path) -> None:
     away = f"redis://:secret@127.0.0.1:{free_port()}/3"
     done = subprocess.run(
         **command(away, "health"), capture_output=True, timeout=HANG_S, check=False
@@ -244,11 +246,11 @@ def test_health_of_a_broker_that_is_away_is_one_line(tmp_path: Path) -> None:
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert "127.0.0.1" in line
-    assert "cannot be reached" in line
+    assert "is unavailable" in line
     assert "secret" not in line
 
 
-def test_an_id_that_no_worker_has_started_is_told_as_such(redis_url: str) -> None:
+def test_an_id_that_no_worker_has_started(redis_url: str) -> None:
     unknown = unique()
     said = f"no worker has started {unknown}"
     app = producer(redis_url, "nobody")
@@ -261,7 +263,7 @@ def test_an_id_that_no_worker_has_started_is_told_as_such(redis_url: str) -> Non
         waits.terminate()
     done = typed_here(app, "cancel", unknown, unique())
     assert f"{unknown}: pending\n" in done.stdout
-    assert "no worker has started 2 of them" in done.stderr
+    assert "no worker has started 2 executions" in done.stderr
     close(app)
 
 
@@ -273,7 +275,7 @@ def test_the_stack_of_an_id_that_no_worker_has_started(worker: Worker) -> None:
     over = worker.send("add", 1, 1)
     ended(over)
     said = typed_here(worker.app, "stack", over.id, *here, status=1).stderr
-    assert "is over: succeeded" in said
+    assert "has ended: succeeded" in said
 
 
 def test_a_hint_can_be_typed_as_it_is(worker: Worker, redis_url: str) -> None:
@@ -281,8 +283,8 @@ def test_a_hint_can_be_typed_as_it_is(worker: Worker, redis_url: str) -> None:
     eventually(Execution.of(result).question, "a question")
     with subprocess.Popen(**command(redis_url, "tail", result.id), stderr=subprocess.PIPE) as tail:
         assert tail.stderr is not None
-        hint = next(line for line in tail.stderr if "answer with: " in line)
-        words = shlex.split(hint.partition("answer with: ")[2])
+        hint = next(line for line in tail.stderr if "respond with: " in line)
+        words = shlex.split(hint.partition("respond with: ")[2])
         assert words[:3] == ["celery", "-A", "tests.acceptance.app"]
         assert words[-1] == "TEXT"
         words[0] = str(Path(sys.executable).parent / "celery")
@@ -299,7 +301,9 @@ def test_ps_takes_times_with_a_unit(worker: Worker) -> None:
         assert result.id in typed_here(worker.app, "ps", "--since", since).stdout
     assert result.id not in typed_here(worker.app, "ps", "--since", "0s").stdout
     for wrong in ("1y", "h", "-5", "1e3", ""):
-        assert "is no time" in typed_here(worker.app, "ps", "--since", wrong, status=2).stderr
+        assert (
+            "is not a duration" in typed_here(worker.app, "ps", "--since", wrong, status=2).stderr
+        )
 
 
 def test_ps_and_top_show_what_is_queued(redis_url: str, tmp_path: Path) -> None:
@@ -321,7 +325,7 @@ def test_ps_and_top_show_what_is_queued(redis_url: str, tmp_path: Path) -> None:
     close(nobody.app)
 
 
-def test_what_is_queued_is_unknown_while_the_broker_alone_is_away(
+def test_queue_lengths_are_unknown_while_only_the_broker_is_unavailable(
     worker: Worker, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAPSULE_REDIS_URL", redis_url)
@@ -334,7 +338,7 @@ def test_what_is_queued_is_unknown_while_the_broker_alone_is_away(
         assert result.id in done.stdout
         (line,) = done.stderr.splitlines()
         assert "127.0.0.1" in line
-        assert "cannot be reached" in line
+        assert "is unavailable" in line
         assert "secret" not in line
         listed = typed_here(away, shows, "--json").stdout.splitlines()
         assert json.loads(listed[0]) == {
@@ -343,7 +347,7 @@ def test_what_is_queued_is_unknown_while_the_broker_alone_is_away(
             "queue": "nobody",
             "length": None,
         }
-    assert "cannot be reached" in typed_here(away, "ps", "--state", "queued", status=69).stderr
+    assert "is unavailable" in typed_here(away, "ps", "--state", "queued", status=69).stderr
     close(away)
 
 
@@ -385,7 +389,7 @@ def test_queues_are_counted_over_one_connection_while_it_lives(tmp_path: Path) -
         assert connections() == before + 1, "another than the one that asks here"
         broker.stop()
         for _ in range(2):
-            with pytest.raises(OperationalError, match="cannot be reached"):
+            with pytest.raises(OperationalError, match="is unavailable"):
                 queues.lengths()
         broker.start()
         assert queues.lengths() == {"full": 0, "empty": 0}

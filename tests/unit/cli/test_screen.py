@@ -1,4 +1,4 @@
-"""What rich draws for `celery capsule`: plain in a pipe, and without the controls of others."""
+"""Tables and progress that rich draws for `celery capsule`: plain in a pipe, safe on a terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def entry(**fields: str) -> RecentEntry:
 def test_a_table_in_a_pipe_is_plain_and_whole(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what is piped stays plain all the same
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a pipe stays plain all the same
     monkeypatch.setenv("COLUMNS", "20")
     screen.print_table([entry(task="shop.tasks." + "long" * 50, worker="celery@a"), entry()])
     header, first, second = capsys.readouterr().out.splitlines()
@@ -50,14 +50,16 @@ def test_an_empty_table_is_its_header(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.split() == ["ID", "STATE", "TASK", "WORKER", "TIME"]
 
 
-def test_no_text_of_others_controls_a_pipe_or_is_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_tasks_has_no_controls_in_a_pipe_and_is_no_markup(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     screen.print_table([entry(task=HOSTILE)])
     shown = capsys.readouterr().out.splitlines()[1]
     assert shown.isprintable()
     assert "[bold]a bc :smile:" in shown
 
 
-def test_on_a_terminal_colours_pass_and_nothing_else(tty: Tty) -> None:
+def test_on_a_terminal_only_colours_pass(tty: Tty) -> None:
     with redirect_stdout(tty):
         screen.print_table([entry(task=HOSTILE)])
     shown = tty.getvalue()
@@ -97,7 +99,7 @@ def test_top_draws_on_a_screen_of_its_own(tty: Tty) -> None:
     assert shown.index("[unavailable]") < shown.index("id-1") < shown.index("\x1b[?1049l")
 
 
-def test_a_dumb_terminal_cannot_be_drawn_again(tty: Tty, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dumb_terminal_cannot_redraw(tty: Tty, monkeypatch: pytest.MonkeyPatch) -> None:
     with redirect_stdout(tty):
         assert screen.can_redraw()
         monkeypatch.setenv("TERM", "dumb")

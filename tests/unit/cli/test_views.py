@@ -1,14 +1,16 @@
-"""What the commands print, as JSON and as their exit status."""
+"""The lines of the commands, for a terminal and as JSON, and their exit status."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from capsule_tasks.cli import views
 from capsule_tasks.client import Event, GroupState
-from capsule_tasks.protocol.messages import Output
+from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded
+from capsule_tasks.protocol.messages import InputRequest, Output
 from capsule_tasks.storage.executions.types import RecentEntry
 
 HOSTILE = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)])) + '"\\ é'
@@ -22,7 +24,7 @@ HOSTILE = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)])) + '"\\ é'
         views.entry_json(RecentEntry("e", 0.0, "running", task=HOSTILE)),
     ],
 )
-def test_json_has_no_controls_and_loses_none(line: str) -> None:
+def test_json_escapes_controls_and_drops_none(line: str) -> None:
     assert HOSTILE in json.loads(line).values()
     assert line.isprintable()
 
@@ -45,5 +47,33 @@ def test_a_group_succeeds_if_every_member_does(
     assert views.group_status(GroupState(total, counts)) == status
 
 
-def test_a_group_of_which_nothing_was_heard_has_not_succeeded() -> None:
+def test_a_group_without_any_state_has_not_succeeded() -> None:
     assert views.group_status(None) == 1
+
+
+def shown(capsys: pytest.CaptureFixture[str], message: Any) -> str:
+    printer = views.EventPrinter(respond_with="celery capsule respond e TEXT", raw=False)
+    printer.show(Event("1-1", 0.0, message))
+    return capsys.readouterr().err
+
+
+def test_a_claim_names_its_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    claimed = AttemptClaimed(worker="celery@a")
+    assert shown(capsys, claimed) == "-- claimed by celery@a\n"
+
+
+def test_a_question_is_shown_with_the_command_that_responds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = InputRequest(execution_id="e", prompt="name? ")
+    assert shown(capsys, asked) == (
+        "-- question: name?\n-- respond with: celery capsule respond e TEXT\n"
+    )
+
+
+@pytest.mark.parametrize(("detail", "added"), [("", ""), ("the child died", " (the child died)")])
+def test_the_end_of_an_attempt_announces_another_one(
+    capsys: pytest.CaptureFixture[str], detail: str, added: str
+) -> None:
+    ended = AttemptEnded(outcome="lost", detail=detail)
+    assert shown(capsys, ended) == f"-- attempt ended: lost{added}; another attempt follows\n"

@@ -1,4 +1,4 @@
-"""Every operation on a history, once for both of its faces, as generators without I/O."""
+"""Every operation on a history, as generators without I/O; both facades run them."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ from capsule_tasks.storage.scripts import Code
 
 CHUNK_ITEMS = 5000
 CHUNK_BYTES = 4 * 1024 * 1024
-"""The most that one call reads, or puts beside a history, so that Redis is never held up long."""
+"""The most that one call reads or stages, so that it does not block Redis for long."""
 FORGET_KEYS = 1000
 """Popped records that one call removes."""
 STAGE_TTL_MS = 600_000
 RESTARTS = 5
-"""How often reading or staging begins anew when another writer interferes."""
+"""How often reading or staging starts over when another writer interferes."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class _Chunk:
 
 
 class HistoryCore:
-    """One history's operations. What they promise is said here for both faces.
+    """The operations of one history; the docstrings hold for both facades.
 
-    Items are dicts; they are typed as Any where users meet them, so that a type checker takes a
-    History for the `Session` of openai-agents, whose items are typed dicts.
+    Items are dicts. Public methods type them as Any, so that a type checker accepts a History as
+    the `Session` of openai-agents, whose items are typed dicts.
 
-    Every write takes an `operation`: an id under which it is done at most once. Without one it
-    makes its own, which covers lost replies; give one to repeat a whole call safely, from another
+    Every write takes an `operation_id`, under which it is done at most once. Without one a write
+    makes its own, which covers lost replies. Give one to repeat a whole call safely, from another
     process too, for ten minutes and 10,000 writes.
     """
 
@@ -99,24 +99,24 @@ class HistoryCore:
         self._keys = keys
 
     def get_items(self, limit: int | None = None) -> Operation[list[Any]]:
-        """The latest `limit` readable items in the order in which they were added.
+        """The latest `limit` readable items, oldest first.
 
-        Without a limit `session_settings.limit` holds, and without that there is none.
+        Without a limit that of `session_settings` holds, if there is one.
         """
         return (yield from self.read(self._limit(limit))).items
 
     def read(self, limit: int | None = None) -> Operation[Snapshot]:
         """The history, or its latest `limit` readable items, with the version to replace it by.
 
-        It is the history of one moment, also when it takes many calls. Corrupt records do not
-        count towards the limit.
+        The snapshot is of one moment, even if it takes many calls. Corrupt records do not count
+        towards the limit.
         """
         _check_limit(limit)
         for _ in range(RESTARTS):
             snapshot = yield from self._read_once(limit, CHUNK_ITEMS, CHUNK_BYTES)
             if snapshot is not None:
                 return snapshot
-        # Others remove items all the time. One call for everything is one moment, too.
+        # Other writers keep removing items. One call for everything is of one moment, too.
         snapshot = yield from self._read_once(limit, self.settings.max_items, 2**52)
         if snapshot is None:
             raise HistoryConflict(self.session_id, "items were removed again and again")
@@ -125,7 +125,7 @@ class HistoryCore:
     def add_items(
         self, items: Iterable[Any], *, operation_id: str | None = None
     ) -> Operation[None]:
-        """Append one batch, whole and in its order, or nothing of it."""
+        """Append one batch of items in order: all of them, or none."""
         records = self.encoded(items)
         if not records:
             return
@@ -144,14 +144,14 @@ class HistoryCore:
     def pop_item(self, *, operation_id: str | None = None) -> Operation[Any]:
         """Remove and return the last readable item; None if there is none.
 
-        Corrupt records behind it go to quarantine on the way.
+        Corrupt records after it go to quarantine.
         """
         operation_id = operation_id if operation_id is not None else new_operation()
         corrupt, corrupt_key = "", self._keys.popped
         guard = self.codec.guard
         step = 0
         while True:
-            # A repeat of the whole call walks the same steps under the same names.
+            # A repeat of the whole call takes the same steps under the same names.
             name = named(f"pop.{step}" if step else "pop", operation_id)
             taken_key = self._keys.popped_by(name)
             call = history_pop.call(
@@ -174,7 +174,7 @@ class HistoryCore:
                     corrupt, corrupt_key = done_as or name, taken_key
                     step += 1
                 else:
-                    # It only begins like a sealed record: this very one may be taken.
+                    # It only starts like a sealed record: allow this one to be taken.
                     guard = (*guard, reply[1])
                 continue
             if reply[0] != Code.DONE:
@@ -184,7 +184,7 @@ class HistoryCore:
     def pop_suffix(
         self, expected: Iterable[Any], *, operation_id: str | None = None
     ) -> Operation[PoppedSuffix]:
-        """Remove exactly these items from the end, or change nothing and say what is there.
+        """Remove exactly these items from the end, or change nothing and return the end.
 
         One script compares and removes. Items are compared as JSON: the order of keys, and how a
         codec spells an item, make no difference.
@@ -212,10 +212,10 @@ class HistoryCore:
     def replace(
         self, version: Version, items: Iterable[Any], *, operation_id: str | None = None
     ) -> Operation[None]:
-        """Put these items in the place of what was read at `version`, in one step.
+        """Replace what was read at `version` by these items, in one step.
 
-        What lies before it and what was appended since stays. Raises HistoryConflict, with nothing
-        changed, if items were removed meanwhile. Corrupt records within go to quarantine.
+        Items before it and items appended since stay. Raises HistoryConflict and changes
+        nothing if items were removed since. Corrupt records among the replaced go to quarantine.
         """
         records = self.encoded(items)
         name = named("replace", operation_id)
@@ -235,7 +235,7 @@ class HistoryCore:
         raise HistoryConflict(self.session_id, "what was staged for it was lost again and again")
 
     def prunable(self, version: Version, is_old: Callable[[Any], bool]) -> Operation[int]:
-        """How many records from the oldest on, all before `version`, are items that are old.
+        """How many of the oldest records, all before `version`, are old.
 
         Raises HistoryConflict if items were removed since `version` was read.
         """
@@ -247,7 +247,7 @@ class HistoryCore:
             )
             if chunk is None:
                 raise HistoryConflict(self.session_id, "items were removed since it was read")
-            if chunk.start > found:  # so many are too large for one call
+            if chunk.start > found:  # these records are too large for one call
                 count = chunk.stop - chunk.start
                 continue
             for record in unpacked(chunk.packed):
@@ -261,7 +261,7 @@ class HistoryCore:
         return found
 
     def clear_session(self, *, operation_id: str | None = None) -> Operation[None]:
-        """Remove the history, its quarantine, and what was popped lately."""
+        """Remove the history, its quarantine, and records that were popped lately."""
         call = history_clear.call(self._keys, operation_id=named("clear", operation_id))
         _, *taken = yield from call_script(call, self._retry)
         for first in range(0, len(taken), FORGET_KEYS):
@@ -326,7 +326,7 @@ class HistoryCore:
         return _Chunk(current.decode(), start, stop, packed)
 
     def _stage(self, stage: str, chunks: Sequence[list[bytes]]) -> Operation[bool]:
-        """Whether the chunks wait beside the history now; not if there was another one."""
+        """Whether the chunks are staged; False if another writer used the same staging list."""
         offset = 0
         for chunk in chunks:
             call = history_stage.call(stage, offset=offset, ttl_ms=STAGE_TTL_MS, records=chunk)
@@ -378,7 +378,7 @@ class HistoryCore:
         return default
 
     def encoded(self, items: Iterable[Item]) -> list[bytes]:
-        """The records of a batch; refuses all of it for one item that has none."""
+        """The records of a batch; refuses the whole batch for one item that cannot be stored."""
         most = self.settings.max_item_bytes
         if type(self.codec) is JsonCodec:
             items = list(items)
@@ -397,7 +397,7 @@ class HistoryCore:
         return records
 
     def _decoded_chunk(self, chunk: _Chunk) -> tuple[list[Item], list[int]]:
-        """The readable items, and the places of the others."""
+        """The readable items, and the indexes of corrupt records."""
         if type(self.codec) is JsonCodec and (items := all_decoded(chunk.packed)) is not None:
             return items, []
         return self._decoded(unpacked(chunk.packed), chunk.start)

@@ -1,4 +1,4 @@
-"""History and SyncHistory: the two faces of one core."""
+"""History and SyncHistory: the two facades of one core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capsule_tasks.storage.history.types import CompactionSnapshot, SessionLimit
 
 
 class _OneSession:
-    """What both faces say of the session whose items they hold."""
+    """What both facades have: the session, its settings and its codec."""
 
     core: HistoryCore
     _owns_store: bool

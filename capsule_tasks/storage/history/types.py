@@ -1,4 +1,4 @@
-"""What a history answers with."""
+"""Values that a history returns."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from capsule_tasks.storage.codec import Item
 
 
 class Version(NamedTuple):
-    """What was read: replacing it replaces this and nothing else."""
+    """Identifies what was read, for a replacement of exactly that."""
 
     generation: str
-    """Changes whenever items are removed; appending leaves it. 0 where there was no history."""
+    """Changes whenever items are removed, not when they are appended; 0 for no history."""
     start: int
     stop: int
     corrupt: tuple[int, ...] = ()
-    """Where in between records lie that could not be read."""
+    """Indexes of records in between that could not be read."""
     pruned: int = 0
-    """How many of the oldest records, all before `start`, go in the same step."""
+    """How many of the oldest records, all before `start`, are removed in the same step."""
 
 
 def limit_of(session_settings: Any) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from capsule_tasks.errors import AmbiguousAgent, InvalidRunState, InvalidSetting, UnknownAgent
 from capsule_tasks.runs import AgentGraph, AgentId, RunState, ToolKey
-from tests.unit.run_states import names
+from tests.unit.runs.run_states import names
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from capsule_tasks.runs import (
 )
 from capsule_tasks.runs.state import ToolUse
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "runstate"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "runstate"
 
 
 def fixture_of(version: str) -> dict[str, Any]:

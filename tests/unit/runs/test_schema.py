@@ -20,7 +20,7 @@ from capsule_tasks.runs import (
     RunState,
     schema,
 )
-from tests.unit.run_states import FIXTURES, fixture_of, states
+from tests.unit.runs.run_states import FIXTURES, fixture_of, states
 
 every_version = pytest.mark.parametrize("version", SUPPORTED_SCHEMA_VERSIONS)
 SECRET = "sk-live-0123456789"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
 from capsule_tasks.runs import AgentId, PendingCall, RunState, ToolKey
 from capsule_tasks.runs.approvals import DEFAULT_REJECTION
-from tests.unit.run_states import calls
+from tests.unit.runs.run_states import calls
 
 ALICE, BOB = AgentId("alice"), AgentId("bob")
 

@@ -25,7 +25,7 @@ from capsule_tasks.runs import (
 )
 from capsule_tasks.runs.parking import parked
 from capsule_tasks.runs.redaction import has_credentials, is_secret_name
-from tests.unit.run_states import texts, values
+from tests.unit.runs.run_states import texts, values
 
 SECRET = "sk-live-0123456789"
 

@@ -17,6 +17,7 @@ from celery import chain
 
 from capsule_tasks.client import Execution
 from capsule_tasks.protocol.messages import Output
+from capsule_tasks.testing import PrivateServer
 from tests.acceptance.workers import (
     HANG_S,
     ROOT,
@@ -166,12 +167,18 @@ def test_a_formatter_that_relies_on_a_filter(
         assert "INTERNAL ERROR" not in worker.log.upper()
 
 
-def test_a_handler_that_fails_is_no_failure_of_the_task(
-    redis_url: str, tmp_path: Path, pool: str
-) -> None:
-    """The others are served, those too that write through another or through `sys.stderr`."""
+def test_a_handler_that_fails_is_no_failure_of_the_task(tmp_path: Path, pool: str) -> None:
+    """The others are served, those too that write through another or through `sys.stderr`.
+
+    The server is the test's own, so that the worker has no dead workers of other tests to log
+    about. Handlers that log through each other, as these do, can deadlock when two threads log.
+    """
     word = unique()
-    with Worker(redis_url, tmp_path, pool=pool, app=APP, TEST_LOGGING="handlers") as worker:
+    options = {"pool": pool, "app": APP, "TEST_LOGGING": "handlers"}
+    with (
+        PrivateServer(tmp_path / "redis") as server,
+        Worker(server.url, tmp_path, **options) as worker,
+    ):
         task_id, _ = succeeds(worker, word)
         ended = rf"Task say\[{task_id}\] succeeded in .*"
         says(worker, rf"memory\|{ended}")

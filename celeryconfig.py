@@ -1,4 +1,4 @@
-"""Settings of the stock app: values, each with its reason. What is not here is Celery's own."""
+"""Settings of the stock app, each with its reason. All others have Celery's defaults."""
 
 import os
 
@@ -11,21 +11,21 @@ worker_pool = "capsule_tasks.taskpool:TaskPool"
 # The modules that hold the tasks.
 imports = ("workers.pipeline",)
 
-# A message is acknowledged when its task is over, so that a worker that dies loses nothing; and a
-# child that dies takes its task's message back to the queue only if the task says that it may run
-# twice (`reject_on_worker_lost`).
+# A message is acknowledged when its task has ended, so that no message is lost with a worker. If
+# only the child of a task dies, the message is requeued only for tasks that may run twice
+# (`reject_on_worker_lost`).
 task_acks_late = True
 
-# Each child has one message in hand and one waiting: with more, a long task holds up those behind
-# it; with fewer, a child waits for the network between two short ones.
+# Two messages per child: one runs and one waits. With more, messages wait behind a long task; with
+# fewer, a child waits for the network between two short tasks.
 worker_prefetch_multiplier = 2
 
-# A message whose worker died is delivered again after so long. Workers renew what they hold, so
-# this need not be longer than a task runs; it is Celery's own default, which suits prefork workers
-# beside them too.
+# A message whose worker died is redelivered after this time. The pool renews its unacknowledged
+# messages, so that tasks may run longer than this. The value is Celery's default, which also suits
+# prefork workers on the same queues.
 broker_transport_options = {"visibility_timeout": 3600}
 
-# No task runs for ever: it hears of the soft limit and may clean up, and is killed at the hard one.
+# No task runs for ever: SoftTimeLimitExceeded lets it clean up, and the hard limit kills it.
 task_soft_time_limit = 55 * 60
 task_time_limit = 58 * 60
 
@@ -33,16 +33,16 @@ task_time_limit = 58 * 60
 worker_send_task_events = True
 task_send_sent_event = True
 
-# STARTED is told apart from PENDING by whoever waits.
+# Results show the state STARTED once a task runs, instead of PENDING.
 task_track_started = True
 
-# Nothing that arrives may run code when it is read: no pickle.
+# No pickle: reading a message or a result must never run code.
 accept_content = ["json", "msgpack"]
 result_accept_content = ["json", "msgpack"]
 task_serializer = "json"
 result_serializer = "json"
 
-# Results stay for a day.
+# Results expire after a day.
 result_expires = 24 * 3600
 
 # A worker that starts before its broker waits for it.

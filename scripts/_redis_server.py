@@ -57,7 +57,7 @@ def start_in(
         draft = _state_file(directory).with_suffix(".draft")
         draft.write_text(json.dumps(asdict(state), indent=2) + "\n")
         draft.replace(_state_file(directory))
-        private.leave()
+        private.detach()
         return state
 
 

@@ -1,4 +1,4 @@
-"""What a deployment starts: `celery -A workers worker`."""
+"""The app that a deployment starts: `celery -A workers worker`."""
 
 from workers.app import app
 

@@ -1,4 +1,4 @@
-"""The stock app. It is configured by `celeryconfig.py`, and imports the tasks that it names."""
+"""The stock app. `celeryconfig.py` has its settings, and names the modules of its tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`step`: a part of a task that is made at most once, however often the task is delivered."""
+"""`step`: an effect of a task that happens at most once, however often the task is delivered."""
 
 from __future__ import annotations
 
@@ -63,16 +63,17 @@ def step(
     execution_id: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call the function once for this task, and return what it gave, then and ever after.
+    """Call the function once for this task, and return its stored result from then on.
 
-    When the task is delivered or retried again, a step that was made gives its recorded output
-    without being made. One that was begun and did not end, because its process was lost or it
-    raised, raises EffectUncertain: nobody knows whether it happened. `retry=True` says that making
-    it twice does no harm; `no_effect` names the errors that say that it did not happen.
+    When the task is redelivered or retried, a step that has finished returns its stored result, and
+    the function is not called. A step that has started and not finished, because its process was
+    lost or the function raised, raises EffectUncertain: the effect may have happened. Set
+    `retry=True` if calling the function twice does no harm; list in `no_effect` the errors after
+    which the effect has certainly not happened.
 
-    For a coroutine function the result is awaited. Within a task each step has a name of its own.
-    The arguments `retry`, `no_effect` and `execution_id` are never the function's: use
-    `functools.partial` for those.
+    The result of a coroutine function is awaited. Each step of a task needs a name of its own. The
+    arguments `retry`, `no_effect` and `execution_id` are not passed on: a function with parameters
+    of these names needs `functools.partial`.
     """
     settings = StepSettings(prefix=retention_settings(app_of_task()).prefix)
     owner = Steps(execution_id=execution_id, settings=settings)
@@ -80,7 +81,7 @@ def step(
 
 
 class Steps:
-    """Steps of one execution, kept at a URL or in a store; `step` uses the app's Redis."""
+    """Steps of one execution, stored at a URL or in a store; `step` uses the app's Redis."""
 
     def __init__(
         self,
@@ -103,51 +104,45 @@ class Steps:
         no_effect: NoEffect = (),
         **kwargs: Any,
     ) -> Any:
-        """As the function `step`."""
+        """Like the function `step`."""
         check_name(name)
         if not callable(function):
-            raise StepMisused(name, f"it is given a function and its arguments, not {function!r}")
+            raise StepMisused(name, f"pass a function and its arguments, not {function!r}")
         if _has_code(function, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
-            raise StepMisused(name, "a generator does nothing when it is called; give a function")
+            raise StepMisused(name, "a generator does nothing when it is called; pass a function")
         _check_policy(name, retry, no_effect)
-        # Found here and not where it is awaited: another task may be the current one by then.
-        core = StepCore(self._found_execution(name), self._settings)
+        # Read now, not when the result is awaited: another task may be the current one by then.
+        core = StepCore(self._execution_id_for(name), self._settings)
         call = functools.partial(function, *args, **kwargs)
-        about = (name, fingerprint_of(args, kwargs), retry, no_effect)
-        if _is_async(function):
-            return _made_async(core, self._async_store(), call, *about)
-        return _made(core, self._sync_store(), call, *about)
+        details = (name, fingerprint_of(args, kwargs), retry, no_effect)
+        if _has_code(function, inspect.iscoroutinefunction):
+            return _run_async(core, self._store_of(AsyncConnections), call, *details)
+        return _run(core, self._store_of(SyncConnections), call, *details)
 
-    def _found_execution(self, name: str) -> str:
+    def _execution_id_for(self, name: str) -> str:
         given = self._execution_id
-        found = current_execution_id() if given is None else given
-        if found is None:
+        execution_id = current_execution_id() if given is None else given
+        if execution_id is None:
             raise StepMisused(name, "no task is running here; give an execution_id")
-        return found
+        return execution_id
 
-    def _async_store(self) -> AsyncStore:
-        store: AsyncStore = self._kept_in(AsyncConnections)
-        return store
-
-    def _sync_store(self) -> SyncStore:
-        store: SyncStore = self._kept_in(SyncConnections)
-        return store
-
-    def _kept_in(self, kind: Callable[[str], Any]) -> Any:
+    def _store_of(self, kind: Callable[[str], Any]) -> Any:
         store = self._store or given_store() or needed_redis_url()
         return _shared(kind, store) if isinstance(store, str) else store
 
 
 def _check_policy(name: str, retry: object, no_effect: object) -> None:
-    """Before anything is made: afterwards, nobody could tell what such a policy means."""
+    """Check before the call: an invalid policy found after it could not be applied any more."""
     if not isinstance(retry, bool):
-        raise StepMisused(name, f"retry is True or False, not {retry!r:.100}")
+        raise StepMisused(name, f"retry must be True or False, not {retry!r:.100}")
     errors = no_effect if isinstance(no_effect, tuple) else (None,)
     if not all(isinstance(each, type) and issubclass(each, BaseException) for each in errors):
-        raise StepMisused(name, f"no_effect is a tuple of errors' types, not {no_effect!r:.100}")
+        raise StepMisused(
+            name, f"no_effect must be a tuple of exception types, not {no_effect!r:.100}"
+        )
 
 
-def _made(
+def _run(
     core: StepCore,
     store: SyncStore,
     call: Callable[[], Any],
@@ -156,34 +151,35 @@ def _made(
     retry: bool,
     no_effect: NoEffect,
 ) -> Any:
-    not_made: NoEffect = (StepMisused, *no_effect)
-    begun = drive_blocking(core.start(name, fingerprint, retry=retry), store)
-    if isinstance(begun, StepDone):
-        return begun.value
+    without_effect: NoEffect = (StepMisused, *no_effect)
+    started = drive_blocking(core.start(name, fingerprint, retry=retry), store)
+    if isinstance(started, StepDone):
+        return started.value
     try:
         value = call()
         if inspect.isawaitable(value):
             _refuse_awaitable(name, value)
-    except not_made:
-        drive_blocking(core.undo(begun), store)
+    except without_effect:
+        drive_blocking(core.undo(started), store)
         raise
     except BaseException as error:
         try:
-            drive_blocking(core.fail(begun, _told(error)), store)
+            drive_blocking(core.fail(started, _describe(error)), store)
         except StorageError as storage:
-            error.add_note(f"that the step {name!r} failed could not be recorded: {storage}")
+            error.add_note(f"the failure of step {name!r} could not be stored: {storage}")
         raise
     try:
-        return drive_blocking(core.finish(begun, value), store)
+        return drive_blocking(core.finish(started, value), store)
     except CapsuleError:
         raise
     except BaseException:
-        # A cancel or a soft time limit came too late for the step, so what it gave is kept first.
-        drive_blocking(core.finish(begun, value), store)
+        # A cancel or a soft time limit interrupted the write. The step is done, so its result is
+        # stored before the task ends: without it, the next attempt would raise EffectUncertain.
+        drive_blocking(core.finish(started, value), store)
         raise
 
 
-async def _made_async(
+async def _run_async(
     core: StepCore,
     store: AsyncStore,
     call: Callable[[], Awaitable[Any]],
@@ -192,25 +188,25 @@ async def _made_async(
     retry: bool,
     no_effect: NoEffect,
 ) -> Any:
-    begun = await drive(core.start(name, fingerprint, retry=retry), store)
-    if isinstance(begun, StepDone):
-        return begun.value
+    started = await drive(core.start(name, fingerprint, retry=retry), store)
+    if isinstance(started, StepDone):
+        return started.value
     try:
         value = await call()
     except no_effect:
-        await drive(core.undo(begun), store)
+        await drive(core.undo(started), store)
         raise
     except BaseException as error:
         try:
-            await drive(core.fail(begun, _told(error)), store)
+            await drive(core.fail(started, _describe(error)), store)
         except StorageError as storage:
-            error.add_note(f"that the step {name!r} failed could not be recorded: {storage}")
+            error.add_note(f"the failure of step {name!r} could not be stored: {storage}")
         raise
-    return await _unhurried(drive(core.finish(begun, value), store))
+    return await _finish_despite_cancel(drive(core.finish(started, value), store))
 
 
-async def _unhurried(finishing: Coroutine[Any, Any, T]) -> T:
-    """Its outcome, also for a caller who is cancelled meanwhile: who hears of that afterwards."""
+async def _finish_despite_cancel(finishing: Coroutine[Any, Any, T]) -> T:
+    """Wait for the end of a write even if the caller is cancelled; then raise the cancellation."""
     task = asyncio.ensure_future(finishing)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -220,41 +216,38 @@ async def _unhurried(finishing: Coroutine[Any, Any, T]) -> T:
             cancelled = error
     if cancelled is not None:
         if lost := task.exception():
-            cancelled.add_note(f"and what it had given could not be kept: {lost}")
+            cancelled.add_note(f"the result of the step could not be stored: {lost}")
         raise cancelled
     return task.result()
 
 
-def _told(error: BaseException) -> str:
-    """The kind of an error and not its text, which may hold what should not be stored."""
+def _describe(error: BaseException) -> str:
+    """The type of an error without its text, which may contain secrets."""
     return f"it raised {type(error).__qualname__}"
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return _has_code(function, inspect.iscoroutinefunction)
-
-
 def _has_code(function: Callable[..., Any], *kinds: Callable[[Any], bool]) -> bool:
-    """Whether what a call of it would run is of one of these kinds."""
+    """Whether the code that a call of the function runs is of one of these kinds."""
     while isinstance(function, functools.partial):
         function = function.func
-    call = getattr(type(function), "__call__", None)  # noqa: B004  its code is looked at
+    call = getattr(type(function), "__call__", None)  # noqa: B004  its code is inspected
     return any(kind(function) or kind(call) for kind in kinds)
 
 
 def _refuse_awaitable(name: str, value: Any) -> None:
     if inspect.iscoroutine(value):
         value.close()
-    raise StepMisused(name, "it returned an awaitable; give the coroutine function itself")
+    raise StepMisused(name, "it returned an awaitable; pass the coroutine function itself")
 
 
 _connections: dict[tuple[Any, str], Any] = {}
 
 
 def _shared(kind: Callable[[str], T], url: str) -> T:
-    """One set of connections for each Redis and process; they see to forks and loops themselves.
+    """One set of connections for each Redis and process; they handle forks and loops themselves.
 
-    Without a lock, which a fork could find held: two threads may make one each, and keep the first.
+    There is no lock, which a fork could copy while it is taken. Two threads may therefore create a
+    set each; both use the first that was stored.
     """
-    found: T = _connections.get((kind, url)) or _connections.setdefault((kind, url), kind(url))
-    return found
+    shared: T = _connections.get((kind, url)) or _connections.setdefault((kind, url), kind(url))
+    return shared

@@ -1,4 +1,4 @@
-"""Answers that a test has ready for what its tasks ask: `input()`, `getpass`, `sys.stdin`."""
+"""Answers of a test to the questions of its tasks: `input()`, `getpass`, `sys.stdin`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 @contextlib.contextmanager
 def answering(answers: Iterable[str]) -> Iterator[None]:
-    """Have each question take the next answer; afterwards questions go where they went before.
+    """Answer each question with the next answer, until the block ends.
 
-    A question with no answer left raises AssertionError, and `sys.stdin` is at its end then.
+    When no answer is left, a question raises AssertionError, and `sys.stdin` is at its end.
     """
     desk = _Answers(answers)
     with contextlib.ExitStack() as patches:
@@ -43,25 +43,25 @@ class _Answers:
         sys.stdout.flush()
         return self._next(str(prompt))
 
-    def getpass(self, prompt: str = "Password: ", stream: object = None) -> str:  # noqa: ARG002  as getpass has it
+    def getpass(self, prompt: str = "Password: ", stream: object = None) -> str:  # noqa: ARG002  getpass's own parameters
         return self._next(prompt)
 
     def _next(self, prompt: str) -> str:
         if not self.left:
             raise AssertionError(
-                f"a task asks {prompt!r}, and all {self._given} answers of eager(answers=…) were "
-                "taken; give it one for each question"
+                f"a task asks {prompt!r}, and all {self._given} answers of eager(answers=…) have "
+                "been used; pass one for each question"
             )
         return self.left.popleft()
 
 
 class _Stdin(io.TextIOBase):
-    """Each line is an answer."""
+    """A standard input of which each line is an answer."""
 
     def __init__(self, desk: _Answers) -> None:
         self._desk = desk
         self._rest = ""
-        """What is left of a line of which only a part was read."""
+        """The unread rest of a line."""
 
     def readable(self) -> bool:
         return True

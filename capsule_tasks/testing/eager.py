@@ -1,4 +1,4 @@
-"""Tasks that run where they are called, without Redis and without a worker."""
+"""Tasks that run in the caller's process, without Redis and without a worker."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SETTINGS: dict[str, Any] = {"task_always_eager": True, "task_store_eager_result
 def eager(
     app: Any, *, propagates: bool = False, answers: Iterable[str] | None = None
 ) -> Iterator[Any]:
-    """Have every `.delay()` of `app` run its task at once; afterwards all is as it was.
+    """Have every `.delay()` of `app` run its task before it returns, until the block ends.
 
     With `propagates` an exception of a task is raised by its `.delay()`, instead of its `.get()`.
-    What tasks do in a `step` is kept in a dict, as long as this lasts. With `answers` each
-    `input()` takes the next of them, and AssertionError says so where there is none left; without,
-    `input()` is what it is in the test.
+    Steps of the tasks are stored in a dict that is discarded at the end. With `answers` each
+    `input()` of a task takes the next answer, and raises AssertionError when none is left; without,
+    `input()` stays that of the test.
     """
-    from capsule_tasks.testing.steps import StepsInMemory  # noqa: PLC0415  it loads Redis's client
+    from capsule_tasks.testing.steps import StepsInMemory  # noqa: PLC0415  loads Redis's client
 
     wanted = {
         **_SETTINGS,

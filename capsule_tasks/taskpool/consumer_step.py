@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
-from celery.exceptions import TaskRevokedError
 
 from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.taskpool.prefetch import count_coroutines_apart
@@ -31,7 +29,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         if getattr(parent.pool, "takes_without_slot", None) is not None:
             # Now, since each task's strategy keeps both when the consumer starts.
             add_to_tasks(parent.app)
-            parent.on_task_request = _without_slots(parent.pool, parent.on_task_request)
+            parent.on_task_request = parent.pool.without_slots(parent.on_task_request)
             self._failover = Failover()
             self._failover.watch(parent.blueprint)
             parent.ensure_connected = self._prepared(parent.ensure_connected)
@@ -97,19 +95,3 @@ def close_wholly(connection: Any) -> None:
             close(channel)  # no answer is on its way any more
 
     connection.maybe_close_channel = maybe_close_channel
-
-
-def _without_slots(pool: Any, take_slot: Callable[[Any], object]) -> Callable[[Any], object]:
-    """Have requests of coroutines go to the pool without a slot.
-
-    Otherwise they would wait behind every blocking task that waits for a slot.
-    """
-
-    def on_task_request(request: Any) -> None:
-        if not pool.takes_without_slot(request.name):
-            take_slot(request)
-            return
-        with contextlib.suppress(TaskRevokedError):  # reported by the request itself
-            request.execute_using_pool(pool)
-
-    return on_task_request

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import signal
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from billiard.pool import LaxBoundedSemaphore
 from celery import signals
 from celery.concurrency import prefork
 from celery.concurrency.base import BasePool
+from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
@@ -294,6 +297,21 @@ class TaskPool(prefork.TaskPool):
     def takes_without_slot(self, name: str) -> bool:
         """Whether a task needs no slot; asked before a slot is taken."""
         return self._semaphore is not None and self._is_async(name)
+
+    def without_slots(self, take_slot: Callable[[Any], object]) -> Callable[[Any], None]:
+        """Have requests of coroutines come without a slot, and all others by `take_slot`.
+
+        Otherwise they would wait behind every blocking task that waits for a slot.
+        """
+
+        def on_task_request(request: Any) -> None:
+            if not self.takes_without_slot(request.name):
+                take_slot(request)
+                return
+            with contextlib.suppress(TaskRevokedError):  # reported by the request itself
+                request.execute_using_pool(self)
+
+        return on_task_request
 
     def _is_async(self, name: str) -> bool:
         known = self._kinds.get(name)

@@ -125,7 +125,9 @@ def test_one_that_ignores_its_end_keeps_no_other_from_running(
         worker.heard(key)
         worker.heard(other)
         worker.tell("revoke", deaf.id, terminate=True)
-        eventually(lambda: "a child is condemned" in worker.log, "the verdict")
+        eventually(
+            lambda: "child takes nothing new and will be killed" in worker.log, "the verdict"
+        )
         for result in [worker.send("nap", 0) for _ in range(3)]:
             assert result.get(timeout=HANG_S)
         with pytest.raises(TaskRevokedError):

@@ -68,9 +68,8 @@ def translated_faults(connection: Any) -> Iterator[None]:
     try:
         yield
     except (*connection.connection_errors, OSError, OperationalError) as error:
-        raise OperationalError(
-            f"the broker {connection.as_uri()} is unavailable: {error}"
-        ) from error
+        url = connection.as_uri()
+        raise OperationalError(f"the broker {url} is unavailable: {error}") from error
 
 
 def _length(connection: Any, name: str) -> int | None:

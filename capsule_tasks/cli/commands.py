@@ -52,9 +52,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except (StorageUnavailable, StorageNotReady, OperationalError) as error:
             raise Unavailable(str(error)) from error
-        except CapsuleError as error:
-            raise click.ClickException(str(error)) from error
-        except (ValueError, TimeoutError, LookupError) as error:
+        except (CapsuleError, ValueError, TimeoutError, LookupError) as error:
             raise click.ClickException(str(error) or type(error).__name__) from error
         finally:
             _flush()
@@ -78,9 +76,7 @@ capsule.add_command(health)
     type=click.IntRange(min=1),
     help="EXECUTION_ID is the id of a group with this many members.",
 )
-@click.option(
-    "--raw", is_flag=True, help="Do not filter terminal control sequences out of the output."
-)
+@click.option("--raw", is_flag=True, help="Do not filter control sequences out of the output.")
 @click.option(
     "--no-wait",
     is_flag=True,
@@ -127,9 +123,8 @@ def tail(
 
 def _not_started(which: str) -> str:
     """Queues are not searched: the task message of an unknown id may still be in one."""
-    return (
-        f"no worker has started {cleaned(which)}, or the stream is missing (expired or not stored)"
-    )
+    which = cleaned(which)
+    return f"no worker has started {which}, or the stream is missing (expired or not stored)"
 
 
 def _group(app: Any, group_id: str, total: int | None) -> GroupExecution | None:

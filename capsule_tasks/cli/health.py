@@ -14,19 +14,10 @@ from capsule_tasks.taskpool import remote_commands  # noqa: F401 - registers the
 _UNHEALTHY = 1
 
 destination_option = click.option(
-    "-d",
-    "--destination",
-    multiple=True,
-    metavar="NODE",
-    help="Ask only this worker; may be given several times.",
+    "-d", "--destination", multiple=True, metavar="NODE", help="Ask only these workers."
 )
 timeout_option = click.option(
-    "-t",
-    "--timeout",
-    type=float,
-    default=2.0,
-    show_default=True,
-    help="Seconds to wait for replies.",
+    "-t", "--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait."
 )
 
 
@@ -61,9 +52,8 @@ def stack_by_inspect(
     all_frames: bool,
 ) -> tuple[dict[str, str], list[str]]:
     """The stack by worker that runs the task, and the reasons of workers that do not."""
-    replies = ask(
-        ctx, destination, timeout, "capsule_stack", task_id=task_id, all_frames=all_frames
-    )
+    wanted = {"task_id": task_id, "all_frames": all_frames}
+    replies = ask(ctx, destination, timeout, "capsule_stack", **wanted)
     found = {name: reply["ok"] for name, reply in replies.items() if "ok" in reply}
     return found, sorted({reply["error"] for reply in replies.values() if "error" in reply})
 

@@ -88,7 +88,7 @@ def shortened(value: object, most: int) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, for a log line or another error; one that says nothing has its type."""
+    """The text of an error for a log line or another error; its type if it has no text."""
     return str(error) or type(error).__name__
 
 

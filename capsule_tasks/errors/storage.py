@@ -43,7 +43,7 @@ class StorageForgotten(StorageError, RetryError):
 
 
 class StorageFull(StorageError, OperatorError):
-    """Redis is out of memory, or cannot save what it is told."""
+    """Redis is out of memory, or cannot save to its disk."""
 
 
 class StorageDenied(StorageError, OperatorError):

@@ -1,4 +1,4 @@
-"""What decides about an execution's life and never changes."""
+"""The facts that decide about an execution's life and never change."""
 
 from __future__ import annotations
 

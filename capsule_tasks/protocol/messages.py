@@ -199,7 +199,7 @@ class Ready(Message, kw_only=True, tag="ready"):
     config: ChildSettings = ChildSettings()
     python: str = ""
     isolation: tuple[str, ...] = ()
-    """What confines the child, as far as it was applied."""
+    """The confinement that was applied to the child."""
 
 
 class Rejected(Message, kw_only=True, tag="rejected"):

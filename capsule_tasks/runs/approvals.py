@@ -41,7 +41,7 @@ class PendingCall(
 
     @property
     def fingerprint(self) -> str:
-        """What has to be the same when the call comes again."""
+        """The fields of a call that must be the same when the call is made again."""
         return fingerprint(self.tool, self.arguments)
 
 

@@ -1,4 +1,4 @@
-"""What is JSON, exactly: a value that is the same after a trip through text."""
+"""Exact JSON: values that are the same after a round trip through text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the JSON of an openai-agents `RunState` says: its version, its agent, the calls that wait.
+"""Read the JSON of an openai-agents `RunState`: its version, its agent, the calls that wait.
 
 A person must see what will be executed. Each type of call keeps that in a field of its own:
 `arguments` for functions and MCP, `input` for custom tools, `action` for shells and computers,

@@ -87,7 +87,7 @@ def _request(call: PendingCall, limits: Limits | None) -> ApprovalRequest:
 
 
 def _check_ids_differ(calls: Sequence[PendingCall], where: str) -> None:
-    """The store, its ledger and whoever decides name a call by its id, so two must not share one.
+    """The store, its ledger and decisions name a call by its id, so two must not share one.
 
     A model keeps the ids of one run apart; agents used as tools have runs of their own.
     """

@@ -1,7 +1,7 @@
 """RunState: all that is needed to go on with a run, as plain data.
 
 Items that the history has are counted here, not repeated. Methods return a new state; a state is
-never changed, so whoever committed one knows what was committed.
+never changed, so the owner of a run knows what was committed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ToolUse(_Part, frozen=True):
 
 
 class Usage(_Part, frozen=True):
-    """What an agent has spent in this run."""
+    """The usage of an agent in this run."""
 
     agent: AgentId
     requests: int = 0
@@ -68,7 +68,7 @@ class TraceState(_Part, frozen=True):
 
 
 class ServerConversation(_Part, frozen=True):
-    """What a server that keeps the conversation has acknowledged, so that nothing is replayed."""
+    """Items that a server-side conversation has acknowledged, so that they are not replayed."""
 
     conversation_id: str | None = None
     previous_response_id: str | None = None
@@ -81,7 +81,7 @@ class RunState(_Part, frozen=True):
     run_id: str
     start_agent: AgentId
     agent: AgentId
-    """Who speaks next."""
+    """The agent whose turn is next."""
     turn: int = 0
     """Turns that are complete."""
     max_turns: int | None = None

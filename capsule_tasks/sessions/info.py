@@ -61,7 +61,7 @@ class SessionInfo:
     metadata: dict[str, Any]
     """The negotiated protocol: version, capabilities, effective settings, Python."""
     isolation: tuple[str, ...]
-    """What really confines the child; empty without a sandbox."""
+    """The confinement that was applied to the child; empty without a sandbox."""
     last_error: str
 
 

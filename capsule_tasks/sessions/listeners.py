@@ -1,4 +1,4 @@
-"""What a session's owner can listen to: states, health, heartbeats, output, and every message."""
+"""Listeners of a session: states, health, heartbeats, output, and every message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child is sent in `Hello`, and sends back, as applied, in `Ready`."""
+"""The settings that a child is sent in `Hello`. `Ready` has them as they were applied."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -38,7 +38,7 @@ class OutputSettings(Settings, frozen=True, kw_only=True):
     """How text travels from `print` to the consumer."""
 
     backpressure: Backpressure = "block"
-    """What a full window does to the writer: `block` it, or `drop_oldest` and say so."""
+    """Backpressure of a full window: `block` the writer, or `drop_oldest` and report a Gap."""
     window_bytes: ByteCount = 1 * MIB
     """Output of one execution that may be on its way and unread; bounds memory on both sides."""
     chunk_bytes: ByteCount = 64 * KIB
@@ -51,14 +51,14 @@ class OutputSettings(Settings, frozen=True, kw_only=True):
 
 
 class InputSettings(Settings, frozen=True, kw_only=True):
-    """What `input()` does until a question is answered."""
+    """Settings of `input()`."""
 
     timeout_s: PositiveSeconds | None = None
     """After so long `input()` raises TimeoutError; None waits for as long as it takes."""
 
 
 class DiagnosticSettings(Settings, frozen=True, kw_only=True):
-    """What a session reports of itself."""
+    """Settings of heartbeats and other reports of a child."""
 
     heartbeat_interval_s: Annotated[float, Meta(ge=0.01)] = 2.0
     summary_names: Count = 1000
@@ -66,7 +66,7 @@ class DiagnosticSettings(Settings, frozen=True, kw_only=True):
     redact: tuple[str, ...] = ("*password*", "*secret*", "*token*", "*api_key*", "*credential*")
     """Shell patterns (case ignored) of names whose type and size a summary withholds."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
-    """What the child writes to its own log, which arrives as session output."""
+    """Settings of the child's own log, which arrives as output of the session."""
 
 
 class TaskChildSettings(Settings, frozen=True, kw_only=True):

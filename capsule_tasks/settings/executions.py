@@ -1,4 +1,4 @@
-"""What workers publish of tasks, how long Redis retains it, and workers' leases."""
+"""Settings of events and their retention, and of workers' leases."""
 
 from typing import Annotated, ClassVar
 
@@ -34,9 +34,9 @@ class ExecutionSettings(Settings, frozen=True, kw_only=True):
     unfinished_ttl_s: TimeToLive = 7 * 86400.0
     """From the last event of an execution that has not ended, until Redis forgets it."""
     live_bytes: ByteCount = 1 * MIB
-    """Of the events of one execution while it runs; the oldest are trimmed."""
+    """The bytes of one running execution's events. The oldest events are trimmed."""
     retention_bytes: ByteCount = 64 * KIB
-    """Of the events of one execution after its end."""
+    """The bytes of an ended execution's events."""
     retention_s: TimeToLive = 3600.0
     """After the end of an execution with output, progress or questions."""
     silent_retention_s: Annotated[float, Meta(ge=0.1)] = 30.0
@@ -63,9 +63,9 @@ class PublishSettings(Settings, frozen=True, kw_only=True):
     """How a worker publishes the events of its executions."""
 
     window_bytes: Kibibytes = 1 * MIB
-    """Of one execution, waiting for Redis; beyond it the execution drops output, or waits."""
+    """The buffered bytes of one execution. Beyond this it drops output, or waits."""
     total_bytes: ByteCount = 64 * MIB
-    """Of all executions of a worker."""
+    """The buffered bytes of all executions of a worker."""
     event_bytes_max: Kibibytes = 16 * KIB
     """The largest text of one event."""
     batch_max: PositiveCount = 64

@@ -13,7 +13,7 @@ class RunSettings(Settings, frozen=True, kw_only=True):
     """How long a run that its owner ended can be read; a run that was cancelled has `ttl_s`."""
     max_snapshot_bytes: ByteCount = 16 * MIB
     max_output_bytes: ByteCount = 8 * MIB
-    """Of one tool call."""
+    """The bytes of one tool call."""
     prefix: str = "capsule"
     retry: RetrySettings = RetrySettings()
 

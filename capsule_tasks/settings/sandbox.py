@@ -1,4 +1,4 @@
-"""What confines a child that runs untrusted code, and the resources that a child may use."""
+"""The confinement of a child that runs untrusted code, and its resource limits."""
 
 from typing import Annotated, Literal, Self
 
@@ -43,7 +43,7 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
 
 
 class SandboxSettings(Settings, frozen=True, kw_only=True):
-    """What confines a child that runs untrusted code."""
+    """The confinement of a child that runs untrusted code."""
 
     network: Literal["none", "open"] = "none"
     """`open` allows every address: also services on this machine, its private network, and the

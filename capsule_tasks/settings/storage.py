@@ -34,13 +34,13 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     """How long a history is kept, and how large it may grow."""
 
     ttl_s: PositiveSeconds = 90 * 86400.0
-    """From the last write to the end of the history; every write begins it anew."""
+    """The TTL of a history, set again by every write."""
     renew_on_read: bool = False
-    """Whether reading begins it anew, too."""
+    """Whether a read also sets the TTL again."""
     max_item_bytes: ByteCount = 8 * MIB
     max_items: PositiveCount = 100_000
     max_bytes: ByteCount = 256 * MIB
-    """Of all items of one history together."""
+    """The bytes of all items of one history."""
     max_quarantined: PositiveCount = 1000
     """Corrupt records kept for inspection; the newest stay."""
     prefix: str = "capsule"

@@ -21,7 +21,7 @@ _decode_lines = msgspec.json.Decoder(dict[str, Any]).decode_lines
 _texts = msgspec.msgpack.Decoder(list[str]).decode
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _HEAD_BYTES = {0xD9: 2, 0xDA: 3, 0xDB: 5}
-"""Of MessagePack's texts by their first byte; those of short ones are one byte long."""
+"""The header sizes of MessagePack texts, by their first byte. Short texts have one byte."""
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -115,7 +115,7 @@ def _without_head(raw: bytes) -> bytes:
 
 
 def _decoded_slowly(record: bytes) -> Item:
-    """What the fast way cannot take but is JSON: lone surrogates, numbers beyond a double."""
+    """Encode JSON that the fast encoder refuses: lone surrogates, numbers beyond a double."""
     try:
         item = json.loads(record.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -111,12 +111,12 @@ async def retry_while_unavailable(
     its own attempts for some seconds, and `on_fault` is called with each failure of all of them.
     """
     loop = asyncio.get_running_loop()
-    begun = loop.time()
+    started_at = loop.time()
     while True:
         try:
             return await ask()
         except StorageError as error:
-            if loop.time() - begun > outage_s:
+            if loop.time() - started_at > outage_s:
                 raise
             on_fault(error)
         await asyncio.sleep(_RETRY_DELAY_S)

@@ -1,4 +1,4 @@
-"""What the facades of a store share: the connections, and who closes them.
+"""The connections of a store's facades, and who closes them.
 
 Every store has two facades: one for callers that await, one for callers that block. Their `redis`
 is a URL, connections to share, or a client of redis-py, which stays open and, if it is

@@ -81,14 +81,14 @@ def call_script(call: Call, retry: RetrySettings) -> Operation[Reply]:
 def call_script_named(call: Call, retry: RetrySettings) -> Operation[tuple[str | None, Reply]]:
     """As `call_script`, with the name under which the operation was done."""
     while True:
-        begun = time.monotonic()
+        started_at = time.monotonic()
         try:
-            reply = yield from _attempts(call, retry, begun)
+            reply = yield from _attempts(call, retry, started_at)
         except (CapsuleError, GeneratorExit):
             raise
         except BaseException:
             if call.operation_id is not None:
-                yield _abandoning(call, begun)
+                yield _abandoning(call, started_at)
             raise
         if reply[0] == Code.FORGOTTEN:
             raise _forgotten(call)
@@ -100,11 +100,11 @@ def call_script_named(call: Call, retry: RetrySettings) -> Operation[tuple[str |
         call = Call(call.script, call.keys, [f"{kind}~:{operation}", 0, *call.args[2:]])
 
 
-def _abandoning(call: Call, begun: float) -> Abandon:
+def _abandoning(call: Call, started_at: float) -> Abandon:
     operations = call.keys[call.script.keys.index("operations")]
     return Abandon(
         operation_abandon.call(operations, operation_id=str(call.operation_id)).repeated(
-            _age_ms(begun)
+            _age_ms(started_at)
         )
     )
 
@@ -117,7 +117,7 @@ def _forgotten(call: Call) -> StorageForgotten:
     )
 
 
-def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply]:
+def _attempts(call: Call, retry: RetrySettings, started_at: float) -> Operation[Reply]:
     may_have_written = False
     lost: StorageError | None = None
     for attempt in itertools.count(1):
@@ -138,7 +138,7 @@ def _attempts(call: Call, retry: RetrySettings, begun: float) -> Operation[Reply
                 error.operation_id = _as_given(call)
                 raise
         yield Pause(delay_s(attempt, retry))
-        call = call.repeated(_age_ms(begun))
+        call = call.repeated(_age_ms(started_at))
     raise AssertionError("unreachable")
 
 
@@ -167,9 +167,9 @@ def refused(reply: Reply, call: str) -> InternalError:
     return InternalError(f"{call} was answered {reply!r}, which it cannot be")
 
 
-def _age_ms(begun: float) -> int:
+def _age_ms(started_at: float) -> int:
     """At least 1: zero means that a call was never sent before."""
-    return int((time.monotonic() - begun) * 1000) + 1
+    return int((time.monotonic() - started_at) * 1000) + 1
 
 
 def delay_s(attempt: int, retry: RetrySettings) -> float:

@@ -88,7 +88,7 @@ class Script(Generic[P]):
 
     @property
     def is_write(self) -> bool:
-        """Whether a call names its operation, and so can be repeated and settled."""
+        """Whether a call names its operation, and so can be repeated and abandoned."""
         return self.args[:2] == ("operation_id", "age_ms")
 
 

@@ -1,1 +1,1 @@
-"""What the operating system offers beyond the standard library: prctl, process families."""
+"""System calls that the standard library does not offer: prctl, Landlock, process families."""

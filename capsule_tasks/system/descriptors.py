@@ -36,7 +36,7 @@ def close_own(descriptor: int) -> None:
 
 
 def targets(pid: int | None = None) -> dict[int, str]:
-    """What each descriptor of a process refers to, by number. Without a pid: of this process."""
+    """The target of each descriptor of a process, by number. Without a pid: this process."""
     directory = _OPEN if pid is None else f"/proc/{pid}/fd"
     found = {}
     for number in map(int, os.listdir(directory)):

@@ -1,4 +1,4 @@
-"""What all executors do: run code on the main thread, alone or on an event loop, and stop it."""
+"""The base of executors: run code on the main thread, alone or on an event loop, and stop it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`input()`, `getpass` and `sys.stdin`: questions to whoever watches the execution."""
+"""`input()`, `getpass` and `sys.stdin`: questions to the watchers of the execution."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Flushable(Protocol):
-    """What the pump serves: the sinks, and the outbox with its deferred frame."""
+    """The objects that the pump flushes: the sinks, and the outbox with its deferred frame."""
 
     def flush_from_pump(self) -> bool:
         """Send what waits; True if the pump should call again after its interval."""

@@ -158,7 +158,7 @@ class OutputSink:
         if self._blocks:
             self._wait_for_credit()
         elif self.credit <= 0:
-            return  # progress that nobody reads in time is superseded by the next
+            return  # progress that is not read in time is superseded by the next
         if not self._is_closed_for_writers:
             self._send_at_cost(message)
 

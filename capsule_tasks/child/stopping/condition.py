@@ -39,7 +39,7 @@ class InterruptibleCondition:
             lock.acquire()
             self._waiters.append(lock)
             # Checked after the lock is in the queue: a `notify_all` between a check and the
-            # append would wake nobody, and this thread would sleep on.
+            # append would wake no thread, and this thread would sleep on.
             if ready():
                 return True
             if deadline is None:

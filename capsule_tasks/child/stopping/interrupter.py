@@ -82,7 +82,7 @@ class Interrupter:
         request = StopRequest(execution, make_error, time.monotonic() + _MIN_RETRY_S)
         self._requests[execution.id] = request
         # The main thread may have ended the execution, and called `forget`, before the request was
-        # stored: then nobody else removes the request.
+        # stored: then no other thread removes the request.
         if execution.stage is Stage.ENDED:
             self.forget(execution)
         else:

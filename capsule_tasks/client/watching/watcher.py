@@ -189,10 +189,11 @@ class ExecutionWatcher:
                 self.bells.leave(channels[one], rings[one])
 
     async def _tell(self, execution_id: str, command: Command) -> State:
-        told = new_operation()
+        command_id = new_operation()
         try:
             return await retry_while_unavailable(
-                lambda: self.store.send_command(execution_id, command, command_id=told), _MAX_SEND_S
+                lambda: self.store.send_command(execution_id, command, command_id=command_id),
+                _MAX_SEND_S,
             )
         except ExecutionEnded:
             return "ended"

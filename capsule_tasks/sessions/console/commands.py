@@ -1,4 +1,4 @@
-"""What a person can ask of a session besides running code: the `:commands` of the console."""
+"""The `:commands` of the console."""
 
 from __future__ import annotations
 

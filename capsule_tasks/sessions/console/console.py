@@ -40,7 +40,7 @@ class Console:
 
     def main(self) -> int:
         """Serve the person to the end; the exit status."""
-        # What the package would log is said here, where it belongs.
+        # The console shows what the package would log.
         logging.getLogger("capsule_tasks").addHandler(logging.NullHandler())
         return asyncio.run(self._main())
 
@@ -103,7 +103,7 @@ class Console:
         await self._frontend.close()
 
     async def _interruptible(self, task: asyncio.Task[T]) -> T:
-        """What `task` returns; Ctrl-C cancels it."""
+        """Wait for `task` and return its result; Ctrl-C cancels the task."""
         self._interrupt = task.cancel
         return await task
 

@@ -136,7 +136,7 @@ def _in_short(error: Error) -> str:
 
 
 def _remark(end: Message) -> str:
-    """What became of the session, where that is not what one expects."""
+    """A note about the session if it did not stay usable."""
     match end:
         case Error(kind=ErrorKind.KILLED):
             return "the names are gone with the child; a new one takes its place"

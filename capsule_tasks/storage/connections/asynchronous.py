@@ -102,7 +102,7 @@ class _EndpointCaller:
                 raise to_storage_error(lost, was_sent=was_sent) from error
             finally:
                 self._in_use.discard(connection)
-                # What was answered with an error may be a server that is on its way down.
+                # A server that answers with an error may be shutting down.
                 if not is_sound or self._is_closed:
                     await connection.disconnect(nowait=True)
                 if not self._is_closed:
@@ -116,7 +116,7 @@ class _EndpointCaller:
             for connection in connections:
                 await connection.disconnect()
         finally:
-            # Who closes may be cancelled; without waiting this never awaits.
+            # The caller may be cancelled; without waiting this never awaits.
             for connection in connections:
                 await connection.disconnect(nowait=True)
         await self._endpoint.close()
@@ -124,7 +124,7 @@ class _EndpointCaller:
 
 async def _called(connection: AbstractConnection, call: Call, limit_s: float) -> Reply:
     packed = call.packed(b"EVALSHA", call.script.sha)
-    # What is short goes out without waiting; the time limit is set up while the server works.
+    # A short command is written without waiting; the time limit is set up while the server works.
     is_sent = len(packed) <= MAX_UNAWAITED_BYTES
     if is_sent:
         await connection.send_packed_command([packed], check_health=False)

@@ -39,7 +39,7 @@ _PROTOCOL = 2
 
 
 class _Classes(NamedTuple):
-    """What redis-py has twice: once for callers that await, once for callers that block."""
+    """The asynchronous and the blocking variant of each redis-py class."""
 
     pool: Any
     plain: Any
@@ -94,7 +94,7 @@ class AsyncEndpoint:
         self._pools, self._sentinels = _pools(target, _AWAITED, socket_timeout=None)
 
     def connection(self) -> AbstractConnection:
-        """A new connection, not yet open: to the server, or to whoever is the primary then."""
+        """A new connection, not yet open: to the server, or to the current primary."""
         connection: AbstractConnection = self._pools[0].make_connection()
         return connection
 
@@ -135,7 +135,7 @@ class SyncEndpoint:
         self._pools, self._sentinels = _pools(target, _BLOCKING)
 
     def connection(self) -> SyncConnection:
-        """A new connection, not yet open: to the server, or to whoever is the primary then."""
+        """A new connection, not yet open: to the server, or to the current primary."""
         connection: SyncConnection = self._pools[0].make_connection()
         return connection
 

@@ -1,6 +1,6 @@
 """Hearing what is said in one channel, from the moment on at which the server has confirmed it.
 
-Nobody connects again here: a connection that came back by itself would hide what it has missed.
+A lost connection is not opened again here: that would hide the messages that were missed.
 Every block raises StorageUnavailable, or another StorageError, when its connection is lost.
 """
 
@@ -22,7 +22,7 @@ from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 
 @asynccontextmanager
 async def messages(url: str, channel: str) -> AsyncIterator[AsyncIterator[bytes]]:
-    """What is said in a channel while the block lasts."""
+    """Listen to a channel while the block lasts."""
     endpoint = AsyncEndpoint(targets.parsed(url, ConnectionSettings()))
     connection: AbstractConnection | None = None
     try:

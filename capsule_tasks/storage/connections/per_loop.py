@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class PerLoop(Generic[T]):
-    """What each event loop has of its own, made at its first use and ended with the loop."""
+    """One object for each event loop, made at its first use and closed with the loop."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make

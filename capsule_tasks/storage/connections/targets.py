@@ -113,7 +113,7 @@ class Target:
         return Location(self.kind, _spelled(self.addresses), name)
 
     def for_listening(self) -> Target:
-        """The same without a time limit for replies: whoever listens may hear nothing for long."""
+        """Settings without a time limit for replies: a listener may receive nothing for long."""
         return replace(self, options={**self.options, "socket_timeout": None})
 
 
@@ -145,7 +145,7 @@ def parsed(url: str, settings: ConnectionSettings) -> Target:
     if kind != "server":
         for name in ("host", "port", "connection_class"):
             options.pop(name, None)
-    if kind == "cluster":  # it has one database, and redis-py refuses to be told which
+    if kind == "cluster":  # a cluster has one database, and redis-py refuses the option
         options.pop("db", None)
     options |= {
         "socket_connect_timeout": settings.connect_timeout_s,
@@ -159,7 +159,7 @@ def _options(plain: str, url: str) -> dict[str, Any]:
         options = dict(parse_url(plain))
     except ValueError:
         raise _no_url(url) from None
-    # What is stored is bytes, in as many connections as the settings allow and in one protocol,
+    # Stored values are bytes, in as many connections as the settings allow and in one protocol,
     # whatever the URL says.
     for name in ("decode_responses", "max_connections", "protocol"):
         options.pop(name, None)
@@ -203,7 +203,7 @@ def _address(host: str, kind: Kind, url: str) -> Address:
 
 
 def _no_url(url: str) -> InvalidSetting:
-    """What Python says of it is not repeated: it names as a port what may be a password."""
+    """Python's own message is not repeated: it may show a password as the port."""
     must = (
         "a URL of Redis: hosts, ports up to 65535, options with values of their kind, and / ? # @ "
         "in a password written as %2F %3F %23 %40"

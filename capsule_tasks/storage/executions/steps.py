@@ -69,7 +69,7 @@ def step_end(
 
 @dataclass(frozen=True)
 class StepStarted:
-    """A step that may be made now, by whoever holds this and nobody else."""
+    """A step that has been started. Only the holder of this object may run it."""
 
     name: str
     operation_id: str
@@ -93,11 +93,11 @@ class StepCore:
     def start(
         self, name: str, fingerprint: str, *, retry: bool
     ) -> Operation[StepStarted | StepDone]:
-        """Say that a step is about to be made.
+        """Record that a step is about to run.
 
-        Raises EffectUncertain if it was begun and nobody knows more (unless `retry`), CallChanged
-        if it was begun with something else, OutputNotStorable if it was made but gave nothing that
-        could be kept.
+        Raises EffectUncertain if the step was started and did not finish (unless `retry`),
+        CallChanged if the step was started with other arguments, and OutputNotStorable if it was
+        done but its output could not be stored.
         """
         escaped("step name", name)
         operation_id = named("start", None)
@@ -114,7 +114,7 @@ class StepCore:
         except GeneratorExit:
             raise
         except BaseException as error:
-            # It will not be made, so nobody should wonder later whether it was.
+            # The step will not run, so it must not count as uncertain later.
             if not isinstance(error, StorageError) or error.may_have_written:
                 yield Abandon(self._end_call(StepStarted(name, operation_id), "undone", b""))
             raise
@@ -141,11 +141,11 @@ class StepCore:
         return decoded(started.name, reply[1])
 
     def undo(self, started: StepStarted) -> Operation[None]:
-        """Say that the step was not made, so that it may be begun again."""
+        """Record that the step was not done, so that it may be started again."""
         yield from self._end(started, "undone", b"")
 
     def fail(self, started: StepStarted, reason: str) -> Operation[None]:
-        """Say that the step failed midway, so that nobody knows whether it was made."""
+        """Record that the step failed midway: whether it took effect is unknown."""
         yield from self._end(started, "failed", sendable(reason)[:500].encode())
 
     def _end(self, started: StepStarted, outcome: Outcome, value: bytes) -> Operation[Reply]:

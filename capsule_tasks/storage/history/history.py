@@ -16,7 +16,7 @@ from capsule_tasks.storage.history.types import CompactionSnapshot, SessionLimit
 
 
 class _OneSession:
-    """What both facades have: the session, its settings and its codec."""
+    """The session, settings and codec of both facades."""
 
     core: HistoryCore
     _owns_store: bool

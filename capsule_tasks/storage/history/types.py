@@ -97,7 +97,7 @@ class PoppedSuffix:
 
 @dataclass(frozen=True)
 class HistoryInfo:
-    """What a history is, without its items; of one that does not exist the times are None."""
+    """A history without its items. The times of a history that does not exist are None."""
 
     session_id: str
     items: int

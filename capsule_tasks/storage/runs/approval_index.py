@@ -33,7 +33,7 @@ wait whose entry is older than 30 s, so no entry is dropped whose call is about 
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What the index has of a call; the run is authoritative."""
+    """A call in the index. The run is authoritative."""
 
     run: str
     call: str

@@ -27,7 +27,7 @@ def check_text(name: str, *values: Any) -> None:
 
 
 def check_string(name: str, value: Any) -> None:
-    """What may be empty, and is spelled out where UTF-8 cannot write it."""
+    """A text that may be empty; characters that UTF-8 cannot encode are escaped."""
     if value is not None and not isinstance(value, str):
         raise InvalidSetting(name, value, f"text, and is of type {type(value).__name__}")
 
@@ -83,7 +83,7 @@ def check_requests(requests: Sequence[ApprovalRequest]) -> None:
 
 
 def check_calls(calls: Sequence[PlannedCall]) -> None:
-    """Refuse duplicates: each of the two calls would be told to go ahead."""
+    """Refuse duplicates: each of the two calls would be answered `go`."""
     _check_sequence("calls", calls)
     for call in calls:
         if not isinstance(call, PlannedCall):

@@ -31,7 +31,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     agent: str
     fingerprint: str
-    """Of the tool and the arguments; another call of the same id must have the same."""
+    """The fingerprint of the tool and its arguments, equal for all calls of one id."""
     arguments: str = ""
     """For the person who decides."""
     expires_in_s: float | None = None
@@ -78,7 +78,7 @@ class Claim:
     snapshot: bytes = field(repr=False)
     decisions: Decisions
     cancelled_by: str | None
-    """Who requested the cancel; the owner should commit the run as `cancelled`."""
+    """The requester of the cancel. The owner should commit the run as `cancelled`."""
     updated_us: int
 
 
@@ -115,7 +115,7 @@ class Expired:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What `expire_due` did, and when to call it again; None: after the next request."""
+    """The result of `expire_due`, and when to call it again; None: after the next request."""
 
     expired: list[Expired]
     next_in_s: float | None
@@ -191,7 +191,7 @@ class PlannedCall:
 
 @dataclass(frozen=True)
 class CallStart:
-    """What the ledger knows of a call that is about to start."""
+    """The ledger's answer for a call that is about to start."""
 
     call_id: str
     state: Literal["go", "finished", "uncertain"]
@@ -201,7 +201,7 @@ class CallStart:
 
 @dataclass(frozen=True)
 class CallStarts:
-    """What the ledger knows of calls that are about to start, and who cancelled the run."""
+    """The ledger's answers for calls that are about to start, and who cancelled the run."""
 
     calls: list[CallStart]
     cancelled_by: str | None

@@ -1,6 +1,6 @@
-"""What a worker is delivered and acknowledges, written as kombu writes it but without waiting.
+"""Writes deliveries and acknowledgements as kombu does, but without waiting for replies.
 
-Kombu makes a call for each delivery and one for each acknowledgement, and whoever makes them waits
+Kombu makes a call for each delivery and one for each acknowledgement, and the caller waits
 for both answers. Here they go over one connection, and their answers are read before the next are
 sent. What was not confirmed is kept, and sent once more on the next connection.
 
@@ -28,7 +28,10 @@ _MULTI, _EXEC = packed([b"MULTI"]), packed([b"EXEC"])
 
 
 class _Unconfirmed:
-    """Deliveries and acknowledgements; a message that comes again is delivered after its end."""
+    """Deliveries and acknowledgements that Redis has not confirmed.
+
+    A message that is acknowledged and then redelivered is in both: the deletion is written first.
+    """
 
     __slots__ = ("acknowledged", "delivered")
 
@@ -47,10 +50,10 @@ class _Unconfirmed:
 
 
 class UnackedWriter:
-    """The notes of one channel of kombu's, for one thread."""
+    """Writes for one channel of kombu, used by one thread."""
 
     def __init__(self, channel: Any, *, has_marks: bool) -> None:
-        """With `has_marks` what is delivered is marked as renewed."""
+        """With `has_marks` each delivery is marked as renewed."""
         prefix = getattr(channel, "global_keyprefix", "")
         self._messages = prefix + channel.unacked_key
         self._index = prefix + channel.unacked_index_key
@@ -61,7 +64,7 @@ class UnackedWriter:
         self._connection: Any = None
         self._new = _Unconfirmed()
         self._sent = _Unconfirmed()
-        """What is on its way."""
+        """The commands that are sent and not answered."""
         self._answers = 0
         """So many are to come."""
 
@@ -147,9 +150,10 @@ class UnackedWriter:
         self._sent = _Unconfirmed()
 
     def _commands(self, notes: _Unconfirmed) -> list[bytes]:
-        """What frees memory is apart from the transaction that needs some, which may be refused.
+        """The commands for Redis: deletions first, outside of the transaction.
 
-        It needs none of its own: an entry of the index without its message is nothing.
+        A Redis that is out of memory refuses the transaction, but accepts deletions. Deletions need
+        no transaction: an index entry without its message has no effect.
         """
         commands: list[bytes] = []
         if notes.acknowledged:
@@ -168,7 +172,7 @@ class UnackedWriter:
         return commands
 
     def _connected(self) -> Any:
-        """Made as the pool makes its own, but not one of them: it has time limits."""
+        """A connection like those of the pool, but with time limits and outside of the pool."""
         limits = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
         given = self._pool.connection_kwargs
         limits = {name: given.get(name) or limit for name, limit in limits.items()}

@@ -2,7 +2,7 @@
 
 With a Redis broker, kombu notes when each message was delivered, and delivers it again once its
 visibility timeout has passed, whether its worker lives or not. Here a thread with a connection of
-its own writes that time anew for as long as the worker lives, so the timeout is how long a *dead*
+its own renews that time for as long as the worker lives, so the timeout is how long a *dead*
 worker is waited for, and long tasks and long ETAs need no longer one. It works while the hub thread
 waits for the last tasks, too.
 

@@ -70,7 +70,7 @@ end
 local kept = start - pruned
 local bytes, length = 0, kept + staged + #ARGV - FIRST + 1 + state.length - stop
 if kept == 0 then
-  -- What is replaced is not read again: only what was appended since is counted.
+  -- Items that are replaced are not read again: only items appended since are counted.
   slices(items_key, stop, state.length - 1, function(got) bytes = bytes + size_of(got, 1) end)
 else
   bytes = state.bytes

@@ -15,7 +15,7 @@ local MAX_ENTRIES = 10000
 local TRIM_EVERY = 16
 local TRIM_BATCH = 64
 
--- What the log says of this operation; `result` is nil if it is not in the log.
+-- The log's entry of this operation; `result` is nil if it is not in the log.
 local function read_log(key, operation_id, age_ms, now_us)
   local got = redis.call('HMGET', key, operation_id, '#last', '#first', '#trimmed')
   local log = {

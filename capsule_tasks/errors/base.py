@@ -19,6 +19,8 @@ class CapsuleError(Exception):
         """The fields of a described error; for others the message."""
         if self._fields:
             vars(self).update(zip(self._fields, args, strict=False), **named)
+            if missing := [field for field in self._fields if not hasattr(self, field)]:
+                raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
             args = (self._template.format_map(_Fields(self)),)
         super().__init__(*args)
 

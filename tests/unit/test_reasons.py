@@ -52,7 +52,7 @@ async def test_closed_connections_say_that_they_are_closed() -> None:
     closing = PipelinedConnection("redis://localhost")
     await closing.close()
     with pytest.raises(errors.StorageClosed, match="are closed; make new ones"):
-        await ExecutionStore(closing).look("one")
+        await ExecutionStore(closing).read_record("one")
 
 
 async def test_a_redis_that_does_not_answer_in_time_is_named_as_the_reason(

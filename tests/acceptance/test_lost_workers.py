@@ -88,8 +88,10 @@ def test_two_that_look_after_a_dead_worker_write_one_end_for_each(
 
 
 async def recent_of(worker: Worker, state: str) -> set[str]:
-    tower = await watch_thread.watcher(worker.app)
-    return {entry.execution_id for entry in await tower.store.list_recent(state=state, limit=1000)}
+    watcher = await watch_thread.watcher(worker.app)
+    return {
+        entry.execution_id for entry in await watcher.store.list_recent(state=state, limit=1000)
+    }
 
 
 def test_what_comes_again_has_an_attempt_that_was_lost_and_one_that_ends(

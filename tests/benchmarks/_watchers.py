@@ -15,14 +15,14 @@ from tests.benchmarks._measure import p50_ms, p99_ms
 
 
 async def watch(url: str, count: int, expected: int) -> dict[str, float]:
-    tower = ExecutionWatcher(url, ExecutionSettings(), None)
+    watcher = ExecutionWatcher(url, ExecutionSettings(), None)
     late: list[float] = []
     seen = asyncio.Event()
     attached = 0
 
     async def one(number: int) -> None:
         nonlocal attached
-        async for event in tower.events(f"watched-{number}", None, None, None):
+        async for event in watcher.events(f"watched-{number}", None, None, None):
             if isinstance(event.message, Output):
                 late.append(time.time() - float(event.message.data))
                 if len(late) >= expected:
@@ -41,7 +41,7 @@ async def watch(url: str, count: int, expected: int) -> dict[str, float]:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await tower.close()
+    await watcher.close()
     return {"rss_mb": rss_mb, "p50_ms": p50_ms(late), "p99_ms": p99_ms(late), "cpu_s": used}
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from capsule_tasks.client.watching import watcher
+from capsule_tasks.client.watching import watcher as watcher_module
 from capsule_tasks.client.watching.watcher import ExecutionWatcher
 from capsule_tasks.errors import (
     AttemptClosed,
@@ -66,9 +66,9 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[ExecutionStore]
     await connection.close()
 
 
-async def events_of(tower: ExecutionWatcher, name: str, after: str | None = None) -> list[Event]:
+async def events_of(watcher: ExecutionWatcher, name: str, after: str | None = None) -> list[Event]:
     async with asyncio.timeout(HANG_S):
-        return [event async for event in tower.events(name, after, None, None)]
+        return [event async for event in watcher.events(name, after, None, None)]
 
 
 async def spoken(store: ExecutionStore, name: str, texts: list[str]) -> int:
@@ -157,69 +157,69 @@ async def test_watchers_early_late_and_resuming_see_each_event_once(
 ) -> None:
     url = request.getfixturevalue(url_name)
     kept = settings()
-    tower = ExecutionWatcher(url, kept, None)
+    watcher = ExecutionWatcher(url, kept, None)
     names = [f"e{n}" for n in range(100)]
     texts = [f"{n}\n" for n in range(5)]
     try:
-        early = [asyncio.create_task(events_of(tower, name)) for name in names]
-        await asyncio.gather(*(spoken(tower.store, name, texts) for name in names))
+        early = [asyncio.create_task(events_of(watcher, name)) for name in names]
+        await asyncio.gather(*(spoken(watcher.store, name, texts) for name in names))
         for events in await asyncio.gather(*early):
             said = [e.message.data for e in events if isinstance(e.message, Output)]
             assert said == texts
             assert [event.is_last for event in events].index(True) == len(events) - 1
-        whole = await events_of(tower, "e7")
+        whole = await events_of(watcher, "e7")
         for place, event in enumerate(whole):
-            rest = await events_of(tower, "e7", event.id)
+            rest = await events_of(watcher, "e7", event.id)
             assert [one.id for one in rest] == [one.id for one in whole[place + 1 :]]
     finally:
-        await tower.close()
+        await watcher.close()
 
 
 async def test_what_was_trimmed_is_a_gap_with_its_size(valkey_url: str) -> None:
-    tower = ExecutionWatcher(valkey_url, settings(live_bytes=4096, retention_bytes=2048), None)
+    watcher = ExecutionWatcher(valkey_url, settings(live_bytes=4096, retention_bytes=2048), None)
     try:
-        store = tower.store
+        store = watcher.store
         claimed = await claim(store, "e", owner="w", claim="c")
         for n in range(100):
             piece = output("x" * 100, offset=100 * n)
             await append(store, "e", claimed.attempt, n + 2, [piece], has_stream_content=True)
         await append(store, "e", claimed.attempt, 102, [END], state="ended", outcome="succeeded")
-        first, *rest = await events_of(tower, "e")
+        first, *rest = await events_of(watcher, "e")
         assert isinstance(first.message, Gap)
         kept = sum(len(e.message.data) for e in rest if isinstance(e.message, Output))
         assert first.message.lost_bytes + kept == 10_000
         assert first.message.lost_messages + len(rest) == 102
         assert 1000 <= kept <= 2048
-        assert [e.id for e in await events_of(tower, "e", first.id)] == [e.id for e in rest]
+        assert [e.id for e in await events_of(watcher, "e", first.id)] == [e.id for e in rest]
     finally:
-        await tower.close()
+        await watcher.close()
 
 
 async def test_events_that_were_evicted_are_a_gap_and_the_end_that_is_known(
     valkey_url: str,
 ) -> None:
-    tower = ExecutionWatcher(valkey_url, settings(), None)
+    watcher = ExecutionWatcher(valkey_url, settings(), None)
     try:
-        attempt = await spoken(tower.store, "e", ["a", "b"])
+        attempt = await spoken(watcher.store, "e", ["a", "b"])
         with redis.Redis.from_url(valkey_url) as client:
-            assert client.delete(tower.store.core.keys_of("e").events)
+            assert client.delete(watcher.store.core.keys_of("e").events)
         for after, lost in ((None, 3), (f"{attempt}-2", 1)):
-            gap, end = await events_of(tower, "e", after)
+            gap, end = await events_of(watcher, "e", after)
             assert (gap.id, gap.message.lost_messages) == (f"{attempt}-3", lost)
             assert (end.id, end.message) == (f"{attempt}-4", Ended(outcome=Outcome.SUCCEEDED))
-        assert [e.id for e in await events_of(tower, "e", f"{attempt}-3")] == [f"{attempt}-4"]
-        assert await events_of(tower, "e", f"{attempt}-4") == []
+        assert [e.id for e in await events_of(watcher, "e", f"{attempt}-3")] == [f"{attempt}-4"]
+        assert await events_of(watcher, "e", f"{attempt}-4") == []
     finally:
-        await tower.close()
+        await watcher.close()
 
 
 async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "_CHECK_S", 0.05)
-    monkeypatch.setattr(watcher, "_VANISHED_S", 0.05)
-    tower = ExecutionWatcher(valkey_url, settings(), None)
-    idle, read = asyncio.Event(), tower.store.read
+    monkeypatch.setattr(watcher_module, "_CHECK_S", 0.05)
+    monkeypatch.setattr(watcher_module, "_VANISHED_S", 0.05)
+    watcher = ExecutionWatcher(valkey_url, settings(), None)
+    idle, read = asyncio.Event(), watcher.store.read
 
     async def noted_read(*args: str) -> Page | None:
         page = await read(*args)
@@ -227,34 +227,34 @@ async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
             idle.set()
         return page
 
-    monkeypatch.setattr(tower.store, "read", noted_read)
+    monkeypatch.setattr(watcher.store, "read", noted_read)
     try:
-        await claim(tower.store, "e", owner="w", claim="c")
-        watching = asyncio.create_task(events_of(tower, "e"))
+        await claim(watcher.store, "e", owner="w", claim="c")
+        watching = asyncio.create_task(events_of(watcher, "e"))
         async with asyncio.timeout(HANG_S):
             await idle.wait()
         with redis.Redis.from_url(valkey_url) as client:
-            assert client.delete(tower.store.core.keys_of("e").meta)
+            assert client.delete(watcher.store.core.keys_of("e").meta)
         *_, end = await watching
         assert (end.message.outcome, end.message.type) == (Outcome.LOST, "StreamExpired")
     finally:
-        await tower.close()
+        await watcher.close()
 
 
 async def test_an_event_of_a_newer_version_is_passed_on_as_unknown(valkey_url: str) -> None:
-    tower = ExecutionWatcher(valkey_url, settings(), None)
+    watcher = ExecutionWatcher(valkey_url, settings(), None)
     try:
-        claimed = await claim(tower.store, "e", owner="w", claim="c")
+        claimed = await claim(watcher.store, "e", owner="w", claim="c")
         for seq, strange in enumerate((b"\x92\x81\xa1t\xa3new\x00", b"\xc1 nonsense"), start=2):
-            await append(tower.store, "e", claimed.attempt, seq, [strange])
+            await append(watcher.store, "e", claimed.attempt, seq, [strange])
         await append(
-            tower.store, "e", claimed.attempt, 4, [END], state="ended", outcome="succeeded"
+            watcher.store, "e", claimed.attempt, 4, [END], state="ended", outcome="succeeded"
         )
-        events = await events_of(tower, "e")
+        events = await events_of(watcher, "e")
         unknown = [e.message.type for e in events if isinstance(e.message, UnknownEvent)]
         assert unknown == ["new", ""]
     finally:
-        await tower.close()
+        await watcher.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -273,14 +273,14 @@ async def test_connections_cut_at_every_command_leave_neither_duplicate_nor_hole
             await asyncio.gather(*(spoken(store, name, texts) for name in names))
         await connection.close()
         assert proxy.cuts > 20
-    tower = ExecutionWatcher(valkey_url, kept, None)
+    watcher = ExecutionWatcher(valkey_url, kept, None)
     try:
         for name in names:
-            events = await events_of(tower, name)
+            events = await events_of(watcher, name)
             assert [e.message.data for e in events if isinstance(e.message, Output)] == texts
             assert [event.seq for event in events] == list(range(1, len(texts) + 3))
     finally:
-        await tower.close()
+        await watcher.close()
 
 
 async def test_a_watcher_through_a_proxy_that_cuts_sees_each_event_once(valkey_url: str) -> None:
@@ -290,15 +290,15 @@ async def test_a_watcher_through_a_proxy_that_cuts_sees_each_event_once(valkey_u
     store = ExecutionStore(direct, settings=kept)
     with CuttingProxy(urlsplit(valkey_url).port or 0) as proxy:
         proxy.plan(chance.choices(["pass", "before", "after"], [3, 1, 1], k=300))
-        tower = ExecutionWatcher(proxy.url, kept, None)
+        watcher = ExecutionWatcher(proxy.url, kept, None)
         try:
-            watching = [asyncio.create_task(events_of(tower, f"e{n}")) for n in range(5)]
+            watching = [asyncio.create_task(events_of(watcher, f"e{n}")) for n in range(5)]
             texts = [f"{n}\n" for n in range(30)]
             await asyncio.gather(*(spoken(store, f"e{n}", texts) for n in range(5)))
             for events in await asyncio.gather(*watching):
                 assert [e.message.data for e in events if isinstance(e.message, Output)] == texts
         finally:
-            await tower.close()
+            await watcher.close()
     await direct.close()
 
 

@@ -25,7 +25,7 @@ class CapsuleError(Exception):
         super().__init__(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Python would call the class with `args`, but most of these are made from other parts.
+        # Python would call the class with `args`, but most errors are made from other parts.
         return _remade, (type(self), self.args), self.__dict__
 
     def __str__(self) -> str:
@@ -83,10 +83,10 @@ class _Shown:
         return shortened(self._value, _MAX_SHOWN)
 
 
-def shortened(value: object, most: int) -> str:
+def shortened(value: object, max_size: int) -> str:
     """The representation of a value, which may be large."""
     text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}…"
+    return text if len(text) <= max_size else f"{text[:max_size]}…"
 
 
 def reason_of(error: BaseException) -> str:

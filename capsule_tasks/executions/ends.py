@@ -81,12 +81,12 @@ def end_of_lost(stop_signum: int | None, terminal: Terminal, status: int | None)
         end = End(EndKind.TERMINATED, signum=stop_signum)
     elif isinstance(terminal, Error) and terminal.kind in _NOT_CARRIED:
         # The child is not lost: every other delivery would end in the same way.
-        end = End(EndKind.NOT_CARRIED, _said(terminal))
+        end = End(EndKind.NOT_CARRIED, _text_of(terminal))
     else:
         if status is not None:
             why = f"Worker exited prematurely: {human_status(status)}."
         else:
-            why = f"The task did not come to its end: {_said(terminal)}."
+            why = f"The task did not come to its end: {_text_of(terminal)}."
         if isinstance(terminal, Error) and terminal.kind is ErrorKind.LOST_WITH_NEIGHBOUR:
             why += f" {terminal.message[:1].upper()}{terminal.message[1:]}."
         end = End(EndKind.LOST, why)
@@ -108,7 +108,7 @@ def human_status(status: int) -> str:
         return f"signal {-status}"
 
 
-def _said(terminal: Terminal) -> str:
+def _text_of(terminal: Terminal) -> str:
     if not isinstance(terminal, Error):
         return type(terminal).__name__
     return f"{terminal.type}: {terminal.message}" if terminal.message else terminal.type

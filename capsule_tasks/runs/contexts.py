@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from capsule_tasks.errors import ContextNotRestorable, ContextNotStorable
-from capsule_tasks.runs.jsonable import flaw
+from capsule_tasks.runs.jsonable import problem_in
 from capsule_tasks.runs.redaction import SECRET_NAMES, is_secret_name, redacted, without_secrets
 
 __all__ = [
@@ -114,5 +114,5 @@ def _as_mapping(context: Any, serializer: Serializer | None) -> tuple[dict[str, 
     elif not isinstance(context, Mapping):
         return None, "it is no mapping, and no serializer was given"
     value = dict(context)
-    found = flaw(value)
+    found = problem_in(value)
     return (None, f"{redacted(found)}, which is not JSON") if found else (copy.deepcopy(value), "")

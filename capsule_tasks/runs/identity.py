@@ -241,9 +241,9 @@ def _labels(
             )
             for each, label in labels.items()
         }
-        is_settled = len(set(refined.values())) == len(set(labels.values()))
+        is_unambiguous = len(set(refined.values())) == len(set(labels.values()))
         labels = refined
-        if is_settled:
+        if is_unambiguous:
             break
     return labels
 

@@ -10,7 +10,7 @@ MAX_INT_BITS = 14_000
 """Python neither writes nor reads the digits of a number that is much larger."""
 
 
-def flaw(value: Any, at: str = "$", depth: int = 0) -> str | None:
+def problem_in(value: Any, at: str = "$", depth: int = 0) -> str | None:
     """Where and why a value is not JSON, without the value itself; None if it is.
 
     A tuple is refused, too: it would come back as a list.
@@ -25,7 +25,7 @@ def flaw(value: Any, at: str = "$", depth: int = 0) -> str | None:
     if depth >= MAX_DEPTH:
         return f"{at} is nested more than {MAX_DEPTH} deep"
     if kind is list:
-        found = (flaw(each, f"{at}[{index}]", depth + 1) for index, each in enumerate(value))
+        found = (problem_in(each, f"{at}[{index}]", depth + 1) for index, each in enumerate(value))
         return next(filter(None, found), None)
     if kind is dict:
         return _flaw_of_dict(value, at, depth)
@@ -36,6 +36,6 @@ def _flaw_of_dict(value: dict[Any, Any], at: str, depth: int) -> str | None:
     for key, each in value.items():
         if type(key) is not str:
             return f"{at} has a key of type {type(key).__qualname__}"
-        if found := flaw(each, f"{at}.{key}", depth + 1):
+        if found := problem_in(each, f"{at}.{key}", depth + 1):
             return found
     return None

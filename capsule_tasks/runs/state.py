@@ -17,7 +17,7 @@ from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
 from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
 from capsule_tasks.runs.contexts import SavedContext
 from capsule_tasks.runs.identity import AgentGraph, AgentId, AgentNode, ToolKey
-from capsule_tasks.runs.jsonable import flaw
+from capsule_tasks.runs.jsonable import problem_in
 from capsule_tasks.runs.redaction import without_secrets
 from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, VERSION_FIELD, migrated
 
@@ -271,7 +271,7 @@ def _problem_in(state: RunState) -> str | None:
         "context": state.context.value,
         "metadata": state.trace and state.trace.metadata,
     }
-    found = flaw(parts)
+    found = problem_in(parts)
     inner = (_problem_in(nested) for nested in state.nested.values())
     return found or next(filter(None, inner), None)
 

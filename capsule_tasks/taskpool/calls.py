@@ -73,7 +73,7 @@ def origin_of(
     if task is not None and getattr(task, "retry_on_worker_lost", False):
         max_retries = task.max_retries
         continues_after_loss = max_retries is None or int(headers.get("retries") or 0) < max_retries
-    about = headers.get("delivery_info")
+    delivery_info = headers.get("delivery_info")
     group, index = group_of(headers)
     soft_limit_s, hard_limit_s = limits
     return Origin(
@@ -83,7 +83,7 @@ def origin_of(
         group=group,
         index=index,
         is_retry=bool(headers.get("retries")),
-        is_redelivered=bool(about and about.get("redelivered")),
+        is_redelivered=bool(delivery_info and delivery_info.get("redelivered")),
         acks_late=acks_late,
         ack_waits_for_claim=can_defer_ack and not acks_late,
         redelivers_when_lost=redelivers_when_lost,

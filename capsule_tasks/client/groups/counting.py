@@ -50,7 +50,7 @@ class GroupWatch:
         self._total = total
         self._count = count
         self._ask = ask if count.members else None
-        self._rung = asyncio.Event()
+        self._ringing = asyncio.Event()
         self._failures: list[Failure] = []
         self._reported = -1
         self._loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class GroupWatch:
         try:
             await self._watcher.bells.listen(channel, self._ring)
             while True:
-                self._rung.clear()
+                self._ringing.clear()
                 await self._read(which=self._count.has_backend_ends)
                 if self._ask is not None and self._is_due():
                     await self._look_up(self._ask)
@@ -78,12 +78,12 @@ class GroupWatch:
                 if done >= self._total:
                     return
                 wait_s = None if self._ask is None else self._poll_at - self._loop.time()
-                await wait_for_ring(self._rung, wait_s)
+                await wait_for_ring(self._ringing, wait_s)
         finally:
             self._watcher.bells.leave(channel, self._ring)
 
-    def _ring(self, _said: bytes | None) -> None:
-        self._rung.set()
+    def _ring(self, _message: bytes | None) -> None:
+        self._ringing.set()
 
     def _is_due(self) -> bool:
         """Whether members are missing and the count has not moved for long enough."""

@@ -228,9 +228,9 @@ class Streaming:
             raise ExecutionEnded(self.id, "")
         async with asyncio.timeout(timeout_s):
             async for event in self.aevents(tail[-1].id if tail else None):
-                said = event.message
-                if isinstance(said, Stacks) and said.in_reply_to == request_id:
-                    return said.text
+                message = event.message
+                if isinstance(message, Stacks) and message.in_reply_to == request_id:
+                    return message.text
         raise ExecutionEnded(self.id, "")
 
     def stack(self, timeout_s: float = 10.0, *, all_frames: bool = False) -> str:

@@ -85,19 +85,19 @@ class ExecutionWatcher:
     ) -> AsyncGenerator[Event, None]:
         """Every event after the id `after`, once and in order; the last one is `Ended`."""
         channel = self.store.core.keys_of(execution_id).channel
-        rung = asyncio.Event()
+        ringing = asyncio.Event()
 
-        def ring(_said: bytes | None) -> None:
-            rung.set()
+        def ring(_message: bytes | None) -> None:
+            ringing.set()
 
         loop = asyncio.get_running_loop()
         watch = StreamCursor(execution_id, after)
-        result_ring = ResultPoller(self, result_channel, ask_backend, rung, outage_s)
+        result_ring = ResultPoller(self, result_channel, ask_backend, ringing, outage_s)
         self._watchers += 1
         try:
             await self.bells.listen(channel, ring)
             while True:
-                rung.clear()
+                ringing.clear()
                 page = await self._read(watch, outage_s)
                 watch.record_presence(page, loop.time())
                 for event in watch.take(page):
@@ -113,13 +113,13 @@ class ExecutionWatcher:
                     if ended is not None:
                         # The task may have started and ended since the stream was read.
                         grace_s = _GRACE_S if is_recent else 0.0
-                        if await self._has_moved_on(watch, page, rung, grace_s, outage_s):
+                        if await self._has_moved_on(watch, page, ringing, grace_s, outage_s):
                             continue
                         yield watch.end_without_stream(ended)
                         return
                 else:
                     result_ring.rest()
-                await wait_for_ring(rung, self._wait_s(watch, page, result_ring, loop.time()))
+                await wait_for_ring(ringing, self._wait_s(watch, page, result_ring, loop.time()))
         finally:
             self._watchers -= 1
             self.bells.leave(channel, ring)
@@ -140,7 +140,7 @@ class ExecutionWatcher:
         self,
         watch: StreamCursor,
         page: Page | None,
-        rung: asyncio.Event,
+        ringing: asyncio.Event,
         grace_s: float,
         outage_s: float,
     ) -> bool:
@@ -148,13 +148,13 @@ class ExecutionWatcher:
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         while True:
-            rung.clear()
+            ringing.clear()
             if _is_newer(await self._read(watch, outage_s), page):
                 return True
             left_s = until - loop.time()
             if left_s <= 0:
                 return False
-            await wait_for_ring(rung, left_s)
+            await wait_for_ring(ringing, left_s)
 
     async def send_command_to_all(self, ids: Sequence[str], command: Command) -> dict[str, State]:
         """Send a command to executions; the state of each after that.
@@ -170,7 +170,7 @@ class ExecutionWatcher:
         silent = set(unclaimed)
         all_rang = asyncio.Event()
 
-        def ring(execution_id: str, _said: bytes | None) -> None:
+        def ring(execution_id: str, _message: bytes | None) -> None:
             silent.discard(execution_id)
             if not silent:
                 all_rang.set()
@@ -246,7 +246,7 @@ class ResultPoller:
         watcher: ExecutionWatcher,
         channel: str | None,
         ask: AskBackend | None,
-        rung: asyncio.Event,
+        ringing: asyncio.Event,
         outage_s: float,
     ) -> None:
         self._outage_s = outage_s
@@ -254,7 +254,7 @@ class ResultPoller:
         self._bells = watcher._result_bells  # noqa: SLF001  its other half
         self._channel = channel
         self._ask = ask
-        self._rung = rung
+        self._ringing = ringing
         self._listens = False
         self._wait_s = _MIN_POLL_S
 
@@ -292,8 +292,8 @@ class ResultPoller:
             self._listens = False
             self._bells.leave(self._channel, self._ring)
 
-    def _ring(self, _said: bytes | None) -> None:
-        self._rung.set()
+    def _ring(self, _message: bytes | None) -> None:
+        self._ringing.set()
 
 
 class StreamCursor:
@@ -387,10 +387,10 @@ def _parts(event_id: str) -> tuple[int, int]:
     return int(attempt or 0), int(seq or 0)
 
 
-async def wait_for_ring(rung: asyncio.Event, wait_s: float | None) -> None:
+async def wait_for_ring(ringing: asyncio.Event, wait_s: float | None) -> None:
     """Wait until the event is set, at most `wait_s`."""
     try:
         async with asyncio.timeout(wait_s):
-            await rung.wait()
+            await ringing.wait()
     except TimeoutError:
         return

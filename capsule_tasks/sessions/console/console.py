@@ -118,7 +118,7 @@ class Console:
                 return block.source
             state = block.add(line)
             if state == "overrun":
-                self._frontend.give_back(line)
+                self._frontend.restore_line(line)
             if state != "incomplete":
                 return block.source
 

@@ -50,7 +50,7 @@ class Frontend:
         with _hidden_typing() if password and self.is_interactive else contextlib.nullcontext():
             return await self._take()
 
-    def give_back(self, line: str) -> None:
+    def restore_line(self, line: str) -> None:
         """Have `next_line` return this line again."""
         self._given_back.append(line)
 

@@ -1,4 +1,4 @@
-"""Hearing what is said in one channel, from the moment on at which the server has confirmed it.
+"""Messages of one channel, from the moment on at which the server has confirmed it.
 
 A lost connection is not opened again here: that would hide the messages that were missed.
 Every block raises StorageUnavailable, or another StorageError, when its connection is lost.

@@ -213,13 +213,13 @@ def decoded(name: str, record: bytes) -> Any:
     return _decode(record[1:])
 
 
-def _encoded(value: Any, most: int) -> tuple[bytes, str]:
+def _encoded(value: Any, max_size: int) -> tuple[bytes, str]:
     """The record of an output; and why there is none, which is kept in its place."""
     why = ""
     try:
         record = _VALUE + _encode(to_wire(value))
-        if len(record) > most:
-            why = f"it has {len(record)} bytes, over the limit of {most}"
+        if len(record) > max_size:
+            why = f"it has {len(record)} bytes, over the limit of {max_size}"
     except NotCarried as error:
         why = f"it is of type {type(value).__qualname__}: {error}"
     except (TypeError, ValueError, OverflowError, InvalidSetting) as error:

@@ -70,7 +70,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     print(f"expires      {expires}")
     print()
     _write(snapshot.items, sys.stdout)
-    return _told_corrupt(snapshot)
+    return _warn_about_quarantine(snapshot)
 
 
 def run_export(arguments: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     with arguments.to.open("w") if arguments.to else nullcontext(sys.stdout) as stream:
         _write(snapshot.items, stream)
     print(f"{len(snapshot.items)} items exported", file=sys.stderr)
-    return _told_corrupt(snapshot)
+    return _warn_about_quarantine(snapshot)
 
 
 def run_import(arguments: argparse.Namespace) -> int:
@@ -136,7 +136,7 @@ def _write(items: Iterable[Item], stream: TextIO) -> None:
     stream.writelines(json.dumps(item) + "\n" for item in items)
 
 
-def _told_corrupt(snapshot: Snapshot) -> int:
+def _warn_about_quarantine(snapshot: Snapshot) -> int:
     if snapshot.corrupt:
         print(f"{snapshot.corrupt} corrupt records skipped", file=sys.stderr)
         return FAILED

@@ -57,7 +57,7 @@ from capsule_tasks.storage.scripts import Code
 
 CHUNK_ITEMS = 5000
 CHUNK_BYTES = 4 * 1024 * 1024
-"""The most that one call reads or stages, so that it does not block Redis for long."""
+"""The bytes that one call reads or stages, so that it does not block Redis for long."""
 FORGET_KEYS = 1000
 """Popped records that one call removes."""
 STAGE_TTL_MS = 600_000
@@ -379,11 +379,11 @@ class HistoryCore:
 
     def encoded(self, items: Iterable[Item]) -> list[bytes]:
         """The records of a batch; refuses the whole batch for one item that cannot be stored."""
-        most = self.settings.max_item_bytes
+        max_size = self.settings.max_item_bytes
         if type(self.codec) is JsonCodec:
             items = list(items)
             quickly = all_encoded(items)
-            if quickly is not None and max(map(len, quickly), default=0) <= most:
+            if quickly is not None and max(map(len, quickly), default=0) <= max_size:
                 return quickly
         records = []
         for index, item in enumerate(items):
@@ -391,8 +391,8 @@ class HistoryCore:
                 record = self.codec.encode(item, self.session_id)
             except (TypeError, ValueError) as error:
                 raise ItemNotStorable(index, str(error)) from error
-            if len(record) > most:
-                raise ItemTooLarge(index, len(record), most)
+            if len(record) > max_size:
+                raise ItemTooLarge(index, len(record), max_size)
             records.append(record)
         return records
 

@@ -60,7 +60,7 @@ class BatchedAcks:
         self._line.deliver(tag, message)
         self.write()
 
-    def let_go(self, tag: str) -> None:
+    def ack(self, tag: str) -> None:
         self._line.ack(tag)
         if self._hub is None:
             self.write()
@@ -122,7 +122,7 @@ class BatchedAckQoS:
         virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self: Any, delivery_tag: str) -> None:
-        self.acks.let_go(delivery_tag)
+        self.acks.ack(delivery_tag)
         virtual.QoS.ack(self, delivery_tag)
 
     def reject(self: Any, delivery_tag: str, requeue: bool = False) -> None:

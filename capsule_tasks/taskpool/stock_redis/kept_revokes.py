@@ -105,7 +105,7 @@ class Revokes(ThreadService):
             self._new.append((list(ids), list(stamps)))
             self._changed.notify()
 
-    def ring(self, _said: bytes | None = None) -> None:
+    def ring(self, _message: bytes | None = None) -> None:
         """Read what was announced, or may have been announced meanwhile; any thread."""
         with self._changed:
             self._is_announced = self._is_ringing = True
@@ -121,8 +121,8 @@ class Revokes(ThreadService):
         read_at = time.monotonic()
         due = read_at + self._poll_s
         while not is_over:
-            is_over, is_rung = self._take(unwritten, due)
-            if is_rung:
+            is_over, was_ringing = self._take(unwritten, due)
+            if was_ringing:
                 due = min(due, read_at + _GATHER_S)
             try:
                 while unwritten:
@@ -151,8 +151,8 @@ class Revokes(ThreadService):
             )
             unwritten += self._new
             self._new.clear()
-            is_rung, self._is_ringing = self._is_ringing, False
-            return self.stopping.is_set(), is_rung
+            was_ringing, self._is_ringing = self._is_ringing, False
+            return self.stopping.is_set(), was_ringing
 
     def _read(self, store: RevokeStore) -> Revoked:
         """Read new revokes; at intervals all, since Celery's set forgets sooner than Redis."""

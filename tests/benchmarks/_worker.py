@@ -88,7 +88,7 @@ def producer(url: str) -> Celery:
     return app
 
 
-class EventBuffer:
+class Backlog:
     """Tasks that wait in the queue when a worker starts; published once, put back for each."""
 
     def __init__(self, app: Celery, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+from abc import ABC, abstractmethod
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-class Executor:
+class Executor(ABC):
     """Runs executions on the main thread. The control thread wakes it, and cancels coroutines."""
 
     acknowledges = False
@@ -78,21 +79,21 @@ class Executor:
             self._loop.call_soon_threadsafe(self._apply_stops, execution)
         return True
 
+    @abstractmethod
     def soft_limit(self) -> BaseException:
         """The exception that a soft time limit raises."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self) -> None:
         """Serve on the main thread until stopped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _serve(self) -> None:
         """Start what may start now, in the order of arrival."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _run(self, execution: Execution) -> Message:
         """Run user code; the message that ends the execution."""
-        raise NotImplementedError
 
     def _is_coroutine(self, _execution: Execution) -> bool:
         return False

@@ -56,7 +56,7 @@ class Tracer(Protocol):
 
 
 class _TaskExecutor(Executor):
-    """What both executors of tasks share.
+    """The base of both executors of tasks.
 
     A task is acknowledged when it starts, on the channel of its output: to Celery this is the
     moment from which it runs, and one channel is one wake-up less for the worker.

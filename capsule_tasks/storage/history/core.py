@@ -174,7 +174,7 @@ class HistoryCore:
                     corrupt, corrupt_key = done_as or name, taken_key
                     step += 1
                 else:
-                    # It only starts like a sealed record: allow this one to be taken.
+                    # The record only starts like a sealed one: allow it to be taken.
                     guard = (*guard, reply[1])
                 continue
             if reply[0] != Code.DONE:

@@ -147,7 +147,7 @@ def _confine_memory(program: _Assembler, column: int) -> None:
     program.block(syscalls.MMAP[column], _check(3, {0: _ALLOW}, _REFUSE, mask=_MAP_HUGETLB))
     ignored = dict.fromkeys(_MADVISE_IGNORED, _NO_EFFECT)
     program.block(syscalls.MADVISE[column], _check(2, ignored, _ALLOW))
-    # It pins a whole page for one byte in a pipe or a socket. Python copies without it.
+    # sendfile pins a whole page for one byte in a pipe or a socket. Python copies without it.
     program.answer((syscalls.SENDFILE[column],), _NOT_THERE)
 
 

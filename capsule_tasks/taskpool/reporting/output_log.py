@@ -233,7 +233,7 @@ def _write(output: Output) -> None:
 
 
 def _size(output: Output | Gap | None) -> int:
-    """What an item counts while it waits. The end of a task counts nothing: it is never dropped."""
+    """The size of an item that waits. The end of a task has none, since it is never dropped."""
     if output is None:
         return 0
     return _OVERHEAD + (len(output.data) if isinstance(output, Output) else 0)

@@ -1,1 +1,1 @@
-"""What the Redis transport of kombu needs: renewals, batched acknowledgements, stored revokes."""
+"""Support for the Redis transport of kombu: renewals, batched acknowledgements, stored revokes."""

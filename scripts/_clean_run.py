@@ -26,6 +26,7 @@ def main() -> int:
         return EXIT_FAILED
     commit = git("rev-parse", "HEAD")
     with tempfile.TemporaryDirectory(prefix="capsule-clean-", ignore_cleanup_errors=True) as parent:
+        Path(parent).chmod(0o755)  # the tests of sandboxes run as another user, too
         clone = Path(parent, ROOT.name)
         git("clone", "--quiet", "--no-checkout", str(ROOT), str(clone))
         git("-C", str(clone), "checkout", "--quiet", "--detach", commit)

@@ -288,7 +288,7 @@ def _converted(fields: dict[str, Any]) -> RunState:
     except InvalidRunState:
         raise
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise InvalidRunState(_place_in(str(error)), "it has not the right type") from None
+        raise _refusal(str(error)) from None
     _check(state)
     return state
 
@@ -311,10 +311,14 @@ def _check(state: RunState) -> None:
         _check(nested)
 
 
-def _place_in(message: str) -> str:
-    """Where msgspec found something; the rest of its message may hold a value."""
-    found = re.search(r" - at (?:key in )?`(\$[^`]*)`$", message)
-    return found[1] if found else "$"
+def _refusal(message: str) -> InvalidRunState:
+    """The error for a message of msgspec, of which only places and names of fields are repeated:
+    the rest may hold a value."""
+    if field := re.search(r"^Object (missing|contains unknown) .*`([^`]{1,60})[^`]*`$", message):
+        why = "it is missing" if field[1] == "missing" else "there is no such field"
+        return InvalidRunState(f"$.{field[2]}", why)
+    place = re.search(r" - at (?:key in )?`(\$[^`]*)`$", message)
+    return InvalidRunState(place[1] if place else "$", "it has the wrong type")
 
 
 def _refuse_constant(name: str) -> None:

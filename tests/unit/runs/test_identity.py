@@ -174,6 +174,6 @@ def test_a_name_that_no_index_could_hold_is_refused(name: Any) -> None:
         for other in (lambda: AgentId("a", name), lambda: ToolKey.namespaced(name, "t")):
             with pytest.raises(InvalidSetting):
                 other()
-    snapshot = {"$schemaVersion": "1.2", "run_id": "r", "start_agent": {"name": name}}
+    snapshot = {"$schemaVersion": "1.0", "run_id": "r", "start_agent": {"name": name}}
     with pytest.raises(InvalidRunState, match="start_agent"):
         RunState.from_json({**snapshot, "agent": {"name": "a"}})

@@ -312,8 +312,7 @@ def _check(state: RunState) -> None:
 
 
 def _refusal(message: str) -> InvalidRunState:
-    """The error for a message of msgspec, of which only places and names of fields are repeated:
-    the rest may hold a value."""
+    """The error for a message of msgspec, which may hold a value: only names are repeated."""
     if field := re.search(r"^Object (missing|contains unknown) .*`([^`]{1,60})[^`]*`$", message):
         why = "it is missing" if field[1] == "missing" else "there is no such field"
         return InvalidRunState(f"$.{field[2]}", why)

@@ -25,8 +25,8 @@ SCRIPT = Path(__file__).with_name("mixed_worker.py")
 CHANGES = {
     "runs/schema.py": [
         ("}\n\"\"\"In the order", f'    "{NEXT}": "Notes.",\n}}\n"""In the order'),
-        (" = {}\n\"\"\"By the version that each", (f' = {{"{CURRENT_SCHEMA_VERSION}": lambda fields: '
-         '{**fields, "notes": "migrated"}}\n"""By the version that each')),
+        (" = {}\n\"\"\"By the version that each", (f' = {{"{CURRENT_SCHEMA_VERSION}": lambda '
+         'fields: {**fields, "notes": "migrated"}}\n"""By the version that each')),
     ],
     "runs/state.py": [
         ("    conversation: ServerConversation | None = None\n\n    def to_json",

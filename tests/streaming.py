@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from capsule_tasks.executions import events as on
 from capsule_tasks.executions.ends import End
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.origin import Origin
@@ -41,9 +42,6 @@ class Dispatcher:
 
     def end_input(self, _execution: Execution, request_id: str) -> None:
         self.done.append(f"end input {request_id}")
-
-    def resume_output(self, _execution: Execution) -> None:
-        self.done.append("read on")
 
     async def interrupt(self, execution: Execution) -> None:
         self.done.append(f"interrupt {execution.call.task_id}")
@@ -132,8 +130,9 @@ class Ground:
 
     def begin(self, execution: Execution) -> None:
         """A child is sent the execution, and starts it."""
-        self.supervisor.sent(execution, PID, execution.call.task_id)
-        self.supervisor.started(execution, 0.0)
+        execution.pid = PID
+        self.supervisor.feed(execution, on.Sent())
+        self.supervisor.feed(execution, on.ChildStarted(0.0))
 
     async def running(self, task_id: str, **origin: Any) -> Execution:
         """An execution that has begun and is claimed, and not over."""

@@ -22,8 +22,10 @@ from typing import Literal, Protocol
 import msgspec
 
 from capsule_tasks.errors import CapsuleError, UnknownInputRequest
+from capsule_tasks.executions import events as on
 from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.delay import Delay
+from capsule_tasks.executions.events import Event
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.protocol.messages import Ack, Message, Result, TaskResult, Terminal
 from capsule_tasks.sessions import SessionPool
@@ -48,23 +50,18 @@ ASSUME_STARTED_AFTER_S = 0.05
 limits and cancels apply. Code that holds the interpreter from its first line, or stops its own
 process, keeps the child from acknowledging."""
 
+_SENT = on.Sent()
+_SEND_REFUSED = on.SendRefused()
+
 
 class DispatchListener(Protocol):
     """Receives what becomes of each execution; called on the loop, from within the dispatcher."""
 
-    def sent(self, execution: Execution, pid: int, execution_id: str) -> None:
-        """The child gets the execution now, and knows it as `execution_id`.
+    def feed(self, execution: Execution, event: Event) -> None:
+        """Sent, SendRefused or ChildStarted.
 
-        That is the task id, followed by `~` if the child has the same message twice.
-        """
-
-    def refused(self, execution: Execution) -> None:
-        """The child takes nothing new: the execution is at the front of the queue again."""
-
-    def started(self, execution: Execution, at: float) -> None:
-        """The child has acknowledged the execution, or is assumed to have started it.
-
-        Called at most once; `at` is on the monotonic clock.
+        ChildStarted comes twice if a child acknowledges an execution that was assumed to have
+        started.
         """
 
     def on_message(self, execution: Execution, message: Message) -> bool | None:
@@ -74,7 +71,7 @@ class DispatchListener(Protocol):
         """
 
     def finished(self, execution: Execution, end: Terminal, exit_status: int | None) -> None:
-        """Called exactly once for each `sent`, unless the execution was refused.
+        """Called exactly once for each Sent, unless the execution was refused.
 
         `exit_status` is the child's, if the child has ended before the execution did. The child is
         sent its next execution when this returns.
@@ -88,17 +85,8 @@ class Child(msgspec.Struct, eq=False):
     slot: Slot
     session: Session
     pid: int
-    sent: dict[str, Sent] = {}
+    sent: dict[str, Execution] = {}
     """By execution id."""
-
-
-class Sent(msgspec.Struct, eq=False):
-    """An execution that a child has."""
-
-    execution: Execution
-    child: Child
-    execution_id: str
-    is_started: bool = False
 
 
 class Lane:
@@ -110,7 +98,7 @@ class Lane:
         pool: ProfilePool,
         capacity: int,
         listener: DispatchListener,
-        sent: dict[Execution, Sent],
+        sent: dict[Execution, None],
     ) -> None:
         """`sent` is shared by all lanes: every execution that a child has."""
         self.kind: Kind = kind
@@ -120,7 +108,7 @@ class Lane:
         """By number of the slot."""
         self._listener = listener
         self._sent = sent
-        self._unacknowledged = Delay[Sent](ASSUME_STARTED_AFTER_S, self._on_unacknowledged)
+        self._unacknowledged = Delay[Execution](ASSUME_STARTED_AFTER_S, self._on_unacknowledged)
         pool.set_listener(self, capacity)
 
     def child_ready(self, slot: Slot, session: Session) -> None:
@@ -162,50 +150,52 @@ class Lane:
         execution_id = call.task_id
         while execution_id in child.sent:  # the same message, delivered twice
             execution_id += "~"
-        sent = Sent(execution, child, execution_id)
-        child.sent[execution_id] = self._sent[execution] = sent
-        self._listener.sent(execution, child.pid, execution_id)
+        child.sent[execution_id] = execution
+        self._sent[execution] = None
+        execution.child, execution.pid = child, child.pid
+        execution.child_execution_id = execution_id
+        self._listener.feed(execution, _SENT)
         try:
-            child.session.submit(call, partial(self._on_message, sent), execution_id=execution_id)
+            on_message = partial(self._on_message, child, execution)
+            child.session.submit(call, on_message, execution_id=execution_id)
         except CapsuleError as error:
             # The child has ended, which its state tells a moment later; or a coroutine that does
             # not stop has condemned it. The execution has not started.
             log.info("task goes to another child: the chosen one takes nothing new: %s", error)
-            del child.sent[execution_id], self._sent[execution]
+            self._forget(child, execution)
             self.waiting.appendleft(execution)
-            self._listener.refused(execution)
+            self._listener.feed(execution, _SEND_REFUSED)
             self._release(child)
             self.pool.retire_when_idle(child.slot, str(error))
         else:
             if self.kind == "blocking":
-                self._unacknowledged.add(sent)
+                self._unacknowledged.add(execution)
+
+    def _forget(self, child: Child, execution: Execution) -> None:
+        del child.sent[execution.child_execution_id], self._sent[execution]
+        execution.child = None
 
     # --- messages of children ------------------------------------------------------------------
 
-    def _on_message(self, sent: Sent, message: Message) -> bool | None:
+    def _on_message(self, child: Child, execution: Execution, message: Message) -> bool | None:
         """False if there is no room for more output of this execution."""
         if isinstance(message, Ack):
-            self._start(sent, message.accepted_at)
+            self._unacknowledged.discard(execution)
+            self._listener.feed(execution, on.ChildStarted(message.accepted_at))
         elif isinstance(message, Terminal):
-            self._finish(sent, message)
+            self._finish(child, execution, message)
         else:
-            return self._listener.on_message(sent.execution, message)
+            return self._listener.on_message(execution, message)
         return None
 
-    def _start(self, sent: Sent, at: float) -> None:
-        if not sent.is_started:
-            sent.is_started = True
-            self._unacknowledged.discard(sent)
-            self._listener.started(sent.execution, at)
+    def _on_unacknowledged(self, unacknowledged: list[Execution]) -> None:
+        for execution in unacknowledged:
+            if execution.child is not None:
+                started_at = time.monotonic() - ASSUME_STARTED_AFTER_S
+                self._listener.feed(execution, on.ChildStarted(started_at))
 
-    def _on_unacknowledged(self, unacknowledged: list[Sent]) -> None:
-        for sent in unacknowledged:
-            if self._sent.get(sent.execution) is sent:
-                self._start(sent, time.monotonic() - ASSUME_STARTED_AFTER_S)
-
-    def _finish(self, sent: Sent, end: Terminal) -> None:
-        child = sent.child
-        del child.sent[sent.execution_id], self._sent[sent.execution]
+    def _finish(self, child: Child, execution: Execution, end: Terminal) -> None:
+        self._forget(child, execution)
         exit_status = None
         if isinstance(end, TaskResult):
             if end.escaped_tracer:
@@ -213,7 +203,7 @@ class Lane:
         elif not isinstance(end, Result):
             exit_status = child.session.exit_status
         try:
-            self._listener.finished(sent.execution, end, exit_status)
+            self._listener.finished(execution, end, exit_status)
         finally:
             self._release(child)
             self.dispatch()
@@ -238,7 +228,7 @@ class Dispatcher:
 
         A blocking child has one execution at a time, an async child up to `async_limit`.
         """
-        self._sent: dict[Execution, Sent] = {}
+        self._sent: dict[Execution, None] = {}
         self._background = BackgroundTasks()
         capacities: dict[Kind, int] = {"blocking": 1, "async": async_limit}
         self.lanes: dict[Kind, Lane] = {
@@ -275,7 +265,7 @@ class Dispatcher:
         """The execution of the blocking child with this process."""
         for child in self.lanes["blocking"].children.values():
             if child.pid == pid:
-                return next((sent.execution for sent in child.sent.values()), None)
+                return next(iter(child.sent.values()), None)
         return None
 
     def children(self) -> list[Child]:
@@ -290,39 +280,31 @@ class Dispatcher:
         The signal cannot hit another task: a blocking child has one at a time, and is sent the next
         one only when this thread has received the end of the last.
         """
-        sent = self._sent.get(execution)
-        if sent is None:
-            return
         if signum == signal.SIGKILL:
             self.kill(execution)
-        else:
-            self._doom(sent.child, reason)
-            sent.child.session.signal(signum)
+        elif (child := execution.child) is not None:
+            self._doom(child, reason)
+            child.session.signal(signum)
 
     def kill(self, execution: Execution) -> None:
         """Kill the child with its descendants, and so its other executions as well."""
-        if (sent := self._sent.get(execution)) is not None:
-            self._doom(sent.child, "it was killed")
-            self._background.spawn(sent.child.session.terminate())
+        if (child := execution.child) is not None:
+            self._doom(child, "it was killed")
+            self._background.spawn(child.session.terminate())
 
     def cancel(self, execution: Execution, grace_s: float) -> None:
         """End the execution in order; after the grace its child is killed."""
-        if (sent := self._sent.get(execution)) is not None:
-            self._background.spawn(sent.child.session.cancel(sent.execution_id, grace_s))
+        if (child := execution.child) is not None:
+            self._background.spawn(child.session.cancel(execution.child_execution_id, grace_s))
 
     def soft_limit(self, execution: Execution) -> bool:
         """Raise SoftTimeLimitExceeded in the execution; False if no child has it."""
-        sent = self._sent.get(execution)
-        return sent is not None and sent.child.session.soft_limit(sent.execution_id)
-
-    def resume_output(self, execution: Execution) -> None:
-        """There is room for output of the execution again."""
-        if (sent := self._sent.get(execution)) is not None:
-            sent.child.session.resume_output(sent.execution_id)
+        child = execution.child
+        return child is not None and child.session.soft_limit(execution.child_execution_id)
 
     def end_input(self, execution: Execution, request_id: str) -> None:
         """Have `input()` raise EOFError: the question cannot reach anyone."""
-        if execution in self._sent:
+        if execution.child is not None:
             self._background.spawn(self._end_input(execution, request_id))
 
     async def _end_input(self, execution: Execution, request_id: str) -> None:
@@ -333,24 +315,24 @@ class Dispatcher:
         self, execution: Execution, request_id: str, text: str, *, eof: bool = False
     ) -> None:
         """Answer `input()`; UnknownInputRequest if no such question is open."""
-        sent = self._sent.get(execution)
-        if sent is None:
+        if execution.child is None:
             raise UnknownInputRequest(request_id, execution.call.task_id)
-        await sent.child.session.input_response(
-            text, request_id=request_id, execution_id=sent.execution_id, eof=eof
+        await execution.child.session.input_response(
+            text, request_id=request_id, execution_id=execution.child_execution_id, eof=eof
         )
 
     async def interrupt(self, execution: Execution) -> StopOutcome:
         """Raise KeyboardInterrupt in the execution."""
-        sent = self._sent.get(execution)
-        if sent is None:
+        child = execution.child
+        if child is None:
             return "not_running"
-        return await sent.child.session.interrupt(sent.execution_id)
+        return await child.session.interrupt(execution.child_execution_id)
 
     async def stack(self, execution: Execution) -> str | None:
         """The stack of the execution's code; None if no child has the execution."""
-        sent = self._sent.get(execution)
-        return await sent.child.session.stack(sent.execution_id) if sent is not None else None
+        if execution.child is None:
+            return None
+        return await execution.child.session.stack(execution.child_execution_id)
 
     # --- children ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall
 
 if TYPE_CHECKING:
+    from capsule_tasks.executions.dispatcher import Child
     from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 
 
@@ -54,12 +55,19 @@ class Execution:
         self.life = Lifecycle(origin)
         self.reporter = reporter
         self.has_output = False
+        self.child: Child | None = None
+        """The child that has the execution now."""
         self.pid = 0
-        """The child that the execution was sent to."""
+        """The process of the child that the execution was sent to last."""
         self.child_execution_id = origin.execution_id
-        """The id that the child knows."""
+        """The id that the child knows: followed by `~` if it has the same message twice."""
         self.stream: StreamWriter | None = None
         self.timers: dict[Timer, asyncio.TimerHandle] | None = None
+
+    def resume_output(self) -> None:
+        """There is room for output of the execution again."""
+        if self.child is not None:
+            self.child.session.resume_output(self.child_execution_id)
 
     def __repr__(self) -> str:
         return f"<Execution {self.call.name}[{self.call.task_id}] {self.life.run.name}>"

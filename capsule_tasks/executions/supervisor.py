@@ -55,8 +55,6 @@ _LARGE_BYTES = 1024 * 1024
 _RELEASE_MEMORY_AFTER_S = 1.0
 """By then the end is reported to Celery, and everything of the message is freed."""
 
-_SENT = on.Sent()
-_SEND_REFUSED = on.SendRefused()
 _BROKER_LOST = on.BrokerLost()
 _WORKER_STOPPING = on.WorkerStopping()
 
@@ -77,7 +75,7 @@ class Supervisor:
         self.totals: Counter[str] = Counter()
         self._publisher = publisher
         if publisher is not None:
-            publisher.listener = self
+            publisher.feed = self.feed
         self._losses = losses
         self._output_log = output_log
         self._live: dict[Execution, None] = {}
@@ -189,20 +187,7 @@ class Supervisor:
         sent_executions = self.dispatcher.sent_executions()
         return next((sent for sent in sent_executions if sent.call.task_id == task_id), None)
 
-    def resume_output(self, execution: Execution) -> None:
-        self.dispatcher.resume_output(execution)
-
     # --- messages of children ---------------------------------------------------------------------
-
-    def sent(self, work: Execution, pid: int, execution_id: str) -> None:
-        work.pid, work.child_execution_id = pid, execution_id
-        self.feed(work, _SENT)
-
-    def refused(self, work: Execution) -> None:
-        self.feed(work, _SEND_REFUSED)
-
-    def started(self, work: Execution, at: float) -> None:
-        self.feed(work, on.ChildStarted(at))
 
     def on_message(self, work: Execution, message: Message) -> bool | None:
         stream = work.stream

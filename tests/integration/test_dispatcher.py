@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from capsule_tasks.executions.dispatcher import Dispatcher
+from capsule_tasks.executions.events import ChildStarted, Event
 from capsule_tasks.executions.execution import UNREPORTED, Execution
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import (
@@ -61,18 +62,18 @@ class Work(Execution):
 class Listener:
     """Each future is set once: what is told twice fails."""
 
-    def sent(self, _work: Work, _pid: int, _execution_id: str) -> None: ...
+    def feed(self, work: Execution, event: Event) -> None:
+        assert isinstance(work, Work)
+        if isinstance(event, ChildStarted):
+            work.started.set_result(event.at)
 
-    def refused(self, _work: Work) -> None: ...
-
-    def started(self, work: Work, at: float) -> None:
-        work.started.set_result(at)
-
-    def on_message(self, work: Work, message: Message) -> None:
+    def on_message(self, work: Execution, message: Message) -> None:
+        assert isinstance(work, Work)
         if isinstance(message, (Output, InputRequest)) and not work.spoke.done():
             work.spoke.set_result(message)
 
-    def finished(self, work: Work, end: Terminal, exit_status: int | None) -> None:
+    def finished(self, work: Execution, end: Terminal, exit_status: int | None) -> None:
+        assert isinstance(work, Work)
         work.over.set_result((end, exit_status))
 
 
@@ -136,7 +137,7 @@ async def test_a_crash_ends_one_task_and_its_successor_takes_the_next() -> None:
 async def test_one_of_many_coroutines_is_cancelled_and_the_others_go_with_their_child() -> None:
     async with ground(asynchronous=1) as here:
         one, two, three = [await here.held("hold_async") for _ in range(3)]
-        assert len({here.dispatcher._sent[work].child.session for work in (one, two, three)}) == 1
+        assert len({work.child for work in (one, two, three)}) == 1
         here.dispatcher.cancel(one, HANG_S)
         await one.end()
         assert here.dispatcher.sent_executions() == [two, three]

@@ -140,14 +140,14 @@ class Claimer:
                 break
             await asyncio.sleep(pause_s)
             waited_s += pause_s
-        self._publisher.listener.feed(execution, _PREVIOUS_ENDED)
+        self._publisher.feed(execution, _PREVIOUS_ENDED)
 
     # --- the lease -----------------------------------------------------------------------------
 
     def confirm_lease(self, execution: Execution, owner: str) -> None:
         """Feed LeaseConfirmed now if the lease is known to last, else after a renewal."""
         if self._publisher.lease.is_certain(owner):
-            self._publisher.listener.feed(execution, on.LeaseConfirmed(owner))
+            self._publisher.feed(execution, on.LeaseConfirmed(owner))
         else:
             self.awaiting_renewal[execution] = owner
 
@@ -155,7 +155,7 @@ class Claimer:
         waiting, self.awaiting_renewal = self.awaiting_renewal, {}
         for execution, owner_before in waiting.items():
             if owner_before == owner:
-                self._publisher.listener.feed(execution, on.LeaseConfirmed(owner))
+                self._publisher.feed(execution, on.LeaseConfirmed(owner))
 
     def lease_started(self, incarnation: str) -> None:
         self._publisher.background.spawn(self._reclaim_all(incarnation))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from capsule_tasks.protocol.flow import utf8_size
@@ -17,13 +16,7 @@ if TYPE_CHECKING:
 class OutputBudget:
     """Tells whether an execution may write more, and resumes its output when it may."""
 
-    def __init__(
-        self,
-        settings: PublishSettings,
-        *,
-        may_drop: bool,
-        resume_output: Callable[[StreamWriter], object],
-    ) -> None:
+    def __init__(self, settings: PublishSettings, *, may_drop: bool) -> None:
         self.waiting_bytes = 0
         """Bytes of all executions that wait for Redis."""
         self.may_drop = may_drop
@@ -31,7 +24,6 @@ class OutputBudget:
         self._window_bytes = settings.window_bytes
         self._total_bytes = settings.total_bytes
         self._rate = settings.rate_bytes_per_second
-        self._resume_output = resume_output
         self._paused: set[StreamWriter] = set()
         self._slowed: set[StreamWriter] = set()
         """Writers to descriptors: they are read again at the rate, whether Redis answers or not."""
@@ -63,7 +55,7 @@ class OutputBudget:
         for one in list(self._paused) if is_roomy else [writer]:
             if one in self._paused and _waiting(one) <= self._window_bytes // 2:
                 self._paused.discard(one)
-                self._resume_output(one)
+                one.execution.resume_output()
 
     def _is_full(self, writer: StreamWriter) -> bool:
         return _waiting(writer) > self._window_bytes or self.waiting_bytes > self._total_bytes
@@ -86,7 +78,7 @@ class OutputBudget:
             return
         slowed, self._slowed = self._slowed, set()
         for writer in slowed:
-            self._resume_output(writer)
+            writer.execution.resume_output()
         for writer in list(self._paused):
             self.resume_output(writer)
 

@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from capsule_tasks.errors import CapsuleError, StorageError, StorageUnavailable, reason_of
 from capsule_tasks.executions import events as on
@@ -50,20 +50,11 @@ _SUCCESSOR_ADMITTED = on.SuccessorAdmitted()
 _END_WAIT = on.TimerFired(Timer.END_WAIT)
 
 
-class PublisherListener(Protocol):
-    """Receives what Redis answers about executions."""
-
-    def feed(self, execution: Execution, event: Event) -> None: ...
-
-    def resume_output(self, execution: Execution) -> None:
-        """There is room for the execution's output again."""
-
-
 class Publisher:
     """Started and stopped with the pool; everything runs on the loop."""
 
-    listener: PublisherListener
-    """Set before the first execution is opened."""
+    feed: Callable[[Execution, Event], None]
+    """Receives what Redis answers about executions; set before the first of them is opened."""
 
     def __init__(
         self,
@@ -87,7 +78,7 @@ class Publisher:
         self._keeps_order = self.connection.preserves_order
         self.store = ExecutionStore(self.connection, settings=retention)
         self.background = BackgroundTasks()
-        self.budget = OutputBudget(settings, may_drop=may_drop, resume_output=self._resume_output)
+        self.budget = OutputBudget(settings, may_drop=may_drop)
         self.writers: dict[str, StreamWriter] = {}
         """The streams of this worker's executions, by execution id."""
         self.retention = retention
@@ -157,7 +148,7 @@ class Publisher:
         execution_id = execution.life.origin.execution_id
         previous = self.writers.get(execution_id)
         if previous is not None:  # a task that replaced itself, say, publishes its end first
-            self.listener.feed(previous.execution, _SUCCESSOR_ADMITTED)
+            self.feed(previous.execution, _SUCCESSOR_ADMITTED)
         try:
             writer = StreamWriter(self, execution, *self._of_task(execution.call.name))
         except Exception as fault:  # noqa: BLE001 - ids and settings of any make
@@ -224,10 +215,7 @@ class Publisher:
     def _on_ends_waited(self, late: list[Execution]) -> None:
         self._unstored_ends.update(late)
         for execution in late:
-            self.listener.feed(execution, _END_WAIT)
-
-    def _resume_output(self, writer: StreamWriter) -> None:
-        self.listener.resume_output(writer.execution)
+            self.feed(execution, _END_WAIT)
 
     # --- settings of tasks ---------------------------------------------------------------------
 

@@ -378,7 +378,7 @@ class StreamWriter:
     # --- commands ------------------------------------------------------------------------------
 
     def feed(self, event: Event) -> None:
-        self.publisher.listener.feed(self.execution, event)
+        self.publisher.feed(self.execution, event)
 
     def read_commands(self) -> None:
         self._reader().read()

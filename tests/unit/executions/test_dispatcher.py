@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from capsule_tasks.errors import SessionStateError, UnknownInputRequest
 from capsule_tasks.executions import dispatcher as dispatcher_module
+from capsule_tasks.executions import events as on
 from capsule_tasks.executions.dispatcher import Dispatcher
+from capsule_tasks.executions.events import Event
 from capsule_tasks.executions.execution import UNREPORTED, Execution
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import (
@@ -128,20 +130,20 @@ class Listener:
         self.heard.append(what)
         self.news.set()
 
-    def sent(self, work: Work, _pid: int, execution_id: str) -> None:
-        self.note("sent", work, execution_id)
+    def feed(self, work: Execution, event: Event) -> None:
+        match event:
+            case on.Sent():
+                self.note("sent", work, work.child_execution_id)
+            case on.SendRefused():
+                self.note("refused", work)
+            case on.ChildStarted(at):
+                self.note("started", work, at)
 
-    def refused(self, work: Work) -> None:
-        self.note("refused", work)
-
-    def started(self, work: Work, at: float) -> None:
-        self.note("started", work, at)
-
-    def on_message(self, work: Work, message: Message) -> bool | None:
+    def on_message(self, work: Execution, message: Message) -> bool | None:
         self.note("said", work, message)
         return False
 
-    def finished(self, work: Work, end: Terminal, exit_status: int | None) -> None:
+    def finished(self, work: Execution, end: Terminal, exit_status: int | None) -> None:
         self.note("finished", work, type(end), exit_status)
         if self.fails:
             raise ZeroDivisionError
@@ -163,7 +165,7 @@ class Ground:
         return self.listener.heard
 
     def child_of(self, work: Work) -> FakeSession:
-        session: Any = self.dispatcher._sent[work].child.session
+        session: Any = work.child and work.child.session
         assert isinstance(session, FakeSession)
         return session
 
@@ -228,7 +230,7 @@ async def test_what_a_child_says_goes_to_the_listener_whose_answer_goes_back() -
         output = Output(execution_id="a", stream="stdout", data="x")
         assert here.child_of(work).consumers["a"](output) is False
         assert here.heard[-1] == ("said", work, output)
-        here.dispatcher.resume_output(work)
+        work.resume_output()
         assert here.child_of(work).done == [("read on", "a")]
 
 
@@ -242,7 +244,7 @@ async def test_blocking_work_that_is_not_acknowledged_counts_as_started_a_moment
                 here.listener.news.clear()
                 await here.listener.news.wait()
         here.child_of(work).ack("a")
-        assert here.listener.of(work) == ["sent", "started"]
+        assert here.listener.of(work) == ["sent", "started", "started"]
         assert here.listener.of(coroutine) == ["sent"]
 
 
@@ -351,7 +353,7 @@ async def test_nothing_can_be_done_to_work_that_no_child_has() -> None:
         dispatcher.signal(work, signal.SIGTERM, "a test")
         dispatcher.kill(work)
         dispatcher.cancel(work, 1.0)
-        dispatcher.resume_output(work)
+        work.resume_output()
         dispatcher.end_input(work, "question")
         assert not dispatcher.soft_limit(work)
         assert await dispatcher.interrupt(work) == "not_running"

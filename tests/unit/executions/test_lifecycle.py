@@ -93,6 +93,10 @@ def start(timer: Timer) -> do.StartTimer:
 # --- new tasks ---------------------------------------------------------------------------------
 
 
+def test_an_acknowledgement_of_a_child_that_was_assumed_to_have_started_changes_nothing() -> None:
+    assert running().handle(on.ChildStarted(1.5)) == []
+
+
 def test_an_early_acknowledged_task_that_prints_after_5_ms_and_ends_after_8() -> None:
     life = Lifecycle(EARLY)
     assert life.handle(CLAIM_LATER) == [do.Send()]

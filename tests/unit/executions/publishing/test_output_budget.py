@@ -14,19 +14,25 @@ from capsule_tasks.settings import MIB, PublishSettings
 HANG_S = 10.0
 
 
-def new_budget(resume_output: Any, *, may_drop: bool = True) -> OutputBudget:
-    return OutputBudget(PublishSettings(), may_drop=may_drop, resume_output=resume_output)
+def new_budget() -> OutputBudget:
+    return OutputBudget(PublishSettings(), may_drop=True)
 
 
 class Writer:
-    """As much of a stream writer as the budget looks at."""
+    """As much of a stream writer as the budget looks at; its own execution."""
 
-    def __init__(self, budget: OutputBudget) -> None:
+    def __init__(self, budget: OutputBudget, resumed: asyncio.Queue[Any] | None) -> None:
         self.buffer = EventBuffer(PublishSettings(), budget)
+        self.execution = self
+        self._resumed = resumed
+
+    def resume_output(self) -> None:
+        assert self._resumed is not None
+        self._resumed.put_nowait(self)
 
 
-def a_writer(budget: OutputBudget) -> Any:
-    return Writer(budget)
+def a_writer(budget: OutputBudget, resumed: asyncio.Queue[Any] | None = None) -> Any:
+    return Writer(budget, resumed)
 
 
 def taken(buffer: EventBuffer) -> list[Any]:
@@ -45,32 +51,32 @@ def progress(done: float) -> Progress:
 
 
 async def test_after_a_flood_of_one_task_another_has_room_within_a_second_or_so() -> None:
-    resume_output: asyncio.Queue[Any] = asyncio.Queue()
-    budget = new_budget(resume_output.put_nowait)
-    flooding, other = a_writer(budget), a_writer(budget)
+    resumed: asyncio.Queue[Any] = asyncio.Queue()
+    budget = new_budget()
+    flooding, other = a_writer(budget, resumed), a_writer(budget, resumed)
     for _ in range(3000):
         budget.has_room(flooding, output(MIB, raw=True))
     assert not budget.has_room(other, output(2, raw=False))
     async with asyncio.timeout(HANG_S):
-        assert {await resume_output.get(), await resume_output.get()} == {flooding, other}
+        assert {await resumed.get(), await resumed.get()} == {flooding, other}
     assert budget.has_room(other, output(2, raw=False))
 
 
 async def test_a_descriptor_is_read_at_the_rate_though_nothing_leaves_the_worker() -> None:
     """Redis is away and its window full: it waits for the rate, and for nothing else."""
-    resume_output: asyncio.Queue[Any] = asyncio.Queue()
-    budget = new_budget(resume_output.put_nowait)
-    writer = a_writer(budget)
+    resumed: asyncio.Queue[Any] = asyncio.Queue()
+    budget = new_budget()
+    writer = a_writer(budget, resumed)
     writer.buffer.add_output(output(2 * MIB, raw=True))
     assert budget.has_room(writer, output(1, raw=True))
     assert not budget.has_room(writer, output(4 * MIB, raw=True))
     async with asyncio.timeout(HANG_S):
-        assert await resume_output.get() is writer
+        assert await resumed.get() is writer
     assert budget.has_room(writer, output(1, raw=True))
 
 
 def test_of_progress_that_waits_only_the_latest_is_kept_when_there_is_much() -> None:
-    budget = new_budget(lambda _: None)
+    budget = new_budget()
     buffer = a_writer(budget).buffer
     for done in range(100_000):
         if done % 1000 == 0:
@@ -85,7 +91,7 @@ def test_of_progress_that_waits_only_the_latest_is_kept_when_there_is_much() -> 
 
 
 def test_a_little_progress_is_told_as_it_was_said() -> None:
-    budget = new_budget(lambda _: None)
+    budget = new_budget()
     buffer = a_writer(budget).buffer
     for _ in range(3):
         for done in range(200):

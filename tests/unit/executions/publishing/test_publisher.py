@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -248,10 +249,11 @@ async def test_a_full_window_stops_the_reading_until_redis_has_taken_some(link: 
     ground.publisher.connection.send_nowait = link.send_nowait  # type: ignore[method-assign]
     ground.publisher.lease.hold_soon = lambda writers: hold(link, writers)  # type: ignore[method-assign]
     execution = started(ground)
+    execution.child = child = Mock()
     assert ground.supervisor.on_message(execution, output("x" * 2048)) is False
-    assert ground.dispatcher.done == []
+    child.session.resume_output.assert_not_called()
     link.answer(Code.DONE, b"7", b"3")
-    assert ground.dispatcher.done == ["read on"]
+    child.session.resume_output.assert_called_once_with("e")
     await ground.publisher.background.stop()
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
 from redis.client import NEVER_DECODE
@@ -13,7 +14,7 @@ from redis.exceptions import NoScriptError
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint, async_cluster
-from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
+from capsule_tasks.storage.connections.faults import FAULTS, storage_errors, to_storage_error
 from capsule_tasks.storage.connections.per_loop import PerLoop
 from capsule_tasks.storage.connections.targets import Target
 from capsule_tasks.storage.operations import Reply, closed, reply_of
@@ -21,11 +22,6 @@ from capsule_tasks.storage.scripts import Call
 
 MAX_UNAWAITED_BYTES = 32 * 1024
 """An empty transport takes this much without asking its writer to wait."""
-
-
-class _Caller(Protocol):
-    async def run(self, call: Call) -> Reply: ...
-    async def close(self) -> None: ...
 
 
 class AsyncConnections:
@@ -54,7 +50,7 @@ class AsyncConnections:
         self.is_closed = True
         await self._callers.close_for_this_loop()
 
-    def _made(self) -> _Caller:
+    def _made(self) -> _EndpointCaller | _ClusterCaller:
         if self._target.kind == "cluster":
             permits = asyncio.Semaphore(self._target.settings.max_connections)
             return _ClusterCaller(async_cluster(self._target), permits)
@@ -151,20 +147,14 @@ class _ClusterCaller:
         self._permits = permits
 
     async def run(self, call: Call) -> Reply:
-        async with self._permits:
-            return await self._executed(call)
-
-    async def _executed(self, call: Call) -> Reply:
         tail = (len(call.keys), *call.keys, *call.args)
-        execute = self._client.execute_command
-        undecoded = {NEVER_DECODE: True}
-        try:
-            try:
-                return reply_of(await execute("EVALSHA", call.script.sha, *tail, **undecoded))
-            except NoScriptError:
-                return reply_of(await execute("EVAL", call.script.source, *tail, **undecoded))
-        except FAULTS as error:
-            raise to_storage_error(error, was_sent=True) from error
+        execute = partial(self._client.execute_command, **{NEVER_DECODE: True})
+        async with self._permits:
+            with storage_errors(was_sent=True):
+                try:
+                    return reply_of(await execute("EVALSHA", call.script.sha, *tail))
+                except NoScriptError:
+                    return reply_of(await execute("EVAL", call.script.source, *tail))
 
     async def close(self) -> None:
         await self._client.aclose()

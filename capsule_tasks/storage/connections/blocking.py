@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError
@@ -13,15 +14,10 @@ from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import SyncEndpoint, sync_cluster
-from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
+from capsule_tasks.storage.connections.faults import FAULTS, storage_errors, to_storage_error
 from capsule_tasks.storage.connections.targets import Target
 from capsule_tasks.storage.operations import Reply, closed, reply_of
 from capsule_tasks.storage.scripts import Call
-
-
-class _Caller(Protocol):
-    def run(self, call: Call) -> Reply: ...
-    def close(self) -> None: ...
 
 
 class SyncConnections:
@@ -36,55 +32,34 @@ class SyncConnections:
         self.location = self._target.location
         self.is_closed = False
         self._lock = threading.Lock()
-        self._caller: _Caller | None = None
+        self._caller: _EndpointCaller | _ClusterCaller | None = None
         self._pid = os.getpid()
 
     def run_blocking(self, call: Call) -> Reply:
         """The reply of a script; raises StorageError."""
         if self.is_closed:
             raise closed()
-        return self._mine().run(call)
+        return self._mine().run_blocking(call)
 
     def close_blocking(self) -> None:
         """Close what this process opened; safe before any use and twice."""
         self.is_closed = True
         caller, self._caller = self._caller, None
         if caller is not None and self._pid == os.getpid():
-            caller.close()
+            caller.close_blocking()
 
-    def _mine(self) -> _Caller:
+    def _mine(self) -> _EndpointCaller | _ClusterCaller:
         if self._pid != os.getpid():
             # Another thread may have held the lock when this process was forked.
             self._lock = threading.Lock()
             self._pid, self._caller = os.getpid(), None
         with self._lock:
-            if self._caller is None:
-                try:
-                    self._caller = self._made()
-                except FAULTS as error:  # the client of a cluster asks for its nodes at once
-                    raise to_storage_error(error, was_sent=False) from error
+            if self._caller is None and self._target.kind == "cluster":
+                with storage_errors(was_sent=False):  # the client asks for its nodes at once
+                    self._caller = _ClusterCaller(sync_cluster(self._target))
+            elif self._caller is None:
+                self._caller = _EndpointCaller(self._target)
             return self._caller
-
-    def _made(self) -> _Caller:
-        if self._target.kind == "cluster":
-            return _ClusterCaller(sync_cluster(self._target))
-        return _EndpointCaller(self._target)
-
-
-class InjectedSyncClient:
-    """A client that belongs to the caller: used as it is, never closed."""
-
-    is_closed = False
-
-    def __init__(self, client: Any) -> None:
-        self.location = targets.location_of_client(client)
-        self._caller = _ClusterCaller(client)
-
-    def run_blocking(self, call: Call) -> Reply:
-        return self._caller.run(call)
-
-    def close_blocking(self) -> None:
-        """Nothing: what was injected stays open."""
 
 
 class _EndpointCaller:
@@ -94,7 +69,7 @@ class _EndpointCaller:
         self._endpoint = SyncEndpoint(target)
         self._free: list[Any] = []
 
-    def run(self, call: Call) -> Reply:
+    def run_blocking(self, call: Call) -> Reply:
         try:
             connection = self._free.pop()
         except IndexError:
@@ -115,7 +90,7 @@ class _EndpointCaller:
                 connection.disconnect()
             self._free.append(connection)
 
-    def close(self) -> None:
+    def close_blocking(self) -> None:
         while self._free:
             self._free.pop().disconnect()
         self._endpoint.close()
@@ -142,20 +117,30 @@ class _ClusterCaller:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def run(self, call: Call) -> Reply:
+    def run_blocking(self, call: Call) -> Reply:
         tail = (len(call.keys), *call.keys, *call.args)
-        execute = self._client.execute_command
-        undecoded = {NEVER_DECODE: True}
-        try:
+        execute = partial(self._client.execute_command, **{NEVER_DECODE: True})
+        with storage_errors(was_sent=True):
             try:
-                return reply_of(execute("EVALSHA", call.script.sha, *tail, **undecoded))
+                return reply_of(execute("EVALSHA", call.script.sha, *tail))
             except NoScriptError:
-                return reply_of(execute("EVAL", call.script.source, *tail, **undecoded))
-        except FAULTS as error:
-            raise to_storage_error(error, was_sent=True) from error
+                return reply_of(execute("EVAL", call.script.source, *tail))
 
-    def close(self) -> None:
+    def close_blocking(self) -> None:
         self._client.close()
+
+
+class InjectedSyncClient(_ClusterCaller):
+    """A client that belongs to the caller: used as it is, never closed."""
+
+    is_closed = False
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self.location = targets.location_of_client(client)
+
+    def close_blocking(self) -> None:
+        """Do nothing: the client stays open."""
 
 
 def is_reachable(url: str, timeout_s: float) -> bool:

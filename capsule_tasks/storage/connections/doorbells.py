@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -54,7 +55,8 @@ class Doorbells:
         """Channels whose `listen` timed out: rung once they are subscribed."""
         self._connection: AbstractConnection | None = None
         self._server: asyncio.Task[None] | None = None
-        self._changed: list[tuple[str, bytes]] = []
+        self._changed: set[bytes] = set()
+        """Channels to subscribe, or to unsubscribe if no one listens any more."""
         self._writer: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -75,7 +77,7 @@ class Doorbells:
         confirmation = self._confirmations.get(name)
         if confirmation is None:
             confirmation = self._confirmations[name] = asyncio.get_running_loop().create_future()
-            self._send("SUBSCRIBE", name)
+            self._send_soon(name)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.shield(confirmation)
@@ -98,7 +100,7 @@ class Doorbells:
             self._maybe_missed.discard(name)
             if (confirmation := self._confirmations.pop(name, None)) is not None:
                 confirmation.cancel()
-            self._send("UNSUBSCRIBE", name)
+            self._send_soon(name)
 
     async def close(self) -> None:
         """Stop listening; safe twice, and before any `listen`."""
@@ -107,9 +109,8 @@ class Doorbells:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        for confirmation in (
-            self._confirmations.values()
-        ):  # wakes each `listen` that waits: it raises StorageClosed
+        # Wakes each `listen` that waits: it raises StorageClosed.
+        for confirmation in self._confirmations.values():
             confirmation.set_result(None)
         self._confirmations.clear()
         await self._endpoint.close()
@@ -122,7 +123,8 @@ class Doorbells:
             connection: AbstractConnection | None = None
             try:
                 connection = await self._endpoint.open_connection()
-                await self._subscribe_all(connection)
+                self._connection, self._changed = connection, set(self._rings)
+                await self._send_changes(connection)
                 attempt = 0
                 self._fault = None
                 await self._receive(connection)
@@ -144,19 +146,6 @@ class Doorbells:
         elif repr(error) != repr(before):  # a defect: logged once, not at each retry
             log.error("doorbell subscription failed, retrying", exc_info=error)
 
-    async def _subscribe_all(self, connection: AbstractConnection) -> None:
-        self._changed.clear()
-        names = list(self._rings)
-        self._connection = connection
-        for first in range(0, len(names), _BATCH_SIZE):
-            await self._write(connection, "SUBSCRIBE", names[first : first + _BATCH_SIZE])
-
-    async def _write(
-        self, connection: AbstractConnection, command: str, names: Iterable[bytes]
-    ) -> None:
-        packed = connection.pack_command(command, *names)
-        await connection.send_packed_command(packed, check_health=False)
-
     async def _receive(self, connection: AbstractConnection) -> None:
         is_waiting_for_pong = False
         while True:
@@ -171,7 +160,7 @@ class Doorbells:
                 if is_waiting_for_pong:
                     raise
                 is_waiting_for_pong = True
-                await self._write(connection, "PING", ())
+                await connection.send_command("PING", check_health=False)
                 continue
             is_waiting_for_pong = False
             self._on_message(message)
@@ -201,33 +190,30 @@ class Doorbells:
         except Exception:
             log.exception("doorbell callback failed")
 
-    def _send(self, command: str, name: bytes) -> None:
+    def _send_soon(self, name: bytes) -> None:
         """Send a change together with all others of this iteration of the loop."""
         if self._connection is None:
-            return  # `_subscribe_all` follows once there is a connection
-        self._changed.append((command, name))
+            return  # `_serve` subscribes to everything once there is a connection
+        self._changed.add(name)
         if self._writer is None:
-            self._writer = asyncio.get_running_loop().create_task(self._send_changes())
+            writing = self._write_changes(self._connection)
+            self._writer = asyncio.get_running_loop().create_task(writing)
 
-    async def _send_changes(self) -> None:
+    async def _write_changes(self, connection: AbstractConnection) -> None:
         try:
-            while self._changed and self._connection is not None:
-                changed, self._changed = self._changed, []
-                for command, names in _runs(changed):
-                    await self._write(self._connection, command, names)
-        except FAULTS as error:
-            log.debug(
-                "channels could not be changed: %s", reason_of(error)
-            )  # the listener sees it too
+            await self._send_changes(connection)
+        except FAULTS as error:  # `_receive` meets it too
+            log.debug("channels could not be changed: %s", reason_of(error))
         finally:
             self._writer = None
 
-
-def _runs(changed: list[tuple[str, bytes]]) -> Iterable[tuple[str, list[bytes]]]:
-    """Consecutive changes with the same command as one, in order."""
-    first = 0
-    for place in range(1, len(changed) + 1):
-        is_end = place == len(changed) or changed[place][0] != changed[first][0]
-        if is_end or place - first == _BATCH_SIZE:
-            yield changed[first][0], [name for _, name in changed[first:place]]
-            first = place
+    async def _send_changes(self, connection: AbstractConnection) -> None:
+        while self._changed:
+            batch = set(islice(self._changed, _BATCH_SIZE))
+            self._changed -= batch
+            wanted = batch & self._rings.keys()
+            # Written at once: a later change of a channel must not overtake this one.
+            packed = connection.pack_command("SUBSCRIBE", *wanted) if wanted else []
+            if unwanted := batch - wanted:
+                packed += connection.pack_command("UNSUBSCRIBE", *unwanted)
+            await connection.send_packed_command(packed, check_health=False)

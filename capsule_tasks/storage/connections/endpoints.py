@@ -7,28 +7,17 @@ import contextlib
 import inspect
 from collections import deque
 from functools import partial
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
-from redis import RedisCluster as SyncRedisCluster
-from redis.asyncio import RedisCluster
-from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.connection import (
-    AbstractConnection,
-    Connection,
-    ConnectionPool,
-    SSLConnection,
-    UnixDomainSocketConnection,
-)
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+import redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import AbstractConnection
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode as SyncClusterNode
+from redis.cluster import RedisCluster as SyncRedisCluster
 from redis.connection import Connection as SyncConnection
 from redis.connection import ConnectionPool as SyncConnectionPool
-from redis.connection import SSLConnection as SyncSSLConnection
-from redis.connection import UnixDomainSocketConnection as SyncUnixConnection
-from redis.retry import Retry as SyncRetry
-from redis.sentinel import Sentinel as SyncSentinel
 
 from capsule_tasks.storage.connections.faults import FAULTS
 from capsule_tasks.storage.connections.targets import Target
@@ -38,51 +27,31 @@ _PROTOCOL = 2
 """A script answers the same in both; listeners and the parsers of replies know this one."""
 
 
-class _Classes(NamedTuple):
-    """The asynchronous and the blocking variant of each redis-py class."""
-
-    pool: Any
-    plain: Any
-    tls: Any
-    unix: Any
-    sentinel: Any
-    retry: Any
-
-
-_AWAITED = _Classes(
-    ConnectionPool, Connection, SSLConnection, UnixDomainSocketConnection, Sentinel, Retry
-)
-_BLOCKING = _Classes(
-    SyncConnectionPool,
-    SyncConnection,
-    SyncSSLConnection,
-    SyncUnixConnection,
-    SyncSentinel,
-    SyncRetry,
-)
-
-
-def _pools(target: Target, classes: _Classes, **changes: Any) -> tuple[deque[Any], list[Any]]:
+def _pools(target: Target, library: ModuleType, **changes: Any) -> tuple[deque[Any], list[Any]]:
     """Pools of redis-py, of which only `make_connection` is used, and the Sentinels behind them.
 
-    redis-py repeats nothing: `storage.operations` repeats a call, and tells Redis that it does.
+    `library` is `redis` or `redis.asyncio`, which name their classes alike. redis-py repeats
+    nothing: `storage.operations` repeats a call, and tells Redis that it does.
     """
-    common = {"protocol": _PROTOCOL, "retry": classes.retry(NoBackoff(), 0)}
+    common = {"protocol": _PROTOCOL, "retry": library.retry.Retry(NoBackoff(), 0)}
     options = {**common, **target.options, **changes}
     if target.kind == "sentinel":
         limits = {name: v for name, v in target.options.items() if name.startswith("socket_")}
-        sentinel = classes.sentinel(
+        sentinel = library.Sentinel(
             list(target.addresses),
             sentinel_kwargs={**common, **limits, **target.sentinel_options},
         )
         primary = sentinel.master_for(target.service, ssl=target.is_tls, **options)
         return deque([primary.connection_pool]), sentinel.sentinels
     # The URL was read for threads: the class that its options name is not for asyncio.
-    is_unix = "path" in options
-    kind = classes.tls if target.is_tls else classes.unix if is_unix else classes.plain
-    options["connection_class"] = kind
+    if target.is_tls:
+        options["connection_class"] = library.SSLConnection
+    elif "path" in options:
+        options["connection_class"] = library.UnixDomainSocketConnection
+    else:
+        options["connection_class"] = library.Connection
     nodes = [{"host": host, "port": port} for host, port in target.addresses] or [{}]
-    return deque(classes.pool(**options, **node) for node in nodes), []
+    return deque(library.ConnectionPool(**options, **node) for node in nodes), []
 
 
 class AsyncEndpoint:
@@ -91,7 +60,7 @@ class AsyncEndpoint:
     def __init__(self, target: Target) -> None:
         self._settings = target.settings
         # Time limits are set around awaits, not on sockets.
-        self._pools, self._sentinels = _pools(target, _AWAITED, socket_timeout=None)
+        self._pools, self._sentinels = _pools(target, redis.asyncio, socket_timeout=None)
 
     def connection(self) -> AbstractConnection:
         """A new connection, not yet open: to the server, or to the current primary."""
@@ -132,7 +101,7 @@ class SyncEndpoint:
     """The same for callers that block; usable by many threads."""
 
     def __init__(self, target: Target) -> None:
-        self._pools, self._sentinels = _pools(target, _BLOCKING)
+        self._pools, self._sentinels = _pools(target, redis)
 
     def connection(self) -> SyncConnection:
         """A new connection, not yet open: to the server, or to the current primary."""
@@ -140,7 +109,7 @@ class SyncEndpoint:
         return connection
 
     def open_connection(self) -> SyncConnection:
-        """A new connection that is open, as `AsyncEndpoint.opened` has it."""
+        """A new connection that is open, as by `AsyncEndpoint.open_connection`."""
         for _ in range(len(self._pools) - 1):
             with contextlib.suppress(*FAULTS):
                 return self._opened()

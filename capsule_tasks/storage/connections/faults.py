@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 from redis import exceptions as raised
 
@@ -74,6 +76,15 @@ def to_storage_error(error: BaseException, *, was_sent: bool) -> StorageError:
     if isinstance(error, raised.ResponseError):
         return _kind_of_reply(str(error))(text)
     return StorageUnavailable(text, may_have_written=was_sent)
+
+
+@contextlib.contextmanager
+def storage_errors(*, was_sent: bool) -> Iterator[None]:
+    """Raise errors of redis-py in this block as `to_storage_error` translates them."""
+    try:
+        yield
+    except FAULTS as error:
+        raise to_storage_error(error, was_sent=was_sent) from error
 
 
 def _kind_of_reply(text: str) -> type[StorageError]:

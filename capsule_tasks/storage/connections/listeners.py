@@ -17,7 +17,7 @@ from redis.connection import Connection as SyncConnection
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint, SyncEndpoint
-from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
+from capsule_tasks.storage.connections.faults import FAULTS, storage_errors
 
 
 @asynccontextmanager
@@ -26,12 +26,10 @@ async def messages(url: str, channel: str) -> AsyncIterator[AsyncIterator[bytes]
     endpoint = AsyncEndpoint(targets.parsed(url, ConnectionSettings()))
     connection: AbstractConnection | None = None
     try:
-        try:
+        with storage_errors(was_sent=False):
             connection = await endpoint.open_connection()
             await connection.send_command("SUBSCRIBE", channel, check_health=False)
             await connection.read_response(disable_decoding=True)
-        except FAULTS as error:
-            raise to_storage_error(error, was_sent=False) from error
         yield _messages(connection)
     finally:
         if connection is not None:
@@ -42,16 +40,14 @@ async def messages(url: str, channel: str) -> AsyncIterator[AsyncIterator[bytes]
 
 @contextmanager
 def messages_blocking(url: str, channel: str) -> Iterator[Iterator[bytes]]:
-    """As `heard`, for callers that block."""
+    """As `messages`, for callers that block."""
     endpoint = SyncEndpoint(targets.parsed(url, ConnectionSettings()).for_listening())
     connection: SyncConnection | None = None
     try:
-        try:
+        with storage_errors(was_sent=False):
             connection = endpoint.open_connection()
             connection.send_command("SUBSCRIBE", channel, check_health=False)
             connection.read_response(disable_decoding=True)
-        except FAULTS as error:
-            raise to_storage_error(error, was_sent=False) from error
         yield _messages_blocking(connection)
     finally:
         if connection is not None:
@@ -61,20 +57,16 @@ def messages_blocking(url: str, channel: str) -> Iterator[Iterator[bytes]]:
 
 async def _messages(connection: AbstractConnection) -> AsyncIterator[bytes]:
     while True:
-        try:
+        with storage_errors(was_sent=False):
             answer = await connection.read_response(disable_decoding=True)
-        except FAULTS as error:
-            raise to_storage_error(error, was_sent=False) from error
         if (data := _data(answer)) is not None:
             yield data
 
 
 def _messages_blocking(connection: SyncConnection) -> Iterator[bytes]:
     while True:
-        try:
+        with storage_errors(was_sent=False):
             answer = connection.read_response(disable_decoding=True)
-        except FAULTS as error:
-            raise to_storage_error(error, was_sent=False) from error
         if (data := _data(answer)) is not None:
             yield data
 

@@ -24,7 +24,12 @@ from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.asynchronous import AsyncConnections
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
-from capsule_tasks.storage.connections.faults import FAULTS, is_temporary, to_storage_error
+from capsule_tasks.storage.connections.faults import (
+    FAULTS,
+    is_temporary,
+    storage_errors,
+    to_storage_error,
+)
 from capsule_tasks.storage.operations import Reply, closed, no_reply
 from capsule_tasks.storage.scripts import Call
 
@@ -107,9 +112,8 @@ class PipelinedConnection:
 
     async def _run_in_cluster(self, cluster: AsyncConnections, call: Call) -> Reply:
         if not self._knows_cluster:
-            async with (
-                self._connecting
-            ):  # while the client learns the nodes it serves no other call
+            # While the client learns the nodes, it serves no other call.
+            async with self._connecting:
                 reply = await cluster.run(call)
                 self._knows_cluster = True
                 return reply
@@ -130,10 +134,8 @@ class PipelinedConnection:
             link = self._link
             if link is not None and not link.is_broken:
                 return link
-            try:
+            with storage_errors(was_sent=False):
                 connection = await self._endpoint.open_connection()
-            except FAULTS as error:
-                raise to_storage_error(error, was_sent=False) from error
             if self.is_closed:
                 await connection.disconnect(nowait=True)
                 raise closed()
@@ -169,12 +171,9 @@ class PipelinedLink:
         self._flush_handle: asyncio.Handle | None = None
 
     def ask(self, call: Call, may_batch: bool) -> asyncio.Future[Reply | StorageError]:
-        """As `cast`, for a caller that waits, and may leave."""
+        """As `send_nowait`, for a caller that waits, and may be cancelled."""
         answered: asyncio.Future[Reply | StorageError] = self._loop.create_future()
-        if self.is_broken:
-            answered.set_result(StorageUnavailable("Redis: the connection was lost"))
-        else:
-            self.send_nowait(call, partial(_resolve, answered), may_batch)
+        self.send_nowait(call, partial(_resolve, answered), may_batch)
         return answered
 
     def send_nowait(self, call: Call, answer: Answer, may_batch: bool) -> None:

@@ -43,8 +43,6 @@ def checked_prefix(prefix: Any) -> str:
 class SessionKeys:
     """The keys of one named session, all in one slot."""
 
-    __slots__ = ("_root", "history", "items", "operations", "popped", "quarantine")
-
     def __init__(self, session_id: str, prefix: str = "capsule") -> None:
         self._root = f"{checked_prefix(prefix)}:{{S:{escaped('session id', session_id)}}}"
         self.items = f"{self._root}:items"
@@ -64,8 +62,6 @@ class SessionKeys:
 class RunKeys(SessionKeys):
     """The keys of one run, in the slot of its session, so that both change in one step."""
 
-    __slots__ = ("ledger", "run")
-
     def __init__(self, session_id: str, run_id: str, prefix: str = "capsule") -> None:
         super().__init__(session_id, prefix)
         self.run = f"{self._root}:run:{escaped('run id', run_id)}"
@@ -79,8 +75,6 @@ def run_location(run_id: str, prefix: str = "capsule") -> str:
 
 class ApprovalKeys:
     """The index of calls that wait for a decision, all in one slot."""
-
-    __slots__ = ("_root", "all", "channel", "due", "entries")
 
     def __init__(self, prefix: str = "capsule") -> None:
         self._root = f"{checked_prefix(prefix)}:{{approvals}}"
@@ -104,8 +98,6 @@ class ApprovalKeys:
 class CallKeys(ApprovalKeys):
     """The keys of the index that have a call of one tool by one agent."""
 
-    __slots__ = ("agent", "both", "tool")
-
     def __init__(self, agent: str, tool: str, prefix: str = "capsule") -> None:
         super().__init__(prefix)
         self.agent = self.order(agent, None)
@@ -114,19 +106,16 @@ class CallKeys(ApprovalKeys):
 
 
 class WorkerKeys:
-    """The lease of one incarnation of a worker."""
-
-    __slots__ = ("operations", "worker")
+    """The lease of one incarnation of a worker, and the executions that it holds."""
 
     def __init__(self, incarnation: str, prefix: str = "capsule") -> None:
         self.worker = f"{checked_prefix(prefix)}:{{W:{escaped('incarnation', incarnation)}}}"
         self.operations = f"{self.worker}:operations"
+        self.held = f"{self.worker}:held"
 
 
 class StepKeys:
     """The ledger of an execution's steps."""
-
-    __slots__ = ("operations", "steps")
 
     def __init__(self, execution_id: str, prefix: str = "capsule") -> None:
         root = f"{checked_prefix(prefix)}:{{E:{escaped('execution id', execution_id)}}}"
@@ -147,16 +136,6 @@ class ExecutionKeys:
         self.channel = f"{root}:changed"
 
 
-class HoldKeys(WorkerKeys):
-    """The executions that one incarnation of a worker holds, in the slot of its lease."""
-
-    __slots__ = ("held",)
-
-    def __init__(self, incarnation: str, prefix: str = "capsule") -> None:
-        super().__init__(incarnation, prefix)
-        self.held = f"{self.worker}:held"
-
-
 def doorbell_prefix(prefix: str = "capsule") -> str:
     """The channel of a worker's doorbell without its incarnation, which follows."""
     return f"{checked_prefix(prefix)}:doorbell:"
@@ -170,8 +149,6 @@ def worker_index(prefix: str = "capsule") -> str:
 class RecentKeys:
     """The index of executions by time, and the channel that rings when it changes."""
 
-    __slots__ = ("channel", "entries", "order")
-
     def __init__(self, prefix: str = "capsule") -> None:
         root = f"{checked_prefix(prefix)}:{{recent}}"
         self.order = f"{root}:order"
@@ -181,8 +158,6 @@ class RecentKeys:
 
 class GroupKeys:
     """The counter of a group of executions, all in one slot."""
-
-    __slots__ = ("channel", "counts", "failures", "seen")
 
     def __init__(self, group_id: str, prefix: str = "capsule") -> None:
         root = f"{checked_prefix(prefix)}:{{G:{escaped('group id', group_id)}}}"

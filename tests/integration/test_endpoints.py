@@ -13,8 +13,9 @@ from capsule_tasks.settings import ExecutionSettings, RetrySettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.drivers import AsyncStore
-from capsule_tasks.storage.executions.store import ExecutionStore, SyncExecutionStore
+from capsule_tasks.storage.drivers import AsyncStore, drive_blocking
+from capsule_tasks.storage.executions.core import ExecutionCore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.runs.approval_signals import listening, listening_blocking
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.servers import cluster_with_tls, require_server, sentinel
@@ -40,7 +41,8 @@ async def pipeline_calls(url: str) -> None:
 async def make_blocking_calls(url: str) -> None:
     connections = SyncConnections(url)
     try:
-        assert SyncExecutionStore(connections).read_record("an-id").state == "unknown"
+        record = drive_blocking(ExecutionCore().read_record("an-id"), connections)
+        assert record.state == "unknown"
     finally:
         connections.close_blocking()
 
@@ -99,8 +101,10 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ):
         url = f"redis+sentinel://127.0.0.1:{port}/primary/0?sentinel_password=watch"
         patient = RetrySettings(attempts=600, first_delay_s=0.1, max_delay_s=0.1)
-        with SyncExecutionStore(url, settings=ExecutionSettings(retry=patient)) as store:
-            store.read_record("an-id")  # the Sentinel listens once this is answered
+        core, connections = ExecutionCore(ExecutionSettings(retry=patient)), SyncConnections(url)
+        # The Sentinel listens once this is answered.
+        drive_blocking(core.read_record("an-id"), connections)
+        connections.close_blocking()
         yield url
 
 

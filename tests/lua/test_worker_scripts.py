@@ -10,7 +10,7 @@ import redis
 
 from capsule_tasks.storage import leases
 from capsule_tasks.storage.executions import holds
-from capsule_tasks.storage.keys import HoldKeys, WorkerKeys, worker_index
+from capsule_tasks.storage.keys import WorkerKeys, worker_index
 from capsule_tasks.storage.scripts import Code, Script
 from tests.servers import fresh_prefix
 
@@ -32,7 +32,7 @@ class Bench:
         prefix = fresh_prefix()
         self.worker = WorkerKeys("w", prefix).worker
         self.operations = WorkerKeys("w", prefix).operations
-        self.held = HoldKeys("w", prefix).held
+        self.held = WorkerKeys("w", prefix).held
         self.workers = worker_index(prefix)
 
     def call(self, name: str, *args: Any) -> list[Any]:

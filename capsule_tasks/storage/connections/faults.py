@@ -21,34 +21,30 @@ from capsule_tasks.errors import (
 FAULTS = (raised.RedisError, raised.RedisClusterException, OSError, EOFError, TimeoutError)
 """Everything that a call may raise for reasons outside this process."""
 
-_KIND_OF_CODE: dict[str, type[StorageError]] = {
-    "OOM": StorageFull,
-    "MISCONF": StorageFull,
-    "READONLY": StorageNotReady,
-    "UNBLOCKED": StorageNotReady,
-    "LOADING": StorageNotReady,
-    "MASTERDOWN": StorageNotReady,
-    "CLUSTERDOWN": StorageNotReady,
-    "TRYAGAIN": StorageNotReady,
-    "NOREPLICAS": StorageNotReady,
-    "BUSY": StorageNotReady,
-    "NOAUTH": StorageDenied,
-    "WRONGPASS": StorageDenied,
-    "NOPERM": StorageDenied,
-    "WRONGTYPE": StorageUnusable,
-}
 _BEFORE_THE_CODE = (
     r"(Command # \d+ \(.*\) of pipeline caused error: )?"  # by redis-py, with the user's data
     r"(Error running script \(call to \w+\): )?(@user_script: ?\d+: )*-?"  # by Redis 6.2
 )
-_CODE = re.compile(rf"{_BEFORE_THE_CODE}(?P<code>{'|'.join(_KIND_OF_CODE)})\b", re.DOTALL)
-_SCRIPT = re.compile(
-    r"^Error running script \(call to \w+\): (@user_script: ?\d+: )*-?"  # Redis 6.2
-    r"| script:( \w+,)? on \S+:\d+\.?$"
-)
-"""Says in which line of which script an error was met; the cause of the error keeps it."""
+
+
+def _coded(codes: str) -> re.Pattern[str]:
+    return re.compile(rf"{_BEFORE_THE_CODE}({codes})\b", re.DOTALL)
+
+
 _DENIED = re.compile(
-    r"invalid (username|password)|without any password|can't run this command|no permissions"
+    r"(?s).*(invalid (username|password)|without any password"
+    r"|can't run this command|no permissions)"
+)
+_KIND_OF_REPLY: tuple[tuple[re.Pattern[str], type[StorageError]], ...] = (
+    (_coded("OOM|MISCONF"), StorageFull),
+    (
+        _coded("READONLY|UNBLOCKED|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS|BUSY"),
+        StorageNotReady,
+    ),
+    (_coded("NOAUTH|WRONGPASS|NOPERM"), StorageDenied),
+    (_coded("WRONGTYPE"), StorageUnusable),
+    (_DENIED, StorageDenied),
+    (re.compile(""), StorageUnusable),
 )
 _KIND_OF_CLASS: tuple[tuple[type[Exception], type[StorageError]], ...] = (
     (raised.BusyLoadingError, StorageNotReady),
@@ -60,6 +56,11 @@ _KIND_OF_CLASS: tuple[tuple[type[Exception], type[StorageError]], ...] = (
     (raised.TryAgainError, StorageNotReady),
     (raised.ClusterDownError, StorageNotReady),
 )
+_SCRIPT = re.compile(
+    r"^Error running script \(call to \w+\): (@user_script: ?\d+: )*-?"  # Redis 6.2
+    r"| script:( \w+,)? on \S+:\d+\.?$"
+)
+"""Says in which line of which script an error was met; the cause of the error keeps it."""
 
 
 def to_storage_error(error: BaseException, *, was_sent: bool) -> StorageError:
@@ -74,7 +75,8 @@ def to_storage_error(error: BaseException, *, was_sent: bool) -> StorageError:
         if isinstance(error, kind):
             return ours(text)
     if isinstance(error, raised.ResponseError):
-        return _kind_of_reply(str(error))(text)
+        told = str(error)
+        return next(kind for reply, kind in _KIND_OF_REPLY if reply.match(told))(text)
     return StorageUnavailable(text, may_have_written=was_sent)
 
 
@@ -85,12 +87,6 @@ def storage_errors(*, was_sent: bool) -> Iterator[None]:
         yield
     except FAULTS as error:
         raise to_storage_error(error, was_sent=was_sent) from error
-
-
-def _kind_of_reply(text: str) -> type[StorageError]:
-    if found := _CODE.match(text):
-        return _KIND_OF_CODE[found["code"]]
-    return StorageDenied if _DENIED.search(text) else StorageUnusable
 
 
 def is_temporary(error: BaseException | None) -> bool:

@@ -27,20 +27,6 @@ from capsule_tasks.protocol.events import (
     encode_event,
 )
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.executions.scripts import (
-    execution_append,
-    execution_claim,
-    execution_commands,
-    execution_read,
-    execution_reap,
-    execution_record,
-    execution_send_command,
-    group_read,
-    group_record,
-    recent_find,
-    recent_list,
-    recent_record,
-)
 from capsule_tasks.storage.executions.types import (
     Claimed,
     CommandEntry,
@@ -53,7 +39,7 @@ from capsule_tasks.storage.executions.types import (
 )
 from capsule_tasks.storage.keys import ExecutionKeys, GroupKeys, RecentKeys, doorbell_prefix
 from capsule_tasks.storage.operations import Operation, Reply, call_script, new_operation, refused
-from capsule_tasks.storage.scripts import Argument, Call, Code
+from capsule_tasks.storage.scripts import Argument, Call, Code, script
 
 _LOST = encode_event(AttemptEnded(outcome="lost", detail="another worker took the execution"))
 _RETAKEN = encode_event(AttemptEnded(outcome="replaced", detail="its worker lost its lease"))
@@ -64,6 +50,99 @@ _MAX_TRIM_POINTS = 4096
 PAGE = 128
 UNCLAIMED = "-"
 """The `held_by` of a claim that is refused if the execution runs anywhere."""
+
+
+@script("executions/claim")
+def execution_claim(
+    keys: ExecutionKeys,
+    *,
+    claim: str,
+    owner: str,
+    held_by: str,
+    details: bytes,
+    state: str,
+    outcome: str,
+    has_stream_content: str,
+    channel: str,
+    lost: bytes,
+    events: Sequence[bytes],
+) -> None: ...
+
+
+@script("executions/append")
+def execution_append(
+    keys: ExecutionKeys,
+    *,
+    attempt: int,
+    first_seq: int,
+    state: str,
+    outcome: str,
+    has_stream_content: int,
+    limits: bytes,
+    channel: str,
+    events: Sequence[bytes],
+) -> None: ...
+
+
+@script("executions/reap")
+def execution_reap(
+    keys: ExecutionKeys,
+    *,
+    owner: str,
+    attempt: int,
+    outcome: str,
+    limits: bytes,
+    channel: str,
+    event: bytes,
+) -> None: ...
+
+
+@script("executions/send_command")
+def execution_send_command(
+    keys: ExecutionKeys,
+    *,
+    command: str,
+    ttl_ms: int,
+    doorbell_prefix: str,
+    execution: str,
+    data: bytes,
+) -> None: ...
+
+
+@script("executions/commands")
+def execution_commands(keys: ExecutionKeys, *, after: str) -> None: ...
+
+
+@script("executions/read")
+def execution_read(keys: ExecutionKeys, *, after: str, count: int) -> None: ...
+
+
+@script("executions/record")
+def execution_record(keys: ExecutionKeys) -> None: ...
+
+
+@script("executions/recent_record")
+def recent_record(
+    keys: RecentKeys, *, max_entries: int, ttl_ms: int, channel: str, updates: Sequence[Argument]
+) -> None: ...
+
+
+@script("executions/recent_list")
+def recent_list(keys: RecentKeys, *, before: str, count: int) -> None: ...
+
+
+@script("executions/recent_find")
+def recent_find(keys: RecentKeys, *, ids: Sequence[str]) -> None: ...
+
+
+@script("executions/group_record")
+def group_record(
+    keys: GroupKeys, *, ttl_ms: int, max_failures: int, channel: str, members: Sequence[Argument]
+) -> None: ...
+
+
+@script("executions/group_read")
+def group_read(keys: GroupKeys, *, after: str, count: int, which: int) -> None: ...
 
 
 class ExecutionCore:
@@ -415,6 +494,3 @@ _recent_record = msgspec.json.Decoder(_RecentRecord).decode
 def _recent(execution_id: bytes, noted: bytes, record: bytes) -> RecentEntry:
     known = _recent_record(record)
     return RecentEntry(execution_id.decode(), int(noted) / 1e6, known.s, known.t, known.w, known.b)
-
-
-__all__ = ["PAGE", "UNCLAIMED", "ExecutionCore", "attempt_details"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from capsule_tasks.errors import LeaseLost
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.keys import HoldKeys, worker_index
+from capsule_tasks.storage.keys import WorkerKeys, worker_index
 from capsule_tasks.storage.operations import Operation, Reply, call_script
 from capsule_tasks.storage.scripts import Call, Code, script
 
@@ -16,7 +16,7 @@ MAX_DUE = 100
 
 @script("workers/hold")
 def worker_hold(
-    keys: HoldKeys,
+    keys: WorkerKeys,
     *,
     token: str,
     ttl_ms: int,
@@ -26,7 +26,7 @@ def worker_hold(
 
 
 @script("workers/held")
-def worker_held(keys: HoldKeys, *, count: int, ids: Sequence[str]) -> None: ...
+def worker_held(keys: WorkerKeys, *, count: int, ids: Sequence[str]) -> None: ...
 
 
 @script("workers/register")
@@ -70,7 +70,7 @@ class HoldCore:
         self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]
     ) -> Call:
         return worker_hold.call(
-            HoldKeys(incarnation, self._prefix),
+            WorkerKeys(incarnation, self._prefix),
             token=token,
             ttl_ms=self._ttl_ms,
             count=len(held),
@@ -85,7 +85,7 @@ class HoldCore:
         self, incarnation: str, done: Sequence[str] = (), count: int = 500
     ) -> Operation[list[str] | None]:
         """Executions that it held, without those that are done; None while its lease lasts."""
-        call = worker_held.call(HoldKeys(incarnation, self._prefix), count=count, ids=done)
+        call = worker_held.call(WorkerKeys(incarnation, self._prefix), count=count, ids=done)
         reply = yield from call_script(call, self._retry)
         if reply[0] != Code.DONE:
             return None

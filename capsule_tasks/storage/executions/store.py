@@ -1,14 +1,12 @@
-"""The facades of the store of executions: asynchronous and blocking."""
+"""The facades of the store of executions and of what workers hold, for callers that await."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.drivers import AsyncStore, async_method, sync_method
+from capsule_tasks.storage.drivers import AsyncStore, async_method
 from capsule_tasks.storage.executions.core import ExecutionCore
 from capsule_tasks.storage.executions.holds import HoldCore
-from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, SyncFacade, SyncTarget
+from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
 
 
 class ExecutionStore(AsyncFacade):
@@ -43,22 +41,3 @@ class HoldStore:
     hold = async_method(HoldCore.hold)
     held_by = async_method(HoldCore.held_by)
     register_worker = async_method(HoldCore.register_worker)
-
-
-class SyncExecutionStore(SyncFacade):
-    """Events, commands and indexes of executions in Redis."""
-
-    core: ExecutionCore
-
-    def __init__(self, redis: SyncTarget, *, settings: ExecutionSettings | None = None) -> None:
-        self.core = ExecutionCore(settings)
-        super().__init__(redis)
-
-    send_command = sync_method(ExecutionCore.send_command)
-    read = sync_method(ExecutionCore.read)
-    read_record = sync_method(ExecutionCore.read_record)
-    list_recent = sync_method(ExecutionCore.list_recent)
-    read_group = sync_method(ExecutionCore.read_group)
-
-
-__all__: list[Any] = ["ExecutionStore", "HoldStore", "SyncExecutionStore"]

@@ -5,39 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from capsule_tasks.protocol.events import (
-    Accepted,
-    AttemptClaimed,
-    AttemptEnded,
-    Ended,
-    EventMessage,
-    Stacks,
-    UnknownEvent,
-)
-from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
+from capsule_tasks.protocol.events import Ended, EventMessage, UnknownEvent
 
 State = Literal["unknown", "running", "waiting", "ended"]
-Ack = Literal["early", "late"]
-
-__all__ = [
-    "Accepted",
-    "AttemptClaimed",
-    "AttemptEnded",
-    "Claimed",
-    "Ended",
-    "Event",
-    "Gap",
-    "GroupProgress",
-    "InputClosed",
-    "InputRequest",
-    "Output",
-    "Page",
-    "Progress",
-    "RecentEntry",
-    "Record",
-    "Stacks",
-    "UnknownEvent",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -24,18 +25,15 @@ from capsule_tasks.client.configuration import setting
 from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.executions.events import Event
 from capsule_tasks.executions.execution import Execution
-from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.storage.connections.doorbells import OnRing
-from capsule_tasks.taskpool import remote_commands  # noqa: F401 - what it defines, a worker answers
 from capsule_tasks.taskpool.calls import is_coroutine_task, origin_of, task_call
 from capsule_tasks.taskpool.consumer_step import ConsumerStep
-from capsule_tasks.taskpool.hub.bridge import Bridge
-from capsule_tasks.taskpool.hub.deferred_replies import DeferredReply, DeferredReplyNode
-from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
+from capsule_tasks.taskpool.hub import Bridge, RuntimeThread
 from capsule_tasks.taskpool.inspection import describe, health, settings, stack, totals
 from capsule_tasks.taskpool.options import check
 from capsule_tasks.taskpool.pool_runtime import PoolRuntime
+from capsule_tasks.taskpool.remote_commands import MailboxNode
 from capsule_tasks.taskpool.reporting.exception_info import info_of
 from capsule_tasks.taskpool.reporting.reporter import ExecutionPid, TaskReporter
 from capsule_tasks.taskpool.reporting.requests import PoolRequest
@@ -88,7 +86,7 @@ class TaskPool(prefork.TaskPool):
         signals.worker_shutting_down.connect(self._watchdog.on_stopping)
         signals.worker_shutdown.connect(self._watchdog.on_worker_stopped)
         self.app.steps["consumer"].add(ConsumerStep)
-        self.app.control.mailbox.node_cls = DeferredReplyNode
+        self.app.control.mailbox.node_cls = MailboxNode
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -108,26 +106,14 @@ class TaskPool(prefork.TaskPool):
     def register_with_event_loop(self, hub: Any) -> None:
         if not self._thread.is_running:  # a cold shutdown while the worker was still starting
             return
-        self._bridge.register(hub)
-        hub.add_reader(self._thread, self._on_readable)
+        hub.add_reader(self._bridge, self._bridge.drain)
+        # The hub was woken by messages of children: no other thread need be woken for their ends.
+        hub.add_reader(self._thread, self._bridge.run_after, self._thread.run_once)
         # A single task is sent at once. Of many tasks, those that one iteration of the hub applied
         # are sent just before it sleeps, so that children do not compete with it for the CPU.
         hub.on_tick.add(self._thread.run_posts)
         self._hub = hub
         self._thread.attach_hub()
-
-    def _on_readable(self) -> None:
-        """The hub was woken by messages of children: no other thread need be woken."""
-        bridge = self._bridge
-        bridge.suppresses_wakeup = True
-        try:
-            self._thread.run_once()
-        except BaseException:  # an exit of the worker, from a signal's handler
-            bridge.suppresses_wakeup = False
-            bridge.flush()
-            raise
-        bridge.suppresses_wakeup = False
-        bridge.run_calls()
 
     def attach_consumer(self, consumer: Any) -> None:
         """Celery's consumer is new, after a reconnect too: count on its counter from now on."""
@@ -198,7 +184,7 @@ class TaskPool(prefork.TaskPool):
         self._thread.detach_hub()
         hub = get_event_loop()
         if hub is not None:
-            self._bridge.unregister(hub)
+            hub.remove_reader(self._bridge)
             hub.remove_reader(self._thread)
             hub.on_tick.discard(self._thread.run_posts)
         self._last_info = self._get_info()
@@ -437,20 +423,16 @@ class TaskPool(prefork.TaskPool):
             return {"healthy": False, "reasons": ["the pool is not running"]}
         return health(runtime.supervisor, len(self._tasks), runtime.last_error)
 
-    def stack_of(self, task_id: str, *, all_frames: bool = False) -> DeferredReply:
-        """The answer to `inspect capsule_stack`, once the child has given it."""
-        reply = DeferredReply()
+    def stack_of(self, task_id: str, *, all_frames: bool = False) -> Any:
+        """The answer to `inspect capsule_stack`, or its future, done on the hub thread."""
         if self._runtime is None:
-            self._bridge.put(partial(reply.give, {"error": "the pool is not running"}))
-        else:
-            asking = self._ask_stack(
-                self._runtime.supervisor, task_id, reply, all_frames=all_frames
-            )
-            self._thread.start_coroutine(asking)
-        return reply
+            return {"error": "the pool is not running"}
+        answer = Future[dict[str, str]]()
 
-    async def _ask_stack(
-        self, supervisor: Supervisor, task_id: str, reply: DeferredReply, *, all_frames: bool
-    ) -> None:
-        answer = await stack(supervisor, task_id, all_frames=all_frames)
-        self._bridge.put(partial(reply.give, answer))
+        def give(asked: Future[dict[str, str]]) -> None:
+            if not asked.cancelled():
+                self._bridge.put(answer.set_result, asked.result())
+
+        asking = stack(self._runtime.supervisor, task_id, all_frames=all_frames)
+        self._thread.start_coroutine(asking).add_done_callback(give)
+        return answer

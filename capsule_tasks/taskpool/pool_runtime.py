@@ -24,7 +24,7 @@ from capsule_tasks.settings import Profile
 from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.taskpool.app_settings import lane_settings
 from capsule_tasks.taskpool.descriptor_check import DescriptorCheck
-from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
+from capsule_tasks.taskpool.hub import RuntimeThread
 from capsule_tasks.taskpool.options import loss_counter_of, profile
 from capsule_tasks.taskpool.pool_restart import reloaded_profiles, start_trial_child
 from capsule_tasks.taskpool.publishing import make_publisher

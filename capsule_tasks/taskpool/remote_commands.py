@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from celery.utils.functional import maybe_list
 from celery.worker.control import Panel, inspect_command
+from kombu.pidbox import Node
 
 _NO_POOL = {"error": "this worker's pool is not capsule_tasks.taskpool:TaskPool"}
 
@@ -30,6 +32,19 @@ def capsule_stack(state: Any, task_id: str, all_frames: bool = False, **_: Any) 
     if not hasattr(pool, "stack_of"):
         return _NO_POOL
     return pool.stack_of(task_id, all_frames=bool(all_frames))
+
+
+class MailboxNode(Node):
+    """A worker's mailbox. A command may return a future: its answer comes later."""
+
+    def reply(self, data: Any, *address: Any, **options: Any) -> None:
+        answer = data.get(self.hostname)
+        if isinstance(answer, Future):
+            answer.add_done_callback(
+                lambda given: self.reply({self.hostname: given.result()}, *address, **options)
+            )
+        else:
+            super().reply(data, *address, **options)
 
 
 def _keeping(name: str) -> Callable[..., Any]:

@@ -14,9 +14,7 @@ import pytest
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.protocol.codec import MessageDecoder
 from capsule_tasks.protocol.messages import Ack, TaskResult, ToParent
-from capsule_tasks.taskpool.hub.bridge import Bridge
-from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
-from capsule_tasks.taskpool.hub.shared_loop import SharedLoop
+from capsule_tasks.taskpool.hub import Bridge, RuntimeThread, SharedLoop
 from tests.sessions import HANG_S
 
 
@@ -144,18 +142,37 @@ def test_a_turn_ends_though_there_is_always_more_to_do(loop: SharedLoop) -> None
 
 
 def test_the_hub_is_not_woken_for_what_it_looks_at_anyway() -> None:
-    bridge, made = Bridge(), list[int]()
+    bridge, made, ready = Bridge(), list[int](), list[bool]()
+
+    def work() -> None:
+        bridge.put(made.append, 1)
+        ready.append(bool(select.select([bridge], [], [], 0)[0]))
+
     try:
-        bridge.suppresses_wakeup = True
-        bridge.put(lambda: made.append(1))
-        bridge.wait(0)
-        bridge.suppresses_wakeup = False
-        assert not select.select([bridge._wakeup], [], [], 0)[0]
-        bridge.run_calls()
-        bridge.put(lambda: made.append(2))
+        bridge.run_after(work)
+        assert (made, ready) == ([1], [False])
+        bridge.put(made.append, 2)
         bridge.wait(HANG_S)
         bridge.drain()
         assert made == [1, 2]
+    finally:
+        bridge.stop()
+
+
+def test_calls_of_work_that_ends_the_worker_wake_the_hub_once_more() -> None:
+    bridge, made = Bridge(), list[int]()
+
+    def work() -> None:
+        bridge.put(made.append, 1)
+        raise SystemExit
+
+    try:
+        with pytest.raises(SystemExit):
+            bridge.run_after(work)
+        assert not made
+        bridge.wait(HANG_S)
+        bridge.drain()
+        assert made == [1]
     finally:
         bridge.stop()
     bridge.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
@@ -15,7 +14,7 @@ from capsule_tasks.executions.events import StopRequested
 from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
-from capsule_tasks.taskpool.hub.bridge import Bridge
+from capsule_tasks.taskpool.hub import Bridge
 from capsule_tasks.taskpool.prefetch import Prefetch
 from capsule_tasks.taskpool.reporting.exception_info import info_of, rebuild_info
 from capsule_tasks.taskpool.reporting.task_frames import only_task_frames
@@ -80,21 +79,19 @@ class TaskReporter(Reporter):
     # --- on the loop ---------------------------------------------------------------------------
 
     def accepted(self, pid: int, at: float, *, defers_ack: bool) -> None:
-        self._bridge.put(partial(self._report_accepted, pid, at, defers_ack))
+        self._bridge.put(self._report_accepted, pid, at, defers_ack)
 
     def acknowledge(self) -> None:
         self._bridge.put(self._acknowledge)
 
     def soft_limit(self) -> None:
-        self._bridge.put(
-            partial(self._call, "timeout_callback", soft=True, timeout=self._origin.soft_limit_s)
-        )
+        self._bridge.put(self._call, "timeout_callback", True, self._origin.soft_limit_s)
 
     def free_slot(self) -> None:
-        self._bridge.put(partial(self._pool.on_over, self))
+        self._bridge.put(self._pool.on_over, self)
 
     def ended(self, end: End, *, frees_slot: bool) -> None:
-        self._bridge.put(partial(self._report_end, end, frees_slot))
+        self._bridge.put(self._report_end, end, frees_slot)
 
     def task_frames(self, stack: str) -> str:
         return only_task_frames(stack)
@@ -118,10 +115,10 @@ class TaskReporter(Reporter):
     def _origin(self) -> Origin:
         return self.execution.life.origin
 
-    def _call(self, name: str, *arguments: Any, **named: Any) -> None:
+    def _call(self, name: str, *arguments: Any) -> None:
         callback = self._callbacks.get(name)
         if callback is not None:
-            callback(*arguments, **named)
+            callback(*arguments)
 
     def _report_accepted(self, pid: int, at: float, defers_ack: bool) -> None:
         if defers_ack and self._request is not None:
@@ -154,7 +151,7 @@ class TaskReporter(Reporter):
                 self.report_failure(Terminated(-end.signum))
             case EndKind.OVER_LIMIT:
                 self.report_failure(TimeLimitExceeded(hard_limit_s))
-                self._call("timeout_callback", soft=False, timeout=hard_limit_s)
+                self._call("timeout_callback", False, hard_limit_s)
             case EndKind.LOST:
                 self.report_failure(WorkerLostError(end.message))
             case EndKind.TOO_MANY_LOSSES:

@@ -13,8 +13,7 @@ from kombu import Connection
 
 from capsule_tasks.client.watching.watch_thread import _LoopThread
 from capsule_tasks.system.service import ThreadService
-from capsule_tasks.taskpool.hub.bridge import Bridge
-from capsule_tasks.taskpool.hub.runtime_thread import RuntimeThread
+from capsule_tasks.taskpool.hub import Bridge, RuntimeThread
 from capsule_tasks.taskpool.reporting.output_log import OutputLog
 from capsule_tasks.taskpool.shutdown_watchdog import ShutdownWatchdog
 from capsule_tasks.taskpool.stock_redis.kept_revokes import Revokes

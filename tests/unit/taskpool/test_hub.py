@@ -1,4 +1,4 @@
-"""The bridge between the runtime thread and Celery's hub, over an eventfd and over a self-pipe."""
+"""The bridge between the runtime thread and Celery's hub."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from capsule_tasks.taskpool.hub import wakeup
-from capsule_tasks.taskpool.hub.bridge import Bridge
+from capsule_tasks.taskpool.hub import Bridge
 
 
-@pytest.fixture(params=[True, False], ids=["eventfd", "self-pipe"])
-def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bridge]:
-    monkeypatch.setattr(wakeup, "IS_LINUX", request.param)
+@pytest.fixture
+def made() -> Iterator[Bridge]:
     made = Bridge()
-    assert (made._wakeup._reader == made._wakeup._writer) is request.param
     yield made
     made.stop()
 

@@ -1,1 +1,0 @@
-"""The event loop that the hub thread and the runtime thread share, and the calls between them."""

@@ -1,4 +1,4 @@
-"""The page on the architecture and the code say the same."""
+"""The page on the architecture, the page on tests, and the code say the same."""
 
 from __future__ import annotations
 
@@ -68,6 +68,76 @@ def test_no_folder_and_no_module_has_grown_too_large() -> None:
     assert [str(folder) for folder, count in side_by_side.items() if count > 14] == []
     lines = {path: len(path.read_text().splitlines()) for path in modules}
     assert [str(path) for path, count in lines.items() if count > 500] == []
+
+
+# --- tests ---------------------------------------------------------------------------------------
+
+TESTS = ROOT / "tests"
+README = (TESTS / "README.md").read_text()
+MIRRORS = {
+    "unit": (PACKAGE, ".py"),
+    "contract": (PACKAGE, ".py"),
+    "lua": (PACKAGE / "storage/lua", ".lua"),
+}
+"""Folders of tests, each with the folder and the kind of files whose paths its tests have."""
+
+
+def subjects(folder: Path, suffix: str) -> Iterator[str]:
+    """What a test module may be named after: a module or script, a sub-folder, or the folder."""
+    yield folder.name
+    yield "scripts" if suffix == ".lua" else "settings"
+    yield from (path.stem for path in folder.glob(f"*{suffix}"))
+    yield from (path.parent.name for path in folder.glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("kind", MIRRORS)
+def test_tests_have_the_path_of_what_they_test(kind: str) -> None:
+    mirrored, suffix = MIRRORS[kind]
+    astray = []
+    for path in sorted((TESTS / kind).rglob("test_*.py")):
+        place = path.parent.relative_to(TESTS / kind)
+        if kind == "unit" and place == Path():  # what concerns the whole repository
+            continue
+        name = path.stem.removeprefix("test_")
+        names = set(subjects(mirrored / place, suffix))
+        is_named = any(f"{name}_".startswith(f"{each}_") for each in names)
+        is_group = suffix == ".lua" and any(each.startswith(f"{name}_") for each in names)
+        if not (is_named or is_group):
+            astray.append(str(path.relative_to(TESTS)))
+    assert astray == []
+
+
+def readme_paths() -> Iterator[Path]:
+    """Every file or folder of tests that the page names, with its folder or without."""
+    folder = "."
+    for name in re.findall(r"`([\w/.]*\w/?)(?<!_)`", README):
+        if "/" in name and name.split("/")[0] in {path.name for path in TESTS.iterdir()}:
+            folder = str(Path(name).parent)
+            yield TESTS / name
+        elif re.fullmatch(r"test_\w+\.py", name):
+            yield TESTS / folder / name
+
+
+def readme_tests() -> Iterator[tuple[str, str]]:
+    """Every `module: test, test` of integration tests that a table names."""
+    for row in re.findall(r"^\|.*\| (.*) \|$", README, re.MULTILINE):
+        for group in re.sub(r"`[^`]*`", "", row).split(";"):
+            module, found, names = group.strip(" ,").partition(": ")
+            if found and re.fullmatch(r"\w+", module):
+                yield from ((module, name) for name in re.findall(r"\w+", names))
+
+
+def test_the_page_names_files_and_tests_that_exist() -> None:
+    assert len(list(readme_paths())) > 80
+    assert len(list(readme_tests())) > 80
+    assert [str(path) for path in readme_paths() if not path.exists()] == []
+    missing = [
+        f"{module}::{name}"
+        for module, name in readme_tests()
+        if not (path := TESTS / f"integration/test_{module}.py").exists()
+        or f"def test_{name}(" not in path.read_text()
+    ]
+    assert missing == []
 
 
 # --- links ---------------------------------------------------------------------------------------

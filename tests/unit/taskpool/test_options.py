@@ -85,3 +85,11 @@ def test_who_has_celery_spawn_its_children_gets_no_forks() -> None:
     assert setting(app, "capsule_start") == "exec"
     app.conf.capsule_start = "fork"
     assert setting(app, "capsule_start") == "fork"
+
+
+@pytest.mark.parametrize("revoke_ttl_s", [0, "a day", True])
+def test_a_time_that_cannot_be_kept_is_refused_when_the_worker_starts(revoke_ttl_s: Any) -> None:
+    app = Celery("wrong", set_as_current=False)
+    app.conf.capsule_revoke_ttl_s = revoke_ttl_s
+    with pytest.raises(InvalidSetting, match="capsule_revoke_ttl_s"):
+        check(app)

@@ -19,7 +19,7 @@ from capsule_tasks.errors import (
     ItemTooLarge,
 )
 from capsule_tasks.storage import Version
-from tests.contract.history_subjects import Subject, opened
+from tests.contract.storage.history.subjects import Subject, opened
 
 STORES = {
     "redis62": "redis62_url",

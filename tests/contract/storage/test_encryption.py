@@ -10,7 +10,7 @@ import pytest
 
 from capsule_tasks.errors import InvalidSetting, UnknownKey
 from capsule_tasks.storage.encryption import EncryptingCodec
-from tests.contract.history_subjects import Subject, opened
+from tests.contract.storage.history.subjects import Subject, opened
 
 KEY = b"k" * 32
 SECRET = [{"role": "user", "content": "a secret"}, {"role": "user", "content": "another"}]

@@ -1,6 +1,6 @@
 """The tables of docs/wire-format.md, as the code has them.
 
-`python -m tests.unit.protocol.wire_tables` prints them, for a developer who has changed a message.
+`python -m tests.unit.wire_tables` prints them, for a developer who has changed a message.
 """
 
 from __future__ import annotations

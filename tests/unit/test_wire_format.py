@@ -28,13 +28,13 @@ from capsule_tasks.protocol.messages import (
 )
 from capsule_tasks.protocol.negotiation import CAPABILITIES, VERSIONS
 from capsule_tasks.protocol.values import revive, to_wire
-from tests.unit.protocol import wire_tables
-from tests.unit.protocol.wire_tables import PARTS, SECTIONS, Row, all_messages, direction, rows
+from tests.unit import wire_tables
+from tests.unit.wire_tables import PARTS, SECTIONS, Row, all_messages, direction, rows
 
-PAGE = (Path(__file__).parents[3] / "docs" / "wire-format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
 HEADING = re.compile(r"^#{2,3} (.+)$", re.MULTILINE)
 TAG_LINE = re.compile(r"^`(\w+)` · (.+) · (control|bulk)$", re.MULTILINE)
-TELL = "docs/wire-format.md differs; `python -m tests.unit.protocol.wire_tables` prints the tables"
+TELL = "docs/wire-format.md differs; `python -m tests.unit.wire_tables` prints the tables"
 
 
 def parts_of_page() -> dict[str, str]:
@@ -207,4 +207,4 @@ def test_links_of_the_page_lead_somewhere() -> None:
         if target.startswith("#"):
             assert target[1:] in anchors, target
         else:
-            assert (Path(__file__).parents[3] / "docs" / target).exists(), target
+            assert (Path(__file__).parents[2] / "docs" / target).exists(), target

@@ -26,7 +26,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.storage.encryption import EncryptingCodec
 from capsule_tasks.storage.runs.types import PlannedCall
-from tests.contract.run_subjects import PRINT, Subject, ask, until
+from tests.contract.storage.runs.subjects import PRINT, Subject, ask, until
 
 # --- life of a run --------------------------------------------------------------------------------
 

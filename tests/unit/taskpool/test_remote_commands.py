@@ -1,4 +1,4 @@
-"""What is kept of a revoke, and for how long, is checked before anything is started."""
+"""The remote commands that keep revokes for workers that start later."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
 from celery.worker.control import Panel
 
-from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.taskpool import remote_commands
-from capsule_tasks.taskpool.options import check
 
 
 class Keeper:
@@ -64,11 +61,3 @@ def test_a_stamp_keeps_its_type(own: dict[str, Any], keeper: Keeper) -> None:
     own["revoke_by_stamped_headers"](state, headers=headers)
     stamps = [("tenant", 42), ("tenant", "42"), ("rate", 0.5), ("dark", True)]
     assert keeper.kept == [([], stamps)]
-
-
-@pytest.mark.parametrize("revoke_ttl_s", [0, "a day", True])
-def test_a_time_that_cannot_be_kept_is_refused_when_the_worker_starts(revoke_ttl_s: Any) -> None:
-    app = Celery("wrong", set_as_current=False)
-    app.conf.capsule_revoke_ttl_s = revoke_ttl_s
-    with pytest.raises(InvalidSetting, match="capsule_revoke_ttl_s"):
-        check(app)

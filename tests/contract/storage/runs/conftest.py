@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.contract.run_subjects import Subject, opened
+from tests.contract.storage.runs.subjects import Subject, opened
 
 STORES = {
     "redis62": "redis62_url",

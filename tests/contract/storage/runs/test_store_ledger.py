@@ -15,7 +15,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.storage.keys import RunKeys
 from capsule_tasks.storage.operations import operation_abandon
 from capsule_tasks.storage.runs.types import Claim, PlannedCall
-from tests.contract.run_subjects import PRINT, Subject, ask
+from tests.contract.storage.runs.subjects import PRINT, Subject, ask
 
 
 async def test_a_call_is_made_once_and_its_output_is_kept(subject: Subject) -> None:

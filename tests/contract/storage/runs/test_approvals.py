@@ -22,7 +22,7 @@ from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import CallKeys
 from capsule_tasks.storage.runs.approval_index import Entry, Index, approvals_drop
 from capsule_tasks.storage.runs.types import PlannedCall
-from tests.contract.run_subjects import PRINT, Subject, ask, until
+from tests.contract.storage.runs.subjects import PRINT, Subject, ask, until
 
 
 async def swept(runs: Any) -> Any:

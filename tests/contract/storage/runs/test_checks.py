@@ -14,7 +14,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.storage.runs.store import SyncLease
 from capsule_tasks.storage.runs.types import PlannedCall
-from tests.contract.run_subjects import PRINT, Subject, ask, until
+from tests.contract.storage.runs.subjects import PRINT, Subject, ask, until
 
 WRONG_DECISIONS: list[dict[str, Any]] = [
     {"call_id": 5},

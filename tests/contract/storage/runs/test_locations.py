@@ -14,7 +14,7 @@ from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.runs import locations
 from capsule_tasks.storage.runs.store import SyncRunStore
 from tests.clocks import elapse
-from tests.contract.run_subjects import ask
+from tests.contract.storage.runs.subjects import ask
 
 STEP_S = 20 * 86_400.0
 """Less than a run is kept without a change."""

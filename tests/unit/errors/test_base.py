@@ -1,0 +1,36 @@
+"""The text of an error, and of an error without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from capsule_tasks import errors
+from capsule_tasks.errors import reason_of
+
+_OWN = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.CapsuleError)
+}
+"""Errors that always say something."""
+
+
+def test_an_error_that_says_nothing_has_its_type() -> None:
+    assert reason_of(TimeoutError()) == "TimeoutError"
+    assert reason_of(ValueError("x")) == "x"
+
+
+@pytest.mark.parametrize("kind", _OWN.values())
+def test_an_error_of_ours_always_says_something(kind: type[errors.CapsuleError]) -> None:
+    try:
+        error = kind("")
+    except TypeError:
+        return  # it has a sentence of its own, made from more parts
+    assert str(error).strip()
+    assert not str(error).startswith(" ")
+
+
+def test_an_error_of_ours_keeps_what_it_is_told() -> None:
+    assert str(errors.SessionLost("the child is gone")) == "the child is gone"
+    assert str(errors.SessionLost()) == "SessionLost"
+    assert str(errors.StorageFull("")) == "StorageFull (nothing was written)"

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.executions import events as on
 from capsule_tasks.executions.ends import End
 from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.executions.publishing.publisher import Publisher
@@ -131,8 +131,8 @@ class Ground:
     def begin(self, execution: Execution) -> None:
         """A child is sent the execution, and starts it."""
         execution.pid = PID
-        self.supervisor.feed(execution, on.Sent())
-        self.supervisor.feed(execution, on.ChildStarted(0.0))
+        self.supervisor.feed(execution, Lifecycle.on_sent)
+        self.supervisor.feed(execution, Lifecycle.on_child_started, 0.0)
 
     async def running(self, task_id: str, **origin: Any) -> Execution:
         """An execution that has begun and is claimed, and not over."""

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 import msgspec
 
 from capsule_tasks.executions.ends import End, LastEvent
-from capsule_tasks.executions.events import Timer
 from capsule_tasks.protocol.events import Command, EventMessage
+
+
+class Timer(Enum):
+    """Each runs at most once at a time for an execution."""
+
+    __hash__ = object.__hash__  # in C; `Enum.__hash__` is Python code
+
+    CLAIM_DUE = auto()
+    """A task that runs silently is claimed now."""
+    CLAIM_WAIT = auto()
+    """The claim was not answered in time: what waits for it goes on."""
+    END_WAIT = auto()
+    """The end was not stored in time."""
+    SOFT_LIMIT = auto()
+    HARD_LIMIT = auto()
+    TIDY = auto()
+    """The `finally` blocks have had their time after a hard limit."""
 
 
 class Action(msgspec.Struct, frozen=True, gc=False):
@@ -93,13 +111,13 @@ class AwaitPrevious(Action, frozen=True, gc=False):
 
 
 class ConfirmLease(Action, frozen=True, gc=False):
-    """Feed LeaseConfirmed once the owner's lease is known to last."""
+    """Feed `on_lease_confirmed` once the owner's lease is known to last."""
 
     owner: str
 
 
 class AwaitInFlight(Action, frozen=True, gc=False):
-    """Send nothing more, and feed InFlightDone once all calls are answered."""
+    """Send nothing more, and feed `on_in_flight_done` once all calls are answered."""
 
 
 class Publish(Action, frozen=True, gc=False):

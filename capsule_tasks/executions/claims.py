@@ -14,20 +14,41 @@ import signal
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from capsule_tasks.errors import InternalError
 from capsule_tasks.executions import actions as do
-from capsule_tasks.executions import events as on
 from capsule_tasks.executions import states
-from capsule_tasks.executions.actions import Action
+from capsule_tasks.executions.actions import Action, Timer
 from capsule_tasks.executions.ends import End, EndKind, LastEvent
-from capsule_tasks.executions.events import Refusal, Timer
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.events import AttemptEnded
 from capsule_tasks.protocol.messages import InputRequest
 
 _CLAIM_WITH_EVENTS = do.ClaimWithEvents(takes_over=False)
 _START_CLAIM_WAIT = do.StartTimer(Timer.CLAIM_WAIT)
+
+
+class Streaming(Enum):
+    """How an execution comes to its stream."""
+
+    NONE = auto()
+    """Never: streams are off, or the buffer for Redis is full."""
+    CLAIM_LATER = auto()
+    """The execution is new: it starts now and is claimed with its first events."""
+    CLAIM_FIRST = auto()
+    """Redis may know of an attempt or a command: the execution is claimed before it starts."""
+
+
+class Refusal(Enum):
+    """Why a claim was refused."""
+
+    RUNS_ELSEWHERE = auto()
+    """Another attempt runs, and may be about to end."""
+    CANCELLED = auto()
+    """The execution was ended by a cancel."""
+    CLOSED = auto()
+    """Another attempt has the execution, the execution has ended, or Redis refused the call."""
 
 
 def _unhandled(action: Action) -> None:
@@ -89,6 +110,7 @@ class ClaimAxis:
             self._do(_CLAIM_WITH_EVENTS)
 
     def on_claim_due(self) -> None:
+        """A task that runs silently is claimed now."""
         if self.run is not states.RUNNING:
             return
         if self.claim is states.UNCLAIMED:
@@ -98,11 +120,12 @@ class ClaimAxis:
         if self.ack is states.DEFERRED:
             self._do(_START_CLAIM_WAIT)
 
-    def on_claim_stored(self, event: on.ClaimStored) -> None:
+    def on_claim_stored(self, owner: str, current_owner: str) -> None:
+        """The execution is claimed under `owner`; the lease may have changed since."""
         if self.claim is not states.CLAIMING:
             return
         self.claim = self.claim.to[states.CLAIMED]
-        self.owner = event.owner
+        self.owner = owner
         self._has_waited = False
         if self._end is None:
             self._do(do.RecordRunning())
@@ -112,16 +135,16 @@ class ClaimAxis:
         if self.run is states.AWAITING_CLAIM:
             self._start()
         self._do(do.Flush())
-        if event.owner != event.current_owner:  # that lease was lost while the claim was sent
+        if owner != current_owner:  # that lease was lost while the claim was sent
             self._reclaim()
         else:
             self._confirm_lease()
 
-    def on_claim_refused(self, event: on.ClaimRefused) -> None:
+    def on_claim_refused(self, reason: Refusal) -> None:
         """Rule 4: another attempt has the execution, or the execution has ended."""
         if self.claim is not states.CLAIMING:
             return
-        if event.reason is Refusal.RUNS_ELSEWHERE and not self._awaits_takeover:
+        if reason is Refusal.RUNS_ELSEWHERE and not self._awaits_takeover:
             self._awaits_takeover = True
             self.claim = self.claim.to[states.AWAITING_PREVIOUS]
             self._do(do.AwaitPrevious())
@@ -129,12 +152,13 @@ class ClaimAxis:
         self._close()
         if self.run is not states.AWAITING_CLAIM:
             return
-        if event.reason is Refusal.CANCELLED:
+        if reason is Refusal.CANCELLED:
             self._finish(End(EndKind.TERMINATED, signum=int(signal.SIGTERM)))
         else:
             self._start()
 
-    def on_previous_ended(self, _event: on.PreviousEnded) -> None:
+    def on_previous_ended(self) -> None:
+        """The previous attempt has ended, or has had its time to."""
         if self.claim is not states.AWAITING_PREVIOUS:
             return
         if self._awaits_takeover and isinstance(self._last, AttemptEnded):
@@ -146,11 +170,15 @@ class ClaimAxis:
         else:
             self._do(do.ClaimFirst())
 
-    def on_successor_admitted(self, _event: on.SuccessorAdmitted) -> None:
-        """Claim now: the claim of the attempt that follows must not come before this one's."""
+    def on_successor_admitted(self) -> None:
+        """Another message with the same id came to this worker: claim now.
+
+        The claim of the attempt that follows must not come before this one's.
+        """
         self._claim_with_events()
 
-    def on_append_refused(self, _event: on.AppendRefused) -> None:
+    def on_append_refused(self) -> None:
+        """Nothing more of this attempt is stored."""
         if self.claim is not states.CLOSED:
             self._close()
 
@@ -168,8 +196,9 @@ class ClaimAxis:
 
     # --- the lease -----------------------------------------------------------------------------
 
-    def on_hold_recorded(self, event: on.HoldRecorded) -> None:
-        self._held_by = event.owner
+    def on_hold_recorded(self, owner: str) -> None:
+        """The execution is recorded as held by this owner, where a reaper finds it."""
+        self._held_by = owner
         self._confirm_lease()
 
     def _confirm_lease(self) -> None:
@@ -179,8 +208,9 @@ class ClaimAxis:
             self._do(_START_CLAIM_WAIT)
             self._do(do.ConfirmLease(self.owner))
 
-    def on_lease_confirmed(self, event: on.LeaseConfirmed) -> None:
-        if self.claim is states.CLAIMED and self._held_by == self.owner == event.owner:
+    def on_lease_confirmed(self, owner: str) -> None:
+        """The owner's lease lasts, by the worker's own clock."""
+        if self.claim is states.CLAIMED and self._held_by == self.owner == owner:
             self._acknowledge()
 
     def on_claim_wait(self) -> None:
@@ -195,16 +225,17 @@ class ClaimAxis:
             self.ack = self.ack.to[states.DONE]
             self._do(do.Acknowledge())
 
-    def on_lease_begun(self, event: on.LeaseBegun) -> None:
+    def on_lease_begun(self, owner: str) -> None:
         """A reaper may end what was claimed under the previous lease: claim the execution again."""
-        if self.claim is states.CLAIMED and self.owner != event.owner:
+        if self.claim is states.CLAIMED and self.owner != owner:
             self._reclaim()
 
     def _reclaim(self) -> None:
         self.claim = self.claim.to[states.RECLAIMING]
         self._do(do.AwaitInFlight())
 
-    def on_in_flight_done(self, _event: on.InFlightDone) -> None:
+    def on_in_flight_done(self) -> None:
+        """All calls of the execution are answered."""
         if self.claim is states.RECLAIMING:
             self.claim = self.claim.to[states.CLAIMING]
             for request in self._questions.values():  # the end of an attempt closes its questions
@@ -213,8 +244,11 @@ class ClaimAxis:
 
     # --- the doorbell --------------------------------------------------------------------------
 
-    def on_doorbell_rang(self, _event: on.DoorbellRang) -> None:
-        """The reply to a claim brings the commands; until then remember that the doorbell rang."""
+    def on_doorbell_rang(self) -> None:
+        """The execution may have been sent a command.
+
+        The reply to a claim brings the commands; until then remember that the doorbell rang.
+        """
         if self.claim is states.CLAIMED:
             self._do(do.ReadCommands())
         elif self.claim is not states.CLOSED:

@@ -2,7 +2,7 @@
 
 Executions wait in one queue for each kind of child and are sent in order of arrival. `ProfilePool`
 decides how many children there are and which of them gets the next execution. The dispatcher sends
-it there, remembers where it is, and tells its listener what becomes of it:
+it there, remembers where it is, and tells the supervisor what becomes of it:
 
     enqueue ──▶ waiting ──sent──▶ with a child ──started──▶ running ──finished──▶ (forgotten)
                    ▲                    │ └───────────finished──────────────────────▲
@@ -17,22 +17,24 @@ import signal
 import time
 from collections import deque
 from functools import partial
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from capsule_tasks.errors import CapsuleError, UnknownInputRequest
-from capsule_tasks.executions import events as on
 from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.delay import Delay
-from capsule_tasks.executions.events import Event
 from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.protocol.messages import Ack, Message, Result, TaskResult, Terminal
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.pool.profile_pool import ProfilePool
 from capsule_tasks.sessions.pool.slot import Slot
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.stopping import StopOutcome
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.supervisor import Supervisor
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -49,33 +51,6 @@ ASSUME_STARTED_AFTER_S = 0.05
 """An idle child that has not acknowledged a task by then counts as having started it, so that
 limits and cancels apply. Code that holds the interpreter from its first line, or stops its own
 process, keeps the child from acknowledging."""
-
-_SENT = on.Sent()
-_SEND_REFUSED = on.SendRefused()
-
-
-class DispatchListener(Protocol):
-    """Receives what becomes of each execution; called on the loop, from within the dispatcher."""
-
-    def feed(self, execution: Execution, event: Event) -> None:
-        """Sent, SendRefused or ChildStarted.
-
-        ChildStarted comes twice if a child acknowledges an execution that was assumed to have
-        started.
-        """
-
-    def on_message(self, execution: Execution, message: Message) -> bool | None:
-        """Output, Gap, Progress, InputRequest or InputClosed.
-
-        False if there is no room for more output; call `resume_output` when there is.
-        """
-
-    def finished(self, execution: Execution, end: Terminal, exit_status: int | None) -> None:
-        """Called exactly once for each Sent, unless the execution was refused.
-
-        `exit_status` is the child's, if the child has ended before the execution did. The child is
-        sent its next execution when this returns.
-        """
 
 
 class Child(msgspec.Struct, eq=False):
@@ -97,7 +72,7 @@ class Lane:
         kind: Kind,
         pool: ProfilePool,
         capacity: int,
-        listener: DispatchListener,
+        supervisor: Supervisor,
         sent: dict[Execution, None],
     ) -> None:
         """`sent` is shared by all lanes: every execution that a child has."""
@@ -106,7 +81,7 @@ class Lane:
         self.waiting: deque[Execution] = deque()
         self.children: dict[int, Child] = {}
         """By number of the slot."""
-        self._listener = listener
+        self._supervisor = supervisor
         self._sent = sent
         self._unacknowledged = Delay[Execution](ASSUME_STARTED_AFTER_S, self._on_unacknowledged)
         pool.set_listener(self, capacity)
@@ -154,7 +129,7 @@ class Lane:
         self._sent[execution] = None
         execution.child, execution.pid = child, child.pid
         execution.child_execution_id = execution_id
-        self._listener.feed(execution, _SENT)
+        self._supervisor.feed(execution, Lifecycle.on_sent)
         try:
             on_message = partial(self._on_message, child, execution)
             child.session.submit(call, on_message, execution_id=execution_id)
@@ -164,7 +139,7 @@ class Lane:
             log.info("task goes to another child: the chosen one takes nothing new: %s", error)
             self._forget(child, execution)
             self.waiting.appendleft(execution)
-            self._listener.feed(execution, _SEND_REFUSED)
+            self._supervisor.feed(execution, Lifecycle.on_send_refused)
             self._release(child)
             self.pool.retire_when_idle(child.slot, str(error))
         else:
@@ -181,18 +156,18 @@ class Lane:
         """False if there is no room for more output of this execution."""
         if isinstance(message, Ack):
             self._unacknowledged.discard(execution)
-            self._listener.feed(execution, on.ChildStarted(message.accepted_at))
+            self._supervisor.feed(execution, Lifecycle.on_child_started, message.accepted_at)
         elif isinstance(message, Terminal):
             self._finish(child, execution, message)
         else:
-            return self._listener.on_message(execution, message)
+            return self._supervisor.on_message(execution, message)
         return None
 
     def _on_unacknowledged(self, unacknowledged: list[Execution]) -> None:
         for execution in unacknowledged:
             if execution.child is not None:
                 started_at = time.monotonic() - ASSUME_STARTED_AFTER_S
-                self._listener.feed(execution, on.ChildStarted(started_at))
+                self._supervisor.feed(execution, Lifecycle.on_child_started, started_at)
 
     def _finish(self, child: Child, execution: Execution, end: Terminal) -> None:
         self._forget(child, execution)
@@ -203,7 +178,7 @@ class Lane:
         elif not isinstance(end, Result):
             exit_status = child.session.exit_status
         try:
-            self._listener.finished(execution, end, exit_status)
+            self._supervisor.finished(execution, end, exit_status)
         finally:
             self._release(child)
             self.dispatch()
@@ -221,9 +196,7 @@ class Lane:
 class Dispatcher:
     """Two lanes, one for each kind of child, and the ways to act on an execution in a child."""
 
-    def __init__(
-        self, sessions: SessionPool, listener: DispatchListener, *, async_limit: int
-    ) -> None:
+    def __init__(self, sessions: SessionPool, supervisor: Supervisor, *, async_limit: int) -> None:
         """The profiles `blocking` and `async` say how children are started and when replaced.
 
         A blocking child has one execution at a time, an async child up to `async_limit`.
@@ -232,7 +205,7 @@ class Dispatcher:
         self._background = BackgroundTasks()
         capacities: dict[Kind, int] = {"blocking": 1, "async": async_limit}
         self.lanes: dict[Kind, Lane] = {
-            kind: Lane(kind, sessions.profile_pool(kind), capacity, listener, self._sent)
+            kind: Lane(kind, sessions.profile_pool(kind), capacity, supervisor, self._sent)
             for kind, capacity in capacities.items()
         }
 

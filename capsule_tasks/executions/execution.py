@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from capsule_tasks.executions.actions import Timer
 from capsule_tasks.executions.ends import End
-from capsule_tasks.executions.events import Timer
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall

@@ -1,5 +1,6 @@
 """The life of one execution in a worker: events come in, actions come out.
 
+An event is a fact, never an order: a method `on_…` of the lifecycle, and its arguments.
 Plain state: no I/O, no clock, no timers of its own. Four axes, each with its moves in `states.py`:
 
 - `run`: where the execution is on its way through a child;
@@ -20,20 +21,20 @@ The rules, each next to the code that keeps it:
 
 from __future__ import annotations
 
-import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
 
 from capsule_tasks.executions import actions as do
 from capsule_tasks.executions import ends, states
-from capsule_tasks.executions import events as on
-from capsule_tasks.executions.actions import Action
-from capsule_tasks.executions.claims import ClaimAxis
+from capsule_tasks.executions.actions import Action, Timer
+from capsule_tasks.executions.claims import ClaimAxis, Streaming
 from capsule_tasks.executions.ends import End, EndKind, LastEvent
-from capsule_tasks.executions.events import Event, Streaming, Timer
-from capsule_tasks.protocol.events import AttemptEnded, CancelCommand
-from capsule_tasks.protocol.messages import TaskResult
+from capsule_tasks.protocol.events import AttemptEnded, CancelCommand, Command
+from capsule_tasks.protocol.messages import InputClosed, InputRequest, TaskResult, Terminal
+
+P = ParamSpec("P")
 
 _ASYNC_GRACE_S = 5.0
 """From the cancel of a coroutine to the kill of its child, and so of its neighbours."""
@@ -56,7 +57,10 @@ _WORKER_STOPPED = "its worker was stopped"
 
 @dataclass(eq=False, slots=True)
 class Lifecycle(ClaimAxis):
-    """Pass every event to `handle`, and carry out the actions that it returns, in order."""
+    """Have `handle` call the method of an event, and carry out the actions that follow, in order:
+
+    life.handle(Lifecycle.on_claim_stored, owner, current_owner)
+    """
 
     stop_signum: int | None = None
     """The signal that the execution was requested to be ended with."""
@@ -69,11 +73,11 @@ class Lifecycle(ClaimAxis):
         where = " ".join(state.name for state in (self.run, self.claim, self.report, self.ack))
         return f"<Lifecycle of {self.origin.task}[{self.origin.execution_id}]: {where}>"
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: Event[P], *args: P.args, **kwargs: P.kwargs) -> list[Action]:
         """The actions that follow from an event."""
         actions: list[Action] = []
         self._do = actions.append
-        _HANDLERS[type(event)](self, event)
+        event(self, *args, **kwargs)
         return actions
 
     @property
@@ -91,23 +95,25 @@ class Lifecycle(ClaimAxis):
 
     # --- the start -----------------------------------------------------------------------------
 
-    def on_admitted(self, event: on.Admitted) -> None:
-        if event.streaming is _CLAIM_FIRST:
+    def on_admitted(self, streaming: Streaming) -> None:
+        """The execution came to this worker."""
+        if streaming is _CLAIM_FIRST:
             self.run = self.run.to[states.AWAITING_CLAIM]
             self._do(_START_CLAIM_WAIT)
             self._claim_first()
             return
-        if event.streaming is _NO_STREAM:
+        if streaming is _NO_STREAM:
             self.claim = self.claim.to[states.CLOSED]
         self._start()
 
-    def on_discarded(self, event: on.Discarded) -> None:
+    def on_discarded(self, streaming: Streaming, reason: str) -> None:
+        """Celery discarded the execution before it reached the pool."""
         self.report = self.report.to[states.ENDED]  # by Celery, before this
-        if event.streaming is _NO_STREAM:
+        if streaming is _NO_STREAM:
             self.claim = self.claim.to[states.CLOSED]
-        elif event.streaming is _CLAIM_FIRST:
+        elif streaming is _CLAIM_FIRST:
             self._claim_first()
-        self._finish(End(EndKind.DISCARDED, event.reason))
+        self._finish(End(EndKind.DISCARDED, reason))
 
     def _start(self) -> None:
         if self.run is states.AWAITING_CLAIM:
@@ -124,28 +130,32 @@ class Lifecycle(ClaimAxis):
         self.run = self.run.to[states.QUEUED]
         self._do(_SEND)
 
-    def on_loss_judged(self, event: on.LossJudged) -> None:
+    def on_loss_judged(self, end: End | None) -> None:
+        """With an `end`, the message has cost too many processes."""
         if self.run is states.AWAITING_JUDGEMENT:
-            if event.end is not None:
-                self._finish(event.end)
+            if end is not None:
+                self._finish(end)
             else:
                 self._queue()
         elif self.run is states.LOST:
-            end = event.end or self._suspected
+            end = end or self._suspected
             assert end is not None
             self._finish(end)
 
     # --- the child -----------------------------------------------------------------------------
 
-    def on_sent(self, _event: on.Sent) -> None:
+    def on_sent(self) -> None:
+        """A child was sent the execution."""
         if self.run is states.QUEUED:
             self.run = self.run.to[states.SENT]
 
-    def on_send_refused(self, _event: on.SendRefused) -> None:
+    def on_send_refused(self) -> None:
+        """A condemned child refused the execution, which is queued again."""
         if self.run is states.SENT:
             self.run = self.run.to[states.QUEUED]
 
-    def on_child_started(self, event: on.ChildStarted) -> None:
+    def on_child_started(self, at: float) -> None:
+        """The child has started the execution, or has had the time to."""
         if self.run is not states.SENT:
             return
         self.run = self.run.to[states.RUNNING]
@@ -154,7 +164,7 @@ class Lifecycle(ClaimAxis):
         defers_ack = is_streamed and self.origin.ack_waits_for_claim
         if defers_ack:
             self.ack = self.ack.to[states.DEFERRED]
-        self._do(do.ReportAccepted(event.at, defers_ack))
+        self._do(do.ReportAccepted(at, defers_ack))
         if is_streamed:
             self._do(_PUBLISH_START)
             if self._doorbell_rang:
@@ -169,33 +179,36 @@ class Lifecycle(ClaimAxis):
         if self.origin.hard_limit_s:
             self._do(_START_HARD_LIMIT)
 
-    def on_first_output(self, _event: on.FirstOutput) -> None:
+    def on_first_output(self) -> None:
+        """The execution has an event that watchers should see now."""
         self._claim_with_events()
 
-    def on_input_requested(self, event: on.InputRequested) -> None:
+    def on_input_requested(self, request: InputRequest) -> None:
         """A question that cannot be published is answered now, with the end of the input."""
         if not self.is_published:
-            self._do(do.EndInput(event.request.id))
+            self._do(do.EndInput(request.id))
             return
-        self._questions[event.request.id] = event.request
-        self._do(do.Publish(event.request))
+        self._questions[request.id] = request
+        self._do(do.Publish(request))
         self._claim_with_events()
 
-    def on_input_answered(self, event: on.InputAnswered) -> None:
-        self._questions.pop(event.closed.request_id, None)
+    def on_input_answered(self, closed: InputClosed) -> None:
+        self._questions.pop(closed.request_id, None)
         if self.is_published:
-            self._do(do.Publish(event.closed))
+            self._do(do.Publish(closed))
             self._claim_with_events()
 
-    def on_finished(self, event: on.Finished) -> None:
-        """Rule 1: only the first terminal message counts, whatever was decided before."""
-        terminal, status = event.terminal, event.exit_status
+    def on_finished(self, terminal: Terminal, status: int | None, at: float) -> None:
+        """The child's terminal message, and its exit status if the child has ended.
+
+        Rule 1: only the first terminal message counts, whatever was decided before.
+        """
         if not self.is_with_child:
             return
         if status is not None:
             # The task may have started without an Ack: a message that is acknowledged early must
             # not be delivered again.
-            self.on_child_started(on.ChildStarted(event.at))
+            self.on_child_started(at)
         if isinstance(terminal, TaskResult) and not (
             terminal.escaped_tracer and self.stop_signum is not None
         ):
@@ -225,34 +238,42 @@ class Lifecycle(ClaimAxis):
 
     # --- stopping ------------------------------------------------------------------------------
 
-    def on_stop_requested(self, event: on.StopRequested) -> None:
+    def on_stop_requested(
+        self, signum: int, requested_by: str, is_worker_stopping: bool = False
+    ) -> None:
+        """The execution is to be ended with a signal.
+
+        With `is_worker_stopping` the worker itself asks, and the message is requeued.
+        """
         if self.run is states.OVER:
             return
-        self.stop_signum = event.signum  # a second request, stronger, may follow
-        self._is_worker_stopping = self._is_worker_stopping or event.is_worker_stopping
+        self.stop_signum = signum  # a second request, stronger, may follow
+        self._is_worker_stopping = self._is_worker_stopping or is_worker_stopping
         if not self.is_with_child:
-            self._finish(End(EndKind.TERMINATED, signum=event.signum))
+            self._finish(End(EndKind.TERMINATED, signum=signum))
         elif self.origin.is_async:
-            self._do(do.CancelInChild(_ASYNC_GRACE_S, event.requested_by))
-        elif event.signum == signal.SIGKILL:
-            self._do(do.Kill(event.requested_by))
+            self._do(do.CancelInChild(_ASYNC_GRACE_S, requested_by))
+        elif signum == signal.SIGKILL:
+            self._do(do.Kill(requested_by))
         else:
-            self._do(do.Signal(event.signum, event.requested_by))
+            self._do(do.Signal(signum, requested_by))
 
-    def on_cancel_requested(self, event: on.CancelRequested) -> None:
+    def on_cancel_requested(self, grace_s: float | None, requested_by: str) -> None:
+        """The execution is to be ended in order, and by force after the grace."""
         if self.run is states.OVER:
             return
         signum = self.stop_signum = self.stop_signum or int(signal.SIGTERM)
         if not self.is_with_child:
             self._finish(End(EndKind.TERMINATED, signum=signum))
         else:
-            self._do(do.CancelInChild(event.grace_s, event.requested_by))
+            self._do(do.CancelInChild(grace_s, requested_by))
 
-    def on_kill_requested(self, event: on.KillRequested) -> None:
+    def on_kill_requested(self, requested_by: str) -> None:
+        """The worker waits for running executions no longer."""
         if not self.is_with_child:
             return
         # A stop that was requested before is in the log already.
-        requested_by = event.requested_by if self.stop_signum is None else ""
+        requested_by = requested_by if self.stop_signum is None else ""
         self.stop_signum = self.stop_signum or int(signal.SIGKILL)
         self._do(do.Kill(requested_by))
 
@@ -277,12 +298,13 @@ class Lifecycle(ClaimAxis):
         if self.is_with_child:
             self._do(do.Kill(""))
 
-    def on_broker_lost(self, _event: on.BrokerLost) -> None:
+    def on_broker_lost(self) -> None:
+        """The connection to the broker is lost: messages that have not started are redelivered."""
         if self.run in _UNSENT:
             self._finish(_BROKER_LOST)
 
-    def on_worker_stopping(self, _event: on.WorkerStopping) -> None:
-        """Report nothing: an unacknowledged message is redelivered."""
+    def on_worker_stopping(self) -> None:
+        """The pool stops. Report nothing: an unacknowledged message is redelivered."""
         if self.run is states.OVER:
             return
         is_acked = (
@@ -343,7 +365,8 @@ class Lifecycle(ClaimAxis):
         """Whether neither Redis nor a watcher can know of this attempt."""
         return self.claim is states.UNCLAIMED and self.report is not states.ACCEPTED
 
-    def on_end_stored(self, _event: on.EndStored) -> None:
+    def on_end_stored(self) -> None:
+        """The last event is stored."""
         if self.claim is not states.CLOSED and self._last is not None:
             self.claim = self.claim.to[states.CLOSED]
             self._do(do.RecordEnd(self._last))
@@ -367,27 +390,20 @@ class Lifecycle(ClaimAxis):
 
     # --- commands ------------------------------------------------------------------------------
 
-    def on_command_received(self, event: on.CommandReceived) -> None:
+    def on_command_received(self, command: Command) -> None:
         """Before the attempt is claimed only a cancel can be meant for it."""
-        command = event.command
         if isinstance(command, CancelCommand):
-            self.on_cancel_requested(
-                on.CancelRequested(command.grace_s, _quoted(command.requested_by))
-            )
+            self.on_cancel_requested(command.grace_s, _quoted(command.requested_by))
         elif self.is_with_child and self.owner and self.claim is not states.CLOSED:
             self._do(do.CommandChild(command, next(iter(self._questions), "")))
 
-    # --- moves ---------------------------------------------------------------------------------
+    # --- timers --------------------------------------------------------------------------------
 
-    def on_timer_fired(self, event: on.TimerFired) -> None:
-        _TIMER_HANDLERS[event.timer](self)
+    def on_timer(self, timer: Timer) -> None:
+        _TIMER_HANDLERS[timer](self)
 
 
-_HANDLERS: Final = {
-    event: getattr(Lifecycle, "on_" + re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__).lower())
-    for event in Event.__subclasses__()
-}
-"""The handler of each event has its name: `ClaimStored` goes to `on_claim_stored`."""
+Event = Callable[Concatenate[Lifecycle, P], None]
 _TIMER_HANDLERS: Final = {timer: getattr(Lifecycle, f"on_{timer.name.lower()}") for timer in Timer}
 
 

@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Final
 
 from capsule_tasks.errors import CapsuleError, TooManyLosses, UnknownInputRequest
 from capsule_tasks.executions import actions as do
-from capsule_tasks.executions import events as on
-from capsule_tasks.executions.actions import Action
+from capsule_tasks.executions.actions import Action, Timer
 from capsule_tasks.executions.background import BackgroundTasks
+from capsule_tasks.executions.claims import Streaming
 from capsule_tasks.executions.dispatcher import Dispatcher
 from capsule_tasks.executions.ends import End, EndKind
-from capsule_tasks.executions.events import Event, Streaming, Timer
 from capsule_tasks.executions.execution import Execution, OutputListener
+from capsule_tasks.executions.lifecycle import Event, Lifecycle, P
 from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.publishing.stream_writer import StreamWriter
@@ -55,9 +55,6 @@ _LARGE_BYTES = 1024 * 1024
 _RELEASE_MEMORY_AFTER_S = 1.0
 """By then the end is reported to Celery, and everything of the message is freed."""
 
-_BROKER_LOST = on.BrokerLost()
-_WORKER_STOPPING = on.WorkerStopping()
-
 
 class Supervisor:
     """All executions of a worker, from their admission until they are over; on the loop."""
@@ -75,7 +72,7 @@ class Supervisor:
         self.totals: Counter[str] = Counter()
         self._publisher = publisher
         if publisher is not None:
-            publisher.feed = self.feed
+            publisher.supervisor = self
         self._losses = losses
         self._output_log = output_log
         self._live: dict[Execution, None] = {}
@@ -96,7 +93,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Leave what is not over to other workers; store what can be, for some seconds."""
         for execution in list(self._live):
-            self.feed(execution, _WORKER_STOPPING)
+            self.feed(execution, Lifecycle.on_worker_stopping)
         async with contextlib.AsyncExitStack() as stack:  # each is stopped, even if another fails
             stack.push_async_callback(self._losses.close)
             stack.push_async_callback(self._background.stop)
@@ -111,7 +108,7 @@ class Supervisor:
         self._live[execution] = None
         publisher = self._publisher
         streaming = publisher.open(execution) if publisher is not None else Streaming.NONE
-        self.feed(execution, on.Admitted(streaming))
+        self.feed(execution, Lifecycle.on_admitted, streaming)
 
     def discard(self, execution: Execution, reason: str) -> None:
         """Publish the end of an execution that Celery discarded before it reached the pool."""
@@ -121,16 +118,18 @@ class Supervisor:
     async def _discard(self, publisher: Publisher, execution: Execution, reason: str) -> None:
         if await publisher.is_discarded_here(execution):
             self._live[execution] = None
-            self.feed(execution, on.Discarded(publisher.open(execution), reason))
+            self.feed(execution, Lifecycle.on_discarded, publisher.open(execution), reason)
 
-    def feed(self, execution: Execution, event: Event) -> None:
+    def feed(
+        self, execution: Execution, event: Event[P], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         """The only way in: the lifecycle handles the event; its actions are carried out.
 
         An action may cause the next event; the actions of that event come after all others.
         """
         life = execution.life
         pending = self._actions
-        for action in life.handle(event):
+        for action in life.handle(event, *args, **kwargs):
             pending.append((execution, action))
         if life.run is Run.OVER and execution in self._live:
             self._on_over(execution)
@@ -155,19 +154,18 @@ class Supervisor:
         """End the only execution of a process, for callers that know nothing but its pid."""
         execution = self.dispatcher.execution_of(pid)
         if execution is not None:
-            self.feed(
-                execution, on.StopRequested(signum, f"a caller that terminates process {pid}")
-            )
+            requested_by = f"a caller that terminates process {pid}"
+            self.feed(execution, Lifecycle.on_stop_requested, signum, requested_by)
 
     def requeue_waiting(self) -> None:
         """Drop executions that no child has: their messages are redelivered."""
         for execution in list(self._live):
-            self.feed(execution, _BROKER_LOST)
+            self.feed(execution, Lifecycle.on_broker_lost)
 
     def kill_busy(self) -> None:
         """Kill the child of each execution that runs."""
         for execution in self.dispatcher.sent_executions():
-            self.feed(execution, on.KillRequested("the worker's cold shutdown"))
+            self.feed(execution, Lifecycle.on_kill_requested, "the worker's cold shutdown")
 
     def expect_tasks(self, names: set[str]) -> None:
         """Executions of these tasks wait for children that know them."""
@@ -196,9 +194,9 @@ class Supervisor:
             self._output_log.write(work, message)
             return stream.write(message) if stream is not None else None
         if isinstance(message, InputRequest):
-            self.feed(work, on.InputRequested(message))
+            self.feed(work, Lifecycle.on_input_requested, message)
         elif isinstance(message, InputClosed):
-            self.feed(work, on.InputAnswered(message))
+            self.feed(work, Lifecycle.on_input_answered, message)
         elif isinstance(message, (Gap, Progress)):
             if isinstance(message, Gap):
                 work.has_output = True
@@ -211,7 +209,7 @@ class Supervisor:
         if work.has_output:
             self._output_log.forget(work)
         at = time.monotonic() if exit_status is not None else 0.0
-        self.feed(work, on.Finished(end, exit_status, at))
+        self.feed(work, Lifecycle.on_finished, end, exit_status, at)
 
     # --- actions: the dispatcher ---------------------------------------------------------------
 
@@ -282,7 +280,7 @@ class Supervisor:
 
     def _judge_loss(self, execution: Execution, action: do.JudgeLoss) -> None:
         if action.end is None and not self._losses.counts_in_redis:
-            self.feed(execution, on.LossJudged(None))
+            self.feed(execution, Lifecycle.on_loss_judged, None)
         else:
             self._background.spawn(self._judge(execution, action.end))
 
@@ -298,7 +296,7 @@ class Supervisor:
         if execution.life.is_over:
             await self._losses.forget(call)
         else:
-            self.feed(execution, on.LossJudged(judged))
+            self.feed(execution, Lifecycle.on_loss_judged, judged)
 
     # --- actions: the reporter -----------------------------------------------------------------
 
@@ -340,7 +338,7 @@ class Supervisor:
             execution.timers.pop(timer, None)
         if timer is Timer.HARD_LIMIT and execution.life.run is Run.RUNNING:
             self.totals["hard_limits"] += 1
-        self.feed(execution, on.TimerFired(timer))
+        self.feed(execution, Lifecycle.on_timer, timer)
 
     def _cancel_timers(self, execution: Execution, _action: do.CancelTimers) -> None:
         if self._publisher is not None:

@@ -23,8 +23,8 @@ from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.client.configuration import setting
 from capsule_tasks.errors import TaskNotCarried
-from capsule_tasks.executions.events import Event
 from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.taskpool.calls import is_coroutine_task, origin_of, task_call
@@ -358,10 +358,11 @@ class TaskPool(prefork.TaskPool):
         elif self._runtime is not None and not isinstance(pid, ExecutionPid):
             self._thread.post(self._runtime.supervisor.stop_process, pid, signum)
 
-    def feed(self, execution: Execution, event: Event) -> None:
-        """Hand the event to the execution's lifecycle, on the loop; any thread."""
+    def request_stop(self, execution: Execution, *request: object) -> None:
+        """Feed the execution `on_stop_requested` with these arguments, on the loop; any thread."""
         if self._runtime is not None:
-            self._thread.post(self._runtime.supervisor.feed, execution, event)
+            feed = self._runtime.supervisor.feed
+            self._thread.post(feed, execution, Lifecycle.on_stop_requested, *request)
 
     # --- size ----------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ import timeit
 from collections.abc import Callable
 
 from capsule_tasks.executions import actions as do
-from capsule_tasks.executions import events as on
 from capsule_tasks.executions.actions import Action
+from capsule_tasks.executions.claims import Streaming
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.states import Report, Run
@@ -32,10 +32,6 @@ BARS = (
 _TRACED = TaskResult(execution_id="id", text="4", runtime_s=0.001, has_unread_raw=False)
 _LATE = Origin(execution_id="id", task="app.add", acks_late=True)
 _EARLY = Origin(execution_id="id", task="app.add", ack_waits_for_claim=True)
-_NEW = on.Admitted(on.Streaming.CLAIM_LATER)
-_UNSTREAMED = on.Admitted(on.Streaming.NONE)
-_SENT = on.Sent()
-_END_STORED = on.EndStored()
 
 
 def _do_nothing(_action: Action) -> None:
@@ -52,37 +48,37 @@ _HANDLERS: dict[type[Action], Callable[[Action], None]] = dict.fromkeys(
 )
 
 
-def run_one(origin: Origin, admitted: on.Admitted) -> Lifecycle:
-    """A new task that ends before its claim is due; adapters make its events anew each time."""
+def run_one(origin: Origin, streaming: Streaming) -> Lifecycle:
+    """A new task that ends before its claim is due."""
     life = Lifecycle(origin)
     handlers = _HANDLERS
-    for action in life.handle(admitted):
+    for action in life.handle(Lifecycle.on_admitted, streaming):
         handlers[type(action)](action)
-    for action in life.handle(_SENT):
+    for action in life.handle(Lifecycle.on_sent):
         handlers[type(action)](action)
-    for action in life.handle(on.ChildStarted(1.0)):
+    for action in life.handle(Lifecycle.on_child_started, 1.0):
         handlers[type(action)](action)
-    for action in life.handle(on.Finished(_TRACED, None, 2.0)):
+    for action in life.handle(Lifecycle.on_finished, _TRACED, None, 2.0):
         handlers[type(action)](action)
     if life.report is not Report.ENDED:
-        for action in life.handle(_END_STORED):
+        for action in life.handle(Lifecycle.on_end_stored):
             handlers[type(action)](action)
     return life
 
 
-def us_per_task(origin: Origin, admitted: on.Admitted) -> float:
-    life = run_one(origin, admitted)
+def us_per_task(origin: Origin, streaming: Streaming) -> float:
+    life = run_one(origin, streaming)
     assert life.run is Run.OVER
     assert life.report is Report.ENDED
-    timer = timeit.Timer(lambda: run_one(origin, admitted), timer=time.process_time)
+    timer = timeit.Timer(lambda: run_one(origin, streaming), timer=time.process_time)
     return min(timer.repeat(ROUNDS, TASKS_A_ROUND)) / TASKS_A_ROUND * 1e6
 
 
 def measure() -> dict[str, float]:
     return {
-        "lifecycle_us_per_task_late": us_per_task(_LATE, _NEW),
-        "lifecycle_us_per_task_early": us_per_task(_EARLY, _NEW),
-        "lifecycle_us_per_task_unstreamed": us_per_task(_LATE, _UNSTREAMED),
+        "lifecycle_us_per_task_late": us_per_task(_LATE, Streaming.CLAIM_LATER),
+        "lifecycle_us_per_task_early": us_per_task(_EARLY, Streaming.CLAIM_LATER),
+        "lifecycle_us_per_task_unstreamed": us_per_task(_LATE, Streaming.NONE),
     }
 
 

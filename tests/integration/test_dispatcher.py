@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from capsule_tasks.executions.dispatcher import Dispatcher
-from capsule_tasks.executions.events import ChildStarted, Event
 from capsule_tasks.executions.execution import UNREPORTED, Execution
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import (
     Error,
@@ -62,10 +62,10 @@ class Work(Execution):
 class Listener:
     """Each future is set once: what is told twice fails."""
 
-    def feed(self, work: Execution, event: Event) -> None:
+    def feed(self, work: Execution, event: object, *args: float) -> None:
         assert isinstance(work, Work)
-        if isinstance(event, ChildStarted):
-            work.started.set_result(event.at)
+        if event == Lifecycle.on_child_started:
+            work.started.set_result(args[0])
 
     def on_message(self, work: Execution, message: Message) -> None:
         assert isinstance(work, Work)

@@ -11,10 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from capsule_tasks.errors import StorageError, StorageUnavailable
-from capsule_tasks.executions import events as on
 from capsule_tasks.executions.delay import Delay
-from capsule_tasks.executions.events import Timer
 from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.storage.connections.doorbells import Doorbells
 
@@ -35,10 +34,6 @@ _MAX_PREVIOUS_S = 5.0
 """How long a claim waits at most until this worker has released the previous attempt."""
 _MAX_UNKNOWN_S = 0.05
 """How long the previous attempt may be without its first event."""
-
-_DOORBELL_RANG = on.DoorbellRang()
-_PREVIOUS_ENDED = on.PreviousEnded()
-_CLAIM_DUE = on.TimerFired(Timer.CLAIM_DUE)
 
 
 class Claimer:
@@ -70,7 +65,7 @@ class Claimer:
         if unheld := [writer for writer in writers if writer.is_unclaimed and not writer.is_held]:
             self._publisher.lease.hold_soon(unheld)
         for writer in writers:
-            writer.feed(_CLAIM_DUE)
+            writer.feed(Lifecycle.on_claim_due)
 
     # --- claims before the start ---------------------------------------------------------------
 
@@ -121,7 +116,7 @@ class Claimer:
             claim()
 
     def await_previous_end(self, writer: StreamWriter) -> None:
-        """Feed PreviousEnded once the previous attempt has published its end, or after a while."""
+        """Feed `on_previous_ended` once the previous attempt has ended, or after a while."""
         if writer.previous_released is not None:
             self.call_after_previous(writer, partial(self.await_previous_end, writer))
         else:
@@ -140,14 +135,14 @@ class Claimer:
                 break
             await asyncio.sleep(pause_s)
             waited_s += pause_s
-        self._publisher.feed(execution, _PREVIOUS_ENDED)
+        self._publisher.supervisor.feed(execution, Lifecycle.on_previous_ended)
 
     # --- the lease -----------------------------------------------------------------------------
 
     def confirm_lease(self, execution: Execution, owner: str) -> None:
-        """Feed LeaseConfirmed now if the lease is known to last, else after a renewal."""
+        """Feed `on_lease_confirmed` now if the lease is known to last, else after a renewal."""
         if self._publisher.lease.is_certain(owner):
-            self._publisher.feed(execution, on.LeaseConfirmed(owner))
+            self._publisher.supervisor.feed(execution, Lifecycle.on_lease_confirmed, owner)
         else:
             self.awaiting_renewal[execution] = owner
 
@@ -155,7 +150,7 @@ class Claimer:
         waiting, self.awaiting_renewal = self.awaiting_renewal, {}
         for execution, owner_before in waiting.items():
             if owner_before == owner:
-                self._publisher.feed(execution, on.LeaseConfirmed(owner))
+                self._publisher.supervisor.feed(execution, Lifecycle.on_lease_confirmed, owner)
 
     def lease_started(self, incarnation: str) -> None:
         self._publisher.background.spawn(self._reclaim_all(incarnation))
@@ -169,7 +164,7 @@ class Claimer:
             if not await self._publisher.lease.hold_until_recorded(batch):
                 return  # that lease is lost too: the one that follows it reclaims them
             for writer in batch:
-                writer.feed(on.LeaseBegun(incarnation))
+                writer.feed(Lifecycle.on_lease_begun, incarnation)
 
     def worker_lapsed(self, worker: str) -> None:
         self._publisher.background.spawn(self._reap(worker))
@@ -203,11 +198,11 @@ class Claimer:
         """`message` is an execution id; None after messages may have been missed."""
         if message is None:
             for writer in list(self._publisher.writers.values()):
-                writer.feed(_DOORBELL_RANG)
+                writer.feed(Lifecycle.on_doorbell_rang)
             return
         execution_id = message.decode(errors="replace")
         if (rung := self._publisher.writers.get(execution_id)) is not None:
-            rung.feed(_DOORBELL_RANG)
+            rung.feed(Lifecycle.on_doorbell_rang)
             return
         self.rung[execution_id] = None
         if len(self.rung) > _MAX_RUNG:

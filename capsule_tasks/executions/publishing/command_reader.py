@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from capsule_tasks.executions.events import CommandReceived
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.protocol.events import decode_command
 from capsule_tasks.storage.executions.types import CommandEntry
 
@@ -35,7 +35,7 @@ class CommandReader:
                 if command is None:
                     log.warning("task %s was sent an unknown command", self._writer)
                 else:
-                    self._writer.feed(CommandReceived(command))
+                    self._writer.feed(Lifecycle.on_command_received, command)
 
     def read(self) -> None:
         """Read new commands until the doorbell is quiet."""

@@ -14,15 +14,15 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capsule_tasks.errors import CapsuleError, StorageError, StorageUnavailable, reason_of
-from capsule_tasks.executions import events as on
 from capsule_tasks.executions.background import BackgroundTasks
+from capsule_tasks.executions.claims import Streaming
 from capsule_tasks.executions.delay import Delay
 from capsule_tasks.executions.ends import LastEvent
-from capsule_tasks.executions.events import Event, Streaming, Timer
 from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.publishing.claimer import Claimer
 from capsule_tasks.executions.publishing.index_writer import IndexWriter
@@ -38,6 +38,9 @@ from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
 
+if TYPE_CHECKING:
+    from capsule_tasks.executions.supervisor import Supervisor
+
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _STOP_S = 5.0
@@ -46,14 +49,11 @@ _DOORBELLS_S = 5.0
 _MAX_UNSTORED = 5000
 """Ends that wait for Redis, each with its execution; executions that come then have no stream."""
 
-_SUCCESSOR_ADMITTED = on.SuccessorAdmitted()
-_END_WAIT = on.TimerFired(Timer.END_WAIT)
-
 
 class Publisher:
     """Started and stopped with the pool; everything runs on the loop."""
 
-    feed: Callable[[Execution, Event], None]
+    supervisor: Supervisor
     """Receives what Redis answers about executions; set before the first of them is opened."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Publisher:
             self.background.spawn(self.index.run())
 
     async def stop(self) -> None:
-        """Store what can be stored, for some seconds; feed WorkerStopping before."""
+        """Store what can be stored, for some seconds; feed `on_worker_stopping` before."""
         with contextlib.suppress(TimeoutError, CapsuleError):
             async with asyncio.timeout(_STOP_S):
                 while any(writer.is_busy for writer in self.writers.values()):
@@ -148,7 +148,7 @@ class Publisher:
         execution_id = execution.life.origin.execution_id
         previous = self.writers.get(execution_id)
         if previous is not None:  # a task that replaced itself, say, publishes its end first
-            self.feed(previous.execution, _SUCCESSOR_ADMITTED)
+            previous.feed(Lifecycle.on_successor_admitted)
         try:
             writer = StreamWriter(self, execution, *self._of_task(execution.call.name))
         except Exception as fault:  # noqa: BLE001 - ids and settings of any make
@@ -215,7 +215,7 @@ class Publisher:
     def _on_ends_waited(self, late: list[Execution]) -> None:
         self._unstored_ends.update(late)
         for execution in late:
-            self.feed(execution, _END_WAIT)
+            self.supervisor.feed(execution, Lifecycle.on_end_wait)
 
     # --- settings of tasks ---------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from capsule_tasks.errors import AttemptStale, CapsuleError, ExecutionEnded
-from capsule_tasks.executions import events as on
+from capsule_tasks.executions.claims import Refusal
 from capsule_tasks.executions.ends import LastEvent, outcome_of, state_of
-from capsule_tasks.executions.events import Event, Refusal
 from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.lifecycle import Event, Lifecycle, P
 from capsule_tasks.executions.publishing.command_reader import CommandReader
 from capsule_tasks.executions.publishing.event_buffer import EventBuffer
 from capsule_tasks.executions.states import Claim
@@ -33,11 +33,6 @@ _REDELIVERED = "again-"
 """Begins the ids of claims for messages that were delivered before."""
 _YOUNG_S = 1.0
 """A worker that stood still for longer takes nothing from an attempt that came later."""
-
-_FIRST_OUTPUT = on.FirstOutput()
-_END_STORED = on.EndStored()
-_APPEND_REFUSED = on.AppendRefused()
-_IN_FLIGHT_DONE = on.InFlightDone()
 
 
 class _Batch(NamedTuple):
@@ -164,7 +159,7 @@ class StreamWriter:
             self._send_next()
         elif not self._has_published:
             self._has_published = True
-            self.feed(_FIRST_OUTPUT)
+            self.feed(Lifecycle.on_first_output)
 
     # --- claims --------------------------------------------------------------------------------
 
@@ -227,7 +222,7 @@ class StreamWriter:
 
     def _on_claimed(self, claimed: Claimed) -> None:
         self._may_append = True
-        self.feed(on.ClaimStored(self._owner, self.publisher.lease.incarnation))
+        self.feed(Lifecycle.on_claim_stored, self._owner, self.publisher.lease.incarnation)
         self._take_commands(claimed)
 
     def _take_commands(self, claimed: Claimed) -> None:
@@ -251,7 +246,7 @@ class StreamWriter:
                 why = Refusal.CANCELLED
         else:
             log.warning("task %s has no stream: %s", self, news)
-        self.feed(on.ClaimRefused(why))
+        self.feed(Lifecycle.on_claim_refused, why)
 
     def _log_refusal(self, news: CapsuleError) -> None:
         """Log that another attempt has the stream; a fault if it is a run of the same message.
@@ -340,7 +335,7 @@ class StreamWriter:
             self._seq = self.publisher.store.core.appended(self.execution_id, call, reply)
         except CapsuleError as news:
             self._log_refusal(news)
-            self.feed(_APPEND_REFUSED)
+            self.feed(Lifecycle.on_append_refused)
             return
         self._on_batch_stored(batch)
         self._send_next()
@@ -351,12 +346,12 @@ class StreamWriter:
             self.buffer.stored(batch.size)
         if batch.ending is not None:
             self._is_closed = True
-            self.feed(_END_STORED)
+            self.feed(Lifecycle.on_end_stored)
 
     # --- under another lease, and the end ------------------------------------------------------
 
     def await_in_flight(self) -> None:
-        """Send nothing until the execution is reclaimed; feed InFlightDone once all is answered."""
+        """Send nothing until a new claim; feed `on_in_flight_done` once all calls are answered."""
         self._may_append = False
         if self.is_busy:
             self._awaits_in_flight = True
@@ -365,7 +360,7 @@ class StreamWriter:
 
     def _in_flight_done(self) -> None:
         self._awaits_in_flight = False
-        self.feed(_IN_FLIGHT_DONE)
+        self.feed(Lifecycle.on_in_flight_done)
 
     def close(self) -> None:
         """Discard events that are not stored, and all that come from now on."""
@@ -377,8 +372,8 @@ class StreamWriter:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def feed(self, event: Event) -> None:
-        self.publisher.feed(self.execution, event)
+    def feed(self, event: Event[P], *args: P.args, **kwargs: P.kwargs) -> None:
+        self.publisher.supervisor.feed(self.execution, event, *args, **kwargs)
 
     def read_commands(self) -> None:
         self._reader().read()
@@ -394,7 +389,7 @@ class StreamWriter:
 
     def on_held(self, incarnation: str) -> None:
         """The execution is recorded as held by that incarnation: a reaper finds it."""
-        self.feed(on.HoldRecorded(incarnation))
+        self.feed(Lifecycle.on_hold_recorded, incarnation)
 
     def __str__(self) -> str:
         return self.execution_id

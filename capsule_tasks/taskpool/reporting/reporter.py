@@ -10,7 +10,6 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 
 from capsule_tasks.errors import TaskNotCarried, TooManyLosses
 from capsule_tasks.executions.ends import End, EndKind
-from capsule_tasks.executions.events import StopRequested
 from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
@@ -71,7 +70,7 @@ class TaskReporter(Reporter):
         is_worker_stopping: bool = False,
     ) -> None:
         """Part of the pool's contract: a result can be terminated."""
-        self._pool.feed(self.execution, StopRequested(signum, requested_by, is_worker_stopping))
+        self._pool.request_stop(self.execution, signum, requested_by, is_worker_stopping)
 
     def ready(self) -> bool:
         return self.execution.life.is_over

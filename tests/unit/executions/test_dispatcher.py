@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from capsule_tasks.errors import SessionStateError, UnknownInputRequest
 from capsule_tasks.executions import dispatcher as dispatcher_module
-from capsule_tasks.executions import events as on
 from capsule_tasks.executions.dispatcher import Dispatcher
-from capsule_tasks.executions.events import Event
 from capsule_tasks.executions.execution import UNREPORTED, Execution
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import (
     Ack,
@@ -130,14 +129,13 @@ class Listener:
         self.heard.append(what)
         self.news.set()
 
-    def feed(self, work: Execution, event: Event) -> None:
-        match event:
-            case on.Sent():
-                self.note("sent", work, work.child_execution_id)
-            case on.SendRefused():
-                self.note("refused", work)
-            case on.ChildStarted(at):
-                self.note("started", work, at)
+    def feed(self, work: Execution, event: object, *args: object) -> None:
+        if event == Lifecycle.on_sent:
+            self.note("sent", work, work.child_execution_id)
+        elif event == Lifecycle.on_send_refused:
+            self.note("refused", work)
+        elif event == Lifecycle.on_child_started:
+            self.note("started", work, *args)
 
     def on_message(self, work: Execution, message: Message) -> bool | None:
         self.note("said", work, message)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
 from capsule_tasks.errors import InternalError
 from capsule_tasks.executions import actions as do
-from capsule_tasks.executions import events as on
-from capsule_tasks.executions.actions import Action
+from capsule_tasks.executions.actions import Action, Timer
+from capsule_tasks.executions.claims import Refusal, Streaming
 from capsule_tasks.executions.ends import End, EndKind, end_of_traced, last_event
-from capsule_tasks.executions.events import Event, Refusal, Streaming, Timer
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.states import (
@@ -32,6 +32,9 @@ from capsule_tasks.protocol.events import (
 from capsule_tasks.protocol.failures import Failure
 from capsule_tasks.protocol.messages import Error, ErrorKind, InputClosed, InputRequest, TaskResult
 
+Event = tuple[Any, ...]
+"""A method of the lifecycle, and its arguments."""
+
 OURS, THEIRS = "our lease", "our lease before"
 SOMEBODY = "somebody"
 
@@ -46,14 +49,14 @@ REPLACED = TaskResult(
 )
 DIED = Error(execution_id="id", kind=ErrorKind.LOST, type="SessionLost", message="it is gone")
 
-CLAIM_LATER = on.Admitted(Streaming.CLAIM_LATER)
-CLAIM_FIRST = on.Admitted(Streaming.CLAIM_FIRST)
-NO_STREAM = on.Admitted(Streaming.NONE)
-STARTED = on.ChildStarted(1.0)
-ENDS_WELL = on.Finished(WELL, None, 2.0)
-DIES = on.Finished(DIED, -signal.SIGKILL, 2.0)
-CLAIMED = on.ClaimStored(OURS, OURS)
-STOP = on.StopRequested(signal.SIGTERM, SOMEBODY)
+CLAIM_LATER = (Lifecycle.on_admitted, Streaming.CLAIM_LATER)
+CLAIM_FIRST = (Lifecycle.on_admitted, Streaming.CLAIM_FIRST)
+NO_STREAM = (Lifecycle.on_admitted, Streaming.NONE)
+STARTED = (Lifecycle.on_child_started, 1.0)
+ENDS_WELL = (Lifecycle.on_finished, WELL, None, 2.0)
+DIES = (Lifecycle.on_finished, DIED, -signal.SIGKILL, 2.0)
+CLAIMED = (Lifecycle.on_claim_stored, OURS, OURS)
+STOP = (Lifecycle.on_stop_requested, signal.SIGTERM, SOMEBODY)
 
 
 def origin(**changes: object) -> Origin:
@@ -69,21 +72,21 @@ def life_of(origin: Origin, *events: Event) -> Lifecycle:
     """An execution to which all that has happened."""
     life = Lifecycle(origin)
     for event in events:
-        life.handle(event)
+        life.handle(*event)
     return life
 
 
 def running(origin: Origin = LATE, *events: Event, admitted: Event = CLAIM_LATER) -> Lifecycle:
-    return life_of(origin, admitted, on.Sent(), STARTED, *events)
+    return life_of(origin, admitted, (Lifecycle.on_sent,), STARTED, *events)
 
 
 def claimed(origin: Origin = LATE, *events: Event) -> Lifecycle:
     """It runs, and said something."""
-    return running(origin, on.FirstOutput(), CLAIMED, *events)
+    return running(origin, (Lifecycle.on_first_output,), CLAIMED, *events)
 
 
-def fired(timer: Timer) -> on.TimerFired:
-    return on.TimerFired(timer)
+def fired(timer: Timer) -> Event:
+    return (Lifecycle.on_timer, timer)
 
 
 def start(timer: Timer) -> do.StartTimer:
@@ -94,28 +97,28 @@ def start(timer: Timer) -> do.StartTimer:
 
 
 def test_an_acknowledgement_of_a_child_that_was_assumed_to_have_started_changes_nothing() -> None:
-    assert running().handle(on.ChildStarted(1.5)) == []
+    assert running().handle(Lifecycle.on_child_started, 1.5) == []
 
 
 def test_an_early_acknowledged_task_that_prints_after_5_ms_and_ends_after_8() -> None:
     life = Lifecycle(EARLY)
-    assert life.handle(CLAIM_LATER) == [do.Send()]
-    assert life.handle(on.Sent()) == []
-    assert life.handle(STARTED) == [
+    assert life.handle(*CLAIM_LATER) == [do.Send()]
+    assert life.handle(Lifecycle.on_sent) == []
+    assert life.handle(*STARTED) == [
         do.ReportAccepted(1.0, defers_ack=True),
         do.PublishStart(),
         start(Timer.CLAIM_DUE),
     ]
-    assert life.handle(on.FirstOutput()) == [do.ClaimWithEvents(takes_over=False)]
-    assert life.handle(ENDS_WELL) == [  # Redis has not answered
+    assert life.handle(Lifecycle.on_first_output) == [do.ClaimWithEvents(takes_over=False)]
+    assert life.handle(*ENDS_WELL) == [  # Redis has not answered
         do.CancelTimers(),
         do.FreeSlot(),
         start(Timer.END_WAIT),
         do.PublishEnd(SUCCESS),
     ]
-    assert life.handle(on.HoldRecorded(OURS)) == []
-    assert life.handle(CLAIMED) == [do.Flush()]
-    assert life.handle(on.EndStored()) == [
+    assert life.handle(Lifecycle.on_hold_recorded, OURS) == []
+    assert life.handle(*CLAIMED) == [do.Flush()]
+    assert life.handle(Lifecycle.on_end_stored) == [
         do.RecordEnd(SUCCESS),
         do.Release(),
         do.Acknowledge(),
@@ -125,35 +128,42 @@ def test_an_early_acknowledged_task_that_prints_after_5_ms_and_ends_after_8() ->
 
 def test_a_short_task_is_claimed_with_its_end() -> None:
     life = running(LATE)
-    assert life.handle(ENDS_WELL)[-2:] == [
+    assert life.handle(*ENDS_WELL)[-2:] == [
         do.PublishEnd(SUCCESS),
         do.ClaimWithEvents(takes_over=False),
     ]
     told = do.ReportEnd(end_of_traced(WELL), frees_slot=False)
-    assert life.handle(on.EndStored()) == [do.RecordEnd(SUCCESS), do.Release(), told]
+    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(SUCCESS), do.Release(), told]
     assert life.claim is Claim.CLOSED
 
 
 def test_a_silent_early_acknowledged_task_is_acknowledged_when_its_claim_is_sure() -> None:
     life = running(EARLY)
-    assert life.handle(fired(Timer.CLAIM_DUE)) == [
+    assert life.handle(*fired(Timer.CLAIM_DUE)) == [
         do.ClaimWithEvents(takes_over=False),
         start(Timer.CLAIM_WAIT),
     ]
-    assert life.handle(CLAIMED) == [do.RecordRunning(), do.Flush()]
-    assert life.handle(on.HoldRecorded(OURS)) == [start(Timer.CLAIM_WAIT), do.ConfirmLease(OURS)]
-    assert life.handle(on.LeaseConfirmed(OURS)) == [do.Acknowledge()]
-    assert life.handle(fired(Timer.CLAIM_WAIT)) == []
+    assert life.handle(*CLAIMED) == [do.RecordRunning(), do.Flush()]
+    assert life.handle(Lifecycle.on_hold_recorded, OURS) == [
+        start(Timer.CLAIM_WAIT),
+        do.ConfirmLease(OURS),
+    ]
+    assert life.handle(Lifecycle.on_lease_confirmed, OURS) == [do.Acknowledge()]
+    assert life.handle(*fired(Timer.CLAIM_WAIT)) == []
 
 
 @pytest.mark.parametrize(
     "news",
     [
-        [CLAIMED, on.LeaseConfirmed(OURS)],
-        [CLAIMED, on.HoldRecorded(THEIRS), on.LeaseConfirmed(OURS)],
-        [CLAIMED, on.HoldRecorded(OURS), on.LeaseConfirmed(THEIRS)],
-        [on.HoldRecorded(OURS), on.LeaseConfirmed(OURS)],
-        [on.ClaimStored(THEIRS, OURS), on.HoldRecorded(THEIRS), on.LeaseConfirmed(THEIRS)],
+        [CLAIMED, (Lifecycle.on_lease_confirmed, OURS)],
+        [CLAIMED, (Lifecycle.on_hold_recorded, THEIRS), (Lifecycle.on_lease_confirmed, OURS)],
+        [CLAIMED, (Lifecycle.on_hold_recorded, OURS), (Lifecycle.on_lease_confirmed, THEIRS)],
+        [(Lifecycle.on_hold_recorded, OURS), (Lifecycle.on_lease_confirmed, OURS)],
+        [
+            (Lifecycle.on_claim_stored, THEIRS, OURS),
+            (Lifecycle.on_hold_recorded, THEIRS),
+            (Lifecycle.on_lease_confirmed, THEIRS),
+        ],
     ],
     ids=["not noted", "noted under another", "another confirmed", "not stored", "lease lost"],
 )
@@ -162,26 +172,26 @@ def test_a_claim_that_is_not_sure_acknowledges_nothing_until_redis_had_its_time(
 ) -> None:
     life = running(EARLY, fired(Timer.CLAIM_DUE), *news)
     assert life.ack is Ack.DEFERRED
-    assert life.handle(fired(Timer.CLAIM_WAIT)) == [do.Acknowledge()]
+    assert life.handle(*fired(Timer.CLAIM_WAIT)) == [do.Acknowledge()]
 
 
 def test_a_claim_that_redis_refuses_acknowledges_at_once() -> None:
     life = running(EARLY, fired(Timer.CLAIM_DUE))
-    assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [
+    assert life.handle(Lifecycle.on_claim_refused, Refusal.CLOSED) == [
         do.CloseStream(),
         do.Release(),
         do.Acknowledge(),
     ]
-    assert life.handle(ENDS_WELL) == [
+    assert life.handle(*ENDS_WELL) == [
         do.CancelTimers(),
         do.ReportEnd(end_of_traced(WELL), frees_slot=True),
     ]
 
 
 def test_a_task_without_a_stream_is_acknowledged_by_celery_and_told_at_once() -> None:
-    life = life_of(EARLY, NO_STREAM, on.Sent())
-    assert life.handle(STARTED) == [do.ReportAccepted(1.0, defers_ack=False)]
-    assert life.handle(ENDS_WELL) == [
+    life = life_of(EARLY, NO_STREAM, (Lifecycle.on_sent,))
+    assert life.handle(*STARTED) == [do.ReportAccepted(1.0, defers_ack=False)]
+    assert life.handle(*ENDS_WELL) == [
         do.CancelTimers(),
         do.ReportEnd(end_of_traced(WELL), frees_slot=True),
     ]
@@ -190,16 +200,16 @@ def test_a_task_without_a_stream_is_acknowledged_by_celery_and_told_at_once() ->
 def test_a_question_is_claimed_for_at_once_and_ended_when_nobody_can_hear_it() -> None:
     life = running()
     question = InputRequest(execution_id="id", id="question")
-    assert life.handle(on.InputRequested(question)) == [
+    assert life.handle(Lifecycle.on_input_requested, question) == [
         do.Publish(question),
         do.ClaimWithEvents(takes_over=False),
     ]
-    assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [
+    assert life.handle(Lifecycle.on_claim_refused, Refusal.CLOSED) == [
         do.CloseStream(),
         do.EndInput("question"),
         do.Release(),
     ]
-    assert life.handle(on.InputRequested(question)) == [do.EndInput("question")]
+    assert life.handle(Lifecycle.on_input_requested, question) == [do.EndInput("question")]
 
 
 # --- retries, redeliveries, replacements -------------------------------------------------------
@@ -207,48 +217,52 @@ def test_a_question_is_claimed_for_at_once_and_ended_when_nobody_can_hear_it() -
 
 def test_a_retry_waits_until_its_previous_attempt_has_ended() -> None:
     life = Lifecycle(origin(acks_late=True, is_retry=True))
-    assert life.handle(CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.AwaitPrevious()]
-    assert life.handle(on.PreviousEnded()) == [do.ClaimFirst()]
-    assert life.handle(CLAIMED) == [do.RecordRunning(), do.CancelTimers(), do.Send(), do.Flush()]
+    assert life.handle(*CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.AwaitPrevious()]
+    assert life.handle(Lifecycle.on_previous_ended) == [do.ClaimFirst()]
+    assert life.handle(*CLAIMED) == [do.RecordRunning(), do.CancelTimers(), do.Send(), do.Flush()]
 
 
 def test_a_retry_begins_when_redis_had_its_time_and_is_claimed_when_redis_is_back() -> None:
     life = life_of(origin(ack_waits_for_claim=True, is_retry=True), CLAIM_FIRST)
-    assert life.handle(fired(Timer.CLAIM_WAIT)) == [do.CancelTimers(), do.Send()]
-    life.handle(on.Sent())
-    assert do.Acknowledge() in life.handle(STARTED), "Redis had its time before the beginning"
-    assert life.handle(on.PreviousEnded()) == [do.ClaimFirst()]
-    assert life.handle(CLAIMED) == [do.RecordRunning(), do.Flush()]
+    assert life.handle(*fired(Timer.CLAIM_WAIT)) == [do.CancelTimers(), do.Send()]
+    life.handle(Lifecycle.on_sent)
+    assert do.Acknowledge() in life.handle(*STARTED), "Redis had its time before the beginning"
+    assert life.handle(Lifecycle.on_previous_ended) == [do.ClaimFirst()]
+    assert life.handle(*CLAIMED) == [do.RecordRunning(), do.Flush()]
 
 
 def test_the_wait_for_a_claim_that_came_does_not_shorten_that_for_the_acknowledgement() -> None:
-    life = life_of(origin(ack_waits_for_claim=True, is_retry=True), CLAIM_FIRST, on.PreviousEnded())
-    assert do.CancelTimers() in life.handle(CLAIMED)
-    life.handle(on.Sent())
-    assert do.Acknowledge() not in life.handle(STARTED)
+    life = life_of(
+        origin(ack_waits_for_claim=True, is_retry=True), CLAIM_FIRST, (Lifecycle.on_previous_ended,)
+    )
+    assert do.CancelTimers() in life.handle(*CLAIMED)
+    life.handle(Lifecycle.on_sent)
+    assert do.Acknowledge() not in life.handle(*STARTED)
 
 
 def test_a_claim_that_came_late_and_is_moving_again_is_not_taken_for_one_that_was_waited_for() -> (
     None
 ):
-    life = life_of(EARLY, CLAIM_FIRST, fired(Timer.CLAIM_WAIT), CLAIMED, on.LeaseBegun("new"))
-    life.handle(on.Sent())
-    assert do.Acknowledge() not in life.handle(STARTED)
+    life = life_of(
+        EARLY, CLAIM_FIRST, fired(Timer.CLAIM_WAIT), CLAIMED, (Lifecycle.on_lease_begun, "new")
+    )
+    life.handle(Lifecycle.on_sent)
+    assert do.Acknowledge() not in life.handle(*STARTED)
 
 
 def test_a_redelivered_message_is_judged_and_its_stale_owner_is_heard_no_more() -> None:
     """The worker that had the message stood still, and its child still runs the task."""
     stale = claimed(LATE)
     again = Lifecycle(origin(acks_late=True, is_redelivered=True))
-    assert again.handle(CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.ClaimFirst()]
-    assert do.JudgeLoss(None) in again.handle(CLAIMED)
-    assert again.handle(on.LossJudged(None)) == [do.Send()]
+    assert again.handle(*CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.ClaimFirst()]
+    assert do.JudgeLoss(None) in again.handle(*CLAIMED)
+    assert again.handle(Lifecycle.on_loss_judged, None) == [do.Send()]
 
-    assert stale.handle(on.AppendRefused()) == [do.CloseStream(), do.Release()]
-    assert stale.handle(on.InputRequested(InputRequest(execution_id="id", id="q"))) == [
+    assert stale.handle(Lifecycle.on_append_refused) == [do.CloseStream(), do.Release()]
+    assert stale.handle(Lifecycle.on_input_requested, InputRequest(execution_id="id", id="q")) == [
         do.EndInput("q")
     ]
-    assert stale.handle(ENDS_WELL) == [
+    assert stale.handle(*ENDS_WELL) == [
         do.CancelTimers(),
         do.ReportEnd(end_of_traced(WELL), frees_slot=True),
     ]
@@ -257,7 +271,7 @@ def test_a_redelivered_message_is_judged_and_its_stale_owner_is_heard_no_more() 
 def test_a_message_that_cost_too_many_processes_ends_before_it_begins() -> None:
     life = life_of(origin(acks_late=True, is_redelivered=True), NO_STREAM)
     end = End(EndKind.TOO_MANY_LOSSES, "it has cost 5 processes")
-    assert life.handle(on.LossJudged(end)) == [
+    assert life.handle(Lifecycle.on_loss_judged, end) == [
         do.CancelTimers(),
         do.ReportEnd(end, frees_slot=True),
     ]
@@ -265,31 +279,38 @@ def test_a_message_that_cost_too_many_processes_ends_before_it_begins() -> None:
 
 def test_a_task_that_replaces_itself_is_claimed_before_its_successor() -> None:
     first, second = running(LATE), running(LATE)
-    assert first.handle(on.SuccessorAdmitted()) == [do.ClaimWithEvents(takes_over=False)]
-    first.handle(CLAIMED)
+    assert first.handle(Lifecycle.on_successor_admitted) == [do.ClaimWithEvents(takes_over=False)]
+    first.handle(*CLAIMED)
 
-    assert second.handle(on.FirstOutput()) == [do.ClaimWithEvents(takes_over=False)]
-    assert second.handle(on.ClaimRefused(Refusal.RUNS_ELSEWHERE)) == [do.AwaitPrevious()]
+    assert second.handle(Lifecycle.on_first_output) == [do.ClaimWithEvents(takes_over=False)]
+    assert second.handle(Lifecycle.on_claim_refused, Refusal.RUNS_ELSEWHERE) == [do.AwaitPrevious()]
 
     ended = do.PublishEnd(AttemptEnded(outcome="replaced", detail="Replaced by new task"))
-    assert ended in first.handle(on.Finished(REPLACED, None, 2.0))
-    first.handle(on.EndStored())
+    assert ended in first.handle(Lifecycle.on_finished, REPLACED, None, 2.0)
+    first.handle(Lifecycle.on_end_stored)
 
-    assert second.handle(on.PreviousEnded()) == [do.ClaimWithEvents(takes_over=True)]
-    assert second.handle(CLAIMED) == [do.RecordRunning(), do.Flush()]
+    assert second.handle(Lifecycle.on_previous_ended) == [do.ClaimWithEvents(takes_over=True)]
+    assert second.handle(*CLAIMED) == [do.RecordRunning(), do.Flush()]
 
 
 def test_a_takeover_that_is_refused_again_closes_the_stream() -> None:
-    life = running(LATE, on.FirstOutput(), on.ClaimRefused(Refusal.RUNS_ELSEWHERE))
-    life.handle(on.PreviousEnded())
-    assert life.handle(on.ClaimRefused(Refusal.RUNS_ELSEWHERE)) == [do.CloseStream(), do.Release()]
+    life = running(
+        LATE, (Lifecycle.on_first_output,), (Lifecycle.on_claim_refused, Refusal.RUNS_ELSEWHERE)
+    )
+    life.handle(Lifecycle.on_previous_ended)
+    assert life.handle(Lifecycle.on_claim_refused, Refusal.RUNS_ELSEWHERE) == [
+        do.CloseStream(),
+        do.Release(),
+    ]
 
 
 def test_an_attempt_that_is_to_be_retried_takes_nothing_over() -> None:
     """The attempt that follows has the execution by then."""
-    life = running(LATE, on.FirstOutput(), on.ClaimRefused(Refusal.RUNS_ELSEWHERE))
-    life.handle(on.Finished(RETRY, None, 2.0))
-    assert life.handle(on.PreviousEnded()) == [
+    life = running(
+        LATE, (Lifecycle.on_first_output,), (Lifecycle.on_claim_refused, Refusal.RUNS_ELSEWHERE)
+    )
+    life.handle(Lifecycle.on_finished, RETRY, None, 2.0)
+    assert life.handle(Lifecycle.on_previous_ended) == [
         do.CloseStream(),
         do.Release(),
         do.ReportEnd(end_of_traced(RETRY), frees_slot=False),
@@ -307,14 +328,14 @@ def test_a_cancel_before_the_claim_ends_what_never_began() -> None:
     """A command comes with the reply to the claim, before the claim itself."""
     life = life_of(LATE, CLAIM_FIRST)
     cancelled = last_event(terminated(), LATE)
-    assert life.handle(on.CommandReceived(CancelCommand())) == [
+    assert life.handle(Lifecycle.on_command_received, CancelCommand()) == [
         do.CancelTimers(),
         do.FreeSlot(),
         start(Timer.END_WAIT),
         do.PublishEnd(cancelled),
     ]
-    assert life.handle(CLAIMED) == [do.Flush()]
-    assert life.handle(on.EndStored()) == [
+    assert life.handle(*CLAIMED) == [do.Flush()]
+    assert life.handle(Lifecycle.on_end_stored) == [
         do.RecordEnd(cancelled),
         do.Release(),
         do.ReportEnd(terminated(), frees_slot=False),
@@ -323,7 +344,7 @@ def test_a_cancel_before_the_claim_ends_what_never_began() -> None:
 
 def test_a_claim_that_finds_the_execution_cancelled_ends_it() -> None:
     life = life_of(LATE, CLAIM_FIRST)
-    assert life.handle(on.ClaimRefused(Refusal.CANCELLED)) == [
+    assert life.handle(Lifecycle.on_claim_refused, Refusal.CANCELLED) == [
         do.CloseStream(),
         do.Release(),
         do.CancelTimers(),
@@ -334,7 +355,7 @@ def test_a_claim_that_finds_the_execution_cancelled_ends_it() -> None:
 def test_a_claim_that_finds_the_execution_over_runs_it_unseen() -> None:
     """Celery delivers an id again: an errback called twice, say."""
     life = life_of(LATE, CLAIM_FIRST)
-    assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [
+    assert life.handle(Lifecycle.on_claim_refused, Refusal.CLOSED) == [
         do.CloseStream(),
         do.Release(),
         do.CancelTimers(),
@@ -344,7 +365,7 @@ def test_a_claim_that_finds_the_execution_over_runs_it_unseen() -> None:
 
 def test_a_cancel_between_the_claim_and_the_start_takes_it_out_of_the_queue() -> None:
     life = life_of(LATE, CLAIM_FIRST, CLAIMED)
-    assert life.handle(on.CommandReceived(CancelCommand(requested_by="me"))) == [
+    assert life.handle(Lifecycle.on_command_received, CancelCommand(requested_by="me")) == [
         do.Unqueue(),
         do.CancelTimers(),
         do.FreeSlot(),
@@ -355,81 +376,91 @@ def test_a_cancel_between_the_claim_and_the_start_takes_it_out_of_the_queue() ->
 
 def test_a_cancel_of_what_runs_is_done_in_the_child_and_names_the_asker() -> None:
     life = claimed(LATE)
-    command = on.CommandReceived(CancelCommand(grace_s=2.0, requested_by="me\n"))
-    assert life.handle(command) == [do.CancelInChild(2.0, "'me\\n' (Execution.cancel)")]
+    command = (Lifecycle.on_command_received, CancelCommand(grace_s=2.0, requested_by="me\n"))
+    assert life.handle(*command) == [do.CancelInChild(2.0, "'me\\n' (Execution.cancel)")]
 
 
 def test_a_cancel_after_the_end_does_nothing() -> None:
     life = claimed(LATE, ENDS_WELL)
-    for event in (on.CommandReceived(CancelCommand()), STOP, on.KillRequested(SOMEBODY)):
-        assert life.handle(event) == []
-    life.handle(on.EndStored())
-    assert life.handle(on.CommandReceived(CancelCommand())) == []
+    for event in (
+        (Lifecycle.on_command_received, CancelCommand()),
+        STOP,
+        (Lifecycle.on_kill_requested, SOMEBODY),
+    ):
+        assert life.handle(*event) == []
+    life.handle(Lifecycle.on_end_stored)
+    assert life.handle(Lifecycle.on_command_received, CancelCommand()) == []
 
 
 def test_a_bell_before_the_claim_has_it_claimed_and_its_commands_read() -> None:
-    life = life_of(LATE, CLAIM_LATER, on.DoorbellRang(), on.Sent())
-    assert do.ClaimWithEvents(takes_over=False) in life.handle(STARTED)
-    assert do.ReadCommands() in life.handle(CLAIMED)
-    assert life.handle(on.DoorbellRang()) == [do.ReadCommands()]
+    life = life_of(LATE, CLAIM_LATER, (Lifecycle.on_doorbell_rang,), (Lifecycle.on_sent,))
+    assert do.ClaimWithEvents(takes_over=False) in life.handle(*STARTED)
+    assert do.ReadCommands() in life.handle(*CLAIMED)
+    assert life.handle(Lifecycle.on_doorbell_rang) == [do.ReadCommands()]
 
 
 def test_only_a_cancel_is_meant_for_an_attempt_that_is_not_claimed() -> None:
     answer = RespondCommand(text="yes")
-    life = running(LATE, on.InputRequested(InputRequest(execution_id="id", id="question")))
-    assert life.handle(on.CommandReceived(answer)) == []
-    life.handle(CLAIMED)
-    assert life.handle(on.CommandReceived(answer)) == [do.CommandChild(answer, "question")]
+    life = running(
+        LATE, (Lifecycle.on_input_requested, InputRequest(execution_id="id", id="question"))
+    )
+    assert life.handle(Lifecycle.on_command_received, answer) == []
+    life.handle(*CLAIMED)
+    assert life.handle(Lifecycle.on_command_received, answer) == [
+        do.CommandChild(answer, "question")
+    ]
 
 
 def test_a_command_that_is_read_while_the_lease_is_taken_anew_is_not_lost() -> None:
-    life = claimed(LATE, on.LeaseBegun("new"))
+    life = claimed(LATE, (Lifecycle.on_lease_begun, "new"))
     command = InterruptCommand()
-    assert life.handle(on.CommandReceived(command)) == [do.CommandChild(command, "")]
+    assert life.handle(Lifecycle.on_command_received, command) == [do.CommandChild(command, "")]
 
 
 def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_what_ended_it() -> None:
     life = running(origin(acks_late=True, hard_limit_s=3.0))
-    assert life.handle(STOP) == [do.Signal(signal.SIGTERM, SOMEBODY)]
-    assert life.handle(fired(Timer.HARD_LIMIT)) == [do.Kill("")]
-    life.handle(DIES)
-    (told,) = [one for one in life.handle(on.EndStored()) if isinstance(one, do.ReportEnd)]
+    assert life.handle(*STOP) == [do.Signal(signal.SIGTERM, SOMEBODY)]
+    assert life.handle(*fired(Timer.HARD_LIMIT)) == [do.Kill("")]
+    life.handle(*DIES)
+    (told,) = [one for one in life.handle(Lifecycle.on_end_stored) if isinstance(one, do.ReportEnd)]
     assert told.end == End(EndKind.OVER_LIMIT, "TimeLimitExceeded(3.0,)")
 
 
 def test_a_hard_limit_asks_first_and_kills_what_does_not_leave() -> None:
     life = running(origin(hard_limit_s=3.0))
-    assert life.handle(fired(Timer.HARD_LIMIT)) == [
+    assert life.handle(*fired(Timer.HARD_LIMIT)) == [
         do.Signal(signal.SIGTERM, ""),
         start(Timer.TIDY),
     ]
-    assert life.handle(fired(Timer.TIDY)) == [do.Kill("")]
+    assert life.handle(*fired(Timer.TIDY)) == [do.Kill("")]
 
 
 def test_limits_of_a_coroutine_spare_its_neighbours() -> None:
     life = running(origin(is_async=True, soft_limit_s=1.0, hard_limit_s=3.0))
-    assert life.handle(fired(Timer.SOFT_LIMIT)) == [do.RaiseSoftLimit()]
-    assert life.handle(fired(Timer.HARD_LIMIT)) == [do.CancelInChild(5.0, "")]
-    assert life.handle(STOP) == [do.CancelInChild(5.0, SOMEBODY)]
+    assert life.handle(*fired(Timer.SOFT_LIMIT)) == [do.RaiseSoftLimit()]
+    assert life.handle(*fired(Timer.HARD_LIMIT)) == [do.CancelInChild(5.0, "")]
+    assert life.handle(*STOP) == [do.CancelInChild(5.0, SOMEBODY)]
 
 
 def test_a_coroutine_whose_child_is_condemned_goes_to_another_one() -> None:
     life = life_of(origin(is_async=True), CLAIM_LATER)
     for _ in range(2):
-        life.handle(on.Sent())
+        life.handle(Lifecycle.on_sent)
         assert life.is_with_child
-        assert life.handle(on.SendRefused()) == [], "the dispatcher has it in its queue again"
+        assert life.handle(Lifecycle.on_send_refused) == [], (
+            "the dispatcher has it in its queue again"
+        )
         assert not life.is_with_child
-    life.handle(on.Sent())
-    assert life.handle(STARTED)[0] == do.ReportAccepted(1.0, defers_ack=False)
+    life.handle(Lifecycle.on_sent)
+    assert life.handle(*STARTED)[0] == do.ReportAccepted(1.0, defers_ack=False)
 
 
 def test_who_has_a_task_killed_is_named_once() -> None:
     """A cold shutdown asks again and again until the child is gone."""
     life = running(LATE)
-    assert life.handle(on.KillRequested(SOMEBODY)) == [do.Kill(SOMEBODY)]
-    assert life.handle(on.KillRequested(SOMEBODY)) == [do.Kill("")]
-    assert running(LATE, STOP).handle(on.KillRequested("another")) == [do.Kill("")]
+    assert life.handle(Lifecycle.on_kill_requested, SOMEBODY) == [do.Kill(SOMEBODY)]
+    assert life.handle(Lifecycle.on_kill_requested, SOMEBODY) == [do.Kill("")]
+    assert running(LATE, STOP).handle(Lifecycle.on_kill_requested, "another") == [do.Kill("")]
 
 
 def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:
@@ -437,8 +468,10 @@ def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:
         (True, AttemptEnded(outcome="requeued", detail="its worker was stopped")),
         (False, last_event(terminated(), LATE)),
     ):
-        life = claimed(LATE, on.StopRequested(signal.SIGTERM, SOMEBODY, is_worker_stopping))
-        actions = life.handle(on.Finished(DIED, -signal.SIGTERM, 2.0))
+        life = claimed(
+            LATE, (Lifecycle.on_stop_requested, signal.SIGTERM, SOMEBODY, is_worker_stopping)
+        )
+        actions = life.handle(Lifecycle.on_finished, DIED, -signal.SIGTERM, 2.0)
         assert do.PublishEnd(event) in actions
 
 
@@ -448,9 +481,9 @@ def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:
 def test_a_lost_child_is_judged_before_its_message_comes_again() -> None:
     life = claimed(COMES_AGAIN)
     why = End(EndKind.LOST, "Worker exited prematurely: signal 9 (SIGKILL).")
-    assert life.handle(DIES) == [do.JudgeLoss(why)]
-    assert life.handle(DIES) == []
-    assert life.handle(on.LossJudged(None)) == [
+    assert life.handle(*DIES) == [do.JudgeLoss(why)]
+    assert life.handle(*DIES) == []
+    assert life.handle(Lifecycle.on_loss_judged, None) == [
         do.CancelTimers(),
         do.FreeSlot(),
         start(Timer.END_WAIT),
@@ -460,34 +493,34 @@ def test_a_lost_child_is_judged_before_its_message_comes_again() -> None:
 
 def test_a_lost_child_is_asked_nothing_while_its_loss_is_judged() -> None:
     question = InputRequest(execution_id="id", id="open")
-    life = claimed(COMES_AGAIN, on.InputRequested(question), DIES)
-    assert life.handle(on.AppendRefused()) == [do.CloseStream(), do.Release()]
+    life = claimed(COMES_AGAIN, (Lifecycle.on_input_requested, question), DIES)
+    assert life.handle(Lifecycle.on_append_refused) == [do.CloseStream(), do.Release()]
 
 
 def test_a_lost_child_that_is_one_too_many_ends_the_execution() -> None:
     life = claimed(COMES_AGAIN, DIES)
     end = End(EndKind.TOO_MANY_LOSSES, "it has cost 5 processes")
     event = Ended(outcome=Outcome.FAILED, type="TooManyLosses", message=end.message)
-    assert do.PublishEnd(event) in life.handle(on.LossJudged(end))
+    assert do.PublishEnd(event) in life.handle(Lifecycle.on_loss_judged, end)
 
 
 def test_what_is_stopped_while_its_loss_is_judged_was_terminated() -> None:
     life = claimed(COMES_AGAIN, DIES)
-    assert do.PublishEnd(last_event(terminated(), COMES_AGAIN)) in life.handle(STOP)
-    assert life.handle(on.LossJudged(None)) == []
+    assert do.PublishEnd(last_event(terminated(), COMES_AGAIN)) in life.handle(*STOP)
+    assert life.handle(Lifecycle.on_loss_judged, None) == []
 
 
 def test_a_child_that_dies_without_a_word_had_begun() -> None:
     """A message that is acknowledged early must not be delivered again."""
-    life = life_of(EARLY, CLAIM_LATER, on.Sent())
-    assert life.handle(DIES)[0] == do.ReportAccepted(2.0, defers_ack=True)
+    life = life_of(EARLY, CLAIM_LATER, (Lifecycle.on_sent,))
+    assert life.handle(*DIES)[0] == do.ReportAccepted(2.0, defers_ack=True)
     assert life.run is Run.OVER
 
 
 def test_when_the_broker_is_lost_only_what_has_not_begun_is_given_back() -> None:
     given_back = End(EndKind.REQUEUED, "the connection to the broker was lost")
     waiting = life_of(LATE, CLAIM_LATER)
-    assert waiting.handle(on.BrokerLost()) == [
+    assert waiting.handle(Lifecycle.on_broker_lost) == [
         do.Unqueue(),
         do.CancelTimers(),
         do.CloseStream(),
@@ -495,7 +528,7 @@ def test_when_the_broker_is_lost_only_what_has_not_begun_is_given_back() -> None
         do.ReportEnd(given_back, frees_slot=True),
     ]
     for life in (running(LATE), claimed(COMES_AGAIN, DIES)):
-        assert life.handle(on.BrokerLost()) == []
+        assert life.handle(Lifecycle.on_broker_lost) == []
 
 
 # --- the lease, and Redis that is away ---------------------------------------------------------
@@ -506,40 +539,48 @@ def test_a_lost_lease_is_taken_anew_with_the_open_questions() -> None:
     answered = InputRequest(execution_id="id", id="answered")
     closed = InputClosed(execution_id="id", request_id="answered", reason="answered")
     life = claimed(
-        EARLY, on.InputRequested(question), on.InputRequested(answered), on.InputAnswered(closed)
+        EARLY,
+        (Lifecycle.on_input_requested, question),
+        (Lifecycle.on_input_requested, answered),
+        (Lifecycle.on_input_answered, closed),
     )
-    assert life.handle(on.LeaseBegun(OURS)) == []
-    assert life.handle(on.LeaseBegun("new")) == [do.AwaitInFlight()]
-    assert life.handle(on.InFlightDone()) == [do.Publish(question), do.Reclaim(OURS)]
-    assert life.handle(on.HoldRecorded("new")) == []
-    assert life.handle(on.ClaimStored("new", "new")) == [
+    assert life.handle(Lifecycle.on_lease_begun, OURS) == []
+    assert life.handle(Lifecycle.on_lease_begun, "new") == [do.AwaitInFlight()]
+    assert life.handle(Lifecycle.on_in_flight_done) == [do.Publish(question), do.Reclaim(OURS)]
+    assert life.handle(Lifecycle.on_hold_recorded, "new") == []
+    assert life.handle(Lifecycle.on_claim_stored, "new", "new") == [
         do.RecordRunning(),
         do.Flush(),
         start(Timer.CLAIM_WAIT),
         do.ConfirmLease("new"),
     ]
-    assert life.handle(on.LeaseConfirmed("new")) == [do.Acknowledge()]
+    assert life.handle(Lifecycle.on_lease_confirmed, "new") == [do.Acknowledge()]
 
 
 def test_a_lease_that_is_lost_while_the_claim_is_on_its_way_is_taken_anew() -> None:
-    life = running(LATE, on.FirstOutput())
-    assert life.handle(on.LeaseBegun("new")) == []
-    assert life.handle(on.ClaimStored(OURS, "new"))[-1] == do.AwaitInFlight()
-    assert life.handle(on.InFlightDone()) == [do.Reclaim(OURS)]
+    life = running(LATE, (Lifecycle.on_first_output,))
+    assert life.handle(Lifecycle.on_lease_begun, "new") == []
+    assert life.handle(Lifecycle.on_claim_stored, OURS, "new")[-1] == do.AwaitInFlight()
+    assert life.handle(Lifecycle.on_in_flight_done) == [do.Reclaim(OURS)]
 
 
 def test_what_another_worker_has_taken_meanwhile_runs_on_unseen() -> None:
-    life = claimed(LATE, on.LeaseBegun("new"), on.InFlightDone())
-    assert life.handle(on.ClaimRefused(Refusal.CLOSED)) == [do.CloseStream(), do.Release()]
+    life = claimed(LATE, (Lifecycle.on_lease_begun, "new"), (Lifecycle.on_in_flight_done,))
+    assert life.handle(Lifecycle.on_claim_refused, Refusal.CLOSED) == [
+        do.CloseStream(),
+        do.Release(),
+    ]
     assert life.run is Run.RUNNING
 
 
 def test_an_end_that_waits_for_a_new_claim_is_published_once_and_nothing_after_it() -> None:
     question = InputRequest(execution_id="id", id="open")
-    life = claimed(LATE, on.InputRequested(question), on.LeaseBegun("new"))
-    assert do.PublishEnd(SUCCESS) in life.handle(ENDS_WELL)
-    assert life.handle(on.InFlightDone()) == [do.Reclaim(OURS)]
-    assert life.handle(on.ClaimStored("new", "new")) == [do.Flush()]
+    life = claimed(
+        LATE, (Lifecycle.on_input_requested, question), (Lifecycle.on_lease_begun, "new")
+    )
+    assert do.PublishEnd(SUCCESS) in life.handle(*ENDS_WELL)
+    assert life.handle(Lifecycle.on_in_flight_done) == [do.Reclaim(OURS)]
+    assert life.handle(Lifecycle.on_claim_stored, "new", "new") == [do.Flush()]
 
 
 def test_5000_ends_while_redis_is_away_are_told_in_time_and_stored_later() -> None:
@@ -547,12 +588,12 @@ def test_5000_ends_while_redis_is_away_are_told_in_time_and_stored_later() -> No
     told = [do.Acknowledge(), do.ReportEnd(end_of_traced(WELL), frees_slot=False)]
     for life in lives:
         assert life.run is Run.OVER
-        assert life.handle(fired(Timer.END_WAIT)) == told
-        assert life.handle(fired(Timer.END_WAIT)) == []
+        assert life.handle(*fired(Timer.END_WAIT)) == told
+        assert life.handle(*fired(Timer.END_WAIT)) == []
     for life in lives:
-        assert life.handle(CLAIMED) == [do.Flush()]
-        assert life.handle(on.EndStored()) == [do.RecordEnd(SUCCESS), do.Release()]
-        assert life.handle(on.EndStored()) == []
+        assert life.handle(*CLAIMED) == [do.Flush()]
+        assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(SUCCESS), do.Release()]
+        assert life.handle(Lifecycle.on_end_stored) == []
 
 
 def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
@@ -560,17 +601,26 @@ def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
     member = origin(acks_late=True, group="group", index=3)
     counted: list[Action] = []
     first = claimed(member)
-    for event in (on.Finished(RETRY, None, 2.0), fired(Timer.END_WAIT), on.EndStored()):
-        counted += [one for one in first.handle(event) if isinstance(one, do.RecordEnd)]
+    for event in (
+        (Lifecycle.on_finished, RETRY, None, 2.0),
+        fired(Timer.END_WAIT),
+        (Lifecycle.on_end_stored,),
+    ):
+        counted += [one for one in first.handle(*event) if isinstance(one, do.RecordEnd)]
     assert counted == [do.RecordEnd(AttemptEnded(outcome="retry", detail="in 1s"))]
 
     second = claimed(member)
-    for event in (ENDS_WELL, fired(Timer.END_WAIT), on.EndStored(), on.EndStored()):
-        counted += [one for one in second.handle(event) if isinstance(one, do.RecordEnd)]
+    for event in (
+        ENDS_WELL,
+        fired(Timer.END_WAIT),
+        (Lifecycle.on_end_stored,),
+        (Lifecycle.on_end_stored,),
+    ):
+        counted += [one for one in second.handle(*event) if isinstance(one, do.RecordEnd)]
     assert counted[1:] == [do.RecordEnd(SUCCESS)]
 
-    stale = claimed(member, on.AppendRefused())
-    assert not any(isinstance(one, do.RecordEnd) for one in stale.handle(ENDS_WELL))
+    stale = claimed(member, (Lifecycle.on_append_refused,))
+    assert not any(isinstance(one, do.RecordEnd) for one in stale.handle(*ENDS_WELL))
 
 
 # --- what ends otherwise -----------------------------------------------------------------------
@@ -579,13 +629,13 @@ def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
 def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() -> None:
     life = Lifecycle(LATE)
     end = Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message="revoked")
-    assert life.handle(on.Discarded(Streaming.CLAIM_LATER, "revoked")) == [
+    assert life.handle(Lifecycle.on_discarded, Streaming.CLAIM_LATER, "revoked") == [
         do.CancelTimers(),
         do.StartTimer(Timer.END_WAIT),
         do.PublishEnd(end),
         do.ClaimWithEvents(takes_over=False),
     ]
-    assert life.handle(on.EndStored()) == [do.RecordEnd(end), do.Release()]
+    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(end), do.Release()]
 
 
 @pytest.mark.parametrize(
@@ -604,17 +654,17 @@ def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() ->
 def test_a_worker_that_stops_leaves_what_runs_to_others_unless_its_message_is_gone(
     origin: Origin, is_certain: bool, event: AttemptEnded | Ended
 ) -> None:
-    life = claimed(origin, on.HoldRecorded(OURS))
+    life = claimed(origin, (Lifecycle.on_hold_recorded, OURS))
     if is_certain:
-        life.handle(on.LeaseConfirmed(OURS))
-    assert life.handle(on.WorkerStopping()) == [do.CancelTimers(), do.PublishEnd(event)]
-    assert life.handle(on.EndStored()) == [do.RecordEnd(event), do.Release()]
-    assert life.handle(DIES) == []
+        life.handle(Lifecycle.on_lease_confirmed, OURS)
+    assert life.handle(Lifecycle.on_worker_stopping) == [do.CancelTimers(), do.PublishEnd(event)]
+    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(event), do.Release()]
+    assert life.handle(*DIES) == []
 
 
 def test_a_worker_that_stops_leaves_no_trace_of_what_has_not_begun() -> None:
     life = life_of(LATE, CLAIM_LATER)
-    assert life.handle(on.WorkerStopping()) == [
+    assert life.handle(Lifecycle.on_worker_stopping) == [
         do.Unqueue(),  # else a child that becomes free meanwhile would run it
         do.CancelTimers(),
         do.CloseStream(),
@@ -631,58 +681,77 @@ WAY_TO: dict[tuple[object, object], tuple[Origin, list[Event]]] = {
     (Run.NEW, Run.AWAITING_CLAIM): (LATE, [CLAIM_FIRST]),
     (Run.NEW, Run.AWAITING_JUDGEMENT): (AGAIN, [NO_STREAM]),
     (Run.NEW, Run.QUEUED): (LATE, [CLAIM_LATER]),
-    (Run.NEW, Run.OVER): (LATE, [on.Discarded(Streaming.NONE, "")]),
+    (Run.NEW, Run.OVER): (LATE, [(Lifecycle.on_discarded, Streaming.NONE, "")]),
     (Run.AWAITING_CLAIM, Run.AWAITING_JUDGEMENT): (AGAIN, [CLAIM_FIRST, CLAIMED]),
     (Run.AWAITING_CLAIM, Run.QUEUED): (LATE, [CLAIM_FIRST, CLAIMED]),
     (Run.AWAITING_CLAIM, Run.OVER): (LATE, [CLAIM_FIRST, STOP]),
-    (Run.AWAITING_JUDGEMENT, Run.QUEUED): (AGAIN, [NO_STREAM, on.LossJudged(None)]),
-    (Run.AWAITING_JUDGEMENT, Run.OVER): (AGAIN, [NO_STREAM, on.LossJudged(_TOLD)]),
-    (Run.QUEUED, Run.SENT): (LATE, [CLAIM_LATER, on.Sent()]),
+    (Run.AWAITING_JUDGEMENT, Run.QUEUED): (AGAIN, [NO_STREAM, (Lifecycle.on_loss_judged, None)]),
+    (Run.AWAITING_JUDGEMENT, Run.OVER): (AGAIN, [NO_STREAM, (Lifecycle.on_loss_judged, _TOLD)]),
+    (Run.QUEUED, Run.SENT): (LATE, [CLAIM_LATER, (Lifecycle.on_sent,)]),
     (Run.QUEUED, Run.OVER): (LATE, [CLAIM_LATER, STOP]),
-    (Run.SENT, Run.QUEUED): (LATE, [CLAIM_LATER, on.Sent(), on.SendRefused()]),
-    (Run.SENT, Run.RUNNING): (LATE, [CLAIM_LATER, on.Sent(), STARTED]),
-    (Run.SENT, Run.OVER): (LATE, [CLAIM_LATER, on.Sent(), ENDS_WELL]),
-    (Run.RUNNING, Run.LOST): (COMES_AGAIN, [CLAIM_LATER, on.Sent(), STARTED, DIES]),
-    (Run.RUNNING, Run.OVER): (LATE, [CLAIM_LATER, on.Sent(), STARTED, ENDS_WELL]),
+    (Run.SENT, Run.QUEUED): (
+        LATE,
+        [CLAIM_LATER, (Lifecycle.on_sent,), (Lifecycle.on_send_refused,)],
+    ),
+    (Run.SENT, Run.RUNNING): (LATE, [CLAIM_LATER, (Lifecycle.on_sent,), STARTED]),
+    (Run.SENT, Run.OVER): (LATE, [CLAIM_LATER, (Lifecycle.on_sent,), ENDS_WELL]),
+    (Run.RUNNING, Run.LOST): (COMES_AGAIN, [CLAIM_LATER, (Lifecycle.on_sent,), STARTED, DIES]),
+    (Run.RUNNING, Run.OVER): (LATE, [CLAIM_LATER, (Lifecycle.on_sent,), STARTED, ENDS_WELL]),
     (Run.LOST, Run.OVER): (
         COMES_AGAIN,
-        [CLAIM_LATER, on.Sent(), STARTED, DIES, on.LossJudged(None)],
+        [CLAIM_LATER, (Lifecycle.on_sent,), STARTED, DIES, (Lifecycle.on_loss_judged, None)],
     ),
     (Claim.UNCLAIMED, Claim.CLAIMING): (LATE, [CLAIM_FIRST]),
     (Claim.UNCLAIMED, Claim.AWAITING_PREVIOUS): (RETRIED, [CLAIM_FIRST]),
     (Claim.UNCLAIMED, Claim.CLOSED): (LATE, [NO_STREAM]),
     (Claim.CLAIMING, Claim.AWAITING_PREVIOUS): (
         LATE,
-        [CLAIM_LATER, on.FirstOutput(), on.ClaimRefused(Refusal.RUNS_ELSEWHERE)],
+        [
+            CLAIM_LATER,
+            (Lifecycle.on_first_output,),
+            (Lifecycle.on_claim_refused, Refusal.RUNS_ELSEWHERE),
+        ],
     ),
     (Claim.CLAIMING, Claim.CLAIMED): (LATE, [CLAIM_FIRST, CLAIMED]),
-    (Claim.CLAIMING, Claim.CLOSED): (LATE, [CLAIM_FIRST, on.ClaimRefused(Refusal.CLOSED)]),
-    (Claim.AWAITING_PREVIOUS, Claim.CLAIMING): (RETRIED, [CLAIM_FIRST, on.PreviousEnded()]),
+    (Claim.CLAIMING, Claim.CLOSED): (
+        LATE,
+        [CLAIM_FIRST, (Lifecycle.on_claim_refused, Refusal.CLOSED)],
+    ),
+    (Claim.AWAITING_PREVIOUS, Claim.CLAIMING): (
+        RETRIED,
+        [CLAIM_FIRST, (Lifecycle.on_previous_ended,)],
+    ),
     (Claim.AWAITING_PREVIOUS, Claim.CLOSED): (
         LATE,
         [
-            *[CLAIM_LATER, on.Sent(), STARTED, on.FirstOutput()],
-            *[on.ClaimRefused(Refusal.RUNS_ELSEWHERE), on.Finished(RETRY, None, 2.0)],
-            on.PreviousEnded(),
+            *[CLAIM_LATER, (Lifecycle.on_sent,), STARTED, (Lifecycle.on_first_output,)],
+            *[
+                (Lifecycle.on_claim_refused, Refusal.RUNS_ELSEWHERE),
+                (Lifecycle.on_finished, RETRY, None, 2.0),
+            ],
+            (Lifecycle.on_previous_ended,),
         ],
     ),
-    (Claim.CLAIMED, Claim.RECLAIMING): (LATE, [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new")]),
-    (Claim.CLAIMED, Claim.CLOSED): (LATE, [CLAIM_FIRST, CLAIMED, on.AppendRefused()]),
+    (Claim.CLAIMED, Claim.RECLAIMING): (
+        LATE,
+        [CLAIM_FIRST, CLAIMED, (Lifecycle.on_lease_begun, "new")],
+    ),
+    (Claim.CLAIMED, Claim.CLOSED): (LATE, [CLAIM_FIRST, CLAIMED, (Lifecycle.on_append_refused,)]),
     (Claim.RECLAIMING, Claim.CLAIMING): (
         LATE,
-        [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new"), on.InFlightDone()],
+        [CLAIM_FIRST, CLAIMED, (Lifecycle.on_lease_begun, "new"), (Lifecycle.on_in_flight_done,)],
     ),
     (Claim.RECLAIMING, Claim.CLOSED): (
         LATE,
-        [CLAIM_FIRST, CLAIMED, on.LeaseBegun("new"), on.AppendRefused()],
+        [CLAIM_FIRST, CLAIMED, (Lifecycle.on_lease_begun, "new"), (Lifecycle.on_append_refused,)],
     ),
-    (Report.NONE, Report.ACCEPTED): (LATE, [CLAIM_LATER, on.Sent(), STARTED]),
+    (Report.NONE, Report.ACCEPTED): (LATE, [CLAIM_LATER, (Lifecycle.on_sent,), STARTED]),
     (Report.NONE, Report.ENDED): (LATE, [NO_STREAM, STOP]),
-    (Report.ACCEPTED, Report.ENDED): (LATE, [NO_STREAM, on.Sent(), STARTED, ENDS_WELL]),
-    (Ack.CELERY, Ack.DEFERRED): (EARLY, [CLAIM_LATER, on.Sent(), STARTED]),
+    (Report.ACCEPTED, Report.ENDED): (LATE, [NO_STREAM, (Lifecycle.on_sent,), STARTED, ENDS_WELL]),
+    (Ack.CELERY, Ack.DEFERRED): (EARLY, [CLAIM_LATER, (Lifecycle.on_sent,), STARTED]),
     (Ack.DEFERRED, Ack.DONE): (
         EARLY,
-        [CLAIM_LATER, on.Sent(), STARTED, fired(Timer.CLAIM_WAIT)],
+        [CLAIM_LATER, (Lifecycle.on_sent,), STARTED, fired(Timer.CLAIM_WAIT)],
     ),
 }
 
@@ -696,7 +765,7 @@ def test_an_execution_can_take_each_move_of_the_tables(before: object, after: ob
     origin, events = WAY_TO[before, after]
     life = life_of(origin, *events[:-1])
     assert before in states_of(life)
-    life.handle(events[-1])
+    life.handle(*events[-1])
     assert after in states_of(life)
 
 

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from hypothesis import event as note
 from hypothesis import settings as hypothesis_settings
@@ -18,11 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.strategies import SearchStrategy
 
 from capsule_tasks.executions import actions as do
-from capsule_tasks.executions import events as on
-from capsule_tasks.executions.actions import Action
+from capsule_tasks.executions.actions import Action, Timer
+from capsule_tasks.executions.claims import Refusal, Streaming
 from capsule_tasks.executions.ends import End, EndKind, LastEvent
-from capsule_tasks.executions.events import Event, Refusal, Streaming, Timer
-from capsule_tasks.executions.lifecycle import Lifecycle
+from capsule_tasks.executions.lifecycle import Event, Lifecycle, P
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.states import Ack, Claim, Report, Run
 from capsule_tasks.protocol.events import (
@@ -140,8 +140,8 @@ class World:
         self.told: list[End] = []
         self.acks = self.freed = 0
 
-    def feed(self, event: Event) -> None:
-        for action in self.life.handle(event):
+    def feed(self, event: Event[P], *args: P.args, **kwargs: P.kwargs) -> None:
+        for action in self.life.handle(event, *args, **kwargs):
             self.carry_out(action)
 
     def carry_out(self, action: Action) -> None:  # noqa: C901 - a clause for each action
@@ -254,31 +254,31 @@ class World:
     # --- how what is under way comes to its end ------------------------------------------------
 
     def admit(self, streaming: Streaming) -> None:
-        self.feed(on.Admitted(streaming))
+        self.feed(Lifecycle.on_admitted, streaming)
 
     def discard(self, streaming: Streaming) -> None:
         self.is_discarded = True
-        self.feed(on.Discarded(streaming, "revoked"))
+        self.feed(Lifecycle.on_discarded, streaming, "revoked")
 
     def send(self, *, is_refused: bool = False) -> None:
         self.is_queued, self.has_child = is_refused, not is_refused
-        self.feed(on.Sent())
+        self.feed(Lifecycle.on_sent)
         if is_refused:
-            self.feed(on.SendRefused())
+            self.feed(Lifecycle.on_send_refused)
 
     def start(self) -> None:
         self.has_started = True
-        self.feed(on.ChildStarted(1.0))
+        self.feed(Lifecycle.on_child_started, 1.0)
 
     def finish(self, terminal: Terminal, status: int | None) -> None:
         self.has_child = False
         self.has_started = True
         self.questions.clear()
-        self.feed(on.Finished(terminal, status, 2.0))
+        self.feed(Lifecycle.on_finished, terminal, status, 2.0)
 
     def judge(self, end: End | None) -> None:
         self.is_judging = False
-        self.feed(on.LossJudged(end))
+        self.feed(Lifecycle.on_loss_judged, end)
 
     def fire(self, timer: Timer) -> None:
         self.timers.remove(timer)
@@ -286,7 +286,7 @@ class World:
             self.has_waited = True
         elif timer is Timer.END_WAIT:
             self.has_end_waited = True
-        self.feed(on.TimerFired(timer))
+        self.feed(Lifecycle.on_timer, timer)
 
     def store(self) -> None:
         """Redis has done what it was asked for; a claim with the end says only that."""
@@ -296,7 +296,7 @@ class World:
             return
         if call.has_end:
             self.is_end_stored = True
-            self.feed(on.EndStored())
+            self.feed(Lifecycle.on_end_stored)
             self.is_closed = True
         elif call.kind != "append":
             self.may_append = True
@@ -304,7 +304,7 @@ class World:
             self.confirmed.clear()
             if not self.has_started:
                 self.has_waited = False
-            self.feed(on.ClaimStored(call.owner, self.lease))
+            self.feed(Lifecycle.on_claim_stored, call.owner, self.lease)
             # One that was started before would cut short the wait for an acknowledgement.
             assert self.has_started or Timer.CLAIM_WAIT not in self.timers
         else:
@@ -315,12 +315,15 @@ class World:
         assert call is not None
         if not self.is_closed:
             is_append = call.kind == "append"
-            self.feed(on.AppendRefused() if is_append else on.ClaimRefused(reason))
+            if is_append:
+                self.feed(Lifecycle.on_append_refused)
+            else:
+                self.feed(Lifecycle.on_claim_refused, reason)
 
     def settle(self) -> None:
         asked = [] if self.is_closed else list(self.questions.values())
         self.is_settling = False
-        actions = self.life.handle(on.InFlightDone())
+        actions = self.life.handle(Lifecycle.on_in_flight_done)
         for action in actions:
             self.carry_out(action)
         if not self.is_closed and self.end is None:
@@ -328,31 +331,31 @@ class World:
 
     def look(self) -> None:
         self.is_looking = False
-        self.feed(on.PreviousEnded())
+        self.feed(Lifecycle.on_previous_ended)
 
     def note_hold(self, owner: str) -> None:
         self.holds.remove(owner)
         self.noted_owner = owner
-        self.feed(on.HoldRecorded(owner))
+        self.feed(Lifecycle.on_hold_recorded, owner)
 
     def confirm(self, owner: str) -> None:
         self.confirms.discard(owner)
         self.confirmed.add(owner)
-        self.feed(on.LeaseConfirmed(owner))
+        self.feed(Lifecycle.on_lease_confirmed, owner)
 
     def begin_lease(self, lease: str) -> None:
         self.lease = lease
         if self.life.owner and not self.is_closed:
             self.holds.add(lease)
-        self.feed(on.LeaseBegun(lease))
+        self.feed(Lifecycle.on_lease_begun, lease)
 
     def command(self, command: Command) -> None:
         self.is_reading = False
-        self.feed(on.CommandReceived(command))
+        self.feed(Lifecycle.on_command_received, command)
 
     def stop_worker(self) -> None:
         self.is_left = self.is_left or not self.life.is_over
-        self.feed(on.WorkerStopping())
+        self.feed(Lifecycle.on_worker_stopping)
 
     def advance(self, *, is_redis_away: bool = False) -> bool:
         """One step of what happens if nothing goes wrong; False if only the child can go on."""
@@ -529,7 +532,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @step()
     def prints(self) -> None:
         self.has_printed = True
-        self.world.feed(on.FirstOutput())
+        self.world.feed(Lifecycle.on_first_output)
 
     @when(lambda self: self.world.has_child and self.world.has_started)
     @when(lambda self: self.asked < 3)
@@ -538,7 +541,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.asked += 1
         request = InputRequest(execution_id="id", id=f"question-{self.asked}")
         self.world.questions[request.id] = request
-        self.world.feed(on.InputRequested(request))
+        self.world.feed(Lifecycle.on_input_requested, request)
 
     @when(lambda self: self.world.has_child and self.world.questions)
     @step(data=st.data())
@@ -546,7 +549,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.world.questions)))
         del self.world.questions[request_id]
         closed = InputClosed(execution_id="id", request_id=request_id, reason="answered")
-        self.world.feed(on.InputAnswered(closed))
+        self.world.feed(Lifecycle.on_input_answered, closed)
 
     @when(lambda self: self.world.has_child and self.world.has_started)
     @in_case_of(Trouble.END)
@@ -630,12 +633,12 @@ class LifecycleMachine(RuleBasedStateMachine):
     @in_case_of(Trouble.NEWS)
     @step()
     def successor_comes(self) -> None:
-        self.world.feed(on.SuccessorAdmitted())
+        self.world.feed(Lifecycle.on_successor_admitted)
 
     @in_case_of(Trouble.NEWS)
     @step()
     def bell_rings(self) -> None:
-        self.world.feed(on.DoorbellRang())
+        self.world.feed(Lifecycle.on_doorbell_rang)
 
     @when(lambda self: self.world.is_reading)
     @when(lambda self: not self.is_redis_away)
@@ -663,25 +666,25 @@ class LifecycleMachine(RuleBasedStateMachine):
         is_worker_stopping=st.booleans(),
     )
     def is_stopped(self, signum: int, is_worker_stopping: bool) -> None:
-        self.world.feed(on.StopRequested(int(signum), "somebody", is_worker_stopping))
+        self.world.feed(Lifecycle.on_stop_requested, int(signum), "somebody", is_worker_stopping)
 
     @in_case_of(Trouble.STOP)
     @when(lambda self: not self.world.life.is_over)
     @step()
     def is_cancelled(self) -> None:
-        self.world.feed(on.CancelRequested(None, "somebody"))
+        self.world.feed(Lifecycle.on_cancel_requested, None, "somebody")
 
     @in_case_of(Trouble.KILL)
     @when(lambda self: not self.world.life.is_over)
     @step()
     def is_killed(self) -> None:
-        self.world.feed(on.KillRequested("a cold shutdown"))
+        self.world.feed(Lifecycle.on_kill_requested, "a cold shutdown")
 
     @in_case_of(Trouble.BROKER)
     @when(lambda self: not self.world.life.is_over)
     @step()
     def broker_is_lost(self) -> None:
-        self.world.feed(on.BrokerLost())
+        self.world.feed(Lifecycle.on_broker_lost)
 
     @in_case_of(Trouble.WORKER)
     @when(lambda self: not self.world.life.is_over)
@@ -696,21 +699,25 @@ class LifecycleMachine(RuleBasedStateMachine):
         """By then the worker works under another one."""
         if lease <= self.leases:
             self.world.confirmed.add(f"lease-{lease}")
-            self.world.feed(on.LeaseConfirmed(f"lease-{lease}"))
-        self.world.feed(on.LeaseBegun(self.world.lease))
+            self.world.feed(Lifecycle.on_lease_confirmed, f"lease-{lease}")
+        self.world.feed(Lifecycle.on_lease_begun, self.world.lease)
 
     @when(lambda self: not (self.world.has_child or self.world.is_queued))
     @in_case_of(Trouble.NEWS)
     @step()
     def the_child_is_heard_again(self) -> None:
-        for event in (on.Sent(), on.ChildStarted(3.0), on.Finished(LOST, -9, 4.0)):
-            assert not self.world.life.handle(event)
+        for event in (
+            (Lifecycle.on_sent,),
+            (Lifecycle.on_child_started, 3.0),
+            (Lifecycle.on_finished, LOST, -9, 4.0),
+        ):
+            assert not self.world.life.handle(*event)
 
     @when(lambda self: not self.world.is_looking)
     @in_case_of(Trouble.NEWS)
     @step()
     def previous_ends_again(self) -> None:
-        assert not self.world.life.handle(on.PreviousEnded())
+        assert not self.world.life.handle(Lifecycle.on_previous_ended)
 
     @when(lambda self: self.world.life.is_over)
     @in_case_of(Trouble.LATE)
@@ -718,19 +725,39 @@ class LifecycleMachine(RuleBasedStateMachine):
     def what_is_over_stays_over(self) -> None:
         """Nothing of this changes anything any more, whatever Redis still has to do."""
         life = self.world.life
-        late: list[Event] = [on.LossJudged(None), on.LossJudged(TOO_OFTEN), on.SendRefused()]
-        late += [on.StopRequested(9, ""), on.CancelRequested(1.0, ""), on.KillRequested("")]
-        late += [on.BrokerLost(), on.WorkerStopping()]
-        late += [on.CommandReceived(command) for command in COMMANDS]
-        late += [on.TimerFired(timer) for timer in Timer if timer is not Timer.END_WAIT]
+        late: list[tuple[Any, ...]] = [
+            (Lifecycle.on_loss_judged, None),
+            (Lifecycle.on_loss_judged, TOO_OFTEN),
+            (Lifecycle.on_send_refused,),
+        ]
+        late += [
+            (Lifecycle.on_stop_requested, 9, ""),
+            (Lifecycle.on_cancel_requested, 1.0, ""),
+            (Lifecycle.on_kill_requested, ""),
+        ]
+        late += [(Lifecycle.on_broker_lost,), (Lifecycle.on_worker_stopping,)]
+        late += [(Lifecycle.on_command_received, command) for command in COMMANDS]
+        late += [(Lifecycle.on_timer, timer) for timer in Timer if timer is not Timer.END_WAIT]
         if life.claim is Claim.CLOSED and life.report is Report.ENDED:
-            late += [on.ClaimStored("a", "b"), on.ClaimRefused(Refusal.CLOSED), on.InFlightDone()]
-            late += [on.AppendRefused(), on.EndStored(), on.HoldRecorded("a")]
-            late += [on.TimerFired(Timer.END_WAIT), on.FirstOutput(), on.DoorbellRang()]
+            late += [
+                (Lifecycle.on_claim_stored, "a", "b"),
+                (Lifecycle.on_claim_refused, Refusal.CLOSED),
+                (Lifecycle.on_in_flight_done,),
+            ]
+            late += [
+                (Lifecycle.on_append_refused,),
+                (Lifecycle.on_end_stored,),
+                (Lifecycle.on_hold_recorded, "a"),
+            ]
+            late += [
+                (Lifecycle.on_timer, Timer.END_WAIT),
+                (Lifecycle.on_first_output,),
+                (Lifecycle.on_doorbell_rang,),
+            ]
         before = repr(life)
         for event in late:
-            actions = life.handle(event)
-            if isinstance(event, on.TimerFired) and event.timer is Timer.CLAIM_WAIT:
+            actions = life.handle(*event)
+            if event == (Lifecycle.on_timer, Timer.CLAIM_WAIT):
                 self.world.has_waited = True
                 for action in actions:
                     self.world.carry_out(action)

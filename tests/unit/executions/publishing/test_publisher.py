@@ -11,7 +11,7 @@ import pytest
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.executions import background
 from capsule_tasks.executions.execution import Execution
-from capsule_tasks.executions.publishing import claimer
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import (
@@ -155,7 +155,7 @@ async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_befor
     refused = link.answer(Code.STALE, b"6", b"another-claim")
     assert looked == [execution]
     assert not link.calls
-    ground.supervisor.feed(execution, claimer._PREVIOUS_ENDED)
+    ground.supervisor.feed(execution, Lifecycle.on_previous_ended)
     again = link.answer(Code.DONE, b"7", b"3")
     assert again.args[9:] == refused.args[9:]
     assert again.args[2] == ""  # from whoever has it
@@ -212,7 +212,7 @@ async def test_nothing_is_sent_under_a_lost_lease_and_the_claim_is_made_anew(
     link.answer(Code.DONE, b"7", b"3")
     ground.supervisor.on_message(execution, output("on its way"))
     ground.publisher.lease.incarnation = "new"
-    ground.supervisor.feed(execution, claimer.on.LeaseBegun("new"))
+    ground.supervisor.feed(execution, Lifecycle.on_lease_begun, "new")
     assert not made  # the call on its way belongs to the attempt before
     ground.supervisor.on_message(execution, output("waits"))
     link.answer(Code.DONE, b"4")
@@ -235,7 +235,7 @@ async def test_an_execution_that_a_reaper_ended_while_it_runs_is_not_taken_for_a
     ground.supervisor.on_message(execution, output("under the old lease"))
     link.answer(Code.DONE, b"7", b"3")
     ground.publisher.lease.incarnation = "new"
-    ground.supervisor.feed(execution, claimer.on.LeaseBegun("new"))
+    ground.supervisor.feed(execution, Lifecycle.on_lease_begun, "new")
     await eventually(lambda: execution.life.claim is Claim.CLOSED)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -278,7 +278,7 @@ async def test_a_task_that_its_worker_lets_go_of_ends_its_attempt_only(
     ground: Ground, link: Link
 ) -> None:
     execution = started(ground, acks_late=True)
-    ground.supervisor.feed(execution, claimer.on.StopRequested(15, "the worker", True))
+    ground.supervisor.feed(execution, Lifecycle.on_stop_requested, 15, "the worker", True)
     lost = Error(execution_id="e", kind=ErrorKind.LOST, type="SessionLost", message="")
     ground.supervisor.finished(execution, lost, -15)
     call = link.answer(Code.DONE, b"7", b"3")

@@ -1,27 +1,23 @@
 """Drivers of operations: one for asyncio, one for threads.
 
-A class of operations is written once; `async_method` and `sync_method` turn each of its generators
-into the method of a facade.
+A class of operations is written once; each of its generators is a `Method` of its facades.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 from capsule_tasks.errors import StorageError
 from capsule_tasks.storage.connections.targets import Location
 from capsule_tasks.storage.operations import Abandon, Operation, Pause, Reply, closed
 from capsule_tasks.storage.scripts import Call
 
-P = ParamSpec("P")
 T = TypeVar("T")
-C = TypeVar("C")
 
 ABANDON_LIMIT_S = 5.0
 _RETRY_DELAY_S = 0.5
@@ -139,27 +135,3 @@ async def _abandon(abandon: Abandon, store: AsyncStore) -> None:
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({task})
-
-
-def async_method(
-    method: Callable[Concatenate[C, P], Operation[T]],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The method of an asynchronous facade that runs this operation of its core."""
-
-    @functools.wraps(method)
-    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await drive(method(self.core, *args, **kwargs), self.store)
-
-    return call
-
-
-def sync_method(
-    method: Callable[Concatenate[C, P], Operation[T]],
-) -> Callable[Concatenate[Any, P], T]:
-    """The method of a blocking facade that runs this operation of its core."""
-
-    @functools.wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return drive_blocking(method(self.core, *args, **kwargs), self.store)
-
-    return call

@@ -7,7 +7,10 @@ asynchronous, with its own event loop.
 
 from __future__ import annotations
 
-from typing import Any, Self
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from redis import Redis as SyncRedis
 from redis import RedisCluster as SyncRedisCluster
@@ -16,20 +19,78 @@ from redis.asyncio import Redis, RedisCluster
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.storage.connections.asynchronous import AsyncConnections, InjectedClient
 from capsule_tasks.storage.connections.blocking import InjectedSyncClient, SyncConnections
-from capsule_tasks.storage.drivers import AsyncStore, SyncStore
+from capsule_tasks.storage.drivers import AsyncStore, SyncStore, drive, drive_blocking
+from capsule_tasks.storage.operations import Operation
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Target = TypeVar("Target")
 
 AsyncTarget = str | AsyncStore | Redis | RedisCluster
 SyncTarget = str | SyncStore | SyncRedis | SyncRedisCluster
 
 
-class AsyncFacade:
+class Method(Generic[P, T]):
+    """An operation of a core as a method of its facades.
+
+    It stands in for the method in the class that both facades inherit from. Each facade replaces it
+    by a coroutine function, or by a function that blocks.
+    """
+
+    def __init__(self, operation: Callable[Concatenate[Any, P], Operation[T]]) -> None:
+        self.operation = operation
+
+    @overload
+    def __get__(self, facade: AsyncFacade, kind: Any) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, facade: SyncFacade, kind: Any) -> Callable[P, T]: ...
+    def __get__(self, facade: Any, kind: Any) -> Any:
+        return self
+
+
+class Facade(Generic[Target]):
+    """What both facades of a store share: a core of operations, and connections for them."""
+
+    core: Any
+    store: AsyncStore | SyncStore
+    _store_of: ClassVar[Callable[..., Any]]
+    _method_of: ClassVar[Callable[..., Any]]
+
+    def __init__(self, redis: Target) -> None:
+        self._owns_store = isinstance(redis, str)
+        self.store = self._store_of(redis)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, each in inspect.getmembers_static(cls):
+            if isinstance(each, Method) and hasattr(cls, "_method_of"):
+                setattr(cls, name, cls._method_of(each.operation))
+
+
+class AsyncFacade(Facade[AsyncTarget]):
     """For callers that await."""
 
     store: AsyncStore
 
-    def __init__(self, redis: AsyncTarget) -> None:
-        self._owns_store = isinstance(redis, str)
-        self.store = _async_store(redis)
+    @staticmethod
+    def _store_of(redis: Any) -> AsyncStore:
+        if isinstance(redis, str):
+            return AsyncConnections(redis)
+        if isinstance(redis, (Redis, RedisCluster)):
+            return InjectedClient(redis)
+        if hasattr(redis, "run"):
+            store: AsyncStore = redis
+            return store
+        must = "a URL, AsyncConnections, or a client of redis.asyncio"
+        raise InvalidSetting("redis", redis, must)
+
+    @staticmethod
+    def _method_of(operation: Callable[..., Operation[Any]]) -> Callable[..., Any]:
+        @wraps(operation)
+        async def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return await drive(operation(self.core, *args, **kwargs), self.store)
+
+        return call
 
     async def close(self) -> None:
         """Close the connections that were made here; safe twice. What was given stays open."""
@@ -43,14 +104,29 @@ class AsyncFacade:
         await self.close()
 
 
-class SyncFacade:
+class SyncFacade(Facade[SyncTarget]):
     """For callers that block."""
 
     store: SyncStore
 
-    def __init__(self, redis: SyncTarget) -> None:
-        self._owns_store = isinstance(redis, str)
-        self.store = _sync_store(redis)
+    @staticmethod
+    def _store_of(redis: Any) -> SyncStore:
+        if isinstance(redis, str):
+            return SyncConnections(redis)
+        if isinstance(redis, (SyncRedis, SyncRedisCluster)):
+            return InjectedSyncClient(redis)
+        if hasattr(redis, "run_blocking"):
+            store: SyncStore = redis
+            return store
+        raise InvalidSetting("redis", redis, "a URL, SyncConnections, or a client of redis")
+
+    @staticmethod
+    def _method_of(operation: Callable[..., Operation[Any]]) -> Callable[..., Any]:
+        @wraps(operation)
+        def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return drive_blocking(operation(self.core, *args, **kwargs), self.store)
+
+        return call
 
     def close(self) -> None:
         """Close the connections that were made here; safe twice. What was given stays open."""
@@ -62,25 +138,3 @@ class SyncFacade:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _async_store(redis: Any) -> AsyncStore:
-    if isinstance(redis, str):
-        return AsyncConnections(redis)
-    if isinstance(redis, (Redis, RedisCluster)):
-        return InjectedClient(redis)
-    if hasattr(redis, "run"):
-        store: AsyncStore = redis
-        return store
-    raise InvalidSetting("redis", redis, "a URL, AsyncConnections, or a client of redis.asyncio")
-
-
-def _sync_store(redis: Any) -> SyncStore:
-    if isinstance(redis, str):
-        return SyncConnections(redis)
-    if isinstance(redis, (SyncRedis, SyncRedisCluster)):
-        return InjectedSyncClient(redis)
-    if hasattr(redis, "run_blocking"):
-        store: SyncStore = redis
-        return store
-    raise InvalidSetting("redis", redis, "a URL, SyncConnections, or a client of redis")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.drivers import AsyncStore, async_method
+from capsule_tasks.storage.drivers import AsyncStore
 from capsule_tasks.storage.executions.core import ExecutionCore
 from capsule_tasks.storage.executions.holds import HoldCore
-from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
+from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, Method
 
 
 class ExecutionStore(AsyncFacade):
@@ -18,26 +18,26 @@ class ExecutionStore(AsyncFacade):
         self.core = ExecutionCore(settings)
         super().__init__(redis)
 
-    call = async_method(ExecutionCore.call)
-    reap = async_method(ExecutionCore.reap)
-    read_commands = async_method(ExecutionCore.read_commands)
-    send_command = async_method(ExecutionCore.send_command)
-    read = async_method(ExecutionCore.read)
-    read_record = async_method(ExecutionCore.read_record)
-    record_recent = async_method(ExecutionCore.record_recent)
-    list_recent = async_method(ExecutionCore.list_recent)
-    find_recent = async_method(ExecutionCore.find_recent)
-    record_group_ends = async_method(ExecutionCore.record_group_ends)
-    read_group = async_method(ExecutionCore.read_group)
+    call = Method(ExecutionCore.call)
+    reap = Method(ExecutionCore.reap)
+    read_commands = Method(ExecutionCore.read_commands)
+    send_command = Method(ExecutionCore.send_command)
+    read = Method(ExecutionCore.read)
+    read_record = Method(ExecutionCore.read_record)
+    record_recent = Method(ExecutionCore.record_recent)
+    list_recent = Method(ExecutionCore.list_recent)
+    find_recent = Method(ExecutionCore.find_recent)
+    record_group_ends = Method(ExecutionCore.record_group_ends)
+    read_group = Method(ExecutionCore.read_group)
 
 
-class HoldStore:
+class HoldStore(AsyncFacade):
     """Executions that workers hold, over connections that belong to the caller."""
 
     def __init__(self, store: AsyncStore, settings: ExecutionSettings) -> None:
         self.core = HoldCore(settings)
-        self.store = store
+        super().__init__(store)
 
-    hold = async_method(HoldCore.hold)
-    held_by = async_method(HoldCore.held_by)
-    register_worker = async_method(HoldCore.register_worker)
+    hold = Method(HoldCore.hold)
+    held_by = Method(HoldCore.held_by)
+    register_worker = Method(HoldCore.register_worker)

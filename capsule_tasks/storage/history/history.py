@@ -8,18 +8,40 @@ from typing import Any, Self
 
 from capsule_tasks.errors import HistoryConflict
 from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage import facades
 from capsule_tasks.storage.codec import Codec, Item, JsonCodec
-from capsule_tasks.storage.drivers import async_method, sync_method
-from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget, SyncFacade, SyncTarget
+from capsule_tasks.storage.drivers import drive
 from capsule_tasks.storage.history.core import HistoryCore
 from capsule_tasks.storage.history.types import CompactionSnapshot, SessionLimit, limit_of
 
 
-class _OneSession:
+class _History(facades.Facade[facades.Target]):
     """The session, settings and codec of both facades."""
 
     core: HistoryCore
     _owns_store: bool
+
+    def __init__(
+        self,
+        session_id: str,
+        redis: facades.Target,
+        *,
+        settings: HistorySettings | None = None,
+        session_settings: Any = None,
+        codec: Codec | None = None,
+    ) -> None:
+        super().__init__(redis)
+        settings = settings or HistorySettings()
+        self.core = HistoryCore(session_id, settings, session_settings, codec or JsonCodec())
+
+    get_items = facades.Method(HistoryCore.get_items)
+    read = facades.Method(HistoryCore.read)
+    add_items = facades.Method(HistoryCore.add_items)
+    pop_item = facades.Method(HistoryCore.pop_item)
+    pop_suffix = facades.Method(HistoryCore.pop_suffix)
+    replace = facades.Method(HistoryCore.replace)
+    clear_session = facades.Method(HistoryCore.clear_session)
+    info = facades.Method(HistoryCore.info)
 
     @property
     def session_id(self) -> str:
@@ -58,7 +80,7 @@ class _OneSession:
         return f"<{type(self).__name__} {self.session_id!r:.100}>"
 
 
-class History(AsyncFacade, _OneSession):
+class History(_History[facades.AsyncTarget], facades.AsyncFacade):
     """The ordered items of one session, in Redis, for callers that await.
 
     It satisfies the `Session` protocol of openai-agents. `redis` is a URL, connections to share
@@ -66,34 +88,10 @@ class History(AsyncFacade, _OneSession):
     loop. One history may be used from several event loops, threads and processes.
     """
 
-    def __init__(
-        self,
-        session_id: str,
-        redis: AsyncTarget,
-        *,
-        settings: HistorySettings | None = None,
-        session_settings: Any = None,
-        codec: Codec | None = None,
-    ) -> None:
-        super().__init__(redis)
-        settings = settings or HistorySettings()
-        self.core = HistoryCore(session_id, settings, session_settings, codec or JsonCodec())
-
-    get_items = async_method(HistoryCore.get_items)
-    read = async_method(HistoryCore.read)
-    add_items = async_method(HistoryCore.add_items)
-    pop_item = async_method(HistoryCore.pop_item)
-    pop_suffix = async_method(HistoryCore.pop_suffix)
-    replace = async_method(HistoryCore.replace)
-    clear_session = async_method(HistoryCore.clear_session)
-    info = async_method(HistoryCore.info)
-
     # --- what the compaction of openai-agents looks for ------------------------------------------
     # Both replace in one step, and are offered by this class alone: a subclass may transform its
     # items in `get_items` and `add_items`, which they would bypass. The compaction of a subclass
     # clears it and adds the summary.
-
-    _prunable = async_method(HistoryCore.prunable)
 
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[Any], bool] | None = None
@@ -117,7 +115,8 @@ class History(AsyncFacade, _OneSession):
             end = version._replace(start=at, corrupt=tuple(c for c in version.corrupt if c > at))
             try:
                 if prune_prefix is not None:
-                    end = end._replace(pruned=await self._prunable(end, prune_prefix))
+                    pruned = await drive(self.core.prunable(end, prune_prefix), self.store)
+                    end = end._replace(pruned=pruned)
                 await self.replace(end, items)
             except HistoryConflict:
                 return False
@@ -133,31 +132,9 @@ class History(AsyncFacade, _OneSession):
         return True
 
 
-class SyncHistory(SyncFacade, _OneSession):
+class SyncHistory(_History[facades.SyncTarget], facades.SyncFacade):
     """The ordered items of one session, in Redis, for callers that block.
 
     `redis` is a URL, connections to share (`SyncConnections`), or a client of redis-py, which stays
     open. One history may be used from several threads and processes.
     """
-
-    def __init__(
-        self,
-        session_id: str,
-        redis: SyncTarget,
-        *,
-        settings: HistorySettings | None = None,
-        session_settings: Any = None,
-        codec: Codec | None = None,
-    ) -> None:
-        super().__init__(redis)
-        settings = settings or HistorySettings()
-        self.core = HistoryCore(session_id, settings, session_settings, codec or JsonCodec())
-
-    get_items = sync_method(HistoryCore.get_items)
-    read = sync_method(HistoryCore.read)
-    add_items = sync_method(HistoryCore.add_items)
-    pop_item = sync_method(HistoryCore.pop_item)
-    pop_suffix = sync_method(HistoryCore.pop_suffix)
-    replace = sync_method(HistoryCore.replace)
-    clear_session = sync_method(HistoryCore.clear_session)
-    info = sync_method(HistoryCore.info)

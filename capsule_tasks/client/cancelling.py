@@ -19,8 +19,7 @@ from capsule_tasks.client.watching.watcher import (
     in_batches,
 )
 from capsule_tasks.errors import reason_of
-from capsule_tasks.protocol.events import CancelCommand, Ended
-from capsule_tasks.storage.executions.types import State
+from capsule_tasks.protocol.events import CancelCommand, Command, Ended
 
 log = logging.getLogger("capsule_tasks.client")
 
@@ -41,27 +40,20 @@ async def cancel_all(
     wanted = list(dict.fromkeys(ids))
     for one in wanted:
         check_type("an execution id", one, str)
-    if redis_url(app) is None:
-        answers: dict[str, CancelAnswer] = dict.fromkeys(wanted, "pending")
-    else:
-        watcher = await watch_thread.watcher(app)
-        states = await watcher.send_command_to_all(
-            wanted, CancelCommand(grace_s=grace_s, requested_by=requested_by())
-        )
-        answers = await cancel_answers(app, watcher, states)
-    for execution_id, answer in answers.items():
-        if answer == "over":
-            log.info("execution %s has ended: command cancel ignored", execution_id)
+    answers: dict[str, CancelAnswer] = dict.fromkeys(wanted, "pending")
+    if redis_url(app) is not None:
+        command = CancelCommand(grace_s=grace_s, requested_by=requested_by())
+        answers = await send_to_all(app, wanted, command)
     pending = [one for one, answer in answers.items() if answer == "pending"]
     for batch in in_batches(pending):
         await asyncio.to_thread(_revoke, app, batch)
     return answers
 
 
-async def cancel_answers(
-    app: Any, watcher: ExecutionWatcher, states: dict[str, State]
-) -> dict[str, CancelAnswer]:
-    """The answer for each execution, from its state after the command was sent."""
+async def send_to_all(app: Any, ids: Sequence[str], command: Command) -> dict[str, CancelAnswer]:
+    """Send a command to executions; the answer for each, from its state after that."""
+    watcher = await watch_thread.watcher(app)
+    states = await watcher.send_command_to_all(ids, command)
     unknown = [one for one, state in states.items() if state == "unknown"]
     over = {one for one, state in states.items() if state == "ended"}
     try:
@@ -73,6 +65,9 @@ async def cancel_answers(
             len(unknown),
             reason_of(fault),
         )
+    for one in over:
+        name = type(command).__struct_config__.tag
+        log.info("execution %s has ended: command %s ignored", one, name)
     return {
         one: "over" if one in over else "requested" if state == "running" else "pending"
         for one, state in states.items()

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 
-from capsule_tasks.client.watching.watcher import ExecutionWatcher
+from capsule_tasks.client.watching.watcher import ExecutionWatcher, StreamCursor, StreamWatch
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import ExecutionSettings
 from tests.benchmarks._measure import p50_ms, p99_ms
@@ -22,7 +22,8 @@ async def watch(url: str, count: int, expected: int) -> dict[str, float]:
 
     async def one(number: int) -> None:
         nonlocal attached
-        async for event in watcher.events(f"watched-{number}", None, None, None):
+        watch = StreamWatch(watcher, StreamCursor(f"watched-{number}", None))
+        async for event in watch.events():
             if isinstance(event.message, Output):
                 late.append(time.time() - float(event.message.data))
                 if len(late) >= expected:

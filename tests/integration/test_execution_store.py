@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from capsule_tasks.client.watching import watcher as watcher_module
-from capsule_tasks.client.watching.watcher import ExecutionWatcher
+from capsule_tasks.client.watching.watcher import ExecutionWatcher, StreamCursor, StreamWatch
 from capsule_tasks.errors import (
     AttemptClosed,
     AttemptStale,
@@ -68,7 +68,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[ExecutionStore]
 
 async def events_of(watcher: ExecutionWatcher, name: str, after: str | None = None) -> list[Event]:
     async with asyncio.timeout(HANG_S):
-        return [event async for event in watcher.events(name, after, None, None)]
+        return [event async for event in StreamWatch(watcher, StreamCursor(name, after)).events()]
 
 
 async def spoken(store: ExecutionStore, name: str, texts: list[str]) -> int:

@@ -12,6 +12,8 @@ import pytest
 from celery import Celery
 
 from capsule_tasks.client import Execution
+from capsule_tasks.client import execution as execution_module
+from capsule_tasks.client.watching.results import stored_end
 from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.protocol.events import AttemptClaimed, Ended, Outcome
 from capsule_tasks.storage.connections.doorbells import Doorbells
@@ -30,28 +32,31 @@ async def test_who_listens_hears_that_redis_stays_away() -> None:
         await bells.close()
 
 
-class Watched(Execution):
-    """Tells when the result backend has been asked."""
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when the result backend has been asked."""
+    asked = threading.Event()
 
-    asked: threading.Event
-
-    def _ask_stored(self, task_id: str) -> tuple[Ended | None, bool]:
+    def noted(app: Celery, task_id: str) -> tuple[Ended | None, bool]:
         try:
-            return super()._ask_stored(task_id)
+            return stored_end(app, task_id)
         finally:
-            self.asked.set()
+            asked.set()
+
+    monkeypatch.setattr(execution_module, "stored_end", noted)
+    return asked
 
 
-def watched(url: str, backend_port: int) -> Watched:
+def watched(url: str, backend_port: int) -> Execution:
     app = Celery(broker=url, backend=f"redis://127.0.0.1:{backend_port}")
     app.conf.capsule_redis_url = url
-    execution = Watched(uuid4().hex, app=app)
-    execution.asked = threading.Event()
-    return execution
+    return Execution(uuid4().hex, app=app)
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # which Celery makes
-def test_a_result_backend_that_is_away_is_asked_again(valkey_url: str, tmp_path: Path) -> None:
+def test_a_result_backend_that_is_away_is_asked_again(
+    valkey_url: str, tmp_path: Path, asked: threading.Event
+) -> None:
     port = free_port()
     execution = watched(valkey_url, port)
     found: Queue[object] = Queue()
@@ -63,7 +68,7 @@ def test_a_result_backend_that_is_away_is_asked_again(valkey_url: str, tmp_path:
             found.put(fault)
 
     threading.Thread(target=watch, daemon=True).start()
-    assert execution.asked.wait(HANG_S)
+    assert asked.wait(HANG_S)
     with PrivateServer(tmp_path / "redis", port=port):
         execution.app.backend.store_result(execution.id, 5, "SUCCESS")
         events = found.get(timeout=HANG_S)
@@ -73,12 +78,14 @@ def test_a_result_backend_that_is_away_is_asked_again(valkey_url: str, tmp_path:
     assert (ended.outcome, ended.result_text) == (Outcome.SUCCEEDED, "5")
 
 
-async def test_a_result_backend_that_is_away_holds_up_no_stream(valkey_url: str) -> None:
+async def test_a_result_backend_that_is_away_holds_up_no_stream(
+    valkey_url: str, asked: threading.Event
+) -> None:
     execution = watched(valkey_url, free_port())
     async with ExecutionStore(valkey_url) as store:
         events = execution.aevents()
         first = asyncio.ensure_future(anext(events))
-        assert await asyncio.to_thread(execution.asked.wait, HANG_S)
+        assert await asyncio.to_thread(asked.wait, HANG_S)
         await claim(store, execution.id, owner="w", claim="c", worker="w@test")
         event = await asyncio.wait_for(first, HANG_S)
         await events.aclose()

@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from celery.app import app_or_default
 from celery.result import GroupResult
 
 from capsule_tasks.client.cancelling import CancelAnswer, cancel_all, check_type
 from capsule_tasks.client.execution import Execution
-from capsule_tasks.client.groups.counting import AskMany, GroupWatch, ask_missing
-from capsule_tasks.client.groups.group_count import Failure, GroupCount
+from capsule_tasks.client.groups.group_count import GroupCount, GroupState
 from capsule_tasks.client.watching.results import keeps_results, stored_ends
-from capsule_tasks.client.watching.streaming import current_app
-from capsule_tasks.client.watching.watch_thread import watch_thread
-from capsule_tasks.client.watching.watcher import in_batches
-from capsule_tasks.protocol.events import Outcome
+from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
+from capsule_tasks.client.watching.watcher import (
+    MAX_OUTAGE_S,
+    BackendOutage,
+    ExecutionWatcher,
+    in_batches,
+    wait_for_ring,
+)
+from capsule_tasks.protocol.events import Ended
+from capsule_tasks.storage.drivers import retry_while_unavailable
 
+_MIN_POLL_S = 1.0
+_MAX_POLL_S = 15.0
+_SHARE = 20
+"""Lookups in the result backend take at most one part in so many of the time."""
+_BATCH_SIZE = 200
+"""Members that are looked up in one call; the backend answers with their results."""
+_FAILURES = 100
+"""Failures that are read in one call."""
 
-@dataclass(frozen=True, slots=True)
-class GroupState:
-    """The progress of a group. `failures` holds failures that were not reported before."""
-
-    total: int
-    counts: dict[str, int]
-    """Members that ended, by outcome."""
-    failures: tuple[Failure, ...] = ()
-
-    @property
-    def done(self) -> int:
-        return sum(self.counts.values())
-
-    @property
-    def failed(self) -> int:
-        return sum(self.counts.get(outcome, 0) for outcome in (Outcome.FAILED, Outcome.LOST))
-
-    @property
-    def is_over(self) -> bool:
-        return self.done >= self.total
+AskMany = Callable[[Sequence[str]], Mapping[str, Ended]]
+"""The ends that the result backend has stored for these ids."""
 
 
 class GroupExecution:
@@ -60,7 +57,7 @@ class GroupExecution:
             raise ValueError(f"total = {total}: must be the number of members")
         self.id = group_id
         self.total = total
-        self.app = app if app is not None else current_app()
+        self.app = app_or_default(app)
         self._members = members
 
     @classmethod
@@ -90,12 +87,10 @@ class GroupExecution:
         """
         watcher = await watch_thread.watcher(self.app)
         count = await self._count()
-        steps = GroupWatch(watcher, self.id, self.total, count, self._ask()).steps()
-        try:
-            async for step in steps:
-                yield GroupState(self.total, step.counts, step.failures)
-        finally:
-            await steps.aclose()
+        watch = _GroupWatch(watcher, self.id, count, self._ask() if count.members else None)
+        async with aclosing(watch.states()) as states:
+            async for state in states:
+                yield state
 
     def watch(self) -> Iterator[GroupState]:
         """The blocking form of `awatch`."""
@@ -109,18 +104,17 @@ class GroupExecution:
         watcher = await watch_thread.watcher(self.app)
         progress = await watcher.store.read_group(self.id, count=1000)
         count, ask = await self._count(), self._ask()
-        failures = count.take(progress)
+        count.take(progress)
         if not progress.done and ask is not None:
-            failures += await ask_missing(count, ask)
-        return GroupState(self.total, count.counts, tuple(failures))
+            await _ask_missing(count, ask)
+        return count.state()
 
-    def snapshot(self) -> GroupState:
-        return watch_thread.call(self.asnapshot())
+    snapshot = blocking(asnapshot)
 
     async def _count(self) -> GroupCount:
         if not self._members:
             self._members = await asyncio.to_thread(self._saved_members)
-        return GroupCount(self._members)
+        return GroupCount(self.total, self._members)
 
     def _saved_members(self) -> tuple[str, ...]:
         """The members of a saved group result, if their number is right. Chords save theirs."""
@@ -138,8 +132,85 @@ class GroupExecution:
             answers[answer] += 1
         return answers
 
-    def cancel(self, grace_s: float | None = None) -> dict[CancelAnswer, int]:
-        return watch_thread.call(self.acancel(grace_s))
+    cancel = blocking(acancel)
+
+
+@dataclass(eq=False)
+class _GroupWatch:
+    """One watcher of one group: by its counter while that moves, else by the result backend."""
+
+    watcher: ExecutionWatcher
+    group_id: str
+    count: GroupCount
+    ask: AskMany | None
+    """Looks up members that are not counted in the result backend."""
+
+    def __post_init__(self) -> None:
+        self._ringing = asyncio.Event()
+        self._reported = -1
+        self._time = asyncio.get_running_loop().time
+        self._outage = BackendOutage()
+        self._wait_s = _MIN_POLL_S
+        self._poll_at = self._time() + _MIN_POLL_S
+
+    async def states(self) -> AsyncGenerator[GroupState, None]:
+        """Yield the progress whenever it changes, until every member has ended."""
+        count = self.count
+        channel = self.watcher.store.core.group_keys_of(self.group_id).channel
+        async with self.watcher.ringing(channel, self._ringing):
+            while True:
+                self._ringing.clear()
+                await self._read(which=count.has_backend_ends)
+                if self.ask is not None and self._is_due():
+                    await self._look_up(self.ask)
+                # A counter that has expired does not take back progress that was reported.
+                if count.done > self._reported or count.failures:
+                    self._reported = max(count.done, self._reported)
+                    yield count.state()
+                if count.done >= count.total:
+                    return
+                wait_s = None if self.ask is None else self._poll_at - self._time()
+                await wait_for_ring(self._ringing, wait_s)
+
+    def _is_due(self) -> bool:
+        """Whether members are missing and the count has not moved for long enough."""
+        now = self._time()
+        if self.count.done > self._reported:
+            self._wait_s = _MIN_POLL_S
+            self._poll_at = now + self._wait_s
+        return now >= self._poll_at and self.count.done < self.count.total
+
+    async def _read(self, *, which: bool) -> None:
+        progress = None
+        while progress is None or len(progress.failures) == _FAILURES:
+            progress = await retry_while_unavailable(
+                lambda: self.watcher.store.read_group(
+                    self.group_id, self.count.after, _FAILURES, which=which
+                ),
+                MAX_OUTAGE_S,
+            )
+            self.count.take(progress)
+
+    async def _look_up(self, ask: AskMany) -> None:
+        """Look up members that are not counted, and set the time of the next lookup."""
+        began = self._time()
+        await self._read(which=True)
+        known = self.count.done
+        with self._outage.tolerated():
+            await _ask_missing(self.count, ask)
+        took_s = self._time() - began
+        has_moved = self.count.done > known
+        self._wait_s = _MIN_POLL_S if has_moved else min(_MAX_POLL_S, 2 * self._wait_s)
+        self._poll_at = self._time() + max(self._wait_s, _SHARE * took_s)
+
+
+async def _ask_missing(count: GroupCount, ask: AskMany) -> None:
+    """Look up members that are not counted in the result backend."""
+    missing = count.missing()
+    for first in range(0, len(missing), _BATCH_SIZE):
+        indexes = missing[first : first + _BATCH_SIZE]
+        ends = await asyncio.to_thread(ask, [count.members[index] for index in indexes])
+        count.add(indexes, ends)
 
 
 def saved_group(app: Any, group_id: str) -> GroupResult | None:

@@ -7,7 +7,7 @@ whose counter has expired, is in the result backend only. Does no I/O.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from capsule_tasks.protocol.events import Ended, Outcome
@@ -24,10 +24,35 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """The progress of a group. `failures` holds failures that were not reported before."""
+
+    total: int
+    counts: dict[str, int]
+    """Members that ended, by outcome."""
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def done(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def failed(self) -> int:
+        return sum(self.counts.get(outcome, 0) for outcome in _FAILURES)
+
+    @property
+    def is_over(self) -> bool:
+        return self.done >= self.total
+
+
 class GroupCount:
     """The members of a group that have ended. Without `members` only the counter is used."""
 
-    def __init__(self, members: Sequence[str] = ()) -> None:
+    def __init__(self, total: int, members: Sequence[str] = ()) -> None:
+        self.total = total
+        self.failures: list[Failure] = []
+        """Failures that `state` has not reported yet."""
         self.after = ""
         """The id of the last failure that was read from the stream of failures."""
         self.members = members
@@ -37,12 +62,13 @@ class GroupCount:
         self._from_backend: dict[int, str] = {}
         self._from_backend_bits = bytearray(self._size)
         self._from_backend_counts: Counter[str] = Counter()
-        self._reported: set[str] = set()
+        self._known_failures: set[str] = set()
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """Members that ended, by outcome."""
-        return dict(Counter(self._counts) + self._from_backend_counts)
+    def state(self) -> GroupState:
+        """The progress, with the failures since the last call."""
+        failures, self.failures = tuple(self.failures), []
+        counts = Counter(self._counts) + self._from_backend_counts
+        return GroupState(self.total, dict(counts), failures)
 
     @property
     def done(self) -> int:
@@ -53,14 +79,15 @@ class GroupCount:
         """Whether members were found in the backend that the counter may count later."""
         return bool(self._from_backend)
 
-    def take(self, progress: GroupProgress) -> list[Failure]:
-        """Take the counter's progress; the failures that were not reported before."""
+    def take(self, progress: GroupProgress) -> None:
+        """Take the counter's progress."""
         self._counts = progress.counts
         if progress.counted is not None:
             self._take_places(progress.counted, progress.done)
         if progress.failures:
             self.after = progress.failures[-1][0]
-        return self._news((one, why) for _, one, why in progress.failures)
+        for _, execution_id, reason in progress.failures:
+            self._add_failure(execution_id, reason)
 
     def missing(self) -> list[int]:
         """The indexes of members that neither source has, by the last progress with bits."""
@@ -71,9 +98,8 @@ class GroupCount:
             if index not in self._from_backend and not _has(self._counted, index)
         ]
 
-    def add(self, indexes: Sequence[int], ends: Mapping[str, Ended]) -> list[Failure]:
-        """Take ends from the result backend; the failures among them."""
-        failures = []
+    def add(self, indexes: Sequence[int], ends: Mapping[str, Ended]) -> None:
+        """Take ends from the result backend."""
         for index in indexes:
             ended = ends.get(self.members[index])
             if ended is None:
@@ -83,8 +109,7 @@ class GroupCount:
             self._from_backend_counts[outcome] += 1
             self._from_backend_bits[index >> 3] |= 0x80 >> (index & 7)
             if ended.outcome in _FAILURES:
-                failures.append((self.members[index], f"{ended.type}: {ended.message}"))
-        return self._news(failures)
+                self._add_failure(self.members[index], f"{ended.type}: {ended.message}")
 
     def _take_places(self, counted: bytes, done: int) -> None:
         """Take the members that the counter has counted; they no longer count as found."""
@@ -97,10 +122,10 @@ class GroupCount:
                 self._from_backend_counts[self._from_backend.pop(index)] -= 1
                 self._from_backend_bits[index >> 3] &= ~(0x80 >> (index & 7))
 
-    def _news(self, failures: Iterable[tuple[str, str]]) -> list[Failure]:
-        news = [Failure(one, why) for one, why in failures if one not in self._reported]
-        self._reported.update(failure.execution_id for failure in news)
-        return news
+    def _add_failure(self, execution_id: str, reason: str) -> None:
+        if execution_id not in self._known_failures:
+            self._known_failures.add(execution_id)
+            self.failures.append(Failure(execution_id, reason))
 
 
 def _has(bits: bytes, index: int) -> bool:

@@ -6,12 +6,13 @@ Each process has its own: after a fork the child makes new ones.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from queue import Queue
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from capsule_tasks.client.configuration import retention_settings
 from capsule_tasks.client.redis_location import redis_of_backend, redis_url
@@ -20,7 +21,9 @@ from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.system.service import ThreadService
 
+P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C")
 
 _Source = tuple[str, ExecutionSettings, str | None]
 """The Redis, settings and result backend of a watcher, which apps share if all three agree."""
@@ -55,10 +58,7 @@ class WatchThread:
         self._lock = threading.Lock()
         self._thread: _LoopThread | None = None
         self._watchers: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, dict[_Source, ExecutionWatcher]
-        ] = weakref.WeakKeyDictionary()
-        self._closers: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, AsyncGenerator[None, None]
+            asyncio.AbstractEventLoop, AsyncGenerator[dict[_Source, ExecutionWatcher], None]
         ] = weakref.WeakKeyDictionary()
 
     @property
@@ -86,25 +86,27 @@ class WatchThread:
         source = url, retention_settings(app), redis_of_backend(app)
         loop = asyncio.get_running_loop()
         with self._lock:
-            watchers = self._watchers.setdefault(loop, {})
-            watcher = watchers.get(source)
-            if watcher is None:
-                watcher = watchers[source] = ExecutionWatcher(*source)
-            closer = self._closers.get(loop)
-            is_new = closer is None
-            if closer is None:
-                closer = self._closers[loop] = self._close_with_loop(loop)
-        if is_new:
-            await anext(closer)
-        return watcher
+            if (of_loop := self._watchers.get(loop)) is None:
+                of_loop = self._watchers[loop] = self._watchers_of(loop)
+        watchers = await anext(of_loop)
+        if source not in watchers:
+            watchers[source] = ExecutionWatcher(*source)
+        return watchers[source]
 
-    async def _close_with_loop(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
-        """Close the watchers of a loop. The first step registers the generator with the loop."""
+    async def _watchers_of(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> AsyncGenerator[dict[_Source, ExecutionWatcher], None]:
+        """Yield the watchers of a loop at each step, of which the first registers with the loop.
+
+        A loop that shuts down closes its generators, and thereby the watchers.
+        """
+        watchers: dict[_Source, ExecutionWatcher] = {}
         try:
-            yield
+            while True:
+                yield watchers
         finally:
             with self._lock:
-                watchers = self._watchers.pop(loop, {})
+                self._watchers.pop(loop, None)
             for watcher in watchers.values():
                 await watcher.close()
 
@@ -120,14 +122,14 @@ class WatchThread:
         """Iterate over an asynchronous generator from a thread; leaving early closes it."""
         loop = self.loop
         found: Queue[tuple[str, Any]] = Queue()
-        room = _ReadAhead(loop)
+        room = asyncio.Semaphore(_AHEAD)
 
         async def drive() -> None:
             generator = make()
             try:
                 async for item in generator:
                     found.put(("item", item))
-                    await room.take()
+                    await room.acquire()
             except BaseException as error:
                 found.put(("error", error))
                 if isinstance(error, asyncio.CancelledError):
@@ -145,25 +147,25 @@ class WatchThread:
                     return
                 if kind == "error":
                     raise value
-                room.give()
+                loop.call_soon_threadsafe(room.release)
                 yield value
         finally:
             driving.cancel()
 
 
-class _ReadAhead:
-    """Bounds how far a generator reads ahead of its consumer."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._left = asyncio.Semaphore(_AHEAD)
-
-    async def take(self) -> None:
-        await self._left.acquire()
-
-    def give(self) -> None:
-        self._loop.call_soon_threadsafe(self._left.release)
-
-
 watch_thread = WatchThread()
 os.register_at_fork(after_in_child=watch_thread.reset)
+
+
+def blocking(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[C, P], T]:
+    """The blocking form of an asyncio method, also where a subclass overrides that method."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        work: Coroutine[Any, Any, T] = getattr(self, name)(*args, **kwargs)
+        return watch_thread.call(work)
+
+    return call

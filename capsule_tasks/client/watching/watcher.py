@@ -8,7 +8,16 @@ own channel rings, if the backend is a Redis, and otherwise ever more seldom.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -64,97 +73,29 @@ class ExecutionWatcher:
         self.connection = PipelinedConnection(url)
         self.store = ExecutionStore(self.connection, settings=settings)
         self.bells = Doorbells(url, timeout_s=MAX_OUTAGE_S)
-        self._watchers = 0
-        self._result_bells = self.bells
+        self.watches = 0
+        self.result_bells = self.bells
         if backend_url is not None and backend_url != url:
-            self._result_bells = Doorbells(backend_url, timeout_s=_RESULT_BELL_S)
+            self.result_bells = Doorbells(backend_url, timeout_s=_RESULT_BELL_S)
 
     async def close(self) -> None:
         await self.bells.close()
-        if self._result_bells is not self.bells:
-            await self._result_bells.close()
+        if self.result_bells is not self.bells:
+            await self.result_bells.close()
         await self.connection.close()
 
-    async def events(
-        self,
-        execution_id: str,
-        after: str | None,
-        ask_backend: AskBackend | None,
-        result_channel: str | None,
-        outage_s: float = MAX_OUTAGE_S,
-    ) -> AsyncGenerator[Event, None]:
-        """Every event after the id `after`, once and in order; the last one is `Ended`."""
-        channel = self.store.core.keys_of(execution_id).channel
-        ringing = asyncio.Event()
+    @asynccontextmanager
+    async def ringing(self, channel: str, ringing: asyncio.Event) -> AsyncIterator[None]:
+        """Set the event at each doorbell of the channel."""
 
         def ring(_message: bytes | None) -> None:
             ringing.set()
 
-        loop = asyncio.get_running_loop()
-        watch = StreamCursor(execution_id, after)
-        result_ring = ResultPoller(self, result_channel, ask_backend, ringing, outage_s)
-        self._watchers += 1
         try:
             await self.bells.listen(channel, ring)
-            while True:
-                ringing.clear()
-                page = await self._read(watch, outage_s)
-                watch.record_presence(page, loop.time())
-                for event in watch.take(page):
-                    yield event
-                if watch.is_over:
-                    return
-                if page is not None and page.events:
-                    continue
-                if page is None or page.state == "waiting":
-                    ended, is_recent = await result_ring.look(execution_id)
-                    if ended is None and page is None:
-                        ended = await self._end_without_result(watch, loop.time())
-                    if ended is not None:
-                        # The task may have started and ended since the stream was read.
-                        grace_s = _GRACE_S if is_recent else 0.0
-                        if await self._has_moved_on(watch, page, ringing, grace_s, outage_s):
-                            continue
-                        yield watch.end_without_stream(ended)
-                        return
-                else:
-                    result_ring.rest()
-                await wait_for_ring(ringing, self._wait_s(watch, page, result_ring, loop.time()))
+            yield
         finally:
-            self._watchers -= 1
             self.bells.leave(channel, ring)
-            result_ring.leave()
-
-    def _wait_s(
-        self, watch: StreamCursor, page: Page | None, result_ring: ResultPoller, now: float
-    ) -> float:
-        """How long to wait for a doorbell before the stream or the result backend is read again."""
-        if watch.vanished_at is not None:
-            left_s = watch.vanished_at + _VANISHED_S - now
-            return left_s if left_s > 0 else _RETRY_DELAY_S
-        is_running = page is not None and page.state == "running"
-        check_s = max(_CHECK_S, self._watchers / _CHECKS_PER_S)
-        return check_s if is_running else result_ring.wait_s or check_s
-
-    async def _has_moved_on(
-        self,
-        watch: StreamCursor,
-        page: Page | None,
-        ringing: asyncio.Event,
-        grace_s: float,
-        outage_s: float,
-    ) -> bool:
-        """Whether the stream has moved past the page, now or within the grace."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + grace_s
-        while True:
-            ringing.clear()
-            if _is_newer(await self._read(watch, outage_s), page):
-                return True
-            left_s = until - loop.time()
-            if left_s <= 0:
-                return False
-            await wait_for_ring(ringing, left_s)
 
     async def send_command_to_all(self, ids: Sequence[str], command: Command) -> dict[str, State]:
         """Send a command to executions; the state of each after that.
@@ -203,27 +144,6 @@ class ExecutionWatcher:
         records = await _for_each(ids, self.store.read_record)
         return {one: record.state for one, record in records.items()}
 
-    async def _end_without_result(self, watch: StreamCursor, now: float) -> Ended | None:
-        """The end of an execution that has neither a stream nor a result, or None.
-
-        The task may ignore its result; then the index of recent executions may have the end. A
-        stream that has vanished does not come back, but its task may still run: the execution is
-        called lost only after the result had some time to be stored.
-        """
-        try:
-            found = await self.store.find_recent([watch.execution_id])
-        except StorageError:
-            return None  # the caller asks again
-        if (ended := end_from_index(found.get(watch.execution_id))) is not None:
-            return ended
-        vanished_at = watch.vanished_at
-        return _EXPIRED if vanished_at is not None and now >= vanished_at + _VANISHED_S else None
-
-    async def _read(self, watch: StreamCursor, outage_s: float) -> Page | None:
-        return await retry_while_unavailable(
-            lambda: self.store.read(watch.execution_id, watch.after), outage_s
-        )
-
 
 async def _for_each(ids: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
     """The answer for each id. Questions are asked in batches."""
@@ -238,62 +158,140 @@ def in_batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     return (ids[first : first + _BATCH_SIZE] for first in range(0, len(ids), _BATCH_SIZE))
 
 
-class ResultPoller:
-    """Asks the result backend for the end of one execution, ever more seldom."""
+class BackendOutage:
+    """Tolerates the errors of a result backend until they have lasted too long."""
 
-    def __init__(
-        self,
-        watcher: ExecutionWatcher,
-        channel: str | None,
-        ask: AskBackend | None,
-        ringing: asyncio.Event,
-        outage_s: float,
-    ) -> None:
-        self._outage_s = outage_s
+    def __init__(self) -> None:
         self._silent_since: float | None = None
-        self._bells = watcher._result_bells  # noqa: SLF001  its other half
-        self._channel = channel
-        self._ask = ask
-        self._ringing = ringing
-        self._listens = False
-        self._wait_s = _MIN_POLL_S
 
-    async def look(self, execution_id: str) -> tuple[Ended | None, bool]:
-        if self._ask is None:
-            return None, False
-        self._wait_s = min(_MAX_POLL_S, self._wait_s * 2)
+    @contextmanager
+    def tolerated(self) -> Iterator[None]:
         began = asyncio.get_running_loop().time()
         try:
-            if self._channel is not None and not self._listens:
-                self._listens = True
-                await self._bells.listen(self._channel, self._ring)
-            answer = await asyncio.to_thread(self._ask, execution_id)
+            yield
         except Exception:
             # Any backend, any error: the backend may be unavailable, and is asked again.
             self._silent_since = self._silent_since or began
-            if began - self._silent_since > self._outage_s:
+            if began - self._silent_since > MAX_OUTAGE_S:
                 raise
-            return None, False
-        self._silent_since = None
+        else:
+            self._silent_since = None
+
+
+@dataclass(eq=False)
+class StreamWatch:
+    """One watcher of one stream. Asks the result backend, ever more seldom, while there is none."""
+
+    watcher: ExecutionWatcher
+    cursor: StreamCursor
+    ask_backend: AskBackend | None = None
+    result_channel: str | None = None
+    """Where the result backend announces the result."""
+
+    def __post_init__(self) -> None:
+        self._hears_results = False
+        self._outage = BackendOutage()
+        self._poll_s = _MIN_POLL_S
+        self._ringing = asyncio.Event()
+        self._time = asyncio.get_running_loop().time
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Every event after the cursor, once and in order; the last one is `Ended`."""
+        cursor = self.cursor
+        channel = self.watcher.store.core.keys_of(cursor.execution_id).channel
+        self.watcher.watches += 1
+        try:
+            async with self.watcher.ringing(channel, self._ringing):
+                while True:
+                    self._ringing.clear()
+                    page = await self._read()
+                    cursor.record_presence(page, self._time())
+                    for event in cursor.take(page):
+                        yield event
+                    if cursor.is_over:
+                        return
+                    if page is not None and page.events:
+                        continue
+                    if page is None or page.state == "waiting":
+                        ended, is_recent = await self._ask_for_end()
+                        if ended is None and page is None:
+                            ended = await self._end_without_result()
+                        if ended is not None:
+                            # The task may have started and ended since the stream was read.
+                            if await self._has_moved_on(page, _GRACE_S if is_recent else 0.0):
+                                continue
+                            yield cursor.end_without_stream(ended)
+                            return
+                    else:
+                        self._leave_results()  # the execution has a stream, which will end
+                        self._poll_s = _MIN_POLL_S
+                    await wait_for_ring(self._ringing, self._wait_s(page))
+        finally:
+            self.watcher.watches -= 1
+            self._leave_results()
+
+    async def _read(self) -> Page | None:
+        store, cursor = self.watcher.store, self.cursor
+        return await retry_while_unavailable(
+            lambda: store.read(cursor.execution_id, cursor.after), MAX_OUTAGE_S
+        )
+
+    def _wait_s(self, page: Page | None) -> float:
+        """How long to wait for a doorbell before the stream or the result backend is read again."""
+        if self.cursor.vanished_at is not None:
+            left_s = self.cursor.vanished_at + _VANISHED_S - self._time()
+            return left_s if left_s > 0 else _RETRY_DELAY_S
+        if self.ask_backend is None or (page is not None and page.state == "running"):
+            return max(_CHECK_S, self.watcher.watches / _CHECKS_PER_S)
+        return self._poll_s
+
+    async def _has_moved_on(self, page: Page | None, grace_s: float) -> bool:
+        """Whether the stream has moved past the page, now or within the grace."""
+        until = self._time() + grace_s
+        while True:
+            self._ringing.clear()
+            if _is_newer(await self._read(), page):
+                return True
+            left_s = until - self._time()
+            if left_s <= 0:
+                return False
+            await wait_for_ring(self._ringing, left_s)
+
+    async def _ask_for_end(self) -> tuple[Ended | None, bool]:
+        answer: tuple[Ended | None, bool] = None, False
+        if self.ask_backend is not None:
+            self._poll_s = min(_MAX_POLL_S, self._poll_s * 2)
+            with self._outage.tolerated():
+                if self.result_channel is not None and not self._hears_results:
+                    self._hears_results = True
+                    await self.watcher.result_bells.listen(self.result_channel, self._ring)
+                answer = await asyncio.to_thread(self.ask_backend, self.cursor.execution_id)
         return answer
-
-    @property
-    def wait_s(self) -> float | None:
-        """How long to wait for the backend's channel; None if there is no backend."""
-        return self._wait_s if self._ask is not None else None
-
-    def rest(self) -> None:
-        """Stop asking: the execution has a stream, which will end."""
-        self.leave()
-        self._wait_s = _MIN_POLL_S
-
-    def leave(self) -> None:
-        if self._listens and self._channel is not None:
-            self._listens = False
-            self._bells.leave(self._channel, self._ring)
 
     def _ring(self, _message: bytes | None) -> None:
         self._ringing.set()
+
+    def _leave_results(self) -> None:
+        if self._hears_results and self.result_channel is not None:
+            self._hears_results = False
+            self.watcher.result_bells.leave(self.result_channel, self._ring)
+
+    async def _end_without_result(self) -> Ended | None:
+        """The end of an execution that has neither a stream nor a result, or None.
+
+        The task may ignore its result; then the index of recent executions may have the end. A
+        stream that has vanished does not come back, but its task may still run: the execution is
+        called lost only after the result had some time to be stored.
+        """
+        execution_id, vanished_at = self.cursor.execution_id, self.cursor.vanished_at
+        try:
+            found = await self.watcher.store.find_recent([execution_id])
+        except StorageError:
+            return None  # it is asked again
+        if (ended := end_from_index(found.get(execution_id))) is not None:
+            return ended
+        has_vanished = vanished_at is not None and self._time() >= vanished_at + _VANISHED_S
+        return _EXPIRED if has_vanished else None
 
 
 class StreamCursor:

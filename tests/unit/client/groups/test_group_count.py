@@ -33,39 +33,42 @@ def ends(of: set[int]) -> dict[str, Ended]:
 def test_each_member_counts_once_whoever_tells_of_it_first(
     counted: set[int], stored: set[int], later: set[int]
 ) -> None:
-    tally = GroupCount(MEMBERS)
+    tally = GroupCount(len(MEMBERS), MEMBERS)
     tally.take(counter(counted))
     assert set(tally.missing()) == set(range(len(MEMBERS))) - counted
     tally.add(tally.missing(), ends(stored))
     assert tally.done == len(counted | stored)
     tally.take(counter(counted | later))
     assert tally.done == len(counted | stored | later)
-    assert tally.counts.get("succeeded", 0) == tally.done
+    assert tally.state().counts.get("succeeded", 0) == tally.done
     assert set(tally.missing()) == set(range(len(MEMBERS))) - (counted | stored | later)
 
 
 @given(places, places)
 def test_a_counter_that_lost_a_part_is_not_believed(counted: set[int], stored: set[int]) -> None:
-    tally = GroupCount(MEMBERS)
+    tally = GroupCount(len(MEMBERS), MEMBERS)
     tally.take(GroupProgress({"succeeded": len(counted) + 1}, (), bits(counted)))
     assert tally.missing() == list(range(len(MEMBERS)))
     tally.add(tally.missing(), ends(stored))
-    assert tally.counts.get("succeeded", 0) == tally.done == len(stored)
+    assert tally.state().counts.get("succeeded", 0) == tally.done == len(stored)
 
 
 def test_a_failure_is_told_once() -> None:
-    tally = GroupCount(MEMBERS)
+    tally = GroupCount(len(MEMBERS), MEMBERS)
     tally.take(counter(set()))
     failed = Ended(outcome=Outcome.FAILED, type="ValueError", message="why")
-    (told,) = tally.add([3], {"m3": failed})
+    tally.add([3], {"m3": failed})
+    (told,) = tally.state().failures
     assert (told.execution_id, told.reason) == ("m3", "ValueError: why")
     again = GroupProgress({"failed": 2}, (("1-0", "m3", "why"), ("2-0", "m4", "too")), bits({3, 4}))
-    assert [failure.execution_id for failure in tally.take(again)] == ["m4"]
-    assert tally.counts == {"failed": 2}
+    tally.take(again)
+    state = tally.state()
+    assert [failure.execution_id for failure in state.failures] == ["m4"]
+    assert state.counts == {"failed": 2}
     assert tally.after == "2-0"
 
 
 def test_without_members_the_counter_alone_tells() -> None:
-    tally = GroupCount()
+    tally = GroupCount(2)
     tally.take(counter({0, 9}))
     assert (tally.done, tally.missing(), tally.has_backend_ends) == (2, [], False)

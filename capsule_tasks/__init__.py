@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from capsule_tasks.child.context import progress
+    from capsule_tasks.child.io.capture import progress
     from capsule_tasks.client import Capsule, Execution, GroupExecution, step
     from capsule_tasks.errors import EffectUncertain, ExecutionCancelled
     from capsule_tasks.sessions import Session, SessionConfig, SessionPool
@@ -60,7 +60,7 @@ _HOME_OF = {
     "SessionConfig": "capsule_tasks.sessions",
     "SessionPool": "capsule_tasks.sessions",
     "SyncHistory": "capsule_tasks.storage",
-    "progress": "capsule_tasks.child.context",
+    "progress": "capsule_tasks.child.io.capture",
     "step": "capsule_tasks.client.steps",
 }
 

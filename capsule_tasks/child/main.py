@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import sched
 import signal
 import socket
 import sys
@@ -15,7 +16,6 @@ from typing import NoReturn
 
 import msgspec
 
-from capsule_tasks.child import context
 from capsule_tasks.child.boot import limits, patches
 from capsule_tasks.child.control import ControlThread
 from capsule_tasks.child.executors import cells
@@ -24,7 +24,6 @@ from capsule_tasks.child.executors.end_reporter import EndReporter
 from capsule_tasks.child.executors.executor import Executor
 from capsule_tasks.child.io.capture import Capture
 from capsule_tasks.child.io.input import InputRequests
-from capsule_tasks.child.io.pump import OutputPump
 from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Registry
@@ -36,7 +35,7 @@ from capsule_tasks.protocol.messages import ErrorKind, Hello, Ready, Rejected, T
 from capsule_tasks.protocol.negotiation import VERSIONS, choose_version, common_capabilities
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import ChildSettings
-from capsule_tasks.system.family import kill_descendants, kill_own_group
+from capsule_tasks.system.family import kill_descendants
 from capsule_tasks.system.prctl import DEATH_SIGNAL, become_subreaper, die_with_parent
 
 STACK_SIGNAL = signal.SIGWINCH
@@ -68,7 +67,8 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
     # A forked child leads a POSIX session only now: until its Hello it ends with its template.
     if os.getsid(0) != os.getpid():
         os.setsid()
-    outbox = Outbox(control, bulk, hello.config.max_frame_bytes)
+    flush_interval_s = hello.config.output.flush_interval_s
+    outbox = Outbox(control, bulk, hello.config.max_frame_bytes, flush_interval_s)
     version = choose_version(hello.versions)
     if version is None:
         reason = f"the parent supports versions {list(hello.versions)}, this child {list(VERSIONS)}"
@@ -115,25 +115,21 @@ def _run_session(
     outbox: Outbox,
 ) -> None:
     sys.setswitchinterval(config.executor.switch_interval_s)
-    pump = OutputPump(config.output.flush_interval_s)
-    session_sink = OutputSink(None, outbox, config.output, pump)
-    registry = Registry()
+    session_sink = OutputSink(None, outbox, config.output)
+    registry, timers = Registry(), sched.scheduler(time.monotonic)
     capture = Capture(session_sink, lambda: [e.sink for e in registry.running()])
     inputs = InputRequests(outbox, capture.owner, config.input.timeout_s)
-    interrupter = Interrupter()
-    end_reporter = EndReporter(
-        registry, outbox, interrupter, inputs, effective_limits=config.limits
-    )
+    interrupter = Interrupter(timers)
+    end_reporter = EndReporter(registry, outbox, interrupter, inputs, config.limits)
     capture.install()
-    context.connect(capture.owner)
-    pump.start()
+    outbox.pump.start()
     if config.tasks is None:
         sys.argv = [""]
         sys.modules["__main__"] = cells.fresh_main()
     module = sys.modules["__main__"]
     inputs.install()
     patches.install(inputs)
-    parts = (registry, outbox, end_reporter, capture)
+    parts = (registry, outbox, end_reporter, capture, interrupter)
     executor: Executor
     if config.tasks is None:
         _log_to(session_sink, config)
@@ -142,22 +138,21 @@ def _run_session(
     else:
         from capsule_tasks.child.executors import celery_app
 
-        executor = celery_app.make_executor(config.tasks, *parts, interrupter)
+        executor = celery_app.make_executor(config.tasks, capture, *parts)
     interrupter.install(executor.current)
     ControlThread(
-        control,
-        bulk,
-        outbox,
-        registry,
-        executor,
-        interrupter,
-        inputs,
-        end_reporter,
-        session_sink,
-        pump,
-        module.__dict__,
-        config,
-        _end_with_parent,
+        control=control,
+        bulk=bulk,
+        outbox=outbox,
+        registry=registry,
+        executor=executor,
+        interrupter=interrupter,
+        inputs=inputs,
+        end_reporter=end_reporter,
+        session_sink=session_sink,
+        namespace=module.__dict__,
+        config=config,
+        timers=timers,
     ).start()
     # DEBUG in a pool, whose children start often, and all with the same settings.
     level = logging.DEBUG if config.tasks else logging.INFO
@@ -208,13 +203,6 @@ def _close_channels_in_forks(control: socket.socket, bulk: socket.socket, stack_
         os.close(stack_fd)
 
     os.register_at_fork(after_in_child=close)
-
-
-def _end_with_parent() -> NoReturn:
-    """End with the parent, and every descendant, too."""
-    kill_descendants(os.getpid())
-    kill_own_group()
-    raise SystemExit
 
 
 class _SessionLog(logging.Handler):

@@ -1,4 +1,4 @@
-"""Sending frames to the parent, on the control and on the bulk channel."""
+"""Sending frames to the parent, on the control and on the bulk channel, at once or soon."""
 
 from __future__ import annotations
 
@@ -7,12 +7,43 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from queue import SimpleQueue
 
 from capsule_tasks.protocol.codec import encode_frame
 from capsule_tasks.protocol.messages import Message
 
 EXIT_CHANNEL_CLOSED = 74
 """EX_IOERR: the connection to the parent was closed from within."""
+
+
+class OutputPump:
+    """Makes the calls that flush output, every few milliseconds; sleeps while there are none.
+
+    These calls send what no writer has sent in time. Each returns whether it is to be made again.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._added: SimpleQueue[Callable[[], bool]] = SimpleQueue()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="capsule-pump", daemon=True).start()
+
+    def add(self, flush: Callable[[], bool]) -> None:
+        """Call `flush` now, and again for as long as it asks for that."""
+        self._added.put(flush)
+
+    def _run(self) -> None:
+        flushes: set[Callable[[], bool]] = set()
+        while True:
+            if not flushes:
+                flushes.add(self._added.get())
+            while not self._added.empty():
+                flushes.add(self._added.get())
+            flushes = {flush for flush in flushes if flush()}
+            if flushes:
+                time.sleep(self._interval_s)
 
 
 class Outbox:
@@ -23,7 +54,10 @@ class Outbox:
     process at once: otherwise the parent would notice only by a missing heartbeat.
     """
 
-    def __init__(self, control: socket.socket, bulk: socket.socket, ceiling: int) -> None:
+    def __init__(
+        self, control: socket.socket, bulk: socket.socket, ceiling: int, flush_interval_s: float
+    ) -> None:
+        self.pump = OutputPump(flush_interval_s)
         self.ceiling = ceiling
         self._control = control
         self._bulk = bulk
@@ -41,7 +75,7 @@ class Outbox:
     def bulk(self, message: Message, *, deferred_until: float | None = None) -> None:
         """Send in order with output; FrameTooLarge leaves the channel as it was.
 
-        A deferred message is sent with the next one, or after its time by `flush_from_pump`.
+        A deferred message is sent with the next one, or after its time by `flush_deferred_soon`.
         """
         frame = encode_frame(message, self.ceiling)
         with self._bulk_lock:
@@ -49,20 +83,19 @@ class Outbox:
                 frame, self._deferred = self._deferred + frame, None
             if deferred_until is not None:
                 self._deferred = frame
-                # Checked after the frame was stored. The control thread looks at `has_deferred`
+                # Checked after the frame was stored. The control thread looks for one
                 # once, when the time has come: if it looked too early, this check sends the frame.
                 if time.monotonic() < deferred_until:
                     return
                 self._deferred = None
             self._send(self._bulk, frame)
 
-    @property
-    def has_deferred(self) -> bool:
-        """Whether a message waits to be sent with the next one."""
-        return self._deferred is not None
+    def flush_deferred_soon(self) -> None:
+        """Have the pump, which may block, send a message that still waits for the next one."""
+        if self._deferred is not None:
+            self.pump.add(self._flush_deferred)
 
-    def flush_from_pump(self) -> bool:
-        """Send the deferred message. Unlike the control thread, the pump may block."""
+    def _flush_deferred(self) -> bool:
         with self._bulk_lock:
             frame, self._deferred = self._deferred, None
             if frame is not None:

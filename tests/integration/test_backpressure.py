@@ -275,7 +275,7 @@ async def test_a_paused_coroutine_that_loses_output_does_not_stop_its_neighbours
 async def test_progress_that_nobody_reads_is_bounded_too() -> None:
     async with Session(limited()) as session:
         stream = session.execute(
-            "from capsule_tasks.child.context import progress\n"
+            "from capsule_tasks import progress\n"
             "print('begun', flush=True)\n"
             "for i in range(20_000): progress(i, 20_000)\n"
             "'through'"

@@ -71,7 +71,7 @@ SWALLOWING = STUBBORN["a loop that swallows everything"]
 
 PRELUDE = """
 import os, signal, socket, subprocess, sys, threading, time
-from capsule_tasks.child.context import progress
+from capsule_tasks import progress
 """
 
 

@@ -111,7 +111,7 @@ def test_text_that_has_no_utf8_is_spelled_out() -> None:
 
 
 def test_progress_is_shown() -> None:
-    ended = console("from capsule_tasks.child.context import progress\nprogress(1, 4, 'rows')\n")
+    ended = console("from capsule_tasks import progress\nprogress(1, 4, 'rows')\n")
     assert ended.stderr == "# 1 of 4 rows\n"
 
 

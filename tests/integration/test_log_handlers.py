@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule_tasks.child.io.log_handlers import reopen_handlers
+from capsule_tasks.child.executors.celery_app import reopen_handlers
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from capsule_tasks.child.context import progress
+from capsule_tasks import progress
 from capsule_tasks.protocol.messages import Output, Progress
 from capsule_tasks.sessions import Session
 from capsule_tasks.settings import OutputSettings
 from tests.sessions import Watched, child_config, collect, end_of, eventually
 
-IMPORT = "from capsule_tasks.child.context import progress\n"
+IMPORT = "from capsule_tasks import progress\n"
 
 
 async def told(session: Session, source: str) -> list[tuple[float, float | None, str]]:

@@ -82,7 +82,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 async def converse(session: Session, seen: dict[str, set[str]]) -> None:
     """Have every message said at least once."""
-    await collect(session, "from capsule_tasks.child.context import progress\nprogress(1)\n1")
+    await collect(session, "from capsule_tasks import progress\nprogress(1)\n1")
     asking = Watched(session, "input('? ')")
     request = await asking.until(InputRequest)
     waiting = Watched(session, "1", on_busy="wait")

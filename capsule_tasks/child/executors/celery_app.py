@@ -7,34 +7,25 @@ start if a task is missing: found out by the first message of that task, it woul
 
 from __future__ import annotations
 
-import asyncio
 import atexit
+import contextlib
 import gc
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from logging.handlers import SocketHandler, SysLogHandler, WatchedFileHandler
 from typing import Any
 
-from capsule_tasks.child.executors.end_reporter import EndReporter
-from capsule_tasks.child.executors.outcomes import (
-    message_of,
-    notes_of,
-    repr_of,
-    shortened,
-    traceback_of,
+from capsule_tasks.child.executors.executor import Executor
+from capsule_tasks.child.executors.tasks import (
+    AsyncTaskExecutor,
+    BlockingTaskExecutor,
+    Tracer,
+    current_execution,
 )
-from capsule_tasks.child.executors.tasks import AsyncTaskExecutor, BlockingTaskExecutor
 from capsule_tasks.child.io.capture import Capture
-from capsule_tasks.child.io.log_handlers import log_as_session, reopen_handlers
-from capsule_tasks.child.outbox import Outbox
-from capsule_tasks.child.registry import Registry
-from capsule_tasks.child.stopping.interrupter import Interrupter
-from capsule_tasks.errors import ExecutionCancelled
-from capsule_tasks.protocol.failures import Failure, Raised
-from capsule_tasks.protocol.messages import TaskCall, TaskResult
-from capsule_tasks.protocol.values import NotCarried, sendable, to_wire
 from capsule_tasks.settings import TaskChildSettings
 
 if "celery" not in sys.modules:
@@ -45,10 +36,6 @@ log = logging.getLogger("capsule_tasks.child")
 
 _MAX_BACKEND_CONNECTIONS = 20
 """Coroutines of a child that store their results at the same time."""
-_MAX_TEXT = 64 * 1024
-_MAX_TRACEBACK = 512 * 1024
-_STATE = ("when", "requeue", "is_eager")
-"""Attributes of Celery's own exceptions that Celery reads in the worker's main process."""
 
 _kept_app: list[Any] = []
 
@@ -62,14 +49,7 @@ def keep_app_for_forks(app: Any) -> None:
     _kept_app[:] = [app]
 
 
-def make_executor(
-    settings: TaskChildSettings,
-    registry: Registry,
-    outbox: Outbox,
-    end_reporter: EndReporter,
-    capture: Capture,
-    interrupter: Interrupter,
-) -> BlockingTaskExecutor | AsyncTaskExecutor:
+def make_executor(settings: TaskChildSettings, capture: Capture, *parts: Any) -> Executor:
     """An executor whose app is ready to work; `worker_process_init` has been sent."""
     from celery.app import trace
 
@@ -80,18 +60,16 @@ def make_executor(
             app = _import_app(settings)
     _prepare_child(app, settings, capture)
     _warn_about_missing_settings(app, settings)
-    log_as_session(trace.logger, capture)
-    tracer = CeleryTracer(app, settings.hostname)
-    parts = (registry, outbox, end_reporter, capture)
-    own: dict[str, Any] = {"interrupter": interrupter, "tracer": tracer}
-    executor: BlockingTaskExecutor | AsyncTaskExecutor
+    _log_as_session(trace.logger, capture)
+    executor: Executor
     if settings.kind == "async":
         _share_backend(app)
-        executor = AsyncTaskExecutor(*parts, limit=settings.async_limit, **own)
+        tracer = _make_tracer(app, settings)
+        executor = AsyncTaskExecutor(*parts, tracer=tracer, limit=settings.async_limit)
         _bridge_coroutines(app, executor.bridge)
     else:
-        executor = BlockingTaskExecutor(*parts, **own)
-    tracer.prepare()
+        executor = BlockingTaskExecutor(*parts, tracer=_make_tracer(app, settings))
+    _finish_start(app, settings.hostname)
     return executor
 
 
@@ -207,17 +185,14 @@ def _bridge_coroutines(app: Any, bridge: Callable[[Any], Any]) -> None:
     Celery stores the current task and request by thread. Here they belong to a context, which the
     tracer's thread and the coroutine share.
     """
-    import contextvars
     from inspect import iscoroutinefunction
 
     from celery._state import _task_stack
 
-    identity: contextvars.ContextVar[object] = contextvars.ContextVar("capsule_identity")
-    CeleryTracer.identity = identity
     thread = threading.get_ident
 
     def ident() -> object:
-        return identity.get(None) or thread()
+        return current_execution.get() or thread()
 
     _task_stack.__ident_func__ = ident
     for task in app.tasks.values():
@@ -236,131 +211,77 @@ def _bridge_coroutines(app: Any, bridge: Callable[[Any], Any]) -> None:
             )
 
 
-class CeleryTracer:
-    """Celery's tracer, for one message after another."""
+def _make_tracer(app: Any, settings: TaskChildSettings) -> Tracer:
+    from billiard.exceptions import SoftTimeLimitExceeded
+    from celery import signals
+    from kombu.serialization import loads, prepare_accept_content
 
-    identity: Any = None
-    """Set in a child for coroutines: the context variable that stands for their thread."""
-
-    def __init__(self, app: Any, hostname: str) -> None:
-        self._app = app
-        self._hostname = hostname
-
-    def prepare(self) -> None:
-        """Build the tracer of every task, and tell the app that the process is ready."""
-        from celery import signals
-        from celery.app.trace import build_tracer
-        from kombu.serialization import loads, prepare_accept_content
-
-        app = self._app
-        for name, task in app.tasks.items():
-            task.__trace__ = build_tracer(name, task, app.loader, self._hostname, app=app)
-        self._tasks = app.tasks
-        self._loads = loads
-        self._accept = prepare_accept_content(app.conf.accept_content)
-        signals.worker_process_init.send(sender=self._hostname)
-        # Objects that exist now stay, and are not scanned again. A full collection starts when
-        # young objects are a quarter of the old ones, and the fork has copied the worker's count
-        # of old ones: without this the cycles that failed tasks leave behind would pile up.
-        gc.freeze()
-        gc.collect()
-
-    def soft_limit(self) -> BaseException:
-        from billiard.exceptions import SoftTimeLimitExceeded
-
-        error: BaseException = SoftTimeLimitExceeded()
-        return error
-
-    def send_shutdown(self) -> None:
-        from celery import signals
-
-        signals.worker_process_shutdown.send(sender=self._hostname, pid=os.getpid(), exitcode=0)
-
-    def enter_call(self, execution_id: str, call: TaskCall) -> TaskResult:
-        if self.identity is not None:
-            self.identity.set(object())
-        try:
-            value, info, runtime_s, text = self.enter_trace(call)
-        except ExecutionCancelled:
-            raise
-        except BaseException as error:
-            if self.identity is not None and isinstance(error, asyncio.CancelledError):
-                raise  # a coroutine is stopped; of a blocking task it is what the task raised
-            failure = describe(error)
-            return TaskResult(execution_id=execution_id, failure=failure, escaped_tracer=True)
-        if info:
-            failure = describe_info(value)
-            return TaskResult(execution_id=execution_id, runtime_s=runtime_s, failure=failure)
-        text = None if text is None else sendable(str(text))
-        return TaskResult(execution_id=execution_id, text=text, runtime_s=runtime_s)
-
-    def enter_trace(self, call: TaskCall) -> tuple[Any, Any, float | None, Any]:
-        task = self._tasks[call.name]
-        body = call.body.decode("utf-8", "surrogatepass") if call.is_text else call.body
-        content = self._loads(body, call.content_type, call.content_encoding, accept=self._accept)
-        args, kwargs, embed = _parse_protocol_1(content) if call.protocol == 1 else content
-        request = call.request
-        request.update(
-            {"args": args, "kwargs": kwargs, "hostname": self._hostname, "is_eager": False},
-            **embed or {},
-        )
-        outcome: tuple[Any, Any, float | None, Any] = task.__trace__(
-            call.task_id, args, kwargs, request
-        )
-        return outcome
-
-
-def _parse_protocol_1(content: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    embed = {name: content.get(name) for name in ("callbacks", "errbacks", "chord")}
-    return content.get("args", ()), content.get("kwargs", {}), {**embed, "chain": None}
-
-
-def describe_info(info: Any) -> Failure:
-    """Celery's description of an exception, as data."""
-    error = getattr(info.exception, "exc", None)
-    is_wrapped = type(info.exception).__name__ == "ExceptionWithTraceback"
-    failure = describe(error if is_wrapped and error is not None else info.exception)
-    failure.traceback = sendable(str(info.traceback or ""))[-_MAX_TRACEBACK:]
-    failure.internal = bool(info.internal)
-    return failure
-
-
-def describe(error: BaseException) -> Failure:
-    """An exception as data; never fails, even if the exception cannot be formatted."""
-    inner = getattr(error, "exc", None)
-    return Failure(
-        **_fields(error),
-        traceback=traceback_of(error),
-        inner=Raised(**_fields(inner)) if isinstance(inner, BaseException) else None,
+    hostname, shutdown = settings.hostname, signals.worker_process_shutdown
+    return Tracer(
+        app.tasks,
+        loads,
+        prepare_accept_content(app.conf.accept_content),
+        hostname,
+        is_async=settings.kind == "async",
+        soft_limit=SoftTimeLimitExceeded,
+        send_shutdown=lambda: shutdown.send(sender=hostname, pid=os.getpid(), exitcode=0),
     )
 
 
-def _fields(error: BaseException) -> dict[str, Any]:
-    kind = type(error)
-    return {
-        "module": sendable(str(getattr(kind, "__module__", ""))),
-        "name": sendable(kind.__qualname__),
-        "args": _args(error),
-        "message": shortened(message_of(error), _MAX_TEXT),
-        "text": shortened(repr_of(error), _MAX_TEXT),
-        "notes": notes_of(error),
-        "state": _state(error),
-    }
+def _finish_start(app: Any, hostname: str) -> None:
+    """Build the tracer of every task, and tell the app that the process is ready."""
+    from celery import signals
+    from celery.app.trace import build_tracer
+
+    for name, task in app.tasks.items():
+        task.__trace__ = build_tracer(name, task, app.loader, hostname, app=app)
+    signals.worker_process_init.send(sender=hostname)
+    # Objects that exist now stay, and are not scanned again. A full collection starts when
+    # young objects are a quarter of the old ones, and the fork has copied the worker's count
+    # of old ones: without this the cycles that failed tasks leave behind would pile up.
+    gc.freeze()
+    gc.collect()
 
 
-def _args(error: BaseException) -> list[Any] | None:
-    try:
-        return [to_wire(value) for value in error.args]
-    except NotCarried:
-        return None
+# --- log handlers ------------------------------------------------------------------------------
 
 
-def _state(error: BaseException) -> dict[str, Any]:
-    found = {}
-    for name in _STATE:
-        if (value := getattr(error, name, None)) is not None:
-            try:
-                found[name] = to_wire(value)
-            except NotCarried:
-                found[name] = sendable(str(value))
-    return found
+def reopen_handlers() -> None:
+    """Close connections that were forked along; each handler opens its own on its next record."""
+    for handler in _handlers():
+        if isinstance(handler, logging.FileHandler):
+            # A handler that opens its file later must not truncate what other processes wrote.
+            handler.mode = handler.mode.replace("w", "a")
+        elif isinstance(handler, (SocketHandler, SysLogHandler)):
+            name = "sock" if isinstance(handler, SocketHandler) else "socket"
+            opened = getattr(handler, name, None)
+            setattr(handler, name, None)
+            if opened is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    opened.close()
+
+
+def _log_as_session(logger: logging.Logger, capture: Capture) -> None:
+    """Keep what is logged by `logger` out of the running task's output: it is the session's.
+
+    Records pass through filters, formatters and handlers as usual. Only streams that write to
+    descriptors 1 and 2, which the parent reads as the task's output, heed `Capture.as_session`.
+    """
+    streams = list(capture.originals)  # not only handlers may have stored them
+    for handler in _handlers():
+        if isinstance(handler, WatchedFileHandler):
+            with contextlib.suppress(OSError):
+                handler.reopenIfNeeded()  # `--logfile=/dev/stderr` is another file in each process
+        streams.append(getattr(handler, "stream", None))
+    for stream in {id(stream): stream for stream in streams}.values():
+        capture.attribute_by_context(stream)
+    # The class's method at the time of the call: error reporting libraries replace it.
+    kind = type(logger)
+    logger.callHandlers = lambda record: capture.as_session(kind.callHandlers, logger, record)  # type: ignore[method-assign]
+
+
+def _handlers() -> Iterator[Any]:
+    """All handlers of this process."""
+    for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # noqa: SLF001 - the only list of all
+        if (handler := reference()) is not None:
+            yield handler

@@ -26,7 +26,6 @@ class EndReporter:
         outbox: Outbox,
         interrupter: Interrupter,
         inputs: InputRequests,
-        *,
         effective_limits: LimitSettings,
     ) -> None:
         self._registry = registry

@@ -13,6 +13,7 @@ from capsule_tasks.child.executors.end_reporter import EndReporter
 from capsule_tasks.child.io.capture import Capture
 from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Execution, PendingStop, Registry, Stage
+from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.protocol.messages import Message
 
 if TYPE_CHECKING:
@@ -28,12 +29,18 @@ class Executor(ABC):
     """How long an acknowledgement may wait for the end, so that the parent wakes up once."""
 
     def __init__(
-        self, registry: Registry, outbox: Outbox, end_reporter: EndReporter, capture: Capture
+        self,
+        registry: Registry,
+        outbox: Outbox,
+        end_reporter: EndReporter,
+        capture: Capture,
+        interrupter: Interrupter,
     ) -> None:
         self._registry = registry
         self._outbox = outbox
         self._end_reporter = end_reporter
         self._capture = capture
+        self._interrupter = interrupter
         self._context = contextvars.copy_context()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         """For the main thread while there is no event loop."""

@@ -15,8 +15,8 @@ from capsule_tasks.protocol.messages import Error, ErrorKind, Result
 from capsule_tasks.protocol.values import NotCarried, sendable, to_wire
 
 _INTERNAL = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_MAX_TEXT = 64 * 1024
-_MAX_TRACEBACK = 512 * 1024
+MAX_TEXT = 64 * 1024
+MAX_TRACEBACK = 512 * 1024
 _MAX_NOTES = 100
 _MAX_NAME = 500
 
@@ -35,7 +35,7 @@ def enter_error(execution_id: str, kind: ErrorKind, error: BaseException) -> Err
         execution_id=execution_id,
         kind=kind,
         type=type_name(type(error)),
-        message=shortened(message_of(error), _MAX_TEXT),
+        message=shortened(message_of(error), MAX_TEXT),
         traceback=traceback_of(error),
         notes=notes_of(error),
     )
@@ -77,7 +77,7 @@ def notes_of(error: BaseException) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", ())
     if not isinstance(notes, (list, tuple)):
         return ()
-    return tuple(shortened(note, _MAX_TEXT) for note in notes[:_MAX_NOTES] if type(note) is str)
+    return tuple(shortened(note, MAX_TEXT) for note in notes[:_MAX_NOTES] if type(note) is str)
 
 
 def traceback_of(error: BaseException) -> str:
@@ -87,7 +87,7 @@ def traceback_of(error: BaseException) -> str:
             type(error), error, error.__traceback__, compact=True
         )
         _remove_internal_frames(described, set())
-        return shortened("".join(described.format()), _MAX_TRACEBACK)
+        return shortened("".join(described.format()), MAX_TRACEBACK)
     except Exception as fault:
         return f"<no traceback: formatting it raised {type_name(type(fault))}>\n"
 

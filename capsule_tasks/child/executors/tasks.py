@@ -1,9 +1,9 @@
 """The main thread of a child that runs Celery tasks: one at a time, or many coroutines.
 
-The tracer (`celery_app`) knows what a task is, and how Celery traces it; here is where it runs. A
-blocking task is traced on the main thread, where signals are delivered, as under prefork. Celery's
-tracer is a plain function. So the tracer of an `async def` task has a thread of its own, which
-waits while the coroutine runs on the loop of the main thread; both share a copy of one context.
+A blocking task is traced on the main thread, where signals are delivered, as under prefork.
+Celery's tracer is a plain function. So the tracer of an `async def` task has a thread of its own,
+which waits while the coroutine runs on the loop of the main thread; both share a copy of one
+context.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
+
+import msgspec
 
 from capsule_tasks.child.executors.executor import Executor
+from capsule_tasks.child.executors.failures import describe, describe_info
 from capsule_tasks.child.registry import Execution
-from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.cancelled import as_failure
 from capsule_tasks.protocol.messages import Ack, Execute, Message, TaskCall, TaskResult
+from capsule_tasks.protocol.values import sendable
 
 _TERMINATING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """A task that one of these reaches sees SystemExit and may clean up, as under prefork."""
@@ -37,22 +40,61 @@ _TERMINATING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SIGNAL_RETRY_S = 0.005
 """Until a signal is sent again that arrived while our own code ran."""
 
-_current: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
+current_execution: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
     "capsule_execution", default=None
 )
 
 
-class Tracer(Protocol):
-    """Runs one task with Celery's own tracer."""
+class Tracer(msgspec.Struct, eq=False):
+    """Celery's own tracer, for one message after another."""
+
+    tasks: Mapping[str, Any]
+    loads: Callable[..., Any]
+    accept: Any
+    """The content types that the app accepts."""
+    hostname: str
+    is_async: bool
+    soft_limit: Callable[[], BaseException]
+    """The exception that a soft time limit raises."""
+    send_shutdown: Callable[[], object]
+    """Tells the app that the process ends."""
 
     def enter_call(self, execution_id: str, call: TaskCall) -> TaskResult:
         """Everything that Celery does around a task, and the task itself."""
+        try:
+            value, info, runtime_s, text = self.enter_trace(call)
+        except ExecutionCancelled:
+            raise
+        except BaseException as error:
+            if self.is_async and isinstance(error, asyncio.CancelledError):
+                raise  # a coroutine is stopped; of a blocking task it is what the task raised
+            failure = describe(error)
+            return TaskResult(execution_id=execution_id, failure=failure, escaped_tracer=True)
+        if info:
+            failure = describe_info(value)
+            return TaskResult(execution_id=execution_id, runtime_s=runtime_s, failure=failure)
+        text = None if text is None else sendable(str(text))
+        return TaskResult(execution_id=execution_id, text=text, runtime_s=runtime_s)
 
-    def soft_limit(self) -> BaseException:
-        """The exception that a soft time limit raises."""
+    def enter_trace(self, call: TaskCall) -> tuple[Any, Any, float | None, Any]:
+        task = self.tasks[call.name]
+        body = call.body.decode("utf-8", "surrogatepass") if call.is_text else call.body
+        content = self.loads(body, call.content_type, call.content_encoding, accept=self.accept)
+        args, kwargs, embed = _parse_protocol_1(content) if call.protocol == 1 else content
+        request = call.request
+        request.update(
+            {"args": args, "kwargs": kwargs, "hostname": self.hostname, "is_eager": False},
+            **embed or {},
+        )
+        outcome: tuple[Any, Any, float | None, Any] = task.__trace__(
+            call.task_id, args, kwargs, request
+        )
+        return outcome
 
-    def send_shutdown(self) -> None:
-        """Tell the app that the process ends."""
+
+def _parse_protocol_1(content: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    embed = {name: content.get(name) for name in ("callbacks", "errbacks", "chord")}
+    return content.get("args", ()), content.get("kwargs", {}), {**embed, "chain": None}
 
 
 class _TaskExecutor(Executor):
@@ -64,9 +106,8 @@ class _TaskExecutor(Executor):
 
     acknowledges = True
 
-    def __init__(self, *parts: Any, interrupter: Interrupter, tracer: Tracer) -> None:
+    def __init__(self, *parts: Any, tracer: Tracer) -> None:
         super().__init__(*parts)
-        self._interrupter = interrupter
         self._tracer = tracer
 
     def soft_limit(self) -> BaseException:
@@ -83,7 +124,7 @@ class _TaskExecutor(Executor):
         return True
 
     def _run(self, execution: Execution) -> Message:
-        _current.set(execution)
+        current_execution.set(execution)
         work = execution.work
         if not isinstance(work, Execute) or not isinstance(work.payload, TaskCall):
             raise TypeError("this session runs Celery tasks, and has no namespace to save")
@@ -213,7 +254,7 @@ class AsyncTaskExecutor(_TaskExecutor):
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        execution = _current.get()
+        execution = current_execution.get()
         ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
         context = contextvars.copy_context()
         self._loop.call_soon_threadsafe(self._start_coroutine, execution, coroutine, ended, context)

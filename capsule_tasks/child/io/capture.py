@@ -1,7 +1,11 @@
-"""Attribution of output: to the sink of the context, else to the only running execution."""
+"""`sys.stdout`, `sys.stderr` and `progress` of a session, and whose output they take.
+
+Output belongs to the sink of the context, else to the only running execution.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import contextvars
 import io
@@ -12,9 +16,143 @@ from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
-from capsule_tasks.child.io.sink import OutputSink
-from capsule_tasks.child.io.streams import CapturedStream, plain_streams
-from capsule_tasks.child.stopping.deferred_stop import interruptible
+from capsule_tasks.child.io.sink import OutputSink, StderrText
+from capsule_tasks.child.stopping.deferred_stop import deferred_stop, interruptible
+from capsule_tasks.protocol.messages import Progress
+from capsule_tasks.protocol.values import sendable
+
+_MAX_NOTE = 4096
+_owners: list[Callable[[], OutputSink]] = []
+"""In a session, one function that finds the sink of the calling code; elsewhere empty."""
+
+
+@interruptible
+def progress(done: float, total: float | None = None, note: str = "") -> None:
+    """Publish how far this execution is. Outside of an execution the call does nothing."""
+    for owner in _owners:
+        sink = owner()
+        if sink.execution_id is not None:
+            sink.send(
+                Progress(
+                    execution_id=sink.execution_id,
+                    done=float(done),
+                    total=None if total is None else float(total),
+                    note=sendable(str(note))[:_MAX_NOTE],
+                )
+            )
+        if deferred_stop.is_pending:
+            deferred_stop.raise_pending()
+
+
+class SessionStream(io.TextIOBase):
+    """`sys.stdin`, `sys.stdout` or `sys.stderr` of a session; there is no terminal behind it."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def reconfigure(self, **_options: object) -> None:
+        """Accept the call, with which many programs start, and change nothing."""
+
+    def close(self) -> None:
+        """Stay open: later executions use the same stream (`quit()` closes its input)."""
+
+
+class CapturedStream(SessionStream):
+    """`sys.stdout` or `sys.stderr` of a session: text goes to the sink of the caller's context."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    line_buffering = write_through = False
+
+    def __init__(
+        self,
+        descriptor: int,
+        context_sink: Callable[[], OutputSink | None],
+        owner: Callable[[], OutputSink],
+    ) -> None:
+        """`owner` finds the sink of a caller whose context names none."""
+        self._owner = owner
+        self._descriptor = descriptor
+        self.mode = "w"
+        self.name = "<stderr>" if descriptor == 2 else "<stdout>"
+        self.buffer = _Buffer(self)
+        self.write = self._make_write(context_sink, owner)  # type: ignore[method-assign]
+
+    def _make_write(
+        self, context_sink: Callable[[], OutputSink | None], owner: Callable[[], OutputSink]
+    ) -> Callable[[str], int]:
+        """`write` as a function of this stream: found and called faster, a `print` takes 3/4."""
+        is_stderr = self._descriptor == 2
+        kind = StderrText if is_stderr else str
+
+        @interruptible
+        def write(text: str) -> int:
+            sink = context_sink()
+            if sink is None:
+                sink = owner()
+            if type(text) is not kind:  # always so for stderr
+                text = kind(text if type(text) is str else _plain(text))
+                if is_stderr:
+                    # Set before the text is appended: a flush in between would send it as stdout.
+                    sink.uses_stderr = True
+            sink.parts.append(text)
+            count = len(text)
+            size = sink.size = sink.size + count
+            if size >= sink.flush_at_chars:
+                sink.flush_if_due()
+                if deferred_stop.is_pending:
+                    deferred_stop.raise_pending()
+            return count
+
+        return write
+
+    @interruptible
+    def flush(self) -> None:
+        self._owner().flush_ready()
+        if deferred_stop.is_pending:
+            deferred_stop.raise_pending()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        """The raw descriptor. Bytes written there are sent too, in no order with the text."""
+        return self._descriptor
+
+
+class _Buffer(io.RawIOBase):
+    """`sys.stdout.buffer`: bytes are decoded as UTF-8 and written to the text stream."""
+
+    def __init__(self, text: CapturedStream) -> None:
+        self._text = text
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    @interruptible
+    def write(self, data: object) -> int:
+        raw = memoryview(data)  # type: ignore[arg-type]
+        self._text.write(self._decoder.decode(bytes(raw)))
+        return raw.nbytes
+
+    @interruptible
+    def flush(self) -> None:
+        self._text.write(self._decoder.decode(b"", final=True))
+        self._text.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._text.fileno()
+
+    def close(self) -> None:
+        """Stay open, like the text stream."""
+
+
+def _plain(text: object) -> str:
+    """The characters of a string without its class, whose methods are user code."""
+    if not isinstance(text, str):
+        raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+    return str.__str__(text)
 
 
 class Capture:
@@ -26,18 +164,17 @@ class Capture:
         self._var: contextvars.ContextVar[OutputSink | None] = contextvars.ContextVar(
             "capsule_sink", default=None
         )
+        self.enter: Callable[[OutputSink], object] = self._var.set
+        """Attributes output of this context to a sink from now on."""
         self.stdout = CapturedStream(1, self._var.get, self.owner)
         self.stderr = CapturedStream(2, self._var.get, self.owner)
 
     def install(self) -> None:
         self.originals: tuple[Any, Any] = (sys.__stdout__, sys.__stderr__)
         self._set_streams(self.stdout, self.stderr)
+        _owners[:] = [self.owner]
         _inherit_context_in_threads()
         os.register_at_fork(after_in_child=self._write_plainly)
-
-    def enter(self, sink: OutputSink) -> None:
-        """Attribute output of this context to `sink` from now on."""
-        self._var.set(sink)
 
     def as_session(self, call: Callable[..., object], *arguments: object) -> None:
         """Call with output attributed to the session instead of an execution.
@@ -105,7 +242,15 @@ class Capture:
 
     def _write_plainly(self) -> None:
         """In a forked copy of the child, which must not send frames: write plain text."""
-        sys.stdout, sys.stderr = plain_streams()
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(
+                io.FileIO(descriptor, "w", closefd=False),
+                "utf-8",
+                "backslashreplace",
+                write_through=True,
+            )
+            for descriptor in (1, 2)
+        )
         self.stdout.write = sys.stdout.write  # type: ignore[method-assign]
         self.stderr.write = sys.stderr.write  # type: ignore[method-assign]
 

@@ -12,11 +12,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from capsule_tasks.child.io.capture import SessionStream
 from capsule_tasks.child.io.sink import OutputSink
-from capsule_tasks.child.io.streams import SessionStream
 from capsule_tasks.child.outbox import Outbox
-from capsule_tasks.child.stopping.condition import InterruptibleCondition
-from capsule_tasks.child.stopping.deferred_stop import deferred_stop, interruptible
+from capsule_tasks.child.stopping.deferred_stop import (
+    InterruptibleCondition,
+    deferred_stop,
+    interruptible,
+)
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResponse
 from capsule_tasks.protocol.values import sendable
 

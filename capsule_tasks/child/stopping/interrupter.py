@@ -12,10 +12,10 @@ its exception was raised where Python can only report it (`__del__`).
 
 from __future__ import annotations
 
+import sched
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -23,9 +23,11 @@ from typing import Any
 import msgspec
 
 from capsule_tasks.child.registry import Execution, PendingStop, Stage
-from capsule_tasks.child.stopping import backjumps
-from capsule_tasks.child.stopping.condition import InterruptibleCondition
-from capsule_tasks.child.stopping.deferred_stop import INTERRUPTIBLE, deferred_stop
+from capsule_tasks.child.stopping.deferred_stop import (
+    INTERRUPTIBLE,
+    InterruptibleCondition,
+    deferred_stop,
+)
 from capsule_tasks.errors import ExecutionCancelled
 
 SIGNAL = signal.SIGURG
@@ -42,6 +44,7 @@ _PURE_MODULES = frozenset(
 )
 """Modules of entry frames that call user code further down and have no state of their own."""
 _uninterruptible: set[CodeType] = set()
+_backward_jumps: set[int] = set()
 
 
 def uninterruptible(*functions: Any) -> None:
@@ -54,16 +57,15 @@ class StopRequest(msgspec.Struct, eq=False):
 
     execution: Execution
     make_error: PendingStop
-    retry_at: float
-    retry_delay_s: float = _MIN_RETRY_S
     is_delivered: bool = False
     raised_id: int = 0
 
 
 class Interrupter:
-    """Raises stops in the main thread. Control alone calls `request_stop` and `retry_due`."""
+    """Raises stops in the main thread. Control alone calls `request_stop`, and runs the timers."""
 
-    def __init__(self) -> None:
+    def __init__(self, timers: sched.scheduler) -> None:
+        self._timers = timers
         self._requests: dict[str, StopRequest] = {}
         self._main = threading.main_thread().ident or 0
         self._current: Callable[[], Execution | None] = lambda: None
@@ -78,33 +80,28 @@ class Interrupter:
 
     def request_stop(self, execution: Execution, make_error: PendingStop) -> StopRequest:
         """Have `make_error()` raised in `execution`. A second request replaces the first."""
-        backjumps.prepare()
-        request = StopRequest(execution, make_error, time.monotonic() + _MIN_RETRY_S)
+        _prepare_jumps()
+        request = StopRequest(execution, make_error)
         self._requests[execution.id] = request
         # The main thread may have ended the execution, and called `forget`, before the request was
         # stored: then no other thread removes the request.
         if execution.stage is Stage.ENDED:
             self.forget(execution)
-        else:
-            self._send_signal()
+        self._signal_until_delivered(request)
         return request
 
     def forget(self, execution: Execution) -> None:
         """Raise nothing more in this execution: it has ended."""
         self._requests.pop(execution.id, None)
 
-    def retry_due(self, now: float) -> float | None:
-        """Signal again for the requests that are due; when to call next, or None."""
-        pending = [r for r in list(self._requests.values()) if not r.is_delivered]
-        if not pending:
-            return None
-        due = [request for request in pending if request.retry_at <= now]
-        for request in due:
-            request.retry_delay_s = min(request.retry_delay_s * 2, _MAX_RETRY_S)
-            request.retry_at = now + request.retry_delay_s
-        if due:
-            self._send_signal()
-        return min(request.retry_at for request in pending)
+    def _signal_until_delivered(
+        self, request: StopRequest, retry_delay_s: float = _MIN_RETRY_S
+    ) -> None:
+        if request.is_delivered or self._requests.get(request.execution.id) is not request:
+            return
+        self._send_signal()
+        again = (request, min(retry_delay_s * 2, _MAX_RETRY_S))
+        self._timers.enter(retry_delay_s, 0, self._signal_until_delivered, again)
 
     def _send_signal(self) -> None:
         signal.pthread_kill(self._main, SIGNAL)
@@ -118,8 +115,8 @@ class Interrupter:
         if not self.is_inside(frame):
             deferred_stop.is_pending = True
             return
-        if frame is not None and backjumps.is_at_jump(frame):
-            backjumps.after_jump(frame, lambda: self._deliver(request))
+        if frame is not None and _is_at_jump(frame):
+            _after_jump(frame, lambda: self._deliver(request))
         else:
             self._deliver(request)
 
@@ -154,4 +151,40 @@ class Interrupter:
         for request in list(self._requests.values()):
             if request.raised_id == id(report.exc_value):
                 request.is_delivered = False
-        self._send_signal()
+                self._signal_until_delivered(request)
+
+
+# --- jumps backwards ---------------------------------------------------------------------------
+#
+# A busy loop handles a signal at its jump backwards. CPython (3.11 to 3.13, each for other loops)
+# takes an exception that a handler raises there for one raised before the loop. If the loop is the
+# first statement of a `try`, its `finally` and `except` are then skipped. An exception that is
+# raised one instruction later finds them.
+
+
+def _prepare_jumps() -> None:
+    """Import `opcode` ahead: the code that a handler interrupts may hold its import lock."""
+    if not _backward_jumps:
+        from opcode import opmap
+
+        _backward_jumps.update(number for name, number in opmap.items() if "JUMP_BACKWARD" in name)
+
+
+def _is_at_jump(frame: FrameType) -> bool:
+    """Whether a handler that interrupted `frame` should let one instruction pass."""
+    # A debugger's trace function would be replaced, and lost.
+    return frame.f_code.co_code[frame.f_lasti] in _backward_jumps and sys.gettrace() is None
+
+
+def _after_jump(frame: FrameType, act: Callable[[], None]) -> None:
+    """Have `act` called before the next instruction of `frame`; it may raise into it."""
+
+    def on_event(_frame: FrameType, _event: str, _arg: Any) -> None:
+        sys.settrace(None)
+        frame.f_trace = None
+        frame.f_trace_opcodes = False
+        act()
+
+    frame.f_trace_opcodes = True
+    frame.f_trace = on_event
+    sys.settrace(lambda *_: None)

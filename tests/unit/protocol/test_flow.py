@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule_tasks.child.stopping.condition import InterruptibleCondition
+from capsule_tasks.child.stopping.deferred_stop import InterruptibleCondition
 from capsule_tasks.errors import BadFrame
 from capsule_tasks.protocol.flow import message_cost
 from capsule_tasks.protocol.messages import (
@@ -36,8 +36,7 @@ from tests.unit.strategies import any_text
 class PullingGate(InterruptibleCondition):
     """A writer that waits lets the consumer read, one message at a time."""
 
-    __slots__ = ("pull",)
-    pull: Callable[[], object]
+    pull: Callable[[], object] = lambda: None
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         while not ready():

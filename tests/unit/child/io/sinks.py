@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from capsule_tasks.child.io.capture import CapturedStream
 from capsule_tasks.child.io.sink import OutputSink
-from capsule_tasks.child.io.streams import CapturedStream
-from capsule_tasks.child.stopping.condition import InterruptibleCondition
+from capsule_tasks.child.stopping.deferred_stop import InterruptibleCondition
 from capsule_tasks.protocol.messages import Gap, Message, Output
 from capsule_tasks.settings import OutputSettings
 from tests.sessions import HANG_S
@@ -18,6 +20,7 @@ class FakeOutbox:
     """Records messages instead of sending them."""
 
     def __init__(self) -> None:
+        self.pump = FakePump()
         self.messages: list[Message] = []
         self.on_message: Callable[[Message], None] = lambda _: None
         self._changed = threading.Condition()
@@ -51,23 +54,19 @@ def _summary(message: Message) -> Any:
 
 
 class FakePump:
-    """Counts how often a sink is added; flushes none."""
+    """Remembers what is added; calls nothing."""
 
     def __init__(self) -> None:
-        self.calls: list[OutputSink] = []
+        self.calls: list[Callable[[], bool]] = []
 
-    def add(self, sink: OutputSink) -> None:
-        self.calls.append(sink)
+    def add(self, flush: Callable[[], bool]) -> None:
+        self.calls.append(flush)
 
 
 class WatchedCondition(InterruptibleCondition):
     """Tells when a thread has to wait."""
 
-    __slots__ = ("blocked",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocked = threading.Event()
+    blocked: threading.Event = msgspec.field(default_factory=threading.Event)
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         def watched() -> bool:
@@ -84,12 +83,12 @@ class Bench:
 
     def __init__(self, *, limit_bytes: int | None = None, **settings: Any) -> None:
         self.settings = OutputSettings(**settings)
-        self.outbox, self.pump, self.condition = FakeOutbox(), FakePump(), WatchedCondition()
+        self.outbox, self.condition = FakeOutbox(), WatchedCondition()
+        self.pump = self.outbox.pump
         outbox: Any = self.outbox
-        pump: Any = self.pump
-        self.session = OutputSink(None, outbox, self.settings, pump)
+        self.session = OutputSink(None, outbox, self.settings)
         self.sink = OutputSink(
-            "e", outbox, self.settings, pump, late=self.session, limit_bytes=limit_bytes
+            "e", outbox, self.settings, late=self.session, limit_bytes=limit_bytes
         )
         self.sink._condition = self.condition
         self.stdout = CapturedStream(1, lambda: None, lambda: self.sink)

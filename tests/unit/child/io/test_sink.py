@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.io.pump import OutputPump
+from capsule_tasks.child.io.capture import CapturedStream
 from capsule_tasks.child.io.sink import OutputLimitReached, OutputSink
-from capsule_tasks.child.io.streams import CapturedStream
+from capsule_tasks.child.outbox import OutputPump
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.messages import Gap, Output, Progress
 from tests.unit.child.io.sinks import Bench, FakeOutbox
@@ -18,7 +18,7 @@ def test_the_first_text_calls_the_pump_and_the_next_one_does_not() -> None:
     bench = Bench()
     bench.stdout.write("a")
     bench.stdout.write("b")
-    assert bench.pump.calls == [bench.sink]
+    assert bench.pump.calls == [bench.sink.flush_from_pump]
     assert bench.outbox.messages == []
     bench.flush_all()
     assert bench.outbox.sent == [("stdout", "ab")]
@@ -281,17 +281,17 @@ def test_the_context_decides_whose_output_it_is_and_else_the_owner() -> None:
     context_sink = named.sink
     stream.write("three")
     for bench, text in ((first, "one"), (second, "two"), (named, "three")):
-        assert bench.pump.calls == [bench.sink]
+        assert bench.pump.calls == [bench.sink.flush_from_pump]
         bench.sink.flush_ready()
         assert bench.outbox.sent == [("stderr", text)]
 
 
 def test_the_pump_sends_what_nobody_flushed() -> None:
     outbox: Any = FakeOutbox()
-    pump = OutputPump(0.001)
-    pump.start()
+    outbox.pump = OutputPump(0.001)
+    outbox.pump.start()
     bench = Bench()
-    sink = OutputSink("e", outbox, bench.settings, pump, late=bench.session)
+    sink = OutputSink("e", outbox, bench.settings, late=bench.session)
     bench.sink = sink
     text = ""
     for number in range(50):

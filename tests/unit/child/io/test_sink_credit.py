@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.stopping.condition import InterruptibleCondition
+from capsule_tasks.child.stopping.deferred_stop import InterruptibleCondition
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost
 from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress
@@ -113,8 +113,6 @@ def test_who_ends_on_an_event_loop_is_told_of_credit() -> None:
 
 class CancellingGate(InterruptibleCondition):
     """Where a cancel reaches a writer that waits."""
-
-    __slots__ = ()
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         raise ExecutionCancelled

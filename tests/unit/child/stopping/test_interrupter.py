@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sched
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, SimpleNamespace
@@ -9,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.context import progress
 from capsule_tasks.child.executors import cells, checkpoints, outcomes
+from capsule_tasks.child.io.capture import CapturedStream, progress
 from capsule_tasks.child.io.sink import OutputSink
-from capsule_tasks.child.io.streams import CapturedStream
 from capsule_tasks.child.registry import Execution, Registry, Stage
 from capsule_tasks.child.stopping import interrupter as interrupter_module
-from capsule_tasks.child.stopping.condition import InterruptibleCondition
-from capsule_tasks.child.stopping.deferred_stop import deferred_stop
+from capsule_tasks.child.stopping.deferred_stop import InterruptibleCondition, deferred_stop
 from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.errors import ExecutionCancelled
 
@@ -24,10 +23,29 @@ CHILD = "capsule_tasks.child."
 USER = compile("1", "<cell 1>", "exec")
 
 
+class Clock:
+    """Time that passes when a test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def interrupter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupter]:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def timers(clock: Clock) -> sched.scheduler:
+    return sched.scheduler(clock)
+
+
+@pytest.fixture
+def interrupter(timers: sched.scheduler, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupter]:
     """An interrupter whose signals are counted instead of sent."""
-    made: Any = Interrupter()
+    made: Any = Interrupter(timers)
     made.signals_sent = 0
 
     def count() -> None:
@@ -53,7 +71,7 @@ def stack(*functions: CodeType | Callable[..., Any], module: str = "__main__") -
     return frame
 
 
-LOOP = interrupter_module.Interrupter.retry_due
+LOOP = interrupter_module.Interrupter.request_stop
 """Stands for any function of this package that holds something."""
 IN_USER_CODE = (cells.enter_blocking, USER)
 WAIT = InterruptibleCondition.wait
@@ -186,23 +204,31 @@ def test_a_stop_is_deferred_where_nothing_may_be_raised(interrupter: Any) -> Non
         interrupter._raise_in(user_frame())
 
 
-def test_a_request_for_an_execution_that_has_ended_is_not_kept(interrupter: Any) -> None:
+def test_a_request_for_an_execution_that_has_ended_is_not_kept(
+    interrupter: Any, timers: sched.scheduler
+) -> None:
     one = running()
     one.stage = Stage.ENDED
     interrupter.request_stop(one, ExecutionCancelled)
     interrupter._current = lambda: one
     passes(interrupter, user_frame())
-    assert interrupter.retry_due(0) is None
+    assert timers.empty()
+    assert interrupter.signals_sent == 0
 
 
-def test_a_forgotten_stop_is_not_raised(interrupter: Any) -> None:
+def test_a_forgotten_stop_is_not_raised(
+    interrupter: Any, clock: Clock, timers: sched.scheduler
+) -> None:
     one = running()
     interrupter._current = lambda: one
     interrupter.request_stop(one, ExecutionCancelled)
     interrupter.forget(one)
     interrupter.forget(one)
     passes(interrupter, user_frame())
-    assert interrupter.retry_due(1e9) is None
+    clock.now += 1
+    timers.run(blocking=False)
+    assert timers.empty()
+    assert interrupter.signals_sent == 1
 
 
 def test_a_request_without_an_exception_counts_as_delivered(interrupter: Any) -> None:
@@ -224,36 +250,44 @@ def test_a_second_request_replaces_the_first(interrupter: Any) -> None:
 
 
 def test_until_it_is_delivered_the_signal_is_sent_again_a_little_later_each_time(
-    interrupter: Any,
+    interrupter: Any, clock: Clock, timers: sched.scheduler
 ) -> None:
     one = running()
     interrupter._current = lambda: one
-    request = interrupter.request_stop(one, ExecutionCancelled)
-    now, waits = request.retry_at, []
-    assert interrupter.retry_due(now - 1e-6) == now
-    assert interrupter.signals_sent == 1
-    for sent in range(2, 12):
-        due = interrupter.retry_due(now)
+    interrupter.request_stop(one, ExecutionCancelled)
+    waits = []
+    for sent in range(1, 12):
         assert interrupter.signals_sent == sent
-        waits.append(due - now)
-        now = due
+        wait_s = timers.run(blocking=False)
+        assert wait_s is not None
+        assert interrupter.signals_sent == sent
+        waits.append(wait_s)
+        clock.now += wait_s
+        timers.run(blocking=False)
     assert waits == sorted(waits)
     assert waits[0] < 0.01
     assert waits[-1] == pytest.approx(0.05)
     with pytest.raises(ExecutionCancelled):
         interrupter._raise_in(user_frame())
-    assert interrupter.retry_due(now + 100) is None
+    clock.now += 1
+    assert timers.run(blocking=False) is None
 
 
-def test_one_signal_serves_all_that_are_due(interrupter: Any) -> None:
-    requests = [interrupter.request_stop(running(name), ExecutionCancelled) for name in "abc"]
-    before = interrupter.signals_sent
-    due = interrupter.retry_due(max(request.retry_at for request in requests))
-    assert interrupter.signals_sent == before + 1
-    assert due == min(request.retry_at for request in requests)
+def test_a_request_that_was_replaced_sends_no_more_signals(
+    interrupter: Any, clock: Clock, timers: sched.scheduler
+) -> None:
+    one = running()
+    interrupter.request_stop(one, KeyboardInterrupt)
+    interrupter.request_stop(one, ExecutionCancelled)
+    clock.now += 0.001
+    timers.run(blocking=False)
+    assert interrupter.signals_sent == 3
+    assert len(timers.queue) == 1
 
 
-def test_an_exception_that_python_swallowed_is_raised_again(interrupter: Any) -> None:
+def test_an_exception_that_python_swallowed_is_raised_again(
+    interrupter: Any, timers: sched.scheduler
+) -> None:
     one = running()
     interrupter._current = lambda: one
     interrupter.request_stop(one, ExecutionCancelled)
@@ -262,6 +296,7 @@ def test_an_exception_that_python_swallowed_is_raised_again(interrupter: Any) ->
     before = interrupter.signals_sent
     interrupter._on_unraisable(SimpleNamespace(exc_value=first.value))
     assert interrupter.signals_sent == before + 1
+    assert not timers.empty()
     with pytest.raises(ExecutionCancelled):
         interrupter._raise_in(user_frame())
 
@@ -280,7 +315,7 @@ def test_another_swallowed_exception_changes_nothing_and_is_reported(interrupter
     assert reported == [strange]
 
 
-def test_making_an_interrupter_changes_nothing_in_the_process() -> None:
+def test_making_an_interrupter_changes_nothing_in_the_process(timers: sched.scheduler) -> None:
     before = sys.unraisablehook
-    Interrupter()
+    Interrupter(timers)
     assert sys.unraisablehook is before

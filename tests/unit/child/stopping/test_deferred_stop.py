@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from capsule_tasks.child.stopping.condition import InterruptibleCondition
+from capsule_tasks.child.stopping.deferred_stop import InterruptibleCondition
 from tests.sessions import HANG_S
 from tests.unit.child.io.sinks import WatchedCondition
 
@@ -115,4 +115,4 @@ def test_waiters_that_time_out_leave_nothing_behind() -> None:
     for _ in range(100):
         condition.wait(never, timeout_s=0)
     condition.notify_all()
-    assert not condition._waiters
+    assert not condition.waiters

@@ -15,12 +15,10 @@ class Timer(Enum):
 
     __hash__ = object.__hash__  # in C; `Enum.__hash__` is Python code
 
-    CLAIM_DUE = auto()
-    """A task that runs silently is claimed now."""
+    START_WAIT = auto()
+    """The claim that comes before the start was not answered in time."""
     CLAIM_WAIT = auto()
-    """The claim was not answered in time: what waits for it goes on."""
-    END_WAIT = auto()
-    """The end was not stored in time."""
+    """The claim was not answered in time: the acknowledgement does not wait for it any more."""
     SOFT_LIMIT = auto()
     HARD_LIMIT = auto()
     TIDY = auto()
@@ -127,7 +125,7 @@ class Publish(Action, frozen=True, gc=False):
 
 
 class PublishStart(Action, frozen=True, gc=False):
-    """Store that the code runs; the event may wait for others."""
+    """Store that the code runs, soon; the claim is due (`on_claim_due`) after a while."""
 
 
 class Flush(Action, frozen=True, gc=False):
@@ -135,13 +133,13 @@ class Flush(Action, frozen=True, gc=False):
 
 
 class PublishEnd(Action, frozen=True, gc=False):
-    """Store the last event, after all others."""
+    """Store the last event, after all others. Feed `on_end_wait` if that takes too long."""
 
     event: LastEvent
 
 
 class CloseStream(Action, frozen=True, gc=False):
-    """Discard events that are not stored, and all that come from now on."""
+    """Discard events that are not stored, and all that come from now on; release the hold."""
 
 
 class ReadCommands(Action, frozen=True, gc=False):
@@ -153,13 +151,9 @@ class RecordRunning(Action, frozen=True, gc=False):
 
 
 class RecordEnd(Action, frozen=True, gc=False):
-    """Record the end in the index of recent executions and in the group."""
+    """Record the end in the index of recent executions and in the group; release the hold."""
 
     event: LastEvent
-
-
-class Release(Action, frozen=True, gc=False):
-    """The execution is over here: release its hold."""
 
 
 # --- for the reporter ------------------------------------------------------------------------
@@ -181,10 +175,7 @@ class FreeSlot(Action, frozen=True, gc=False):
 
 
 class ReportEnd(Action, frozen=True, gc=False):
-    """Report how the task ended, and forget it; free the slot before if that was not done.
-
-    The timer for the end does nothing if it still runs.
-    """
+    """Report how the task ended, and forget it; free the slot before if that was not done."""
 
     end: End
     frees_slot: bool
@@ -194,10 +185,6 @@ class ReportEnd(Action, frozen=True, gc=False):
 
 
 class StartTimer(Action, frozen=True, gc=False):
-    """Start the timer, unless it runs."""
+    """Start the timer, unless it runs, or the execution is over by now."""
 
     timer: Timer
-
-
-class CancelTimers(Action, frozen=True, gc=False):
-    """Cancel all timers but the one for the end."""

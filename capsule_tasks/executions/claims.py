@@ -189,7 +189,6 @@ class ClaimAxis:
         for request_id in self._questions:
             self._do(do.EndInput(request_id))
         self._questions.clear()
-        self._do(do.Release())
         self._acknowledge()
         if self._end is not None:
             self._report_end(frees_slot=frees_slot)
@@ -214,11 +213,14 @@ class ClaimAxis:
             self._acknowledge()
 
     def on_claim_wait(self) -> None:
-        """Rules 3 and 5: the claim was not answered in time."""
+        """Rule 3: the claim was not answered in time."""
+        self._acknowledge()
+
+    def on_start_wait(self) -> None:
+        """Rule 5: the claim that has to come before the start was not answered in time."""
         if self.run is states.AWAITING_CLAIM:
             self._has_waited = True
             self._start()
-        self._acknowledge()
 
     def _acknowledge(self) -> None:
         if self.ack is states.DEFERRED and self.report is not states.ENDED:

@@ -62,7 +62,7 @@ class Execution:
         self.child_execution_id = origin.execution_id
         """The id that the child knows: followed by `~` if it has the same message twice."""
         self.stream: StreamWriter | None = None
-        self.timers: dict[Timer, asyncio.TimerHandle] | None = None
+        self.timers: dict[Timer, asyncio.TimerHandle] = {}
 
     def resume_output(self) -> None:
         """There is room for output of the execution again."""

@@ -42,13 +42,6 @@ _MAX_REQUESTED_BY = 200
 _SEND = do.Send()
 _FREE_SLOT = do.FreeSlot()
 _PUBLISH_START = do.PublishStart()
-_CANCEL_TIMERS = do.CancelTimers()
-_START_CLAIM_DUE = do.StartTimer(Timer.CLAIM_DUE)
-_START_CLAIM_WAIT = do.StartTimer(Timer.CLAIM_WAIT)
-_START_END_WAIT = do.StartTimer(Timer.END_WAIT)
-_START_SOFT_LIMIT = do.StartTimer(Timer.SOFT_LIMIT)
-_START_HARD_LIMIT = do.StartTimer(Timer.HARD_LIMIT)
-_START_TIDY = do.StartTimer(Timer.TIDY)
 _NO_STREAM, _, _CLAIM_FIRST = Streaming
 _UNSENT = frozenset({states.AWAITING_CLAIM, states.AWAITING_JUDGEMENT, states.QUEUED})
 _BROKER_LOST = End(EndKind.REQUEUED, "the connection to the broker was lost")
@@ -99,7 +92,7 @@ class Lifecycle(ClaimAxis):
         """The execution came to this worker."""
         if streaming is _CLAIM_FIRST:
             self.run = self.run.to[states.AWAITING_CLAIM]
-            self._do(_START_CLAIM_WAIT)
+            self._do(do.StartTimer(Timer.START_WAIT))
             self._claim_first()
             return
         if streaming is _NO_STREAM:
@@ -116,10 +109,6 @@ class Lifecycle(ClaimAxis):
         self._finish(End(EndKind.DISCARDED, reason))
 
     def _start(self) -> None:
-        if self.run is states.AWAITING_CLAIM:
-            # A CLAIM_WAIT that was started before the start must not cut short the one that an
-            # acknowledgement starts later.
-            self._do(_CANCEL_TIMERS)
         if self.origin.is_redelivered and not self.origin.is_async:
             self.run = self.run.to[states.AWAITING_JUDGEMENT]
             self._do(do.JudgeLoss(None))
@@ -169,15 +158,14 @@ class Lifecycle(ClaimAxis):
             self._do(_PUBLISH_START)
             if self._doorbell_rang:
                 self._claim_with_events()
-            self._do(_START_CLAIM_DUE)
             if self.claim is states.CLAIMED:
                 self._confirm_lease()
             elif self._has_waited:
                 self._acknowledge()
         if self.origin.soft_limit_s:
-            self._do(_START_SOFT_LIMIT)
+            self._do(do.StartTimer(Timer.SOFT_LIMIT))
         if self.origin.hard_limit_s:
-            self._do(_START_HARD_LIMIT)
+            self._do(do.StartTimer(Timer.HARD_LIMIT))
 
     def on_first_output(self) -> None:
         """The execution has an event that watchers should see now."""
@@ -292,7 +280,7 @@ class Lifecycle(ClaimAxis):
             self._do(do.Kill(""))
         else:
             self._do(do.Signal(int(signal.SIGTERM), ""))
-            self._do(_START_TIDY)
+            self._do(do.StartTimer(Timer.TIDY))
 
     def on_tidy(self) -> None:
         if self.is_with_child:
@@ -317,7 +305,6 @@ class Lifecycle(ClaimAxis):
         self.report = self.report.to[states.ENDED]
         if was_queued:
             self._do(do.Unqueue())  # no child may run it before the pool has ended
-        self._do(_CANCEL_TIMERS)
         event = (
             ends.lost(_WORKER_STOPPED)
             if is_acked
@@ -342,7 +329,6 @@ class Lifecycle(ClaimAxis):
         self._end = end
         if was_queued:
             self._do(do.Unqueue())
-        self._do(_CANCEL_TIMERS)
         if self.claim is states.CLOSED:
             self._report_end(frees_slot=True)
             return
@@ -352,7 +338,6 @@ class Lifecycle(ClaimAxis):
             return
         if self.report is not states.ENDED:
             self._do(_FREE_SLOT)
-        self._do(_START_END_WAIT)
         self._publish_end(event)
 
     def _publish_end(self, event: LastEvent) -> None:
@@ -370,7 +355,6 @@ class Lifecycle(ClaimAxis):
         if self.claim is not states.CLOSED and self._last is not None:
             self.claim = self.claim.to[states.CLOSED]
             self._do(do.RecordEnd(self._last))
-            self._do(do.Release())
             self._report_all()
 
     def on_end_wait(self) -> None:

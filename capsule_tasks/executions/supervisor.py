@@ -308,18 +308,10 @@ class Supervisor:
     # --- actions: timers -----------------------------------------------------------------------
 
     def _start_timer(self, execution: Execution, action: do.StartTimer) -> None:
-        publisher, timer = self._publisher, action.timer
-        if publisher is not None and timer is Timer.CLAIM_DUE:
-            publisher.claimer.due.add(execution)
-        elif publisher is not None and timer is Timer.END_WAIT:
-            publisher.ends_waiting.add(execution)
-        else:
-            timers = execution.timers
-            if timers is None:
-                timers = execution.timers = {}
-            if timer not in timers:
-                loop, seconds = asyncio.get_running_loop(), self._seconds(execution, timer)
-                timers[timer] = loop.call_later(seconds, self._on_time, execution, timer)
+        timer, timers = action.timer, execution.timers
+        if timer not in timers and not execution.life.is_over:
+            loop, seconds = asyncio.get_running_loop(), self._seconds(execution, timer)
+            timers[timer] = loop.call_later(seconds, self._on_time, execution, timer)
 
     def _seconds(self, execution: Execution, timer: Timer) -> float:
         origin = execution.life.origin
@@ -334,24 +326,18 @@ class Supervisor:
         return self._publisher.settings.claim_wait_s
 
     def _on_time(self, execution: Execution, timer: Timer) -> None:
-        if execution.timers is not None:
-            execution.timers.pop(timer, None)
+        del execution.timers[timer]
         if timer is Timer.HARD_LIMIT and execution.life.run is Run.RUNNING:
             self.totals["hard_limits"] += 1
         self.feed(execution, Lifecycle.on_timer, timer)
-
-    def _cancel_timers(self, execution: Execution, _action: do.CancelTimers) -> None:
-        if self._publisher is not None:
-            self._publisher.claimer.due.discard(execution)
-        timers, execution.timers = execution.timers, None
-        if timers:
-            for handle in timers.values():
-                handle.cancel()
 
     # --- the end -------------------------------------------------------------------------------
 
     def _on_over(self, execution: Execution) -> None:
         del self._live[execution]
+        for handle in execution.timers.values():
+            handle.cancel()
+        execution.timers.clear()
         call = execution.call
         if len(call.body) >= _LARGE_BYTES:
             self._release_memory_soon()
@@ -387,7 +373,6 @@ class Supervisor:
         do.FreeSlot: lambda _, execution, __: execution.reporter.free_slot(),
         do.ReportEnd: _report_end,
         do.StartTimer: _start_timer,
-        do.CancelTimers: _cancel_timers,
     }
 
 
@@ -407,7 +392,6 @@ _FOR_STREAM: Final[dict[type[Action], Callable[[StreamWriter, Any], None]]] = {
     do.CloseStream: lambda stream, _: stream.close(),
     do.ReadCommands: lambda stream, _: stream.read_commands(),
     do.RecordRunning: lambda stream, _: stream.publisher.index.record_state(stream, "running"),
-    do.RecordEnd: lambda stream, action: stream.publisher.index.record_end(stream, action.event),
-    do.Release: lambda stream, _: stream.publisher.release(stream.execution),
+    do.RecordEnd: lambda stream, action: stream.record_end(action.event),
 }
 """Actions that are carried out by the stream of the execution, if there is one."""

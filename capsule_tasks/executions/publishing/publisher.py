@@ -188,15 +188,17 @@ class Publisher:
         # If the message was delivered twice, the other delivery ends the execution.
         return state in ("unknown", "waiting") and execution_id not in self.writers
 
-    def release(self, execution: Execution) -> None:
+    def release(self, writer: StreamWriter) -> None:
         """The execution is over here: it has no stream and is no longer held."""
+        execution = writer.execution
+        execution.stream = None
         self._unstored_ends.discard(execution)
         self.claimer.awaiting_renewal.pop(execution, None)
+        self.claimer.due.discard(execution)
         self.ends_waiting.discard(execution)
-        writer, execution.stream = execution.stream, None
-        if writer is not None and writer.released is not None:
+        if writer.released is not None:
             writer.released.set()
-        if writer is not None and self.writers.get(writer.execution_id) is writer:
+        if self.writers.get(writer.execution_id) is writer:
             del self.writers[writer.execution_id]
             if writer.is_held:
                 self.index.release(writer.execution_id)

@@ -130,11 +130,14 @@ class StreamWriter:
         """The code runs; the event goes with the first output, or when the claim is due."""
         self._is_started = True
         self._start = Accepted(pid=self.execution.pid)
+        self.publisher.claimer.due.add(self.execution)
         if self.buffer is not None:
             self._filled()
 
     def publish_end(self, event: LastEvent) -> None:
         self._ending = event
+        self.publisher.claimer.due.discard(self.execution)
+        self.publisher.ends_waiting.add(self.execution)
         if self._may_append:
             self._send_next()
 
@@ -369,6 +372,12 @@ class StreamWriter:
         if self.buffer is not None:
             self.buffer.clear()
             self.publisher.budget.resume_output(self)
+        self.publisher.release(self)
+
+    def record_end(self, event: LastEvent) -> None:
+        """The last event is stored."""
+        self.publisher.index.record_end(self, event)
+        self.publisher.release(self)
 
     # --- commands ------------------------------------------------------------------------------
 

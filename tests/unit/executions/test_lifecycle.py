@@ -107,20 +107,16 @@ def test_an_early_acknowledged_task_that_prints_after_5_ms_and_ends_after_8() ->
     assert life.handle(*STARTED) == [
         do.ReportAccepted(1.0, defers_ack=True),
         do.PublishStart(),
-        start(Timer.CLAIM_DUE),
     ]
     assert life.handle(Lifecycle.on_first_output) == [do.ClaimWithEvents(takes_over=False)]
     assert life.handle(*ENDS_WELL) == [  # Redis has not answered
-        do.CancelTimers(),
         do.FreeSlot(),
-        start(Timer.END_WAIT),
         do.PublishEnd(SUCCESS),
     ]
     assert life.handle(Lifecycle.on_hold_recorded, OURS) == []
     assert life.handle(*CLAIMED) == [do.Flush()]
     assert life.handle(Lifecycle.on_end_stored) == [
         do.RecordEnd(SUCCESS),
-        do.Release(),
         do.Acknowledge(),
         do.ReportEnd(end_of_traced(WELL), frees_slot=False),
     ]
@@ -133,13 +129,13 @@ def test_a_short_task_is_claimed_with_its_end() -> None:
         do.ClaimWithEvents(takes_over=False),
     ]
     told = do.ReportEnd(end_of_traced(WELL), frees_slot=False)
-    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(SUCCESS), do.Release(), told]
+    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(SUCCESS), told]
     assert life.claim is Claim.CLOSED
 
 
 def test_a_silent_early_acknowledged_task_is_acknowledged_when_its_claim_is_sure() -> None:
     life = running(EARLY)
-    assert life.handle(*fired(Timer.CLAIM_DUE)) == [
+    assert life.handle(Lifecycle.on_claim_due) == [
         do.ClaimWithEvents(takes_over=False),
         start(Timer.CLAIM_WAIT),
     ]
@@ -170,20 +166,18 @@ def test_a_silent_early_acknowledged_task_is_acknowledged_when_its_claim_is_sure
 def test_a_claim_that_is_not_sure_acknowledges_nothing_until_redis_had_its_time(
     news: list[Event],
 ) -> None:
-    life = running(EARLY, fired(Timer.CLAIM_DUE), *news)
+    life = running(EARLY, (Lifecycle.on_claim_due,), *news)
     assert life.ack is Ack.DEFERRED
     assert life.handle(*fired(Timer.CLAIM_WAIT)) == [do.Acknowledge()]
 
 
 def test_a_claim_that_redis_refuses_acknowledges_at_once() -> None:
-    life = running(EARLY, fired(Timer.CLAIM_DUE))
+    life = running(EARLY, (Lifecycle.on_claim_due,))
     assert life.handle(Lifecycle.on_claim_refused, Refusal.CLOSED) == [
         do.CloseStream(),
-        do.Release(),
         do.Acknowledge(),
     ]
     assert life.handle(*ENDS_WELL) == [
-        do.CancelTimers(),
         do.ReportEnd(end_of_traced(WELL), frees_slot=True),
     ]
 
@@ -192,7 +186,6 @@ def test_a_task_without_a_stream_is_acknowledged_by_celery_and_told_at_once() ->
     life = life_of(EARLY, NO_STREAM, (Lifecycle.on_sent,))
     assert life.handle(*STARTED) == [do.ReportAccepted(1.0, defers_ack=False)]
     assert life.handle(*ENDS_WELL) == [
-        do.CancelTimers(),
         do.ReportEnd(end_of_traced(WELL), frees_slot=True),
     ]
 
@@ -207,7 +200,6 @@ def test_a_question_is_claimed_for_at_once_and_ended_when_nobody_can_hear_it() -
     assert life.handle(Lifecycle.on_claim_refused, Refusal.CLOSED) == [
         do.CloseStream(),
         do.EndInput("question"),
-        do.Release(),
     ]
     assert life.handle(Lifecycle.on_input_requested, question) == [do.EndInput("question")]
 
@@ -217,14 +209,14 @@ def test_a_question_is_claimed_for_at_once_and_ended_when_nobody_can_hear_it() -
 
 def test_a_retry_waits_until_its_previous_attempt_has_ended() -> None:
     life = Lifecycle(origin(acks_late=True, is_retry=True))
-    assert life.handle(*CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.AwaitPrevious()]
+    assert life.handle(*CLAIM_FIRST) == [start(Timer.START_WAIT), do.AwaitPrevious()]
     assert life.handle(Lifecycle.on_previous_ended) == [do.ClaimFirst()]
-    assert life.handle(*CLAIMED) == [do.RecordRunning(), do.CancelTimers(), do.Send(), do.Flush()]
+    assert life.handle(*CLAIMED) == [do.RecordRunning(), do.Send(), do.Flush()]
 
 
 def test_a_retry_begins_when_redis_had_its_time_and_is_claimed_when_redis_is_back() -> None:
     life = life_of(origin(ack_waits_for_claim=True, is_retry=True), CLAIM_FIRST)
-    assert life.handle(*fired(Timer.CLAIM_WAIT)) == [do.CancelTimers(), do.Send()]
+    assert life.handle(*fired(Timer.START_WAIT)) == [do.Send()]
     life.handle(Lifecycle.on_sent)
     assert do.Acknowledge() in life.handle(*STARTED), "Redis had its time before the beginning"
     assert life.handle(Lifecycle.on_previous_ended) == [do.ClaimFirst()]
@@ -235,16 +227,18 @@ def test_the_wait_for_a_claim_that_came_does_not_shorten_that_for_the_acknowledg
     life = life_of(
         origin(ack_waits_for_claim=True, is_retry=True), CLAIM_FIRST, (Lifecycle.on_previous_ended,)
     )
-    assert do.CancelTimers() in life.handle(*CLAIMED)
+    life.handle(*CLAIMED)
     life.handle(Lifecycle.on_sent)
     assert do.Acknowledge() not in life.handle(*STARTED)
+    assert life.handle(*fired(Timer.START_WAIT)) == []
+    assert life.handle(*fired(Timer.CLAIM_WAIT)) == [do.Acknowledge()]
 
 
 def test_a_claim_that_came_late_and_is_moving_again_is_not_taken_for_one_that_was_waited_for() -> (
     None
 ):
     life = life_of(
-        EARLY, CLAIM_FIRST, fired(Timer.CLAIM_WAIT), CLAIMED, (Lifecycle.on_lease_begun, "new")
+        EARLY, CLAIM_FIRST, fired(Timer.START_WAIT), CLAIMED, (Lifecycle.on_lease_begun, "new")
     )
     life.handle(Lifecycle.on_sent)
     assert do.Acknowledge() not in life.handle(*STARTED)
@@ -254,16 +248,15 @@ def test_a_redelivered_message_is_judged_and_its_stale_owner_is_heard_no_more() 
     """The worker that had the message stood still, and its child still runs the task."""
     stale = claimed(LATE)
     again = Lifecycle(origin(acks_late=True, is_redelivered=True))
-    assert again.handle(*CLAIM_FIRST) == [start(Timer.CLAIM_WAIT), do.ClaimFirst()]
+    assert again.handle(*CLAIM_FIRST) == [start(Timer.START_WAIT), do.ClaimFirst()]
     assert do.JudgeLoss(None) in again.handle(*CLAIMED)
     assert again.handle(Lifecycle.on_loss_judged, None) == [do.Send()]
 
-    assert stale.handle(Lifecycle.on_append_refused) == [do.CloseStream(), do.Release()]
+    assert stale.handle(Lifecycle.on_append_refused) == [do.CloseStream()]
     assert stale.handle(Lifecycle.on_input_requested, InputRequest(execution_id="id", id="q")) == [
         do.EndInput("q")
     ]
     assert stale.handle(*ENDS_WELL) == [
-        do.CancelTimers(),
         do.ReportEnd(end_of_traced(WELL), frees_slot=True),
     ]
 
@@ -272,7 +265,6 @@ def test_a_message_that_cost_too_many_processes_ends_before_it_begins() -> None:
     life = life_of(origin(acks_late=True, is_redelivered=True), NO_STREAM)
     end = End(EndKind.TOO_MANY_LOSSES, "it has cost 5 processes")
     assert life.handle(Lifecycle.on_loss_judged, end) == [
-        do.CancelTimers(),
         do.ReportEnd(end, frees_slot=True),
     ]
 
@@ -300,7 +292,6 @@ def test_a_takeover_that_is_refused_again_closes_the_stream() -> None:
     life.handle(Lifecycle.on_previous_ended)
     assert life.handle(Lifecycle.on_claim_refused, Refusal.RUNS_ELSEWHERE) == [
         do.CloseStream(),
-        do.Release(),
     ]
 
 
@@ -312,7 +303,6 @@ def test_an_attempt_that_is_to_be_retried_takes_nothing_over() -> None:
     life.handle(Lifecycle.on_finished, RETRY, None, 2.0)
     assert life.handle(Lifecycle.on_previous_ended) == [
         do.CloseStream(),
-        do.Release(),
         do.ReportEnd(end_of_traced(RETRY), frees_slot=False),
     ]
 
@@ -329,15 +319,12 @@ def test_a_cancel_before_the_claim_ends_what_never_began() -> None:
     life = life_of(LATE, CLAIM_FIRST)
     cancelled = last_event(terminated(), LATE)
     assert life.handle(Lifecycle.on_command_received, CancelCommand()) == [
-        do.CancelTimers(),
         do.FreeSlot(),
-        start(Timer.END_WAIT),
         do.PublishEnd(cancelled),
     ]
     assert life.handle(*CLAIMED) == [do.Flush()]
     assert life.handle(Lifecycle.on_end_stored) == [
         do.RecordEnd(cancelled),
-        do.Release(),
         do.ReportEnd(terminated(), frees_slot=False),
     ]
 
@@ -346,8 +333,6 @@ def test_a_claim_that_finds_the_execution_cancelled_ends_it() -> None:
     life = life_of(LATE, CLAIM_FIRST)
     assert life.handle(Lifecycle.on_claim_refused, Refusal.CANCELLED) == [
         do.CloseStream(),
-        do.Release(),
-        do.CancelTimers(),
         do.ReportEnd(terminated(), frees_slot=True),
     ]
 
@@ -357,8 +342,6 @@ def test_a_claim_that_finds_the_execution_over_runs_it_unseen() -> None:
     life = life_of(LATE, CLAIM_FIRST)
     assert life.handle(Lifecycle.on_claim_refused, Refusal.CLOSED) == [
         do.CloseStream(),
-        do.Release(),
-        do.CancelTimers(),
         do.Send(),
     ]
 
@@ -367,9 +350,7 @@ def test_a_cancel_between_the_claim_and_the_start_takes_it_out_of_the_queue() ->
     life = life_of(LATE, CLAIM_FIRST, CLAIMED)
     assert life.handle(Lifecycle.on_command_received, CancelCommand(requested_by="me")) == [
         do.Unqueue(),
-        do.CancelTimers(),
         do.FreeSlot(),
-        start(Timer.END_WAIT),
         do.PublishEnd(last_event(terminated(), LATE)),
     ]
 
@@ -484,9 +465,7 @@ def test_a_lost_child_is_judged_before_its_message_comes_again() -> None:
     assert life.handle(*DIES) == [do.JudgeLoss(why)]
     assert life.handle(*DIES) == []
     assert life.handle(Lifecycle.on_loss_judged, None) == [
-        do.CancelTimers(),
         do.FreeSlot(),
-        start(Timer.END_WAIT),
         do.PublishEnd(AttemptEnded(outcome="requeued", detail=why.message)),
     ]
 
@@ -494,7 +473,7 @@ def test_a_lost_child_is_judged_before_its_message_comes_again() -> None:
 def test_a_lost_child_is_asked_nothing_while_its_loss_is_judged() -> None:
     question = InputRequest(execution_id="id", id="open")
     life = claimed(COMES_AGAIN, (Lifecycle.on_input_requested, question), DIES)
-    assert life.handle(Lifecycle.on_append_refused) == [do.CloseStream(), do.Release()]
+    assert life.handle(Lifecycle.on_append_refused) == [do.CloseStream()]
 
 
 def test_a_lost_child_that_is_one_too_many_ends_the_execution() -> None:
@@ -522,9 +501,7 @@ def test_when_the_broker_is_lost_only_what_has_not_begun_is_given_back() -> None
     waiting = life_of(LATE, CLAIM_LATER)
     assert waiting.handle(Lifecycle.on_broker_lost) == [
         do.Unqueue(),
-        do.CancelTimers(),
         do.CloseStream(),
-        do.Release(),
         do.ReportEnd(given_back, frees_slot=True),
     ]
     for life in (running(LATE), claimed(COMES_AGAIN, DIES)):
@@ -568,7 +545,6 @@ def test_what_another_worker_has_taken_meanwhile_runs_on_unseen() -> None:
     life = claimed(LATE, (Lifecycle.on_lease_begun, "new"), (Lifecycle.on_in_flight_done,))
     assert life.handle(Lifecycle.on_claim_refused, Refusal.CLOSED) == [
         do.CloseStream(),
-        do.Release(),
     ]
     assert life.run is Run.RUNNING
 
@@ -584,15 +560,15 @@ def test_an_end_that_waits_for_a_new_claim_is_published_once_and_nothing_after_i
 
 
 def test_5000_ends_while_redis_is_away_are_told_in_time_and_stored_later() -> None:
-    lives = [running(EARLY, fired(Timer.CLAIM_DUE), ENDS_WELL) for _ in range(5000)]
+    lives = [running(EARLY, (Lifecycle.on_claim_due,), ENDS_WELL) for _ in range(5000)]
     told = [do.Acknowledge(), do.ReportEnd(end_of_traced(WELL), frees_slot=False)]
     for life in lives:
         assert life.run is Run.OVER
-        assert life.handle(*fired(Timer.END_WAIT)) == told
-        assert life.handle(*fired(Timer.END_WAIT)) == []
+        assert life.handle(Lifecycle.on_end_wait) == told
+        assert life.handle(Lifecycle.on_end_wait) == []
     for life in lives:
         assert life.handle(*CLAIMED) == [do.Flush()]
-        assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(SUCCESS), do.Release()]
+        assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(SUCCESS)]
         assert life.handle(Lifecycle.on_end_stored) == []
 
 
@@ -603,7 +579,7 @@ def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
     first = claimed(member)
     for event in (
         (Lifecycle.on_finished, RETRY, None, 2.0),
-        fired(Timer.END_WAIT),
+        (Lifecycle.on_end_wait,),
         (Lifecycle.on_end_stored,),
     ):
         counted += [one for one in first.handle(*event) if isinstance(one, do.RecordEnd)]
@@ -612,7 +588,7 @@ def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
     second = claimed(member)
     for event in (
         ENDS_WELL,
-        fired(Timer.END_WAIT),
+        (Lifecycle.on_end_wait,),
         (Lifecycle.on_end_stored,),
         (Lifecycle.on_end_stored,),
     ):
@@ -630,12 +606,10 @@ def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() ->
     life = Lifecycle(LATE)
     end = Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message="revoked")
     assert life.handle(Lifecycle.on_discarded, Streaming.CLAIM_LATER, "revoked") == [
-        do.CancelTimers(),
-        do.StartTimer(Timer.END_WAIT),
         do.PublishEnd(end),
         do.ClaimWithEvents(takes_over=False),
     ]
-    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(end), do.Release()]
+    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(end)]
 
 
 @pytest.mark.parametrize(
@@ -657,8 +631,8 @@ def test_a_worker_that_stops_leaves_what_runs_to_others_unless_its_message_is_go
     life = claimed(origin, (Lifecycle.on_hold_recorded, OURS))
     if is_certain:
         life.handle(Lifecycle.on_lease_confirmed, OURS)
-    assert life.handle(Lifecycle.on_worker_stopping) == [do.CancelTimers(), do.PublishEnd(event)]
-    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(event), do.Release()]
+    assert life.handle(Lifecycle.on_worker_stopping) == [do.PublishEnd(event)]
+    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(event)]
     assert life.handle(*DIES) == []
 
 
@@ -666,9 +640,7 @@ def test_a_worker_that_stops_leaves_no_trace_of_what_has_not_begun() -> None:
     life = life_of(LATE, CLAIM_LATER)
     assert life.handle(Lifecycle.on_worker_stopping) == [
         do.Unqueue(),  # else a child that becomes free meanwhile would run it
-        do.CancelTimers(),
         do.CloseStream(),
-        do.Release(),
     ]
 
 

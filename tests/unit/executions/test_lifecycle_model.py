@@ -67,6 +67,17 @@ COMMANDS: list[Command] = [
     RespondCommand(text="yes"),
     StackCommand(request_id="s"),
 ]
+
+
+class Wait(Enum):
+    """What the publisher times by itself."""
+
+    CLAIM_DUE = auto()
+    END_WAIT = auto()
+
+
+TIMERS = [Wait.CLAIM_DUE, Timer.START_WAIT, Timer.CLAIM_WAIT, Wait.END_WAIT]
+TIMERS += [Timer.SOFT_LIMIT, Timer.HARD_LIMIT, Timer.TIDY]
 SELDOM = st.sampled_from([False] * 7 + [True])
 TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five processes")
 
@@ -112,7 +123,7 @@ class World:
 
     def __init__(self, origin: Origin, streaming: Streaming) -> None:
         self.life = Lifecycle(origin)
-        self.timers: set[Timer] = set()
+        self.timers: set[Timer | Wait] = set()
         self.is_left = False
         """The worker stopped while the execution was not over."""
         self.is_discarded = False
@@ -141,7 +152,10 @@ class World:
         self.acks = self.freed = 0
 
     def feed(self, event: Event[P], *args: P.args, **kwargs: P.kwargs) -> None:
-        for action in self.life.handle(event, *args, **kwargs):
+        actions = self.life.handle(event, *args, **kwargs)
+        if self.life.is_over:
+            self.timers &= set(Wait)
+        for action in actions:
             self.carry_out(action)
 
     def carry_out(self, action: Action) -> None:  # noqa: C901 - a clause for each action
@@ -165,20 +179,22 @@ class World:
                 assert not self.is_judging
                 self.is_judging = True
             case do.StartTimer(timer):
-                self.timers.add(timer)
-            case do.CancelTimers():
-                self.timers &= {Timer.END_WAIT}
+                if not self.life.is_over:
+                    self.timers.add(timer)
             case do.ReportAccepted() | do.Acknowledge() | do.FreeSlot() | do.ReportEnd():
                 self.report(action)
-            case do.Release():
-                assert not self.is_released
-                self.is_released = True
             case do.RecordEnd(event):
                 assert self.is_end_stored
                 self.notes.append(event)
+                self.release()
             case _:
                 assert not self.is_closed, "nothing is accepted from a stale attempt"
                 self.publish(action)
+
+    def release(self) -> None:
+        assert not self.is_released
+        self.is_released = True
+        self.timers -= set(Wait)
 
     def report(self, action: Action) -> None:
         assert not self.told, "the end is the last that is told"
@@ -201,7 +217,6 @@ class World:
             case do.ReportEnd(end, frees_slot):
                 self.told.append(end)
                 self.freed += frees_slot
-                self.timers.discard(Timer.END_WAIT)
 
     def publish(self, action: Action) -> None:  # noqa: C901, PLR0912 - a clause for each action
         match action:
@@ -224,16 +239,21 @@ class World:
                 self.stored_owner = ""
             case do.Publish() | do.PublishStart():
                 assert self.end is None, "output comes before the end"
+                if action == do.PublishStart():
+                    self.timers.add(Wait.CLAIM_DUE)
                 self.backlog += 1
                 self.send_next()
             case do.PublishEnd(event):
                 assert self.end is None, "an execution ends once"
                 self.end = event
+                self.timers.discard(Wait.CLAIM_DUE)
+                self.timers.add(Wait.END_WAIT)
                 self.send_next()
             case do.Flush():
                 self.send_next()
             case do.CloseStream():
                 self.is_closed, self.may_append = True, False
+                self.release()
             case do.ReadCommands():
                 self.is_reading = True
             case do.RecordRunning():
@@ -280,13 +300,17 @@ class World:
         self.is_judging = False
         self.feed(Lifecycle.on_loss_judged, end)
 
-    def fire(self, timer: Timer) -> None:
+    def fire(self, timer: Timer | Wait) -> None:
         self.timers.remove(timer)
-        if timer is Timer.CLAIM_WAIT:
-            self.has_waited = True
-        elif timer is Timer.END_WAIT:
+        if timer is Wait.CLAIM_DUE:
+            self.feed(Lifecycle.on_claim_due)
+        elif timer is Wait.END_WAIT:
             self.has_end_waited = True
-        self.feed(Lifecycle.on_timer, timer)
+            self.feed(Lifecycle.on_end_wait)
+        else:
+            is_start_late = timer is Timer.START_WAIT and self.life.run is Run.AWAITING_CLAIM
+            self.has_waited = self.has_waited or is_start_late or timer is Timer.CLAIM_WAIT
+            self.feed(Lifecycle.on_timer, timer)
 
     def store(self) -> None:
         """Redis has done what it was asked for; a claim with the end says only that."""
@@ -383,7 +407,7 @@ class World:
             if self.advance(is_redis_away=is_redis_away):
                 pass
             elif self.timers:
-                self.fire(min(self.timers, key=lambda timer: timer.value))
+                self.fire(min(self.timers, key=TIMERS.index))
             elif self.has_child:
                 assert self.is_left or self.life.ack is not Ack.DEFERRED, "Redis had its time"
                 self.finish(WELL, None)
@@ -656,7 +680,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @when(lambda self: self.world.timers)
     @step(data=st.data())
     def timer_fires(self, data: st.DataObject) -> None:
-        timers = sorted(self.world.timers, key=lambda timer: timer.value)
+        timers = sorted(self.world.timers, key=TIMERS.index)
         self.world.fire(data.draw(st.sampled_from(timers)))
 
     @in_case_of(Trouble.STOP)
@@ -737,7 +761,8 @@ class LifecycleMachine(RuleBasedStateMachine):
         ]
         late += [(Lifecycle.on_broker_lost,), (Lifecycle.on_worker_stopping,)]
         late += [(Lifecycle.on_command_received, command) for command in COMMANDS]
-        late += [(Lifecycle.on_timer, timer) for timer in Timer if timer is not Timer.END_WAIT]
+        late += [(Lifecycle.on_timer, timer) for timer in Timer]
+        late += [(Lifecycle.on_claim_due,)]
         if life.claim is Claim.CLOSED and life.report is Report.ENDED:
             late += [
                 (Lifecycle.on_claim_stored, "a", "b"),
@@ -750,7 +775,7 @@ class LifecycleMachine(RuleBasedStateMachine):
                 (Lifecycle.on_hold_recorded, "a"),
             ]
             late += [
-                (Lifecycle.on_timer, Timer.END_WAIT),
+                (Lifecycle.on_end_wait,),
                 (Lifecycle.on_first_output,),
                 (Lifecycle.on_doorbell_rang,),
             ]
@@ -801,7 +826,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @invariant()
     def an_execution_that_is_over_has_one_timer_at_most(self) -> None:
         if self.world.life.is_over:
-            assert self.world.timers <= {Timer.END_WAIT}
+            assert self.world.timers <= {Wait.END_WAIT}
 
     @invariant()
     def an_open_question_reaches_a_watcher(self) -> None:

@@ -10,14 +10,16 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from capsule_tasks.errors import StorageError
+from capsule_tasks.storage.awaiting import result_of, without_waiting
 from capsule_tasks.storage.connections.targets import Location
 from capsule_tasks.storage.operations import Abandon, Operation, Pause, Reply, closed
 from capsule_tasks.storage.scripts import Call
 
 T = TypeVar("T")
+S = TypeVar("S", "AsyncStore", "SyncStore")
 
 ABANDON_LIMIT_S = 5.0
 _RETRY_DELAY_S = 0.5
@@ -48,6 +50,23 @@ class SyncStore(Protocol):
 
 async def drive(operation: Operation[T], store: AsyncStore) -> T:
     """Carry out an operation, awaiting."""
+    return await _drive(operation, store, store.run, asyncio.sleep, _abandon)
+
+
+def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
+    """Carry out an operation, blocking the thread."""
+    return without_waiting(
+        _drive(operation, store, store.run_blocking, time.sleep, _abandon_blocking)
+    )
+
+
+async def _drive(
+    operation: Operation[T],
+    store: S,
+    run: Callable[[Call], Any],
+    pause: Callable[[float], Any],
+    abandon: Callable[[Call, S], Any],
+) -> T:
     if store.is_closed:  # an operation that has nothing to send would not notice
         raise closed()
     reply: Reply | None = None
@@ -61,36 +80,11 @@ async def drive(operation: Operation[T], store: AsyncStore) -> T:
         reply = failure = None
         try:
             if type(wanted) is Call:
-                reply = await store.run(wanted)
+                reply = await result_of(run(wanted))
             elif type(wanted) is Pause:
-                await asyncio.sleep(wanted.seconds)
+                await result_of(pause(wanted.seconds))
             elif type(wanted) is Abandon:
-                await _abandon(wanted, store)
-        except BaseException as error:  # noqa: BLE001  the operation decides, and raises it
-            failure = error
-
-
-def drive_blocking(operation: Operation[T], store: SyncStore) -> T:
-    """Carry out an operation, blocking the thread."""
-    if store.is_closed:  # as above
-        raise closed()
-    reply: Reply | None = None
-    failure: BaseException | None = None
-    while True:
-        try:
-            wanted = operation.send(reply) if failure is None else operation.throw(failure)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        reply = failure = None
-        try:
-            if type(wanted) is Call:
-                reply = store.run_blocking(wanted)
-            elif type(wanted) is Pause:
-                time.sleep(wanted.seconds)
-            elif type(wanted) is Abandon:
-                with contextlib.suppress(StorageError):
-                    store.run_blocking(wanted.call)
+                await result_of(abandon(wanted.call, store))
         except BaseException as error:  # noqa: BLE001  the operation decides, and raises it
             failure = error
 
@@ -121,13 +115,18 @@ async def retry_while_unavailable(
 _abandoning: set[asyncio.Task[None]] = set()
 
 
-async def _abandon(abandon: Abandon, store: AsyncStore) -> None:
+def _abandon_blocking(call: Call, store: SyncStore) -> None:
+    with contextlib.suppress(StorageError):
+        store.run_blocking(call)
+
+
+async def _abandon(call: Call, store: AsyncStore) -> None:
     """Wait until the operation is abandoned, also if the caller is cancelled repeatedly."""
 
     async def abandoning() -> None:
         with contextlib.suppress(StorageError, TimeoutError):
             async with asyncio.timeout(ABANDON_LIMIT_S):
-                await store.run(abandon.call)
+                await store.run(call)
 
     task = asyncio.ensure_future(abandoning())
     _abandoning.add(task)

@@ -2,6 +2,7 @@
 
 `targets` reads a URL. `endpoints` is the one place that makes connections of a target: to a single
 server, the primary that Sentinels know, or a cluster; with or without TLS; awaited or blocking.
-`asynchronous` and `blocking` make calls over them, one at a time on each; `pipelined` has many
-calls on one connection at once. `listeners` hear one channel, and `doorbells` many.
+`asynchronous` and `blocking` keep connections for `callers`, which make calls, one at a time on
+each; `pipelined` has many calls on one connection at once. `listeners` hear one channel, and
+`doorbells` many.
 """

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
@@ -19,8 +21,11 @@ from redis.cluster import RedisCluster as SyncRedisCluster
 from redis.connection import Connection as SyncConnection
 from redis.connection import ConnectionPool as SyncConnectionPool
 
+from capsule_tasks.storage.awaiting import result_of
 from capsule_tasks.storage.connections.faults import FAULTS
 from capsule_tasks.storage.connections.targets import Target
+
+C = TypeVar("C")
 
 _CLUSTER_OPTIONS = frozenset(inspect.signature(RedisCluster.__init__).parameters)
 _PROTOCOL = 2
@@ -54,20 +59,22 @@ def _pools(target: Target, library: ModuleType, **changes: Any) -> tuple[deque[A
     return deque(library.ConnectionPool(**options, **node) for node in nodes), []
 
 
-class AsyncEndpoint:
-    """Makes connections to one target, on one event loop; each belongs to who asked for it."""
+class _Endpoint(Generic[C]):
+    """Makes connections to one target; each belongs to who asked for it."""
 
-    def __init__(self, target: Target) -> None:
-        self._settings = target.settings
-        # Time limits are set around awaits, not on sockets.
-        self._pools, self._sentinels = _pools(target, redis.asyncio, socket_timeout=None)
+    _library: ModuleType
+    time_limit: Callable[[float], AbstractAsyncContextManager[object]]
 
-    def connection(self) -> AbstractConnection:
+    def __init__(self, target: Target, **changes: Any) -> None:
+        self.settings = target.settings
+        self._pools, self._sentinels = _pools(target, self._library, **changes)
+
+    def connection(self) -> C:
         """A new connection, not yet open: to the server, or to the current primary."""
-        connection: AbstractConnection = self._pools[0].make_connection()
+        connection: C = self._pools[0].make_connection()
         return connection
 
-    async def open_connection(self) -> AbstractConnection:
+    async def open_connection(self) -> C:
         """A new connection that is open; raises one of FAULTS.
 
         For a cluster: to the next of the nodes in its URL that answers.
@@ -77,58 +84,46 @@ class AsyncEndpoint:
                 return await self._opened()
         return await self._opened()
 
-    async def _opened(self) -> AbstractConnection:
-        connection = self.connection()
+    async def _opened(self) -> C:
+        connection: Any = self.connection()
         self._pools.rotate(-1)
         # A server may accept a connection and then say nothing.
-        limit_s = self._settings.connect_timeout_s + self._settings.reply_timeout_s
+        limit_s = self.settings.connect_timeout_s + self.settings.reply_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
-                await connection.connect()
+            async with self.time_limit(limit_s):
+                await result_of(connection.connect())
         except BaseException:
             with contextlib.suppress(*FAULTS):
-                await connection.disconnect(nowait=True)
+                await result_of(connection.disconnect(True))
             raise
-        return connection
+        opened: C = connection
+        return opened
 
     async def close(self) -> None:
         """End the connections to Sentinels; safe twice."""
         for sentinel in self._sentinels:
-            await sentinel.aclose()
+            await close_client(sentinel)
 
 
-class SyncEndpoint:
-    """The same for callers that block; usable by many threads."""
+async def close_client(client: Any) -> None:
+    await result_of(getattr(client, "aclose", client.close)())
+
+
+class AsyncEndpoint(_Endpoint[AbstractConnection]):
+    """For callers that await, on one event loop. Time limits are set around awaits."""
+
+    _library = redis.asyncio
+    time_limit = staticmethod(asyncio.timeout)
 
     def __init__(self, target: Target) -> None:
-        self._pools, self._sentinels = _pools(target, redis)
+        super().__init__(target, socket_timeout=None)
 
-    def connection(self) -> SyncConnection:
-        """A new connection, not yet open: to the server, or to the current primary."""
-        connection: SyncConnection = self._pools[0].make_connection()
-        return connection
 
-    def open_connection(self) -> SyncConnection:
-        """A new connection that is open, as by `AsyncEndpoint.open_connection`."""
-        for _ in range(len(self._pools) - 1):
-            with contextlib.suppress(*FAULTS):
-                return self._opened()
-        return self._opened()
+class SyncEndpoint(_Endpoint[SyncConnection]):
+    """For callers that block, in any number of threads. Sockets have the time limits."""
 
-    def _opened(self) -> SyncConnection:
-        connection = self.connection()
-        self._pools.rotate(-1)
-        try:
-            connection.connect()
-        except BaseException:
-            connection.disconnect()
-            raise
-        return connection
-
-    def close(self) -> None:
-        """End the connections to Sentinels; safe twice."""
-        for sentinel in self._sentinels:
-            sentinel.close()
+    _library = redis
+    time_limit = contextlib.nullcontext
 
 
 def async_cluster(target: Target) -> RedisCluster:

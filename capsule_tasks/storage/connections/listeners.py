@@ -6,15 +6,12 @@ Every block raises StorageUnavailable, or another StorageError, when its connect
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection
-from redis.connection import Connection as SyncConnection
-
 from capsule_tasks.settings import ConnectionSettings
+from capsule_tasks.storage.awaiting import result_of, without_waiting
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint, SyncEndpoint
 from capsule_tasks.storage.connections.faults import FAULTS, storage_errors
@@ -24,52 +21,53 @@ from capsule_tasks.storage.connections.faults import FAULTS, storage_errors
 async def messages(url: str, channel: str) -> AsyncIterator[AsyncIterator[bytes]]:
     """Listen to a channel while the block lasts."""
     endpoint = AsyncEndpoint(targets.parsed(url, ConnectionSettings()))
-    connection: AbstractConnection | None = None
-    try:
-        with storage_errors(was_sent=False):
-            connection = await endpoint.open_connection()
-            await connection.send_command("SUBSCRIBE", channel, check_health=False)
-            await connection.read_response(disable_decoding=True)
+    async with _subscribed(endpoint, channel) as connection:
         yield _messages(connection)
-    finally:
-        if connection is not None:
-            with contextlib.suppress(*FAULTS):
-                await connection.disconnect()
-        await endpoint.close()
 
 
 @contextmanager
 def messages_blocking(url: str, channel: str) -> Iterator[Iterator[bytes]]:
     """As `messages`, for callers that block."""
-    endpoint = SyncEndpoint(targets.parsed(url, ConnectionSettings()).for_listening())
-    connection: SyncConnection | None = None
+    # Without a time limit for replies: a listener may receive nothing for long.
+    endpoint = SyncEndpoint(targets.parsed(url, ConnectionSettings()), socket_timeout=None)
+    subscription = _subscribed(endpoint, channel)
+    connection = without_waiting(subscription.__aenter__())
     try:
-        with storage_errors(was_sent=False):
-            connection = endpoint.open_connection()
-            connection.send_command("SUBSCRIBE", channel, check_health=False)
-            connection.read_response(disable_decoding=True)
         yield _messages_blocking(connection)
     finally:
+        without_waiting(subscription.__aexit__(None, None, None))
+
+
+@asynccontextmanager
+async def _subscribed(endpoint: AsyncEndpoint | SyncEndpoint, channel: str) -> AsyncIterator[Any]:
+    connection: Any = None
+    try:
+        with storage_errors(was_sent=False):
+            connection = await endpoint.open_connection()
+            await result_of(connection.send_command("SUBSCRIBE", channel, check_health=False))
+            await result_of(connection.read_response(disable_decoding=True))
+        yield connection
+    finally:
         if connection is not None:
-            connection.disconnect()
-        endpoint.close()
+            with suppress(*FAULTS):
+                await result_of(connection.disconnect())
+        await endpoint.close()
 
 
-async def _messages(connection: AbstractConnection) -> AsyncIterator[bytes]:
+async def _messages(connection: Any) -> AsyncIterator[bytes]:
+    while True:
+        yield await _next_message(connection)
+
+
+def _messages_blocking(connection: Any) -> Iterator[bytes]:
+    while True:
+        yield without_waiting(_next_message(connection))
+
+
+async def _next_message(connection: Any) -> bytes:
     while True:
         with storage_errors(was_sent=False):
-            answer = await connection.read_response(disable_decoding=True)
-        if (data := _data(answer)) is not None:
-            yield data
-
-
-def _messages_blocking(connection: SyncConnection) -> Iterator[bytes]:
-    while True:
-        with storage_errors(was_sent=False):
-            answer = connection.read_response(disable_decoding=True)
-        if (data := _data(answer)) is not None:
-            yield data
-
-
-def _data(answer: Any) -> bytes | None:
-    return answer[2] if isinstance(answer, list) and answer[0] == b"message" else None
+            answer = await result_of(connection.read_response(disable_decoding=True))
+        if isinstance(answer, list) and answer[0] == b"message":
+            message: bytes = answer[2]
+            return message

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -111,10 +111,6 @@ class Target:
             return _server_location(self.options)
         name = f"{self.service}/{_database(self.options)}" if self.kind == "sentinel" else ""
         return Location(self.kind, _spelled(self.addresses), name)
-
-    def for_listening(self) -> Target:
-        """Settings without a time limit for replies: a listener may receive nothing for long."""
-        return replace(self, options={**self.options, "socket_timeout": None})
 
 
 def parsed(url: str, settings: ConnectionSettings) -> Target:

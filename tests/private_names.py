@@ -127,6 +127,8 @@ CELERY = (
         acknowledge="(self)",
         terminate="(self, pool, signal=None)",
         cancel="(self, pool, signal=None, emit_retry=True)",
+        on_accepted="(self, pid, time_accepted)",
+        on_success="(self, failed__retval__runtime, **kwargs)",
         on_failure="(self, exc_info, send_failed_event=True, return_ok=False)",
         on_timeout="(self, soft, timeout)",
         reject="(self, requeue=False)",
@@ -233,7 +235,8 @@ CELERY = (
     names(
         "celery.bootsteps:Step",
         "overridden by the pool's step of the consumer",
-        __init__="(self, parent, **kwargs)",
+        include_if="(self, parent)",
+        create="(self, parent)",
         requires="tuple",
     ),
     names("celery.bootsteps:StartStopStep", "the same", start="(self, parent)"),

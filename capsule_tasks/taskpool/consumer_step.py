@@ -7,7 +7,6 @@ from typing import Any
 
 from celery import bootsteps
 
-from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.taskpool.prefetch import count_coroutines_apart
 from capsule_tasks.taskpool.reporting.requests import add_to_tasks
 from capsule_tasks.taskpool.stock_redis.failover import Failover
@@ -20,30 +19,27 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def __init__(self, parent: Any, **options: Any) -> None:
-        super().__init__(parent, **options)
+    def include_if(self, parent: Any) -> bool:
+        """Not with another pool, which a later worker of this process may have."""
+        return hasattr(parent.pool, "attach_consumer")
+
+    def create(self, parent: Any) -> None:
+        pool = parent.pool
         self._renewal = VisibilityRenewal(parent)
-        self._revokes = parent.capsule_revokes = Revokes(
-            parent.app, parent.hub, getattr(parent.pool, "listen", _never)
-        )
-        if getattr(parent.pool, "takes_without_slot", None) is not None:
-            # Now, since each task's strategy keeps both when the consumer starts.
-            add_to_tasks(parent.app)
-            parent.on_task_request = parent.pool.without_slots(parent.on_task_request)
-            self._failover = Failover()
-            self._failover.watch(parent.blueprint)
-            parent.ensure_connected = self._prepared(parent.ensure_connected)
-            parent.cancel_active_requests = _reporting_shutdown(
-                parent.pool, parent.cancel_active_requests
-            )
+        self._revokes = parent.capsule_revokes = Revokes(parent.app, parent.hub, pool.listen)
+        # Now, since each task's strategy keeps both when the consumer starts.
+        add_to_tasks(parent.app)
+        parent.on_task_request = pool.without_slots(parent.on_task_request)
+        self._failover = Failover()
+        self._failover.watch(parent.blueprint)
+        parent.ensure_connected = self._prepared(parent.ensure_connected)
+        parent.cancel_active_requests = _reporting_shutdown(pool, parent.cancel_active_requests)
 
     def start(self, parent: Any) -> None:
-        attach_consumer = getattr(parent.pool, "attach_consumer", None)
-        if attach_consumer is not None:
-            count_coroutines_apart(parent)
-            attach_consumer(parent)
-            self._revokes.start()
-            self._renewal.start()
+        count_coroutines_apart(parent)
+        parent.pool.attach_consumer(parent)
+        self._revokes.start()
+        self._renewal.start()
 
     def _prepared(self, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Each connection of the consumer is prepared before it is made."""
@@ -60,10 +56,6 @@ class ConsumerStep(bootsteps.StartStopStep):
         """After the pool has ended: until then its last tasks have unacknowledged messages."""
         self._revokes.stop()
         self._renewal.stop()
-
-
-def _never(_channel: str, _ring: OnRing) -> None:
-    """Another pool has no doorbells."""
 
 
 def _reporting_shutdown(pool: Any, cancel: Callable[[], object]) -> Callable[[], object]:

@@ -19,24 +19,20 @@ from celery.concurrency import prefork
 from celery.concurrency.base import BasePool
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
+from celery.worker.request import Request
 from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.client.configuration import setting
-from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
-from capsule_tasks.protocol.values import NotCarried
 from capsule_tasks.storage.connections.doorbells import OnRing
-from capsule_tasks.taskpool.calls import is_coroutine_task, origin_of, task_call
 from capsule_tasks.taskpool.consumer_step import ConsumerStep
 from capsule_tasks.taskpool.hub import Bridge, RuntimeThread
 from capsule_tasks.taskpool.inspection import describe, health, settings, stack, totals
 from capsule_tasks.taskpool.options import check
 from capsule_tasks.taskpool.pool_runtime import PoolRuntime
 from capsule_tasks.taskpool.remote_commands import MailboxNode
-from capsule_tasks.taskpool.reporting.exception_info import info_of
-from capsule_tasks.taskpool.reporting.reporter import ExecutionPid, TaskReporter
-from capsule_tasks.taskpool.reporting.requests import PoolRequest
+from capsule_tasks.taskpool.reporting.reporter import ExecutionPid, TaskReporter, is_coroutine_task
 from capsule_tasks.taskpool.shutdown_watchdog import ShutdownWatchdog, servers_reachable
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -63,8 +59,6 @@ class TaskPool(prefork.TaskPool):
         self._size = int(self.limit)  # 0 for `--autoscale=3`
         self._tasks: set[TaskReporter] = set()
         self._task_reported = threading.Condition()
-        self._kinds: dict[str, bool] = {}
-        """Whether a task of this name is a coroutine, where that is known."""
         self._coroutine_jobs: set[TaskReporter] = set()
         """Coroutines, from when they are applied until they are over."""
         self._bridge = Bridge()
@@ -73,8 +67,10 @@ class TaskPool(prefork.TaskPool):
         self._consumer: Any = None
         self._hub: Any = None
         self._last_info: dict[str, Any] = {}
-        self._semaphore = self.options.get("semaphore")
-        self._slots = LaxBoundedSemaphore(self._size) if self.putlocks else None
+        # Celery takes the slots where it has a hub, and the pool where it has none.
+        self._slots: Any = self.options.get("semaphore")
+        if self.putlocks:
+            self._slots = LaxBoundedSemaphore(self._size)
         check(self.app)
         limits = (
             setting(self.app, name) for name in ("capsule_child_stop_s", "capsule_worker_stop_s")
@@ -202,7 +198,6 @@ class TaskPool(prefork.TaskPool):
     def restart(self) -> None:
         """Replace the children by ones that import the app again; nothing that runs is lost."""
         if self._runtime is not None:
-            self._kinds.clear()
             self._runtime.restart()
 
     def flush(self) -> None:
@@ -218,71 +213,25 @@ class TaskPool(prefork.TaskPool):
         args: Any = (),
         _kwargs: Any = None,
         *,
-        soft_timeout: float | None = None,
-        timeout: float | None = None,
+        accept_callback: Any = None,
         waitforslot: bool = False,
-        **callbacks: Any,
+        **_: Any,
     ) -> TaskReporter | None:
         if self._runtime is None:
             return None
-        if len(args) != 6:
+        request = getattr(accept_callback, "__self__", None)
+        if not isinstance(request, Request):
             raise TypeError(f"this pool runs Celery tasks only, not {target!r}")
-        request = getattr(callbacks.get("accept_callback"), "__self__", None)
-        try:
-            call = task_call(args, request)
-        except NotCarried as fault:
-            self._refuse(callbacks.get("error_callback"), args, fault)
-            return None
-        origin = origin_of(
-            call,
-            args[2],
-            request,
-            is_async=self._is_async(call.name),
-            can_defer_ack=isinstance(request, PoolRequest),
-            limits=self._limits(request, soft_timeout, timeout),
-        )
-        task = TaskReporter(self, self._bridge, call, origin, callbacks)
-        if origin.is_async:
+        task = TaskReporter(self, self._bridge, request, args)
+        if task.execution.is_async:
             self._take_coroutine(task)
-        elif waitforslot and self._slots is not None:
+        elif waitforslot:
             self._slots.acquire()
         self._tasks.add(task)
         self._thread.post_with_batch(self._runtime.supervisor.admit, task.execution)
         if self._hub is None or len(self._tasks) == 1:
             self._thread.run_posts()
         return task
-
-    def _refuse(self, error_callback: Any, args: Any, fault: Exception) -> None:
-        """The task cannot be sent: report its failure once `on_apply` has returned."""
-        error = TaskNotCarried(str(args[0]), str(args[1]), str(fault))
-
-        def refuse() -> None:
-            if not self.takes_without_slot(args[0]):
-                self._release_semaphore()
-            error_callback(info_of(error))
-            task: Any = getattr(request, "task", None)
-            if task is not None and not task.acks_late:
-                request.acknowledge()  # the message would be redelivered for ever
-
-        request: Any = getattr(error_callback, "__self__", None)
-        self._bridge.put(refuse)
-
-    def _limits(
-        self, request: Any, soft_s: float | None, hard_s: float | None
-    ) -> tuple[float | None, float | None]:
-        """The limits as they are now: Celery keeps those from when its consumer started."""
-        task = getattr(request, "task", None)
-        if task is not None:
-            hard_of_call, soft_of_call = request.time_limits or (None, None)
-            soft_s = soft_of_call or task.soft_time_limit
-            hard_s = hard_of_call or task.time_limit
-        soft_s = soft_s or self.options.get("soft_timeout")
-        hard_s = hard_s or self.options.get("timeout")
-        return soft_s, hard_s
-
-    def takes_without_slot(self, name: str) -> bool:
-        """Whether a task needs no slot; asked before a slot is taken."""
-        return self._semaphore is not None and self._is_async(name)
 
     def without_slots(self, take_slot: Callable[[Any], object]) -> Callable[[Any], None]:
         """Have requests of coroutines come without a slot, and all others by `take_slot`.
@@ -291,20 +240,13 @@ class TaskPool(prefork.TaskPool):
         """
 
         def on_task_request(request: Any) -> None:
-            if not self.takes_without_slot(request.name):
+            if not is_coroutine_task(request.task):
                 take_slot(request)
                 return
             with contextlib.suppress(TaskRevokedError):  # reported by the request itself
                 request.execute_using_pool(self)
 
         return on_task_request
-
-    def _is_async(self, name: str) -> bool:
-        known = self._kinds.get(name)
-        if known is None:
-            task = self.app.tasks.get(name)
-            known = self._kinds[name] = task is not None and is_coroutine_task(task)
-        return known
 
     def _take_coroutine(self, task: TaskReporter) -> None:
         """A coroutine takes no slot; and one more message may be fetched while it runs."""
@@ -336,17 +278,8 @@ class TaskPool(prefork.TaskPool):
 
     def on_over(self, task: TaskReporter) -> None:
         self._coroutine_jobs.discard(task)
-        if task.has_slot:
-            self._release_slot()
-
-    def _release_slot(self) -> None:
-        self._release_semaphore()
-        if self._slots is not None:
+        if task.has_slot and self._slots is not None:
             self._slots.release()
-
-    def _release_semaphore(self) -> None:
-        if self._semaphore is not None:
-            self._semaphore.release()
 
     # --- stopping one task ---------------------------------------------------------------------
 
@@ -368,8 +301,6 @@ class TaskPool(prefork.TaskPool):
 
     def grow(self, n: int = 1) -> None:
         self._resize(self._size + n)
-        if self._semaphore is not None:
-            self._semaphore.grow(n)
         if self._slots is not None:
             for _ in range(n):
                 self._slots.grow()
@@ -381,8 +312,6 @@ class TaskPool(prefork.TaskPool):
         if self._runtime is not None and self._runtime.dispatcher.free_slots() < n:
             raise ValueError("Can't shrink pool. All processes busy!")
         self._resize(self._size - n)
-        if self._semaphore is not None:
-            self._semaphore.shrink(n)
         if self._slots is not None:
             for _ in range(n):
                 self._slots.shrink()

@@ -11,10 +11,14 @@ import threading
 from functools import partial
 from typing import Any
 
+from celery.signals import task_revoked
+
 from capsule_tasks.child.executors import celery_app
 from capsule_tasks.client.configuration import setting
+from capsule_tasks.executions.execution import UNREPORTED, Execution
+from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.supervisor import Supervisor
-from capsule_tasks.protocol.messages import Gap, Output
+from capsule_tasks.protocol.messages import Gap, Output, TaskCall
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.process.template import Template
 from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
@@ -28,8 +32,8 @@ from capsule_tasks.taskpool.hub import RuntimeThread
 from capsule_tasks.taskpool.options import loss_counter_of, profile
 from capsule_tasks.taskpool.pool_restart import reloaded_profiles, start_trial_child
 from capsule_tasks.taskpool.publishing import make_publisher
-from capsule_tasks.taskpool.reporting.discarded import DiscardedTasks
 from capsule_tasks.taskpool.reporting.output_log import FinishedTask, OutputLog
+from capsule_tasks.taskpool.reporting.reporter import group_of
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -71,7 +75,6 @@ class PoolRuntime:
             output_log=self.output_log,
         )
         self.dispatcher = self.supervisor.dispatcher
-        self._discarded = DiscardedTasks(app, partial(thread.post, self.supervisor.discard))
         self._reloading = asyncio.Lock()
         self._names = set(app.tasks)
         """Names of the tasks that children know."""
@@ -86,7 +89,7 @@ class PoolRuntime:
         self.dispatcher.resize("blocking", size)
         await self.supervisor.start()
         if self.publisher is not None:
-            self._discarded.start()
+            task_revoked.connect(self._on_revoked)
 
     async def stop(self) -> None:
         """On the loop, once: stop every part, also when another one fails to stop."""
@@ -95,7 +98,7 @@ class PoolRuntime:
             stack.push_async_callback(self._spawner.stop)
             stack.push_async_callback(self.sessions.stop)
             stack.push_async_callback(self.supervisor.stop)
-            self._discarded.stop()
+            task_revoked.disconnect(self._on_revoked)
 
     # --- new code ------------------------------------------------------------------------------
 
@@ -144,7 +147,30 @@ class PoolRuntime:
         self.last_error = ""
         return True
 
-    # --- output -----------------------------------------------------------------------
+    # --- discarded tasks -----------------------------------------------------------------------
+
+    def _on_revoked(
+        self, sender: Any, request: Any, terminated: bool, expired: bool, **_: Any
+    ) -> None:
+        """Celery discards a task before it reaches the pool, because it is revoked or expired.
+
+        It gets an end in its stream and is counted in its group, as if it had been cancelled here.
+        """
+        if terminated or sender.app is not self._app:  # a terminated task has been in the pool
+            return
+        group, index = group_of(vars(request))
+        origin = Origin(
+            execution_id=request.id,
+            task=sender.name,
+            group=group,
+            index=index,
+            acks_late=bool(sender.acks_late),
+        )
+        call = TaskCall(name=sender.name, task_id=request.id, request={}, body=b"")
+        execution = Execution(call, origin, UNREPORTED)
+        self._thread.post(self.supervisor.discard, execution, "expired" if expired else "revoked")
+
+    # --- output --------------------------------------------------------------------------------
 
     def _listen(self, session: Session) -> None:
         """Log the output of a new session, also during its start, and check its descriptors."""

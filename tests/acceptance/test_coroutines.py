@@ -71,6 +71,13 @@ def test_a_coroutine_overtakes_blocking_tasks_that_wait_for_a_slot(worker: Worke
     assert [result.get(timeout=HANG_S) for result in waiting] == [1, 2, 3]
 
 
+def test_a_coroutine_with_another_name_in_log_lines_takes_no_slot(worker: Worker) -> None:
+    """Its `shadow` named no task, so it took a slot, which it never gave back."""
+    for _ in range(3):
+        assert worker.sig("nap", 0).apply_async(shadow="other name").get(timeout=HANG_S)
+    assert worker.get("add", 1, 1) == 2
+
+
 @pytest.mark.parametrize("name", ["async_retry", "async_autoretry"])
 def test_retries(worker: Worker, name: str) -> None:
     assert worker.get(name, 2) == 2

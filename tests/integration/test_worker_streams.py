@@ -21,7 +21,7 @@ from capsule_tasks.protocol.events import AttemptEnded, CancelCommand, Ended, In
 from capsule_tasks.protocol.failures import Failure
 from capsule_tasks.protocol.messages import Output, TaskResult
 from capsule_tasks.storage.executions.store import ExecutionStore
-from capsule_tasks.taskpool.calls import group_of
+from capsule_tasks.taskpool.reporting.reporter import group_of
 from tests.attempts import claim
 from tests.servers import fresh_prefix
 from tests.streaming import (

@@ -1,7 +1,7 @@
 """How settings are declared: as structs whose annotations are the rules for their values.
 
 msgspec applies the annotations of a struct to what it decodes, but not to what a constructor is
-called with. `Settings` applies the same annotations there.
+called with. `Checked` applies the same annotations there.
 """
 
 # The annotations are needed as objects when a settings struct is first made, also by each child:
@@ -36,6 +36,8 @@ TimeToLive = Annotated[float, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 ByteCount = Annotated[int, Meta(ge=1)]
+Text = Annotated[str, Meta(min_length=1)]
+"""Not empty, and without characters that UTF-8 cannot write."""
 Kibibytes = Annotated[int, Meta(ge=KIB)]
 """Bytes, at least a KiB of them."""
 
@@ -47,17 +49,24 @@ _SIGNS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 }
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of settings. Making one refuses any value that its annotation does not allow."""
-
-    _relations: ClassVar[Relations] = ()
-    """Limits of one setting that depend on another: `(("min_idle", "<=", "max_sessions"),)`."""
+class Checked(msgspec.Struct, frozen=True):
+    """A struct. Making one refuses any value that its annotation does not allow."""
 
     def __post_init__(self) -> None:
         for name, rule in _rules_of(type(self)).items():
             value = getattr(self, name)
             if not rule.allows(value):
                 raise InvalidSetting(f"{type(self).__name__}.{name}", value, rule.must)
+
+
+class Settings(Checked, frozen=True, kw_only=True):
+    """A group of settings."""
+
+    _relations: ClassVar[Relations] = ()
+    """Limits of one setting that depend on another: `(("min_idle", "<=", "max_sessions"),)`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name, sign, other in self._relations:
             value, bound = attrgetter(name)(self), attrgetter(other)(self)
             holds, words = _SIGNS[sign]
@@ -72,10 +81,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 def checked_setting(kind: type[Settings], field: str, value: T, name: str) -> T:
     """A value for one field, if the field allows it; else InvalidSetting under another name."""
-    rule = _rules_of(kind)[field]
+    check_value(name, value, kind.__annotations__[field])
+    return value
+
+
+def check_value(name: str, value: object, kind: Any) -> None:
+    """Refuse a value that an annotation does not allow."""
+    rule = _rule(kind)
     if not rule.allows(value):
         raise InvalidSetting(name, value, rule.must)
-    return value
 
 
 class _Rule(msgspec.Struct, frozen=True):
@@ -86,10 +100,11 @@ class _Rule(msgspec.Struct, frozen=True):
 
 
 @cache
-def _rules_of(kind: type[Settings]) -> dict[str, _Rule]:
+def _rules_of(kind: type[Checked]) -> dict[str, _Rule]:
     return {name: _rule(kind.__annotations__[name]) for name in kind.__struct_fields__}
 
 
+@cache
 def _rule(kind: Any) -> _Rule:
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -119,6 +134,8 @@ def _rule(kind: Any) -> _Rule:
 
 
 def _bounded(kind: Any, bounds: Meta) -> _Rule:
+    if kind is str:
+        return _Rule(_is_text, "text, not empty, that UTF-8 can write")
     if bounds.min_length is not None:
         most, rule = bounds.min_length, _rule(kind)
         return _Rule(
@@ -135,6 +152,13 @@ def _bounded(kind: Any, bounds: Meta) -> _Rule:
     return _Rule(
         lambda value: _is(value, types) and low <= value <= high, f"a {noun} from {low} to {high}"
     )
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _is(value: object, kind: type | tuple[type, ...]) -> bool:

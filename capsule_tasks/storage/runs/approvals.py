@@ -18,17 +18,11 @@ from capsule_tasks.errors import (
     UnknownCall,
 )
 from capsule_tasks.protocol.values import sendable
-from capsule_tasks.settings import RunSettings
+from capsule_tasks.settings import RunSettings, Text, check_value
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named
 from capsule_tasks.storage.runs.approval_index import IDLE_MS, Entry
-from capsule_tasks.storage.runs.checks import (
-    check_count,
-    check_flag,
-    check_names,
-    check_string,
-    check_text,
-)
+from capsule_tasks.storage.runs.checks import OptionalText, PageSize, check_names
 from capsule_tasks.storage.runs.core import RunCore, pack, unpack
 from capsule_tasks.storage.runs.replies import refusal, status_of
 from capsule_tasks.storage.runs.scripts import run_decide, run_expire
@@ -102,11 +96,11 @@ class ApprovalCore:
         cursor: str | None = None,
     ) -> Operation[PendingApprovalPage]:
         """Calls that wait in all runs, oldest first; only of an agent or of a tool, if given."""
-        check_count("limit", limit, 1, 10_000)
+        check_value("limit", limit, PageSize)
         for name, value in (("agent", agent), ("tool", tool)):
             if value is not None:
-                check_text(name, value)
-        check_string("cursor", cursor)
+                check_value(name, value, Text)
+        check_value("cursor", cursor, OptionalText)
         if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
             raise InvalidSetting("cursor", cursor, "the cursor of the page before")
         after, calls = cursor or "0", list[PendingApproval]()
@@ -129,7 +123,7 @@ class ApprovalCore:
         Any number of processes may call it at the same time: each call is decided once, and one
         process gets `resume` for its run.
         """
-        check_count("limit", limit, 1, 10_000)
+        check_value("limit", limit, PageSize)
         entries, next_in_s = yield from self._index.due(limit)
         expired: list[Expired] = []
         for run_id in dict.fromkeys(entry.run for entry in entries):
@@ -196,10 +190,10 @@ class ApprovalCore:
         operation_id: str | None,
     ) -> Operation[Resolved]:
         escaped("call id", call_id)
-        check_string("by", by)
-        check_string("message", message)
+        check_value("by", by, OptionalText)
+        check_value("message", message, OptionalText)
         check_names("roles", roles)
-        check_flag("always", always)
+        check_value("always", always, bool)
         session_id, keys = yield from self._runs.locations.find(run_id)
         who = tuple(sendable(each) for each in (by, *roles) if each)
         decision: dict[str, bool | str] = {"approved": approved}

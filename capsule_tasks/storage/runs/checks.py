@@ -6,65 +6,46 @@ another id, or make a call happen twice.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.settings import Text, check_value
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.runs.types import ApprovalRequest, Claim, PlannedCall
 
-LARGEST = 2**53
+Turn = Annotated[int, Meta(ge=0, le=2**53)]
 """Numbers up to here are exact in Lua."""
+PageSize = Annotated[int, Meta(ge=1, le=10_000)]
+OptionalText = str | None
+"""May be empty; characters that UTF-8 cannot encode are escaped."""
 MAX_CALLS = 1000
 """Calls that may wait, start or end in one script, which blocks the server meanwhile."""
 
-
-def check_text(name: str, *values: Any) -> None:
-    for value in values:
-        if not isinstance(value, str) or not value or not _is_utf8(value):
-            raise InvalidSetting(name, value, "text, not empty, that UTF-8 can write")
-
-
-def check_string(name: str, value: Any) -> None:
-    """A text that may be empty; characters that UTF-8 cannot encode are escaped."""
-    if value is not None and not isinstance(value, str):
-        raise InvalidSetting(name, value, f"text, and is of type {type(value).__name__}")
+_Exact = Annotated[int, Meta(ge=1, le=2**53)]
 
 
 def check_names(name: str, values: Any) -> None:
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Collection):
         raise InvalidSetting(name, values, "several names, not one text")
-    check_text(name, *values)
-
-
-def check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InvalidSetting(name, value, "True or False")
-
-
-def check_count(name: str, value: Any, minimum: int, maximum: int) -> None:
-    if type(value) is not int or not minimum <= value <= maximum:
-        raise InvalidSetting(name, value, f"a whole number from {minimum} to {maximum}")
+    for value in values:
+        check_value(name, value, Text)
 
 
 def check_claim(claim: Any) -> None:
-    """A claim that a caller has stored and loaded may have changed its types."""
+    """Refuse what is no claim; one that a caller has stored and loaded may have other types."""
     if not isinstance(claim, Claim):
         raise InvalidSetting("claim", type(claim).__name__, "the Claim that claim or commit gave")
-    check_count("claim.token", claim.token, 1, LARGEST)
-    check_count("claim.revision", claim.revision, 1, LARGEST)
-
-
-def check_items(items: Any) -> None:
-    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
-        raise InvalidSetting("items", type(items).__name__, "several items, as in a list")
+    check_value("claim.token", claim.token, _Exact)
+    check_value("claim.revision", claim.revision, _Exact)
 
 
 def check_outputs(outputs: Any) -> None:
     if not isinstance(outputs, Mapping):
         raise InvalidSetting("outputs", type(outputs).__name__, "a mapping of call ids to bytes")
-    check_number("outputs", len(outputs))
+    _check_number("outputs", len(outputs))
     for call_id, output in outputs.items():
         escaped("call id", call_id)
         if not isinstance(output, bytes):
@@ -72,70 +53,22 @@ def check_outputs(outputs: Any) -> None:
             raise InvalidSetting(f"the output of call {call_id!r:.100}", kind, "bytes")
 
 
-def check_requests(requests: Sequence[ApprovalRequest]) -> None:
-    """Refuse requests that could not be stored or decided, and duplicates."""
-    _check_sequence("approval_requests", requests)
-    for request in requests:
-        if not isinstance(request, ApprovalRequest):
-            raise InvalidSetting("approval_requests", request, "several of ApprovalRequest")
-        _check_request(request)
-    _check_once("approval_requests", [request.call_id for request in requests])
-
-
-def check_calls(calls: Sequence[PlannedCall]) -> None:
-    """Refuse duplicates: each of the two calls would be answered `go`."""
-    _check_sequence("calls", calls)
+def check_calls(name: str, calls: Any, kind: type[ApprovalRequest | PlannedCall]) -> None:
+    """Refuse an iterator, as the calls are read more than once, and two calls with one id."""
+    if isinstance(calls, (str, bytes)) or not isinstance(calls, Sequence):
+        raise InvalidSetting(name, type(calls).__name__, "a list or a tuple")
+    _check_number(name, len(calls))
+    known = set[str]()
     for call in calls:
-        if not isinstance(call, PlannedCall):
-            raise InvalidSetting("calls", call, "several of PlannedCall")
+        if not isinstance(call, kind):
+            raise InvalidSetting(name, call, f"several of {kind.__name__}")
         escaped("call id", call.call_id)
-        check_text("fingerprint", call.fingerprint)
-        check_flag("retry", call.retry)
-    _check_once("calls", [call.call_id for call in calls])
+        if call.call_id in known:
+            must = "calls of different ids; this one is there twice"
+            raise InvalidSetting(name, call.call_id, must)
+        known.add(call.call_id)
 
 
-def check_number(name: str, count: int) -> None:
+def _check_number(name: str, count: int) -> None:
     if count > MAX_CALLS:
         raise InvalidSetting(name, f"{count} calls", f"at most {MAX_CALLS} at once")
-
-
-def _check_sequence(name: str, values: Any) -> None:
-    """Refuse iterators: the values are read more than once."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
-        raise InvalidSetting(name, type(values).__name__, "a list or a tuple")
-    check_number(name, len(values))
-
-
-def _check_request(request: ApprovalRequest) -> None:
-    escaped("call id", request.call_id)
-    for name in ("tool", "agent", "fingerprint"):
-        check_text(name, getattr(request, name))
-    check_string("arguments", request.arguments)
-    if request.arguments is None:
-        raise InvalidSetting("arguments", None, "text")
-    if request.on_expiry not in ("reject", "approve", "cancel"):
-        raise InvalidSetting("on_expiry", request.on_expiry, "'reject', 'approve' or 'cancel'")
-    if request.expires_in_s is not None and not _is_time(request.expires_in_s):
-        raise InvalidSetting("expires_in", request.expires_in_s, "a number of seconds over 0")
-    if request.may_decide is not None:
-        check_names("may_decide", request.may_decide)
-        if not request.may_decide:
-            raise InvalidSetting("may_decide", request.may_decide, "None, or at minimum one name")
-
-
-def _check_once(name: str, call_ids: list[str]) -> None:
-    (call_id, count), *_ = Counter(call_ids).most_common(1) or [("", 0)]
-    if count > 1:
-        raise InvalidSetting(name, call_id, "calls of different ids; this one is there twice")
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < 10**9
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -7,10 +7,9 @@ so it may hold too much, never too little, and a reader checks each entry agains
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 import msgspec
 
@@ -24,7 +23,7 @@ from capsule_tasks.errors import (
     StorageError,
 )
 from capsule_tasks.protocol.values import sendable
-from capsule_tasks.settings import HistorySettings, RunSettings
+from capsule_tasks.settings import HistorySettings, RunSettings, Text, check_value
 from capsule_tasks.storage.codec import Item, JsonCodec
 from capsule_tasks.storage.connections.targets import Location
 from capsule_tasks.storage.history.core import HistoryCore
@@ -35,16 +34,12 @@ from capsule_tasks.storage.operations import Operation, Reply, call_script, name
 from capsule_tasks.storage.runs import approval_index
 from capsule_tasks.storage.runs.approval_index import Entry, Index
 from capsule_tasks.storage.runs.checks import (
-    LARGEST,
+    OptionalText,
+    Turn,
     check_calls,
     check_claim,
-    check_count,
-    check_items,
     check_names,
     check_outputs,
-    check_requests,
-    check_string,
-    check_text,
 )
 from capsule_tasks.storage.runs.locations import RunLocations
 from capsule_tasks.storage.runs.replies import (
@@ -116,10 +111,7 @@ class RunCore:
 
         Raises RunExists for an id that is taken, and leaves the run with that id as it is.
         """
-        self._check_snapshot(snapshot)
-        check_text("schema", schema)
-        check_text("agent", agent)
-        check_requests(approval_requests)
+        self._check_turn(snapshot, schema, agent, approval_requests)
         keys = yield from self.locations.take(run_id, session_id)
         call = partial(
             run_create.call,
@@ -202,20 +194,23 @@ class RunCore:
         else the defaults do. Raises RunClaimLost for an owner whose claim is over.
         """
         check_claim(claim)
-        self._check_commit(snapshot, turn, status, approval_requests)
-        check_items(items)
+        schema, agent = schema or claim.schema, agent or claim.agent
+        self._check_turn(snapshot, schema, agent, approval_requests)
+        check_value("turn", turn, Turn)
+        check_value("status", status, Status)
+        if status == "interrupted" and not approval_requests:
+            must = "what an interrupted run waits for"
+            raise InvalidSetting("approval_requests", approval_requests, must)
+        if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+            raise InvalidSetting("items", type(items).__name__, "several items, as in a list")
         core = self._history_of(claim, history)
         records, limits = core.encoded(items), core.settings
-        schema, agent = schema or claim.schema, agent or claim.agent
-        check_text("schema", schema)
-        check_text("agent", agent)
         keys = self.locations.keys(claim.session_id, claim.run_id)
-        is_end = status in ENDED
         call = partial(
             run_commit.call,
             keys,
             operation_id=named("run_commit", operation_id),
-            ttl_ms=self._ended_ms if is_end else self._ttl_ms,
+            ttl_ms=self._ended_ms if status in ENDED else self._ttl_ms,
             run_id=claim.run_id,
             token=claim.token,
             revision=claim.revision,
@@ -267,7 +262,7 @@ class RunCore:
 
         Raises RunEnded for a run that has ended; a second cancel changes nothing.
         """
-        check_string("by", by)
+        check_value("by", by, OptionalText)
         session_id, keys = yield from self.locations.find(run_id)
         cancel = run_cancel.call(
             keys,
@@ -316,7 +311,7 @@ class RunCore:
         """
         check_claim(claim)
         keys = self.locations.keys(claim.session_id, claim.run_id)
-        check_calls(calls)
+        check_calls("calls", calls, PlannedCall)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
         start = run_start_calls.call(
             keys,
@@ -405,25 +400,13 @@ class RunCore:
             raise InvalidSetting("history", str(where), must)
         return history.core
 
-    def _check_snapshot(self, snapshot: bytes) -> None:
+    def _check_turn(
+        self, snapshot: bytes, schema: str, agent: str, requests: Sequence[ApprovalRequest]
+    ) -> None:
         if not isinstance(snapshot, bytes):
             raise InvalidSetting("snapshot", type(snapshot).__name__, "bytes")
         if len(snapshot) > self.settings.max_snapshot_bytes:
             raise RunTooLarge("the snapshot", len(snapshot), self.settings.max_snapshot_bytes)
-
-    def _check_commit(
-        self,
-        snapshot: bytes,
-        turn: int,
-        status: Status,
-        approval_requests: Sequence[ApprovalRequest],
-    ) -> None:
-        self._check_snapshot(snapshot)
-        if status not in get_args(Status):
-            raise InvalidSetting("status", status, f"one of {', '.join(get_args(Status))}")
-        check_count("turn", turn, 0, LARGEST)
-        check_requests(approval_requests)
-        if status == "interrupted" and not approval_requests:
-            raise InvalidSetting(
-                "approval_requests", approval_requests, "what an interrupted run waits for"
-            )
+        check_value("schema", schema, Text)
+        check_value("agent", agent, Text)
+        check_calls("approval_requests", requests, ApprovalRequest)

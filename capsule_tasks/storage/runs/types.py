@@ -1,12 +1,13 @@
 """Values of the store of runs. Snapshots, tools and agents are opaque to the store."""
 
-from __future__ import annotations
-
+# The annotations of `Checked` structs are needed as objects.
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+
+from capsule_tasks.settings import Checked, PositiveSeconds, Text
 
 Status = Literal["queued", "running", "interrupted", "completed", "failed", "cancelled"]
 OnExpiry = Literal["reject", "approve", "cancel"]
@@ -24,19 +25,19 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 """running → running is a turn, or a claim after a lapsed lease. A decision queues a parked run."""
 
 
-class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ApprovalRequest(Checked, frozen=True, kw_only=True):
     """A tool call that has to wait for a decision."""
 
-    call_id: str
-    tool: str
-    agent: str
-    fingerprint: str
+    call_id: Text
+    tool: Text
+    agent: Text
+    fingerprint: Text
     """The fingerprint of the tool and its arguments, equal for all calls of one id."""
     arguments: str = ""
     """For the person who decides."""
-    expires_in_s: float | None = None
+    expires_in_s: PositiveSeconds | None = None
     on_expiry: OnExpiry = "reject"
-    may_decide: tuple[str, ...] | None = None
+    may_decide: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)] | None = None
     """People and roles that may decide; None for everybody."""
 
 
@@ -180,12 +181,11 @@ class RunRecord:
         return datetime.fromtimestamp(self.updated_us / 1e6, UTC)
 
 
-@dataclass(frozen=True)
-class PlannedCall:
+class PlannedCall(Checked, frozen=True):
     """A tool call that is about to start; with `retry` it may happen twice."""
 
-    call_id: str
-    fingerprint: str
+    call_id: Text
+    fingerprint: Text
     retry: bool = False
 
 

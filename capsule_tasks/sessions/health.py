@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 
 from capsule_tasks.protocol.messages import Heartbeat
-from capsule_tasks.sessions.process import stack_dump
 from capsule_tasks.sessions.process.child_process import ChildProcess
 from capsule_tasks.settings import TimeoutSettings
 
@@ -72,7 +71,7 @@ class HealthWatch:
         self._reporting = self._loop.create_task(self._report())
 
     async def _report(self) -> None:
-        stack = await stack_dump.dump(self._process, self._timeouts.stack_s)
+        stack = await self._process.dump_stacks(self._timeouts.stack_s)
         process_state, cpu_s = self._process.process_stats()
         log.warning(
             "session %s is unresponsive: process state %s, %.1f s of CPU time, stack:\n%s",

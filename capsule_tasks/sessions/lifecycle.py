@@ -17,19 +17,17 @@ from capsule_tasks.errors import (
     Unconfined,
     reason_of,
 )
-from capsule_tasks.protocol.messages import Error, ErrorKind, Heartbeat, Terminal, new_id
+from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, new_id
 from capsule_tasks.sessions.arguments import check_callable, check_loop, check_text, check_type
-from capsule_tasks.sessions.health import Health, HealthWatch
+from capsule_tasks.sessions.health import Health
 from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
-from capsule_tasks.sessions.listeners import SessionListeners
-from capsule_tasks.sessions.process.confinement import Confinement
-from capsule_tasks.sessions.process.live_child import KillReason, LiveChild
-from capsule_tasks.sessions.process.spawn import ColdSpawner, Spawner
-from capsule_tasks.sessions.process.startup import await_ready, start_process, warm_up
-from capsule_tasks.sessions.session_tasks import SessionTasks, shielded
-from capsule_tasks.sessions.states import ALIVE, OVER, SessionState, may_move
-from capsule_tasks.sessions.stopping import Stopper
+from capsule_tasks.sessions.listeners import SessionListeners, notify
+from capsule_tasks.sessions.process.child_process import ChildProcess, ColdSpawner, Spawner
+from capsule_tasks.sessions.process.live_child import LiveChild
+from capsule_tasks.sessions.states import ALIVE, OVER, TRANSITIONS, SessionState
+from capsule_tasks.sessions.stopping import KillReason
 from capsule_tasks.sessions.stream import ExecutionStream
+from capsule_tasks.sessions.tasks import SessionTasks, shielded
 from capsule_tasks.settings import SessionConfig
 
 log = logging.getLogger("capsule_tasks.sessions")
@@ -77,9 +75,6 @@ class SessionLifecycle(SessionListeners):
 
     def _forget_child(self) -> None:
         self._child: LiveChild | None = None
-        self._stopper: Stopper | None = None
-        self._watch: HealthWatch | None = None
-        self._confinement: Confinement | None = None
         self._last_used_at: float | None = None
         self._last_error = ""
 
@@ -113,7 +108,7 @@ class SessionLifecycle(SessionListeners):
 
     @property
     def info(self) -> SessionInfo:
-        child, watch, counters = self._child, self._watch, self._counters
+        child, counters = self._child, self._counters
         metadata = child.metadata if child else {}
         return SessionInfo(
             session_id=self.session_id,
@@ -125,11 +120,11 @@ class SessionLifecycle(SessionListeners):
             execution_count=counters.execution_count,
             error_count=counters.error_count,
             restarts=self._restarts,
-            running=tuple(child.router.streams) if child else (),
-            condemned_by=self._stopper.condemned_by if self._stopper else None,
-            last_heartbeat=watch.heartbeat if watch else None,
-            last_heartbeat_at=watch.heartbeat_at if watch else None,
-            health=watch.health if watch else Health(),
+            running=tuple(child.streams) if child else (),
+            condemned_by=child.stopper.condemned_by if child else None,
+            last_heartbeat=child.watch.heartbeat if child else None,
+            last_heartbeat_at=child.watch.heartbeat_at if child else None,
+            health=child.watch.health if child else Health(),
             inputs=dataclasses.replace(counters.inputs),
             queues=child.queues if child else QueueStats(),
             metadata=metadata,
@@ -140,20 +135,21 @@ class SessionLifecycle(SessionListeners):
     def _move(self, target: SessionState) -> bool:
         """Change the state if the table allows it. No I/O, no waiting."""
         current = self._state
-        if not may_move(current, target):
+        if target not in TRANSITIONS[current]:
             return False
         self._state = target
-        if self._confinement is not None:
+        if self._child is not None and (confinement := self._child.confinement) is not None:
             if target is SessionState.BUSY:
-                self._confinement.watch()
+                confinement.watch()
             else:
-                self._confinement.rest()
+                confinement.rest()
         if target is SessionState.READY:
             self._plan_idle()
         elif target in OVER and self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        self._notify_state(current, target)
+        if listeners := self._state_listeners.get(target):
+            notify(listeners, current, target)
         return True
 
     def _plan_idle(self) -> None:
@@ -223,8 +219,6 @@ class SessionLifecycle(SessionListeners):
             if isinstance(error, passed_on):
                 raise
             raise SessionStartFailed(f"the session did not start: {error}") from error
-        if self._watch is not None:
-            self._watch.start()
 
     def _stopped_early(self) -> SessionStartFailed:
         return SessionStartFailed(f"the session was {self._state} before it was ready")
@@ -234,33 +228,27 @@ class SessionLifecycle(SessionListeners):
             self._move(SessionState.ERROR)
 
     async def _prepare_child(self) -> None:
-        config = self.config
-        process = await start_process(self._spawner, config)
+        process = await ChildProcess.start(self._spawner, self.config)
         self._child = child = LiveChild(
             self.session_id,
-            config,
+            self.config,
             process,
             self._counters,
-            observe=self._interceptors.observe,
+            self._interceptors,
+            on_health=self._on_health,
             on_heartbeat=self._on_heartbeat,
             on_session_output=self._on_session_output,
             on_stream_end=self._on_stream_end,
             on_end=self._on_child_end,
         )
-        self._watch = HealthWatch(self.session_id, process, config.timeouts, self._on_health)
-        self._stopper = Stopper(child, config.timeouts, self._counters)
-        sandbox, limits = config.child.sandbox, config.child.limits
-        if sandbox is not None:
-            self._confinement = Confinement(child, sandbox, limits, self._stopper.all_stacks)
         if self._state is not SessionState.WARMING:  # stopped while the process was started
             raise self._stopped_early()
-        await await_ready(child, config.timeouts)
-        if config.warmup is not None:
-            await warm_up(child, config.warmup, config.timeouts)
+        await child.wait_ready()
         if child.is_over:  # it died between its last message and this moment
             raise SessionStartFailed(f"the child was lost: {self._last_error}")
         if not self._move(SessionState.READY):
             raise self._stopped_early()
+        child.watch.start()
 
     async def shutdown(self, reason: str = "") -> None:
         """Ask the child to stop, let `finally` blocks run, and kill it after `shutdown_s`.
@@ -347,7 +335,7 @@ class SessionLifecycle(SessionListeners):
             previous.cancel()
         await self._end(previous)
         self._counters = Counters()
-        self._interceptors.count_into(self._counters)
+        self._interceptors.counters = self._counters
         self._forget_child()
         self._restarts += 1
         self._move(SessionState.CREATING)
@@ -360,19 +348,13 @@ class SessionLifecycle(SessionListeners):
 
     def _count_ended_waits(self, child: LiveChild, message: str) -> None:
         """Count the waits that the end of the session ends, and the executions it cancels."""
-        waits = sum(stream.is_waited_for for stream in child.router.streams.values())
+        waits = sum(stream.is_waited_for for stream in child.streams.values())
         waits += child.router.fail_receivers(message)
         self._counters.cancel_event_triggers += waits
-        for stream in child.router.streams.values():
-            if self._stopper is not None:
-                self._stopper.count_cancelled(stream)
+        for stream in child.streams.values():
+            child.stopper.count_cancelled(stream)
 
     # --- what the child reports ----------------------------------------------------------------
-
-    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        if self._watch is not None:
-            self._watch.on_heartbeat(heartbeat)
-        super()._on_heartbeat(heartbeat)
 
     def _on_stream_end(self, stream: ExecutionStream, terminal: Terminal) -> None:
         """End an execution. Its consumer may still be reading."""
@@ -384,12 +366,10 @@ class SessionLifecycle(SessionListeners):
         child = self._child
         if self._state is not SessionState.BUSY:
             return  # the end of the warmup: `start` says when the session is ready
-        if child is not None and not child.router.streams and not child.is_over:
+        if child is not None and not child.streams and not child.is_over:
             self._move(SessionState.READY)
 
     def _on_child_end(self, reason: KillReason) -> None:
-        if self._watch is not None:
-            self._watch.stop()
         if self._child is not None:
             self._child.router.fail_receivers(reason.message)
         self._interceptors.finish()

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from capsule_tasks.errors import BadFrame, FrameTooLarge, SessionLost
 from capsule_tasks.protocol import messages as wire
-from capsule_tasks.protocol.codec import Unknown
+from capsule_tasks.protocol.codec import Unknown, encode_frame
 from capsule_tasks.protocol.flow import message_cost, utf8_size
 from capsule_tasks.sessions.info import Counters
-from capsule_tasks.sessions.session_queue import SessionQueue
-from capsule_tasks.sessions.stream import ExecutionStream
+from capsule_tasks.sessions.listeners import Interceptors
+from capsule_tasks.sessions.process.channel import Channel
+from capsule_tasks.sessions.stream import ExecutionStream, Streams
 from capsule_tasks.settings import RoutingSettings
 
 log = logging.getLogger("capsule_tasks.sessions")
 
 _MAX_PENDING_INPUTS = 10_000
 _MAX_WARNINGS = 10
+_NO_CEILING = 2**32 - 1
 _REPLIES: dict[type[wire.Message], type[wire.Message]] = {
     wire.Cancel: wire.CancelReply,
     wire.Interrupt: wire.InterruptReply,
@@ -31,6 +33,45 @@ _REPLIES: dict[type[wire.Message], type[wire.Message]] = {
 }
 
 
+class SessionQueue:
+    """Bounded in number and in bytes: drops the oldest messages, but never the newest."""
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._messages: deque[tuple[Any, int]] = deque()
+        self._bytes = 0
+        self.dropped = 0
+
+    def put(self, message: Any) -> None:
+        size = _size(message)
+        self._messages.append((message, size))
+        self._bytes += size
+        while len(self._messages) > 1 and (
+            len(self._messages) > self._max_messages or self._bytes > self._max_bytes
+        ):
+            self.pop()
+            self.dropped += 1
+
+    def pop(self) -> Any:
+        """Remove and return the oldest message."""
+        message, size = self._messages.popleft()
+        self._bytes -= size
+        return message
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (message for message, _ in self._messages)
+
+
+def _size(message: Any) -> int:
+    if isinstance(message, wire.Output | wire.Gap | wire.Progress):
+        return message_cost(message)
+    return len(encode_frame(message, _NO_CEILING))  # a reply without a request, which is rare
+
+
 class Router:
     """Routes one message at a time, without waiting; a message wakes its reader."""
 
@@ -38,15 +79,18 @@ class Router:
         self,
         session_id: str,
         routing: RoutingSettings,
+        streams: Streams,
+        channel: Channel,
         counters: Counters,
-        send_control: Callable[[Any], None],
-        observe: Callable[[Any], None],
+        interceptors: Interceptors,
+        *,
         on_ready: Callable[[wire.Ready | wire.Rejected], None],
         on_heartbeat: Callable[[wire.Heartbeat], None],
-        on_terminal: Callable[[ExecutionStream, wire.Terminal], None],
         on_session_output: Callable[[wire.Output], None],
+        on_stream_end: Callable[[ExecutionStream, wire.Terminal], None],
+        on_fault: Callable[[BadFrame], None],
     ) -> None:
-        self.streams: dict[str, ExecutionStream] = {}
+        self._streams = streams
         self.inputs: dict[str, str] = {}
         """The execution of each open question."""
         self._answered: set[str] = set()
@@ -56,11 +100,12 @@ class Router:
         self._unknown = 0
         self._session_id = session_id
         self._logs_output = routing.log_output
+        self._channel = channel
         self._counters = counters
-        self._send_control = send_control
-        self._observe = observe
-        self._on_terminal = on_terminal
+        self._interceptors = interceptors
         self._on_session_output = on_session_output
+        self._on_stream_end = on_stream_end
+        self._on_fault = on_fault
         self._handlers: dict[type, Callable[[Any], None]] = {
             wire.Ready: on_ready,
             wire.Rejected: on_ready,
@@ -82,8 +127,13 @@ class Router:
         }
 
     def route(self, message: Any) -> None:
-        """Route a message; BadFrame if an honest child does not send it."""
-        self._handlers[type(message)](message)
+        """Show the interceptors a message, then hand it on."""
+        if self._interceptors.registered:
+            self._interceptors.observe(message)
+        try:
+            self._handlers[type(message)](message)
+        except BadFrame as fault:  # an honest child does not send it
+            self._on_fault(fault)
 
     # --- replies -------------------------------------------------------------------------------
 
@@ -127,7 +177,7 @@ class Router:
 
     def _on_unknown(self, message: Unknown) -> None:
         self._warn_unknown("session %s sent an unknown %r message", message.what)
-        self._send_control(wire.Unsupported(what=message.what, in_reply_to=message.id))
+        self._channel.send_control(wire.Unsupported(what=message.what, in_reply_to=message.id))
 
     def _warn_unknown(self, text: str, what: str) -> None:
         """Log the first unknown messages only: a child can send as many as it likes."""
@@ -174,7 +224,7 @@ class Router:
 
     def _to_session(self, message: wire.Output | wire.Gap | wire.Progress) -> None:
         """Handle output of the session itself, or of an execution that has already ended."""
-        self._send_control(wire.Credit(execution_id=None, bytes=message_cost(message)))
+        self._channel.send_control(wire.Credit(execution_id=None, bytes=message_cost(message)))
         if isinstance(message, wire.Output):
             if message.execution_id is not None:
                 self._counters.late_output_bytes += utf8_size(message.data)
@@ -191,23 +241,12 @@ class Router:
 
     # --- raw bytes -----------------------------------------------------------------------------
 
-    def raw_owner(self) -> ExecutionStream | None:
-        """The execution that descriptor bytes belong to: the only one that runs; else None.
-
-        The bytes may arrive before the message that their execution has started. So if none is
-        known to run, they belong to the only execution that was not acknowledged yet.
-        """
-        streams = self.streams.values()
-        running = [stream for stream in streams if stream.is_running]
-        candidates = running or [stream for stream in streams if not stream.acked]
-        return candidates[0] if len(candidates) == 1 else None
-
     def on_raw(self, stream_name: wire.Stream, text: str, size: int) -> bool:
         """Route bytes of a descriptor; whether more may be read right now."""
-        owner = self.raw_owner()
+        owner = self._streams.raw_owner
         execution_id = owner.execution_id if owner is not None else None
         output = wire.Output(execution_id=execution_id, stream=stream_name, data=text, raw=True)
-        self._observe(output)
+        self._interceptors.observe(output)
         if owner is None:
             self._publish_session_output(output)
             self._queue_for_session(output)
@@ -217,16 +256,22 @@ class Router:
 
     # --- messages of executions ----------------------------------------------------------------
 
+    def end(self, stream: ExecutionStream, terminal: wire.Terminal) -> None:
+        """End an execution by its last message."""
+        self.remove(stream)
+        self._on_stream_end(stream, terminal)
+        self._channel.resume_raw()
+
     def remove(self, stream: ExecutionStream) -> None:
         """Forget an execution that has ended, with its open questions."""
-        self.streams.pop(stream.execution_id, None)
+        self._streams.pop(stream.execution_id, None)
         for request_id, execution_id in list(self.inputs.items()):
             if execution_id == stream.execution_id:
                 self._close_input(request_id, "cancelled")
 
     def _to_stream(self, message: Any) -> None:
         execution_id = message.execution_id
-        stream = self.streams.get(execution_id) if execution_id is not None else None
+        stream = self._streams.get(execution_id) if execution_id is not None else None
         if stream is not None:
             stream.push(message)
         else:
@@ -248,20 +293,22 @@ class Router:
 
     def _stream_of(self, message: wire.Ack | wire.Started) -> ExecutionStream | None:
         """The execution; None if its end came first, on the other channel, and the id is reused."""
-        stream = self.streams.get(message.execution_id)
+        stream = self._streams.get(message.execution_id)
         if stream is not None and message.seq in (None, stream.seq):
             return stream
         return None
 
     def _on_end(self, message: wire.Terminal) -> None:
-        stream = self.streams.get(message.execution_id)
+        stream = self._streams.get(message.execution_id)
         if stream is not None:
-            self._on_terminal(stream, message)
+            if not isinstance(message, wire.TaskResult) or message.has_unread_raw:
+                self._channel.catch_up_raw()
+            self.end(stream, message)
 
     # --- questions -----------------------------------------------------------------------------
 
     def _on_input_request(self, message: wire.InputRequest) -> None:
-        if message.execution_id not in self.streams:
+        if message.execution_id not in self._streams:
             return
         if len(self.inputs) >= _MAX_PENDING_INPUTS:
             raise BadFrame(f"more than {_MAX_PENDING_INPUTS} input requests are open")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Literal
 
@@ -18,12 +19,12 @@ from capsule_tasks.errors import (
     UnknownInputRequest,
 )
 from capsule_tasks.protocol import messages as wire
+from capsule_tasks.protocol.flow import message_cost, utf8_size
 from capsule_tasks.sessions.arguments import check_one_of, check_seconds, check_text, check_type
-from capsule_tasks.sessions.collected_output import CollectedOutput
 from capsule_tasks.sessions.lifecycle import SessionLifecycle
 from capsule_tasks.sessions.process.live_child import LiveChild
 from capsule_tasks.sessions.states import ACCEPTING, SessionState
-from capsule_tasks.sessions.stopping import StopOutcome, Stopper
+from capsule_tasks.sessions.stopping import StopOutcome
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
 
 OnBusy = Literal["refuse", "wait"]
@@ -50,6 +51,40 @@ class Completed:
     result: wire.Result
     gaps: tuple[wire.Gap, ...] = ()
     """One for each stream of which output was dropped, here or in the child."""
+
+
+class CollectedOutput:
+    """The output of one execution; `max_bytes` includes a constant for each message."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._kept: deque[wire.Output] = deque()
+        self._gaps: dict[wire.Stream, wire.Gap] = {}
+
+    def add(self, message: wire.Message) -> None:
+        """Keep output, and count the output that the child has dropped."""
+        if isinstance(message, wire.Output):
+            self._kept.append(message)
+            self._size += message_cost(message)
+            while self._size > self._max_bytes:
+                dropped = self._kept.popleft()
+                self._size -= message_cost(dropped)
+                self._count(dropped.stream, utf8_size(dropped.data), 1)
+        elif isinstance(message, wire.Gap):
+            self._count(message.stream, message.lost_bytes, message.lost_messages)
+
+    def text(self, stream: wire.Stream) -> str:
+        return "".join(output.data for output in self._kept if output.stream == stream)
+
+    def gaps(self) -> tuple[wire.Gap, ...]:
+        """One for each stream of which output was dropped."""
+        return tuple(self._gaps.values())
+
+    def _count(self, stream: wire.Stream, lost_bytes: int, lost_messages: int) -> None:
+        gap = self._gaps.setdefault(stream, wire.Gap(stream=stream, lost_bytes=0, lost_messages=0))
+        gap.lost_bytes += lost_bytes
+        gap.lost_messages += lost_messages
 
 
 class Session(SessionLifecycle):
@@ -79,10 +114,10 @@ class Session(SessionLifecycle):
         check_type("execution_id", execution_id, str, None)
         check_seconds("timeout_s", timeout_s)
         check_one_of("on_busy", on_busy, ("refuse", "wait"))
-        child, stopper = await self._accepting("execute()")
+        child = await self._accepting("execute()")
         stream = self._open(child, execution_id or wire.new_id())
         try:
-            self._send(child, stopper, stream, wire.Code(source=source), timeout_s, on_busy)
+            self._send(child, stream, wire.Code(source=source), timeout_s, on_busy)
             while True:
                 message = await stream.next()
                 yield message
@@ -90,7 +125,7 @@ class Session(SessionLifecycle):
                     break
         finally:
             if stream.terminal is None:
-                self._abandon(child, stopper, stream)
+                self._abandon(child, stream)
         if isinstance(message, wire.Error) and message.kind == wire.ErrorKind.TIMEOUT:
             raise _timeout_error(message, timeout_s or 0.0)
 
@@ -135,34 +170,34 @@ class Session(SessionLifecycle):
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
-        child, stopper = self._accepting_now("submit()")
+        child = self._accepting_now("submit()")
         stream = self._open(child, execution_id, consumer)
         if isinstance(payload, wire.TaskCall):
             stream.task_name = payload.name
-        self._send(child, stopper, stream, payload, timeout_s, on_busy)
+        self._send(child, stream, payload, timeout_s, on_busy)
 
     def resume_output(self, execution_id: str) -> None:
         """Report that the consumer of an execution has room again; ignored after its end."""
-        stream = self._child.router.streams.get(execution_id) if self._child is not None else None
+        stream = self._child.streams.get(execution_id) if self._child is not None else None
         if stream is not None:
             stream.resume_output()
 
-    async def _accepting(self, call: str) -> tuple[LiveChild, Stopper]:
-        """The child and its stopper, after a restart that is under way; or SessionStateError."""
+    async def _accepting(self, call: str) -> LiveChild:
+        """The child, after a restart that is under way; or SessionStateError."""
         self._check_loop(call)
         if self._restarting is not None and not self._restarting.done():
             await asyncio.wait({self._restarting})
         return self._accepting_now(call)
 
-    def _accepting_now(self, call: str) -> tuple[LiveChild, Stopper]:
-        child, stopper = self._child, self._stopper
-        if self._state not in ACCEPTING or child is None or stopper is None or child.is_over:
+    def _accepting_now(self, call: str) -> LiveChild:
+        child = self._child
+        if self._state not in ACCEPTING or child is None or child.is_over:
             hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
             raise SessionStateError(call, self._state, hint)
-        if stopper.condemners:
-            hint = f"it is condemned by {stopper.condemned_by} and is about to be replaced"
+        if child.stopper.condemners:
+            hint = f"it is condemned by {child.stopper.condemned_by} and is about to be replaced"
             raise SessionStateError(call, self._state, hint)
-        return child, stopper
+        return child
 
     def _open(
         self,
@@ -170,9 +205,9 @@ class Session(SessionLifecycle):
         execution_id: str,
         consumer: Callable[[wire.Message], object] | None = None,
     ) -> ExecutionStream:
-        if execution_id in child.router.streams:
+        if execution_id in child.streams:
             raise ValueError(f"execution {execution_id!r} is running already")
-        stream = child.open_stream(execution_id, consumer)
+        stream = child.streams.open(execution_id, consumer)
         stream.limit_output(self.config.child.limits.output_bytes, self._on_excess)
         self._move(SessionState.BUSY)
         self._last_used_at = time.monotonic()
@@ -182,7 +217,6 @@ class Session(SessionLifecycle):
     def _send(
         self,
         child: LiveChild,
-        stopper: Stopper,
         stream: ExecutionStream,
         payload: wire.Code | wire.TaskCall,
         timeout_s: float | None,
@@ -205,29 +239,31 @@ class Session(SessionLifecycle):
             return
         cpu_limit_s = self.config.child.limits.cpu_time_s
         if cpu_limit_s is not None:
-            self._background.spawn(stopper.kill_at_cpu_limit(stream, cpu_limit_s))
+            self._background.spawn(child.stopper.kill_at_cpu_limit(stream, cpu_limit_s))
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(timeout_s, self._on_deadline, stopper, stream, timeout_s)
+            timer = loop.call_later(timeout_s, self._on_deadline, child, stream, timeout_s)
             stream.ended.add_done_callback(lambda _: timer.cancel())
 
-    def _on_deadline(self, stopper: Stopper, stream: ExecutionStream, timeout_s: float) -> None:
+    def _on_deadline(self, child: LiveChild, stream: ExecutionStream, timeout_s: float) -> None:
         if stream.terminal is None and not stream.abandoned:
             message = f"execution {stream.execution_id!r} ran longer than {timeout_s} s"
-            self._background.spawn(stopper.stop_at_deadline(stream, message))
+            self._background.spawn(child.stopper.stop_at_deadline(stream, message))
 
     def _on_excess(self, stream: ExecutionStream, reason: str) -> None:
         """Stop an execution that wrote too much: the child counts only what Python writes."""
-        if self._stopper is not None and stream.terminal is None:
-            self._background.spawn(self._stopper.stop(stream, Stop(wire.ErrorKind.LIMIT, reason)))
+        if self._child is not None and stream.terminal is None:
+            self._background.spawn(
+                self._child.stopper.stop(stream, Stop(wire.ErrorKind.LIMIT, reason))
+            )
 
-    def _abandon(self, child: LiveChild, stopper: Stopper, stream: ExecutionStream) -> None:
+    def _abandon(self, child: LiveChild, stream: ExecutionStream) -> None:
         """Stop the code, whose consumer left the loop; the session is busy until it has stopped."""
-        stopper.count_cancelled(stream)
+        child.stopper.count_cancelled(stream)
         stream.abandon()
         if not child.is_over:
             stop = Stop(wire.ErrorKind.CANCELLED, "its consumer went away")
-            self._background.spawn(stopper.stop(stream, stop))
+            self._background.spawn(child.stopper.stop(stream, stop))
 
     # --- stopping ------------------------------------------------------------------------------
 
@@ -240,9 +276,9 @@ class Session(SessionLifecycle):
         check_type("execution_id", execution_id, str)
         check_seconds("grace_s", grace_s)
         self._check_reachable("cancel()")
-        if self._stopper is None:
+        if self._child is None:
             return "not_running"
-        cancel = self._stopper.cancel(execution_id, grace_s)
+        cancel = self._child.stopper.cancel(execution_id, grace_s)
         return await self._on_own_loop(self._background.finish(cancel))
 
     async def interrupt(
@@ -255,15 +291,15 @@ class Session(SessionLifecycle):
         """
         check_text("execution_id", execution_id)
         self._check_reachable("interrupt()")
-        if self._stopper is None:
+        if self._child is None:
             return "not_running"
-        interrupt = self._stopper.interrupt(execution_id, force=force_restart)
+        interrupt = self._child.stopper.interrupt(execution_id, force=force_restart)
         return await self._on_own_loop(self._background.finish(interrupt))
 
     def soft_limit(self, execution_id: str) -> bool:
         """Raise SoftTimeLimitExceeded in one execution; False if there is no such execution."""
         child = self._child
-        stream = child.router.streams.get(execution_id) if child is not None else None
+        stream = child.streams.get(execution_id) if child is not None else None
         if child is None or stream is None:
             return False
         child.send_control(wire.SoftLimit(execution_id=execution_id, seq=stream.seq))
@@ -317,20 +353,20 @@ class Session(SessionLifecycle):
     async def namespace_summary(self, timeout_s: float | None = 5.0) -> wire.NamespaceSummary:
         """Names, types and sizes in the namespace; never values. Works while code runs."""
         check_seconds("timeout_s", timeout_s)
-        child, _ = await self._accepting("namespace_summary()")
+        child = await self._accepting("namespace_summary()")
         reply: wire.NamespaceSummary = await child.ask(wire.NamespaceRequest(), timeout_s)
         return reply
 
     async def stack(self, execution_id: str | None = None) -> str:
         """The Python stacks of one execution or of the whole child, also while the GIL is held."""
         check_text("execution_id", execution_id)
-        _, stopper = await self._accepting("stack()")
-        return await stopper.stack_text(execution_id)
+        child = await self._accepting("stack()")
+        return await child.stopper.stack_text(execution_id)
 
     async def checkpoint(self, timeout_s: float | None = 30.0) -> wire.Checkpointed:
         """Save the namespace; names that cannot be saved are reported, with the reason."""
         check_seconds("timeout_s", timeout_s)
-        child, _ = await self._accepting("checkpoint()")
+        child = await self._accepting("checkpoint()")
         reply: wire.Checkpointed = await self._ask_slowly(child, wire.Checkpoint(), timeout_s)
         if reply.data is None:
             raise SnapshotError(f"the namespace was not saved: {reply.error}")
@@ -348,7 +384,7 @@ class Session(SessionLifecycle):
             raise TypeError(f"data must be bytes, not {type(saved).__name__}")
         check_one_of("mode", mode, ("merge", "replace"))
         check_seconds("timeout_s", timeout_s)
-        child, _ = await self._accepting("restore()")
+        child = await self._accepting("restore()")
         reply: wire.Restored = await self._ask_slowly(
             child, wire.Restore(data=saved, mode=mode), timeout_s
         )

@@ -50,7 +50,3 @@ OVER = frozenset({_S.TERMINATED, _S.ERROR})
 
 ALIVE = frozenset({_S.WARMING, _S.READY, _S.IDLE, _S.BUSY})
 """States in which a running child counts as healthy."""
-
-
-def may_move(current: SessionState, target: SessionState) -> bool:
-    return target in TRANSITIONS[current]

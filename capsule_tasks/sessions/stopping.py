@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from capsule_tasks.errors import FrameTooLarge, SessionLost
 from capsule_tasks.protocol import messages as wire
 from capsule_tasks.sessions.info import Counters
-from capsule_tasks.sessions.process import stack_dump
-from capsule_tasks.sessions.process.live_child import KillReason, LiveChild
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
 from capsule_tasks.settings import TimeoutSettings
+
+if TYPE_CHECKING:
+    from capsule_tasks.sessions.process.live_child import LiveChild
 
 log = logging.getLogger("capsule_tasks.sessions")
 
@@ -24,6 +26,34 @@ _FORCED = (wire.ErrorKind.KILLED, wire.ErrorKind.LOST_WITH_NEIGHBOUR)
 _CPU_TICK_S = 0.01
 """The kernel counts CPU time in steps of this."""
 _REQUESTED = (wire.ErrorKind.CANCELLED, wire.ErrorKind.TIMEOUT)
+_MAX_NAMED = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class KillReason:
+    """Why a child ends, and what that means for its executions."""
+
+    message: str
+    kind: wire.ErrorKind
+    target: str | None = None
+    """The execution at fault; the others are lost with it."""
+    stack: str = ""
+    replace: bool = False
+    """Whether the session should go on with a new child."""
+    expected: bool = True
+    """Whether the session ended the child; False for an exit or a fault of the child's own."""
+    is_asked: bool = False
+    """Whether the session's owner sent the child a signal that ends it."""
+    ran: tuple[str, ...] = ()
+    """The executions that were lost with the child."""
+
+    def __str__(self) -> str:
+        """For the log: what became of the child, with its executions."""
+        ran = ", ".join(self.ran[:_MAX_NAMED]) or "nothing"
+        if len(self.ran) > _MAX_NAMED:
+            ran += f" and {len(self.ran) - _MAX_NAMED} more"
+        lost = "ended its child as asked" if self.is_asked else "lost its child"
+        return f"{lost}, which ran {ran}: {self.message}"
 
 
 class Stopper:
@@ -44,7 +74,7 @@ class Stopper:
         return next(iter(self.condemners), None)
 
     async def cancel(self, execution_id: str, grace_s: float | None) -> StopOutcome:
-        stream = self._child.router.streams.get(execution_id)
+        stream = self._child.streams.get(execution_id)
         if stream is None:
             return "not_running"
         started = time.monotonic()
@@ -115,7 +145,7 @@ class Stopper:
         """Raise KeyboardInterrupt in one execution or in all; with `force` kill what goes on."""
         targets = [
             stream
-            for stream in self._child.router.streams.values()
+            for stream in self._child.streams.values()
             if execution_id in (None, stream.execution_id)
         ]
         if not targets:
@@ -143,16 +173,15 @@ class Stopper:
                     return "killed"
         return done
 
-    async def all_stacks(self) -> str:
-        """The stacks of the whole child."""
-        return await self.stack_text(None)
+    async def stack_text(self, execution_id: str | None = None) -> str:
+        """The stacks from the control thread, or from `faulthandler` if it cannot answer.
 
-    async def stack_text(self, execution_id: str | None) -> str:
-        """The stacks from the control thread, or from `faulthandler` if it cannot answer."""
+        Of one execution, or of the whole child.
+        """
         stacks = await self._ask_for_stacks(execution_id)
         if stacks is None:
-            return await stack_dump.dump(self._child.process, self._timeouts.stack_s)
-        return stack_dump.to_text(stacks)
+            return await self._child.process.dump_stacks(self._timeouts.stack_s)
+        return _to_text(stacks)
 
     async def _ask_for_stacks(self, execution_id: str | None) -> list[wire.Stack] | None:
         request = wire.StackRequest(execution_id=execution_id)
@@ -214,7 +243,7 @@ class Stopper:
 
     def _running_neighbours(self, stream: ExecutionStream) -> list[ExecutionStream]:
         """Executions that have started. One that waits cannot finish, and loses nothing."""
-        streams = self._child.router.streams.values()
+        streams = self._child.streams.values()
         return [other for other in streams if other is not stream and other.is_running]
 
     async def _let_neighbours_finish(self, stream: ExecutionStream, reason: str) -> None:
@@ -234,3 +263,13 @@ class Stopper:
 
 def _was_forced(stream: ExecutionStream) -> bool:
     return isinstance(stream.terminal, wire.Error) and stream.terminal.kind in _FORCED
+
+
+def _to_text(stacks: list[wire.Stack]) -> str:
+    """Stacks in the form of a traceback, outermost frame first."""
+    lines: list[str] = []
+    for stack in stacks:
+        owner = f" of execution {stack.execution_id}" if stack.execution_id else ""
+        lines.append(f"{stack.kind} {stack.name}{owner} (most recent call last):")
+        lines += [f'  File "{f.file}", line {f.line}, in {f.function}' for f in stack.frames]
+    return "\n".join(lines)

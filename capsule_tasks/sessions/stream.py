@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from capsule_tasks.errors import BadFrame
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost, utf8_size
 from capsule_tasks.protocol.messages import (
     Ack,
+    Credit,
     Error,
     ErrorKind,
     Message,
@@ -18,6 +20,7 @@ from capsule_tasks.protocol.messages import (
     Stream,
     Terminal,
 )
+from capsule_tasks.sessions.process.channel import Channel
 from capsule_tasks.settings import OutputSettings
 
 _UNCREDITED_MAX = 1024 * 1024
@@ -51,8 +54,7 @@ class ExecutionStream:
         execution_id: str,
         seq: int,
         settings: OutputSettings,
-        grant: Callable[[str, int], None],
-        resume_raw: Callable[[], None],
+        channel: Channel,
         consumer: Callable[[Message], object] | None = None,
     ) -> None:
         self.execution_id = execution_id
@@ -73,8 +75,7 @@ class ExecutionStream:
         self._max_unread = 3 * settings.window_bytes + 32 * settings.chunk_bytes + _UNCREDITED_MAX
         self._limit: int | None = None
         self._on_excess: Callable[[ExecutionStream, str], None] | None = None
-        self._grant = grant
-        self._resume_raw = resume_raw
+        self._channel = channel
         self._consumer = consumer
         self._unread: list[tuple[int, bool]] = []
         self._queue: deque[tuple[Message, int, bool]] = deque()
@@ -240,10 +241,40 @@ class ExecutionStream:
             was_full = self.raw_is_full
             self.raw_waiting -= cost
             if was_full and not self.raw_is_full:
-                self._resume_raw()
+                self._channel.resume_raw()
             return
         self._unread_bytes -= cost
         self._ungranted_bytes += cost
         if self._ungranted_bytes * 4 >= self._window and self.terminal is None:
-            self._grant(self.execution_id, self._ungranted_bytes)
+            credit = Credit(execution_id=self.execution_id, bytes=self._ungranted_bytes)
             self._ungranted_bytes = 0
+            self._channel.send_control(credit)
+
+
+class Streams(dict[str, ExecutionStream]):
+    """The executions of one child that have not ended, by id."""
+
+    def __init__(self, settings: OutputSettings, channel: Channel) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._seq = itertools.count(1)
+
+    def open(
+        self, execution_id: str, consumer: Callable[[Message], object] | None = None
+    ) -> ExecutionStream:
+        """Register an execution before it is sent, so that none of its messages can be missed."""
+        self[execution_id] = stream = ExecutionStream(
+            execution_id, next(self._seq), self._settings, self._channel, consumer
+        )
+        return stream
+
+    @property
+    def raw_owner(self) -> ExecutionStream | None:
+        """The execution that descriptor bytes belong to: the only one that runs; else None.
+
+        The bytes may arrive before the message that their execution has started. So if none is
+        known to run, they belong to the only execution that was not acknowledged yet.
+        """
+        running = [stream for stream in self.values() if stream.is_running]
+        candidates = running or [stream for stream in self.values() if not stream.acked]
+        return candidates[0] if len(candidates) == 1 else None

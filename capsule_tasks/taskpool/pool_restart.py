@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
+from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.settings import Profile
 

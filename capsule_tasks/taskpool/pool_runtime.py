@@ -20,8 +20,7 @@ from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall
 from capsule_tasks.sessions import SessionPool
-from capsule_tasks.sessions.process.template import Template
-from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
+from capsule_tasks.sessions.process.template import Template, TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import Profile

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from capsule_tasks.protocol.messages import Heartbeat, Message, Output, Terminal
 from capsule_tasks.sessions import Session, SessionState
-from capsule_tasks.sessions.process import stack_dump
 
 T = TypeVar("T")
 _FRAMES = 6
@@ -66,7 +65,7 @@ class Recorder:
         if child is None or child.is_over:
             return "there is none"
         pid = child.process.pid
-        return f"{pid} {child.process.process_stats()}\n{await stack_dump.dump(child.process, 1.0)}"
+        return f"{pid} {child.process.process_stats()}\n{await child.process.dump_stacks(1.0)}"
 
     def _on_state(self, old: SessionState, new: SessionState) -> None:
         self.note(f"state {old} -> {new}")

@@ -16,7 +16,7 @@ import pytest
 from capsule_tasks.errors import NotBorrowed, PoolUnavailable, SessionBusy
 from capsule_tasks.protocol.messages import Heartbeat
 from capsule_tasks.sessions import Session, SessionPool
-from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
+from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.settings import (
     ChildSettings,
     DiagnosticSettings,

@@ -15,8 +15,7 @@ import pytest
 
 from capsule_tasks.errors import TemplateLost
 from capsule_tasks.sessions import Session, SessionPool
-from capsule_tasks.sessions.process.template import Template
-from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
+from capsule_tasks.sessions.process.template import Template, TemplateSpawner
 from capsule_tasks.settings import PoolSettings, Profile, SessionConfig
 from tests.sessions import HANG_S, eventually, until_exited
 
@@ -214,7 +213,7 @@ def test_a_fork_of_the_caller_keeps_its_files_and_pipes_alone() -> None:
     """As under `multiprocessing`. Sockets and the like are not for two processes to use."""
     before = """
     import select, tempfile
-    from capsule_tasks.sessions.process.spawn import ChildDescriptors
+    from capsule_tasks.sessions.process.child_process import ChildDescriptors
     json.file = tempfile.NamedTemporaryFile("a+")
     reading, json.pipe = os.pipe()
     json.device = open("/dev/zero", "rb")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import socket
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from capsule_tasks.protocol.messages import InputRequest, Interrupt, Message, Ou
 from capsule_tasks.sessions import Session, SessionConfig
 from capsule_tasks.sessions.process import channel as channel_module
 from capsule_tasks.sessions.process.channel import Channel
+from capsule_tasks.sessions.process.child_process import ChildDescriptors
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import (
     KIB,
@@ -133,10 +132,6 @@ async def test_every_message_travels_on_the_channel_the_page_names(
 async def test_what_waits_for_a_child_that_is_gone_is_dropped_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop = asyncio.get_running_loop()
-    (ours, theirs), (bulk, their_bulk) = socket.socketpair(), socket.socketpair()
-    for sock in (ours, bulk):
-        sock.setblocking(False)
     sends: list[int | None] = []
     send = channel_module._Writer._send
 
@@ -145,14 +140,13 @@ async def test_what_waits_for_a_child_that_is_gone_is_dropped_at_once(
         return sent
 
     monkeypatch.setattr(channel_module._Writer, "_send", counted)
-    with ours, bulk, their_bulk:
-        channel = Channel(
-            loop, ours, bulk, RoutingSettings(), 2**20, print, lambda _: None, lambda: False
-        )
+    with ChildDescriptors() as descriptors:
+        channel = Channel(descriptors, RoutingSettings(), 2**20, lambda: False)
+        channel.start(print, lambda *_: True, lambda _: None)
         while channel._control_out.buffered < 100_000:
             channel.send_control(Interrupt())
         sends.clear()
-        theirs.close()
+        descriptors.close_theirs()
         await eventually(lambda: channel._control_out.buffered == 0)
         assert sends == [None]
         channel.send_control(Interrupt())

@@ -17,9 +17,17 @@ from capsule_tasks.protocol.messages import Heartbeat
 from capsule_tasks.sessions.arguments import check_loop
 from capsule_tasks.sessions.health import Health
 from capsule_tasks.sessions.info import PoolInfo
-from capsule_tasks.sessions.pool.plan import PoolPlan
-from capsule_tasks.sessions.pool.slot import Action, Assign, Refuse, Retire, Slot, Stage, Start
-from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
+from capsule_tasks.sessions.pool.plan import (
+    Action,
+    Assign,
+    PoolPlan,
+    Refuse,
+    Retire,
+    Slot,
+    Stage,
+    Start,
+)
+from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
 from capsule_tasks.settings import Profile, SessionConfig

@@ -11,7 +11,7 @@ from capsule_tasks.errors import NotBorrowed
 from capsule_tasks.sessions.arguments import check_type
 from capsule_tasks.sessions.info import PoolInfo
 from capsule_tasks.sessions.pool.profile_pool import ProfilePool
-from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
+from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.settings import Profile
 

@@ -1,21 +1,28 @@
-"""The control and bulk sockets of a session, read under weights, written with priority.
+"""All that connects a session with its child: control and bulk sockets, and descriptors 1 and 2.
 
 Control frames have a socket of their own, so they never wait behind bulk in the kernel. Nor do they
 wait here: every iteration handles control first, and while both kinds wait, each gets its share.
+Raw output is what C code and subprocesses write to descriptors 1 and 2.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
+import fcntl
+import os
 import socket
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from capsule_tasks.errors import BadFrame, SessionLost
 from capsule_tasks.protocol.codec import MessageDecoder, encode_frame
-from capsule_tasks.protocol.messages import Message, ToParent
+from capsule_tasks.protocol.messages import Message, Stream, ToParent
+from capsule_tasks.sessions.process.child_process import ChildDescriptors
 from capsule_tasks.settings import RoutingSettings
 
 _WRITE_BUFFER = 1024 * 1024
@@ -24,8 +31,10 @@ _HALF_FRAME_S = 1.0
 """A child writes a frame with one call; only a starved child leaves one half written so long."""
 _MAX_UNREAD_CONTROL = 16 * 1024 * 1024
 """More than ever waits for an honest child, even for one that is stopped."""
+_RAW_BYTES = 64 * 1024
 
-Deliver = Callable[[Any], None]
+RawConsumer = Callable[[Stream, str, int], bool]
+"""Called with the stream, its text and the number of bytes; False asks for a pause."""
 
 
 class _Writer:
@@ -131,40 +140,107 @@ class _Reader:
                 self.queue.extend(self._decoder.feed(data))
 
 
+class RawOutput:
+    """Reads one descriptor for as long as the child lives, with pauses."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, descriptor: int, stream: Stream, deliver: RawConsumer
+    ) -> None:
+        self._loop = loop
+        self._descriptor = descriptor
+        self._stream: Stream = stream
+        self._deliver = deliver
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._reading = False
+        self._at_end = False
+        self.resume()
+
+    def resume(self) -> None:
+        if not self._reading and not self._at_end:
+            self._reading = True
+            self._loop.add_reader(self._descriptor, self._on_readable)
+
+    def catch_up(self) -> None:
+        """Read the bytes that are in the pipe now, even in a pause."""
+        if self._at_end:
+            return
+        waiting: int
+        (waiting,) = struct.unpack("i", fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4)))
+        while waiting > 0 and not self._at_end:
+            waiting -= self._read(min(waiting, _RAW_BYTES))
+
+    def finish(self) -> None:
+        """Read the remaining bytes of a dead child, an incomplete character included."""
+        self.catch_up()
+        if not self._at_end and (rest := self._decoder.decode(b"", final=True)):
+            self._deliver(self._stream, rest, 0)
+        self.close()
+
+    def close(self) -> None:
+        self._pause()
+        self._at_end = True
+
+    def _on_readable(self) -> None:
+        self._read(_RAW_BYTES)
+
+    def _read(self, size: int) -> int:
+        try:
+            data = os.read(self._descriptor, size)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        text = self._decoder.decode(data, final=not data)
+        if text and not self._deliver(self._stream, text, len(data)):
+            self._pause()
+        if not data:
+            self.close()
+        return len(data)
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._descriptor)
+
+
 class Channel:
-    """The only reader of a session's sockets: `deliver` gets every message, `lost` the fault."""
+    """The only reader of a child's sockets and of its descriptors 1 and 2, from `start` on."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        control: socket.socket,
-        bulk: socket.socket,
+        descriptors: ChildDescriptors,
         routing: RoutingSettings,
         ceiling: int,
-        deliver: Deliver,
-        lost: Callable[[str], None],
         is_stopped: Callable[[], bool],
         *,
         bulk_alone: bool = False,
     ) -> None:
         """`bulk_alone` says that no bulk message has to come after a control message."""
-        self._loop = loop
+        self._loop = loop = asyncio.get_running_loop()
+        self._descriptors = descriptors
         self._ceiling = ceiling
         self._routing = routing
-        self._deliver = deliver
-        self._lost = lost
         self._is_stopped = is_stopped
         self._bulk_alone = bulk_alone
-        self._control = _Reader(control, ceiling, routing.control_weight)
-        self._bulk = _Reader(bulk, ceiling, routing.bulk_weight)
-        self._control_out = _Writer(loop, control)
-        self._bulk_out = _Writer(loop, bulk)
+        self._control = _Reader(descriptors.control, ceiling, routing.control_weight)
+        self._bulk = _Reader(descriptors.bulk, ceiling, routing.bulk_weight)
+        self._control_out = _Writer(loop, descriptors.control)
+        self._bulk_out = _Writer(loop, descriptors.bulk)
+        self._raw: tuple[RawOutput, ...] = ()
         self._closed = False
         self._dispatch_planned = False
         self.priority_reads = 0
         """Iterations in which control was handled before bulk that waited."""
-        loop.add_reader(control, self._on_control)
-        loop.add_reader(bulk, self._on_bulk)
+
+    def start(
+        self, deliver: Callable[[Any], None], raw: RawConsumer, lost: Callable[[str], None]
+    ) -> None:
+        """`deliver` gets every message from now on, `raw` the raw output, `lost` the fault."""
+        self._deliver = deliver
+        self._lost = lost
+        self._raw = (
+            RawOutput(self._loop, self._descriptors.stdout, "stdout", raw),
+            RawOutput(self._loop, self._descriptors.stderr, "stderr", raw),
+        )
+        self._listen()
 
     @property
     def handled(self) -> tuple[int, int]:
@@ -193,16 +269,24 @@ class Channel:
 
     def drain(self) -> None:
         """Handle everything that has arrived, for a child that is dead."""
-        if self._closed:
-            return
         self._control.pull_all()
         self._bulk.pull_all()
         while self._control.queue or self._bulk.queue:
             self._dispatch_share()
+        for raw in self._raw:
+            raw.finish()
+
+    def resume_raw(self) -> None:
+        """Read raw output again: what asked for the pause has room, or has ended."""
+        for raw in self._raw:
+            raw.resume()
+
+    def catch_up_raw(self) -> None:
+        """Handle the raw output that has arrived, even in a pause."""
+        for raw in self._raw:
+            raw.catch_up()
 
     def close(self) -> None:
-        if self._closed:
-            return
         self._closed = True
         for reader in (self._control, self._bulk):
             self._loop.remove_reader(reader.sock)
@@ -221,7 +305,7 @@ class Channel:
         self._dispatch()
 
     def _pull(self, reader: _Reader) -> None:
-        if self._closed or reader.at_end:
+        if reader.at_end:
             return
         try:
             open_still = reader.pull(self._routing.read_bytes)
@@ -263,8 +347,10 @@ class Channel:
         if not self._control.queue:
             self._pull(self._control)
         self._dispatch()
-        if self._dispatch_planned or self._closed:
-            return
+        if not self._dispatch_planned:
+            self._listen()
+
+    def _listen(self) -> None:
         for reader, call in ((self._control, self._on_control), (self._bulk, self._on_bulk)):
             if not reader.at_end:
                 self._loop.add_reader(reader.sock, call)
@@ -275,10 +361,7 @@ class Channel:
             self.priority_reads += 1
         for reader in (self._control, self._bulk):
             queue, handled = reader.queue, 0
-            while queue and handled < reader.weight and not self._closed:
+            while queue and handled < reader.weight:
                 handled += 1
                 self._deliver(queue.popleft())
             reader.handled += handled
-        if self._closed:
-            self._control.queue.clear()
-            self._bulk.queue.clear()

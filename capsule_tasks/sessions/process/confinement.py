@@ -13,10 +13,11 @@ import dataclasses
 import itertools
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from capsule_tasks.protocol.messages import ErrorKind
-from capsule_tasks.sessions.process.live_child import KillReason, LiveChild
+from capsule_tasks.sessions.stopping import KillReason
 from capsule_tasks.settings import LimitSettings, SandboxSettings
 from capsule_tasks.system.family import descendants, kill_descendants
 from capsule_tasks.system.sandbox.trees import sizes_in_tree
@@ -26,6 +27,9 @@ from capsule_tasks.system.usage import (
     sizes_of_deleted,
     thread_count,
 )
+
+if TYPE_CHECKING:
+    from capsule_tasks.sessions.process.live_child import LiveChild
 
 log = logging.getLogger("capsule_tasks.sessions")
 
@@ -38,17 +42,10 @@ _QUICK_ENTRIES = 200
 class Confinement:
     """Checks the limits of one sandboxed child, from its first execution on."""
 
-    def __init__(
-        self,
-        child: LiveChild,
-        settings: SandboxSettings,
-        limits: LimitSettings,
-        stack_text: Callable[[], Awaitable[str]],
-    ) -> None:
+    def __init__(self, child: LiveChild, settings: SandboxSettings, limits: LimitSettings) -> None:
         self._child = child
         self._settings = settings
         self._limits = limits
-        self._stack_text = stack_text
         self._ending: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._every_s = 0.0
@@ -124,7 +121,8 @@ class Confinement:
         reason = KillReason(excess, ErrorKind.LIMIT, replace=True)
         self._child.expect_exit(reason)  # whatever the child dies of from now on
         kill_descendants(self._child.process.pid)
-        self._child.kill(dataclasses.replace(reason, stack=await self._stack_text()))
+        stack = await self._child.stopper.stack_text()
+        self._child.kill(dataclasses.replace(reason, stack=stack))
 
     # --- the limits; each answers with the excess, or is empty ---------------------------------
 

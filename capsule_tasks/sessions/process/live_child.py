@@ -1,6 +1,6 @@
 """One child from spawn to exit, and everything that lives exactly as long.
 
-Every end of a child takes the same four steps, in `_finish`: its remaining output is routed, every
+Every end of a child takes the same four steps, in `_on_exit`: its remaining output is routed, every
 execution gets its terminal message, every open request its error, every descriptor is released.
 A kill only records a reason and sends a signal; the exit does the rest.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,46 +23,22 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.protocol import messages as wire
 from capsule_tasks.protocol.negotiation import CAPABILITIES
+from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.info import Counters, QueueStats
-from capsule_tasks.sessions.process import stack_dump
+from capsule_tasks.sessions.listeners import Interceptors
 from capsule_tasks.sessions.process.channel import Channel
 from capsule_tasks.sessions.process.child_process import ChildProcess, ExitStatus
-from capsule_tasks.sessions.process.raw_output import RawOutput
+from capsule_tasks.sessions.process.confinement import Confinement
 from capsule_tasks.sessions.router import Router
-from capsule_tasks.sessions.stream import CANCEL_CREDIT, ERROR_TYPES, ExecutionStream
+from capsule_tasks.sessions.stopping import KillReason, Stopper
+from capsule_tasks.sessions.stream import CANCEL_CREDIT, ERROR_TYPES, ExecutionStream, Streams
 from capsule_tasks.settings import SessionConfig
 
+log = logging.getLogger("capsule_tasks.sessions")
+
 _MAX_FINAL_OUTPUT = 4000
-_MAX_NAMED = 10
 _LOST_GRACE_S = 0.05
 """After a channel broke, the exit status may take so long before the child is killed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class KillReason:
-    """Why a child ends, and what that means for its executions."""
-
-    message: str
-    kind: wire.ErrorKind
-    target: str | None = None
-    """The execution at fault; the others are lost with it."""
-    stack: str = ""
-    replace: bool = False
-    """Whether the session should go on with a new child."""
-    expected: bool = True
-    """Whether the session ended the child; False for an exit or a fault of the child's own."""
-    is_asked: bool = False
-    """Whether the session's owner sent the child a signal that ends it."""
-    ran: tuple[str, ...] = ()
-    """The executions that were lost with the child."""
-
-    def __str__(self) -> str:
-        """For the log: what became of the child, with its executions."""
-        ran = ", ".join(self.ran[:_MAX_NAMED]) or "nothing"
-        if len(self.ran) > _MAX_NAMED:
-            ran += f" and {len(self.ran) - _MAX_NAMED} more"
-        lost = "ended its child as asked" if self.is_asked else "lost its child"
-        return f"{lost}, which ran {ran}: {self.message}"
 
 
 class LiveChild:
@@ -73,8 +50,9 @@ class LiveChild:
         config: SessionConfig,
         process: ChildProcess,
         counters: Counters,
+        interceptors: Interceptors,
         *,
-        observe: Callable[[Any], None],
+        on_health: Callable[[Health], None],
         on_heartbeat: Callable[[wire.Heartbeat], None],
         on_session_output: Callable[[wire.Output], None],
         on_stream_end: Callable[[ExecutionStream, wire.Terminal], None],
@@ -82,48 +60,48 @@ class LiveChild:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._config = config
-        self._observe = observe
-        self._on_end = on_end
+        self._interceptors = interceptors
+        self._on_heartbeat = on_heartbeat
         self._on_stream_end = on_stream_end
+        self._on_end = on_end
         self._kill_reason: KillReason | None = None
-        self._seq = 0
         self.is_over = False
         self.ready_at: float | None = None
         self.metadata: dict[str, Any] = {}
         """The negotiated protocol, once the child is ready."""
-        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self.process = process
-        self.channel = Channel(
-            self._loop,
-            process.descriptors.control,
-            process.descriptors.bulk,
+        self.channel = channel = Channel(
+            process.descriptors,
             config.routing,
             config.child.max_frame_bytes,
-            self._deliver,
-            self._on_broken,
             lambda: process.process_stats()[0] in ("T", "t"),
             bulk_alone=config.child.tasks is not None,
         )
-        self.send_control = self.channel.send_control
-        self.post_bulk = self.channel.post_bulk
-        self.send_bulk = self.channel.send_bulk
+        self.send_control = channel.send_control
+        self.post_bulk = channel.post_bulk
+        self.send_bulk = channel.send_bulk
+        self.streams = Streams(config.child.output, channel)
         self.router = Router(
             session_id,
             config.routing,
+            self.streams,
+            channel,
             counters,
-            self.send_control,
-            observe,
-            self._on_ready,
-            on_heartbeat,
-            self._on_terminal,
-            on_session_output,
+            interceptors,
+            on_ready=self._on_ready,
+            on_heartbeat=self._on_beat,
+            on_session_output=on_session_output,
+            on_stream_end=on_stream_end,
+            on_fault=self._on_fault,
         )
-        self._raw = (
-            RawOutput(self._loop, process.descriptors.stdout, "stdout", self.router.on_raw),
-            RawOutput(self._loop, process.descriptors.stderr, "stderr", self.router.on_raw),
-        )
-        self.process.exited.add_done_callback(self._on_exit)
+        self.stopper = Stopper(self, config.timeouts, counters)
+        self.watch = HealthWatch(session_id, process, config.timeouts, on_health)
+        sandbox, limits = config.child.sandbox, config.child.limits
+        self.confinement = Confinement(self, sandbox, limits) if sandbox is not None else None
+        channel.start(self.router.route, self.router.on_raw, self._on_broken)
+        process.exited.add_done_callback(self._on_exit)
         self.send_control(
             wire.Hello(
                 versions=config.protocol_versions,
@@ -132,6 +110,47 @@ class LiveChild:
                 config=config.child,
             )
         )
+
+    # --- the start -----------------------------------------------------------------------------
+
+    async def wait_ready(self) -> None:
+        """Wait for the answer to Hello, then run the warmup; SessionStartFailed carries a stack.
+
+        The warmup code runs as an execution; its output goes to the log.
+        """
+        timeouts, source = self._config.timeouts, self._config.warmup
+        try:
+            async with asyncio.timeout(timeouts.ready_s):
+                await asyncio.shield(self._ready)
+        except TimeoutError:
+            raise await self._late(f"the child was not ready within {timeouts.ready_s} s") from None
+        if source is None:
+            return
+        try:
+            async with asyncio.timeout(timeouts.warmup_s):
+                terminal = await self._warm_up(source)
+        except TimeoutError:
+            raise await self._late(f"the warmup ran longer than {timeouts.warmup_s} s") from None
+        if isinstance(terminal, wire.Error):
+            failure = SessionStartFailed(f"the warmup failed: {terminal.type}: {terminal.message}")
+            failure.add_note(terminal.traceback)
+            raise failure
+
+    async def _warm_up(self, source: str) -> wire.Terminal:
+        stream = self.streams.open("warmup")
+        code = wire.Code(source=source, filename="<warmup>")
+        execute = wire.Execute(execution_id=stream.execution_id, seq=stream.seq, payload=code)
+        await self.send_bulk(execute)
+        while not isinstance(message := await stream.next(), wire.Terminal):
+            if isinstance(message, wire.Output):
+                log.debug("warmup: %s", message.data.rstrip())
+        return message
+
+    async def _late(self, reason: str) -> SessionStartFailed:
+        stack = await self.process.dump_stacks(self._config.timeouts.stack_s)
+        failure = SessionStartFailed(reason)
+        failure.add_note(f"its last stack:\n{stack or '(it gave none)'}")
+        return failure
 
     # --- requests and executions ---------------------------------------------------------------
 
@@ -149,24 +168,9 @@ class LiveChild:
         finally:
             reply.cancel()
 
-    def open_stream(
-        self, execution_id: str, consumer: Callable[[wire.Message], object] | None = None
-    ) -> ExecutionStream:
-        """Register an execution before it is sent, so that none of its messages can be missed."""
-        self._seq += 1
-        self.router.streams[execution_id] = stream = ExecutionStream(
-            execution_id,
-            self._seq,
-            self._config.child.output,
-            self._grant,
-            self._resume_raw,
-            consumer,
-        )
-        return stream
-
     def send_shutdown(self, reason: str) -> None:
         """Ask the child to stop; consumers that are paused do not hold up its final output."""
-        for stream in self.router.streams.values():
+        for stream in self.streams.values():
             stream.allow_cancel_credit()
         self.send_control(wire.Shutdown(reason=reason, credit=CANCEL_CREDIT))
 
@@ -186,7 +190,7 @@ class LiveChild:
 
     @property
     def queues(self) -> QueueStats:
-        streams = self.router.streams.values()
+        streams = self.streams.values()
         control_handled, bulk_handled = self.channel.handled
         return QueueStats(
             executions=len(streams),
@@ -221,27 +225,23 @@ class LiveChild:
             reason = KillReason(message, wire.ErrorKind.LOST, expected=False, is_asked=is_asked)
         elif not reason.expected:
             reason = dataclasses.replace(reason, message=f"{reason.message}; {message}")
-        self._finish(reason)
-
-    def _finish(self, reason: KillReason) -> None:
         # First, while the executions are still known: the bytes must find their owner.
         self.channel.drain()
-        for raw in self._raw:
-            raw.finish()
         self.is_over = True
-        final_output = stack_dump.read_final_output(self.process)
+        final_output = self.process.read_final_output()
         self.channel.close()
-        streams = list(self.router.streams.values())
+        streams = list(self.streams.values())
         ran = () if reason.expected else tuple(stream.label for stream in streams)
         reason = dataclasses.replace(reason, stack=reason.stack or final_output, ran=ran)
         for stream in streams:
             terminal = self._terminal_of(stream, reason)
-            self._observe(terminal)
-            self._end_stream(stream, terminal)
+            self._interceptors.observe(terminal)
+            self.router.end(stream, terminal)
+        self.watch.stop()
         self.router.fail_replies(reason.message)
-        if not self.ready.done():
-            self.ready.set_exception(self._start_failure(reason))
-            self.ready.exception()  # retrieved: the caller of `start` may have been cancelled
+        if not self._ready.done():
+            self._ready.set_exception(self._start_failure(reason))
+            self._ready.exception()  # retrieved: the caller of `start` may have been cancelled
         self.process.close()
         self._on_end(reason)
         self.ended.set_result(None)
@@ -283,22 +283,22 @@ class LiveChild:
 
     # --- messages of the child -----------------------------------------------------------------
 
-    def _deliver(self, message: Any) -> None:
-        self._observe(message)
-        try:
-            self.router.route(message)
-        except BadFrame as fault:
-            self.kill(KillReason(str(fault), wire.ErrorKind.LOST, expected=False))
+    def _on_fault(self, fault: BadFrame) -> None:
+        self.kill(KillReason(str(fault), wire.ErrorKind.LOST, expected=False))
+
+    def _on_beat(self, heartbeat: wire.Heartbeat) -> None:
+        self.watch.on_heartbeat(heartbeat)
+        self._on_heartbeat(heartbeat)
 
     def _on_ready(self, message: wire.Ready | wire.Rejected) -> None:
-        if self.ready.done():
+        if self._ready.done():
             return
         if isinstance(message, wire.Rejected):
             refusal = (
                 Unconfined if message.kind == wire.ErrorKind.UNCONFINED else IncompatibleProtocol
             )
             self.expect_exit(KillReason(message.message, wire.ErrorKind.LOST))
-            self.ready.set_exception(refusal(f"{message.kind}: {message.message}"))
+            self._ready.set_exception(refusal(f"{message.kind}: {message.message}"))
             return
         if message.version not in self._config.protocol_versions:
             raise BadFrame(f"the child chose version {message.version}, which was not offered")
@@ -310,22 +310,4 @@ class LiveChild:
             "python": message.python,
             "isolation": message.isolation,
         }
-        self.ready.set_result(None)
-
-    def _on_terminal(self, stream: ExecutionStream, terminal: wire.Terminal) -> None:
-        if not isinstance(terminal, wire.TaskResult) or terminal.has_unread_raw:
-            for raw in self._raw:
-                raw.catch_up()
-        self._end_stream(stream, terminal)
-
-    def _end_stream(self, stream: ExecutionStream, terminal: wire.Terminal) -> None:
-        self.router.remove(stream)
-        self._on_stream_end(stream, terminal)
-        self._resume_raw()
-
-    def _grant(self, execution_id: str, amount: int) -> None:
-        self.send_control(wire.Credit(execution_id=execution_id, bytes=amount))
-
-    def _resume_raw(self) -> None:
-        for raw in self._raw:
-            raw.resume()
+        self._ready.set_result(None)

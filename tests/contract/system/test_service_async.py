@@ -10,7 +10,7 @@ import pytest
 
 from capsule_tasks.errors import PoolUnavailable, StorageClosed
 from capsule_tasks.sessions import SessionPool
-from capsule_tasks.sessions.process.template_spawner import TemplateSpawner
+from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.settings import PoolSettings, Profile
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -50,9 +52,8 @@ class Wire:
     def __init__(self, settings: OutputSettings, limit_bytes: int | None = None) -> None:
         self.credit: deque[int] = deque()
         self.read: list[Message] = []
-        self.stream = ExecutionStream(
-            "e", 1, settings, lambda _, amount: self.credit.append(amount), lambda: None
-        )
+        channel: Any = SimpleNamespace(send_control=lambda credit: self.credit.append(credit.bytes))
+        self.stream = ExecutionStream("e", 1, settings, channel)
         self.stream.push(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
         self.bench = Bench(
             limit_bytes=limit_bytes,

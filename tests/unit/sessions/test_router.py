@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,8 +40,9 @@ from capsule_tasks.protocol.messages import (
     Unsupported,
 )
 from capsule_tasks.sessions.info import Counters
+from capsule_tasks.sessions.listeners import Interceptors
 from capsule_tasks.sessions.router import _MAX_PENDING_INPUTS, _REPLIES, Router
-from capsule_tasks.sessions.stream import ExecutionStream
+from capsule_tasks.sessions.stream import ExecutionStream, Streams
 from capsule_tasks.settings import OutputSettings, RoutingSettings
 from tests.unit.strategies import CEILING, message_types, messages_of
 
@@ -54,6 +56,11 @@ class Parent:
     def __init__(self) -> None:
         self.counters = Counters()
         self.sent: list[Any] = []
+        interceptors = Interceptors(RoutingSettings(), self.counters)
+        channel: Any = SimpleNamespace(
+            send_control=self.sent.append, catch_up_raw=list, resume_raw=list
+        )
+        self.streams = Streams(OutputSettings(), channel)
         self.ends: list[tuple[str, Terminal]] = []
         nothing: Any = lambda _: None  # noqa: E731
         self.router = Router(
@@ -61,26 +68,28 @@ class Parent:
             RoutingSettings(
                 session_queue=GENERAL, session_queue_bytes=GENERAL_BYTES, log_output=True
             ),
+            self.streams,
+            channel,
             self.counters,
-            self.sent.append,
-            nothing,
-            nothing,
-            nothing,
-            self.on_terminal,
-            nothing,
+            interceptors,
+            on_ready=nothing,
+            on_heartbeat=nothing,
+            on_session_output=nothing,
+            on_stream_end=self.on_stream_end,
+            on_fault=self.on_fault,
         )
-        for number, name in enumerate(("e", "f"), start=1):
-            self.router.streams[name] = ExecutionStream(
-                name, number, OutputSettings(), lambda *_: None, lambda: None
-            )
+        for name in ("e", "f"):
+            self.streams.open(name)
 
-    def on_terminal(self, stream: ExecutionStream, terminal: Terminal) -> None:
+    def on_stream_end(self, stream: ExecutionStream, terminal: Terminal) -> None:
         self.ends.append((stream.execution_id, terminal))
-        del self.router.streams[stream.execution_id]
         stream.finish(terminal)
 
+    def on_fault(self, fault: BadFrame) -> None:
+        raise fault
+
     def stream(self, name: str) -> ExecutionStream:
-        return self.router.streams[name]
+        return self.streams[name]
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
@@ -343,20 +352,20 @@ async def test_a_flood_of_questions_is_a_bad_frame() -> None:
 async def test_raw_bytes_belong_to_the_only_execution_that_runs() -> None:
     parent = Parent()
     router = parent.router
-    assert router.raw_owner() is None  # e and f have been sent
+    assert parent.streams.raw_owner is None  # e and f have been sent
     router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
-    assert router.raw_owner() is parent.stream("e")
+    assert parent.streams.raw_owner is parent.stream("e")
     router.route(Ack(ack_of="x", execution_id="f", accepted_at=0.0, queued=True))
-    assert router.raw_owner() is parent.stream("e")
+    assert parent.streams.raw_owner is parent.stream("e")
     router.route(Result(execution_id="e"))
-    assert router.raw_owner() is None
+    assert parent.streams.raw_owner is None
     assert router.on_raw("stderr", "of nobody", 9)
     assert list(router.session_messages)[-1].data == "of nobody"
 
 
 async def test_raw_bytes_that_overtake_the_ack_follow_it() -> None:
     parent = Parent()
-    del parent.router.streams["f"]
+    del parent.streams["f"]
     assert parent.router.on_raw("stdout", "early", 5)
     assert parent.stream("e").buffered_messages == 0
     parent.router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))

@@ -17,13 +17,16 @@ from capsule_tasks.sessions.states import (
     OVER,
     TRANSITIONS,
     SessionState,
-    may_move,
 )
 
 PAGE = (Path(__file__).parents[3] / "docs" / "session.md").read_text()
 EDGE = re.compile(r"^ *(\S+) --> (\S+?)(?:: (.+))?$", re.MULTILINE)
 ROW = re.compile(r"^\| ([A-Z_]+) \|", re.MULTILINE)
 S = SessionState
+
+
+def may_move(start: SessionState, end: SessionState) -> bool:
+    return end in TRANSITIONS[start]
 
 
 def drawn() -> dict[tuple[str, str], str]:

@@ -9,8 +9,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from capsule_tasks.sessions.pool.plan import EARLY_EXITS, PoolPlan
-from capsule_tasks.sessions.pool.slot import Action, Assign, Refuse, Retire, Slot, Stage, Start
+from capsule_tasks.sessions.pool.plan import (
+    EARLY_EXITS,
+    Action,
+    Assign,
+    PoolPlan,
+    Refuse,
+    Retire,
+    Slot,
+    Stage,
+    Start,
+)
 from capsule_tasks.settings import PoolSettings
 
 

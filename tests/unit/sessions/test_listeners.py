@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from capsule_tasks.sessions.info import Counters
-from capsule_tasks.sessions.interceptors import Interceptors
+from capsule_tasks.sessions.listeners import Interceptors
 from capsule_tasks.settings import RoutingSettings
 from tests.sessions import HANG_S
 
@@ -290,7 +290,7 @@ def test_a_quarantine_outlives_a_restart_of_the_session(make: Any, counters: Cou
         interceptors.observe(number)
     interceptors.close()
     fresh = Counters()
-    interceptors.count_into(fresh)
+    interceptors.counters = fresh
     interceptors.observe("of the new child")
     slow.wait_for("of the new child")
     assert slow.seen[-1][1] != threading.get_ident()

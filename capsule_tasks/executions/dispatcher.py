@@ -29,7 +29,7 @@ from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.protocol.messages import Ack, Message, Result, TaskResult, Terminal
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.pool.plan import Slot
-from capsule_tasks.sessions.pool.profile_pool import ProfilePool
+from capsule_tasks.sessions.pool.session_pool import ProfilePool
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.stopping import StopOutcome
 

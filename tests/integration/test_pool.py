@@ -351,7 +351,7 @@ async def test_looking_after_the_health_never_takes_an_idle_session_away() -> No
 async def test_reasons_without_end_are_not_kept_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("capsule_tasks.sessions.pool.profile_pool._MAX_REASONS", 3)
+    monkeypatch.setattr("capsule_tasks.sessions.pool.session_pool._MAX_REASONS", 3)
     async with asyncio.timeout(HANG_S), pool_of(min_idle=0, max_sessions=1) as pool:
         for status in range(6):
             async with pool.borrow() as session:

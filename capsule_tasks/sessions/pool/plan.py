@@ -19,21 +19,29 @@ memory. A slot with a `retire_reason` takes nothing new and is retired as soon a
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from capsule_tasks.settings import PoolSettings
+
+if TYPE_CHECKING:
+    from capsule_tasks.sessions.session import Session
 
 EARLY_EXITS = 3
 """Sessions in a row that may end before their first use until the next start is delayed."""
 _MIN_PAUSE_S = 0.1
 _MAX_PAUSE_S = 30.0
 _USED = "it was used, and each borrower gets a fresh one"
+
+
+Waiter = asyncio.Future["Slot"]
 
 
 class Stage(Enum):
@@ -51,6 +59,8 @@ class Slot:
     """One session of the pool, by number."""
 
     number: int
+    session: Session | None = field(default=None, repr=False)
+    """Set by the pool; the plan does not use it."""
     stage: Stage = Stage.STARTING
     name: str | None = None
     is_name_new: bool = False
@@ -71,22 +81,22 @@ class Slot:
 class Assign:
     """Hand the slot's session to the waiter."""
 
-    waiter: int
-    slot: int
+    waiter: Waiter
+    slot: Slot
 
 
 @dataclass(frozen=True)
 class Start:
     """Start a session in the slot."""
 
-    slot: int
+    slot: Slot
 
 
 @dataclass(frozen=True)
 class Retire:
     """Stop the slot's session."""
 
-    slot: int
+    slot: Slot
     reason: str
 
 
@@ -94,7 +104,7 @@ class Retire:
 class Refuse:
     """Fail the waiter, with the reason why there is no session for it."""
 
-    waiter: int
+    waiter: Waiter
     reason: str
 
 
@@ -116,7 +126,7 @@ class PoolPlan:
 
     settings: PoolSettings
     slots: dict[int, Slot] = field(default_factory=dict)
-    waiters: OrderedDict[int, str | None] = field(default_factory=OrderedDict)
+    waiters: OrderedDict[Waiter, str | None] = field(default_factory=OrderedDict)
     breaker: Breaker = field(default_factory=Breaker)
     stopping: bool = False
     capacity: int = 1
@@ -133,16 +143,15 @@ class PoolPlan:
 
     # --- events --------------------------------------------------------------------------------
 
-    def wait(self, waiter: int, name: str | None = None) -> None:
+    def wait(self, waiter: Waiter, name: str | None = None) -> None:
         """A borrower waits for a session: any without a name, or the one of a name."""
         self.waiters[waiter] = name
 
-    def cancel_wait(self, waiter: int) -> None:
+    def cancel_wait(self, waiter: Waiter) -> None:
         """The borrower no longer waits; nothing happens if it has a session already."""
         self.waiters.pop(waiter, None)
 
-    def started(self, number: int, rss: int, now: float) -> None:
-        slot = self.slots[number]
+    def started(self, slot: Slot, rss: int, now: float) -> None:
         self.breaker = Breaker()
         slot.born_at = slot.idle_since = now
         slot.first_rss = slot.rss = rss
@@ -150,17 +159,16 @@ class PoolPlan:
             slot.stage = Stage.IDLE
             self._make_available(slot)
 
-    def start_failed(self, number: int, error: str, now: float) -> None:
-        self.slots.pop(number, None)
+    def start_failed(self, slot: Slot, error: str, now: float) -> None:
+        self.stopped(slot)
         breaker = self.breaker
         breaker.failures += 1
         breaker.last_error = error
         if breaker.failures >= self.settings.breaker_failures:
             breaker.open_until = now + self.settings.breaker_reset_s
 
-    def released(self, number: int, now: float, *, used: bool = True, executions: int = 0) -> None:
+    def released(self, slot: Slot, now: float, *, used: bool = True, executions: int = 0) -> None:
         """The borrower gave the session back, after `executions` executions in all."""
-        slot = self.slots[number]
         if slot.stage is not Stage.BORROWED:
             return
         slot.stage = Stage.IDLE
@@ -182,7 +190,7 @@ class PoolPlan:
         staying = [slot for slot in self.slots.values() if self._stays(slot)]
         staying.sort(key=lambda slot: (slot.stage is not Stage.STARTING, slot.load))
         for slot in staying[: max(0, len(staying) - size)]:
-            self._mark_retiring(slot, "the pool has shrunk")
+            self.retire_when_idle(slot, "the pool has shrunk")
 
     def assign(self) -> Slot | None:
         """Assign a piece of work to the session that has the least; None if none has room."""
@@ -200,9 +208,9 @@ class PoolPlan:
         slot.uses += 1
         max_uses = self.settings.max_uses
         if max_uses is not None and slot.uses >= max_uses:
-            self._mark_retiring(slot, f"it was used {max_uses} times or more")
+            self.retire_when_idle(slot, f"it was used {max_uses} times or more")
         elif self.settings.fresh:
-            self._mark_retiring(slot, _USED)
+            self.retire_when_idle(slot, _USED)
         return slot
 
     def finished(self, slot: Slot, now: float) -> None:
@@ -218,36 +226,29 @@ class PoolPlan:
         if not slot.retire_reason:
             self._available[slot.number] = slot
 
-    def reported(self, number: int, rss: int) -> bool:
+    def reported(self, slot: Slot, rss: int) -> bool:
         """A heartbeat came, with the child's memory; whether the slot is to be retired for that."""
-        slot = self.slots.get(number)
-        if slot is None:
-            return False
         slot.rss = rss
         slot.is_unresponsive = False
         max_rss = self.settings.max_rss_bytes
         if max_rss is None or rss <= max_rss or not self._stays(slot):
             return False
-        self._mark_retiring(slot, f"it uses {rss} bytes of memory, and may use {max_rss}")
+        self.retire_when_idle(slot, f"it uses {rss} bytes of memory, and may use {max_rss}")
         return True
 
-    def heartbeat_missed(self, number: int) -> None:
-        slot = self.slots.get(number)
-        if slot is not None:
-            slot.is_unresponsive = True
+    def heartbeat_missed(self, slot: Slot) -> None:
+        slot.is_unresponsive = True
 
-    def retire_when_idle(self, number: int, reason: str) -> None:
+    def retire_when_idle(self, slot: Slot, reason: str) -> None:
         """Give the slot nothing new from now on; a borrower keeps it until the release."""
-        slot = self.slots.get(number)
-        if slot is not None:
-            self._mark_retiring(slot, reason)
+        slot.retire_reason = slot.retire_reason or reason
+        self._available.pop(slot.number, None)
 
-    def lost(self, number: int, reason: str, now: float) -> bool:
+    def lost(self, slot: Slot, reason: str, now: float) -> bool:
         """The child died; whether the pool counted on it: it was ready and not to be retired."""
-        slot = self.slots.get(number)
-        if slot is None or slot.stage is Stage.STARTING or not self._stays(slot):
+        if slot.stage is Stage.STARTING or not self._stays(slot):
             return False
-        self._mark_retiring(slot, reason)
+        self.retire_when_idle(slot, reason)
         if slot.stage is Stage.IDLE and not slot.uses:
             self.early_exits += 1
             if self.early_exits > EARLY_EXITS:
@@ -255,9 +256,10 @@ class PoolPlan:
                 self.paused_until = now + min(pause_s, _MAX_PAUSE_S)
         return True
 
-    def stopped(self, number: int) -> None:
-        """Nothing of the session is left."""
-        self.slots.pop(number, None)
+    def stopped(self, slot: Slot) -> None:
+        """Nothing of the session is left; later events of the slot change nothing."""
+        self.slots.pop(slot.number, None)
+        slot.stage = Stage.RETIRING
 
     # --- decisions -----------------------------------------------------------------------------
 
@@ -334,7 +336,7 @@ class PoolPlan:
             slot.stage, slot.name = Stage.BORROWED, name
             self._available.pop(slot.number, None)
             del self.waiters[waiter]
-            actions.append(Assign(waiter, slot.number))
+            actions.append(Assign(waiter, slot))
         return actions
 
     def _retire_for_others(self) -> list[Action]:
@@ -357,9 +359,9 @@ class PoolPlan:
         wanted = min(wanted, self.settings.max_sessions - len(self.slots))
         if self.breaker.open_until is not None:  # half open: one attempt decides
             wanted = min(wanted, 1)
-        numbers = list(itertools.islice(self._numbers, max(0, wanted)))
-        self.slots.update((number, Slot(number)) for number in numbers)
-        return [Start(number) for number in numbers]
+        new = [Slot(number) for number in itertools.islice(self._numbers, max(0, wanted))]
+        self.slots.update((slot.number, slot) for slot in new)
+        return [Start(slot) for slot in new]
 
     def _missing(self, now: float) -> int:
         """Sessions to start so that the pool has its size."""
@@ -393,11 +395,7 @@ class PoolPlan:
     def _retire(self, slot: Slot, reason: str) -> Action:
         slot.stage = Stage.RETIRING
         self._available.pop(slot.number, None)
-        return Retire(slot.number, reason)
-
-    def _mark_retiring(self, slot: Slot, reason: str) -> None:
-        slot.retire_reason = slot.retire_reason or reason
-        self._available.pop(slot.number, None)
+        return Retire(slot, reason)
 
     def _make_available(self, slot: Slot) -> None:
         if not slot.retire_reason and slot.name is None:

@@ -33,7 +33,7 @@ from capsule_tasks.protocol.messages import (
     Terminal,
 )
 from capsule_tasks.sessions import SessionPool
-from capsule_tasks.sessions.pool import profile_pool
+from capsule_tasks.sessions.pool import session_pool
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import PoolSettings, Profile
 from tests.sessions import HANG_S
@@ -190,7 +190,7 @@ class Ground:
 async def ground(blocking: int = 1, asynchronous: int = 0, **changes: object) -> AsyncIterator[Any]:
     made = Ground(**changes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile_pool, "Session", FakeSession)
+        patch.setattr(session_pool, "Session", FakeSession)
         async with made.sessions:
             made.dispatcher.resize("blocking", blocking)
             made.dispatcher.resize("async", asynchronous)

@@ -44,25 +44,21 @@ __all__ = [
     "step",
 ]
 
-_HOME_OF = {
-    "Capsule": "capsule_tasks.client",
-    "ChildSettings": "capsule_tasks.settings",
-    "EffectUncertain": "capsule_tasks.errors",
-    "Execution": "capsule_tasks.client",
-    "ExecutionCancelled": "capsule_tasks.errors",
-    "GroupExecution": "capsule_tasks.client",
-    "History": "capsule_tasks.storage",
-    "LimitSettings": "capsule_tasks.settings",
-    "PoolSettings": "capsule_tasks.settings",
-    "Profile": "capsule_tasks.settings",
-    "SandboxSettings": "capsule_tasks.settings",
-    "Session": "capsule_tasks.sessions",
-    "SessionConfig": "capsule_tasks.sessions",
-    "SessionPool": "capsule_tasks.sessions",
-    "SyncHistory": "capsule_tasks.storage",
-    "progress": "capsule_tasks.child.io.capture",
-    "step": "capsule_tasks.client.steps",
+_NAMES_IN = {
+    "capsule_tasks.child.io.capture": ("progress",),
+    "capsule_tasks.client": ("Capsule", "Execution", "GroupExecution", "step"),
+    "capsule_tasks.errors": ("EffectUncertain", "ExecutionCancelled"),
+    "capsule_tasks.sessions": ("Session", "SessionConfig", "SessionPool"),
+    "capsule_tasks.settings": (
+        "ChildSettings",
+        "LimitSettings",
+        "PoolSettings",
+        "Profile",
+        "SandboxSettings",
+    ),
+    "capsule_tasks.storage": ("History", "SyncHistory"),
 }
+_HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -54,8 +53,6 @@ class _Commands(click.Group):
             raise Unavailable(str(error)) from error
         except (CapsuleError, ValueError, TimeoutError, LookupError) as error:
             raise click.ClickException(str(error) or type(error).__name__) from error
-        finally:
-            _flush()
 
 
 @click.group(cls=_Commands)
@@ -117,7 +114,6 @@ def tail(
             click.echo(views.as_json(event))
         else:
             printer.show(event)
-        _flush()
     ctx.exit(views.exit_status(last))
 
 
@@ -149,7 +145,6 @@ def _tail_group(group: GroupExecution, *, as_json: bool, no_wait: bool) -> int:
             for failure in state.failures:
                 click.echo(views.failure_line(failure))
             click.echo(views.bar(state))
-        _flush()
     return views.group_status(state)
 
 
@@ -392,9 +387,3 @@ def _show(lengths: dict[str, int | None], entries: list[RecentEntry], *, as_json
     if lengths:
         click.echo(views.queued_line(lengths))
     screen.print_table(entries)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # the process may have been started with it closed
-            stream.flush()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import logging
+import os
+import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from capsule_tasks.client.redis_location import redis_url
-from capsule_tasks.client.requested_by import requested_by
 from capsule_tasks.client.revokes import store_revokes
 from capsule_tasks.client.watching.results import stored_ends
 from capsule_tasks.client.watching.watch_thread import watch_thread
@@ -42,7 +44,7 @@ async def cancel_all(
         check_type("an execution id", one, str)
     answers: dict[str, CancelAnswer] = dict.fromkeys(wanted, "pending")
     if redis_url(app) is not None:
-        command = CancelCommand(grace_s=grace_s, requested_by=requested_by())
+        command = CancelCommand(grace_s=grace_s, requested_by=_requested_by())
         answers = await send_to_all(app, wanted, command)
     pending = [one for one, answer in answers.items() if answer == "pending"]
     for batch in in_batches(pending):
@@ -92,6 +94,15 @@ def _revoke(app: Any, ids: Sequence[str]) -> None:
     """Revoke through Celery tasks that no worker has started, or that run on another pool."""
     store_revokes(app, *ids)
     app.control.revoke(list(ids), terminate=True, signal="SIGTERM")
+
+
+def _requested_by() -> str:
+    """The sender of a command, as a worker's log names it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}, process {os.getpid()}"
 
 
 def check_type(name: str, value: Any, kind: type) -> None:

@@ -11,7 +11,7 @@ from celery.utils.imports import symbol_by_name
 
 from capsule_tasks.client.cancelling import CancelAnswer, cancel_all
 from capsule_tasks.client.task import Task, mixed
-from capsule_tasks.client.watching.watch_thread import watch_thread
+from capsule_tasks.client.watching.watch_thread import blocking
 
 log = logging.getLogger("capsule_tasks.client")
 
@@ -51,14 +51,10 @@ class Capsule:
         """
         return await cancel_all(self.app, [ids] if isinstance(ids, str) else ids, grace_s)
 
-    def cancel(
-        self, ids: str | Iterable[str], grace_s: float | None = None
-    ) -> dict[str, CancelAnswer]:
-        """The blocking form of `acancel`."""
-        return watch_thread.call(self.acancel(ids, grace_s))
+    cancel = blocking(acancel)
 
     def _mix_into_class(self) -> None:
-        self.app.task_cls = mixed(symbol_by_name(self.app.task_cls))
+        self.app.task_cls = mixed(Task, symbol_by_name(self.app.task_cls))
         self.app.__dict__.pop("Task", None)  # a cached class, made of the old one
 
     def _mix_into_tasks(self) -> None:
@@ -66,7 +62,7 @@ class Capsule:
         registry = self.app._tasks  # noqa: SLF001 - `tasks` would finalize the app
         for task in registry.values():
             _mix_into(task)
-        registry.__class__ = _mixing(type(registry))
+        registry.__class__ = mixed(TaskMixin, type(registry))
 
     def _on_configured(self, *_: Any, **__: Any) -> None:
         conf = self.app.conf
@@ -79,21 +75,15 @@ class Capsule:
 
 def _mix_into(task: Any) -> None:
     if not isinstance(task, Task) and not task.name.startswith(_BUILT_IN):
-        task.__class__ = mixed(type(task))
+        task.__class__ = mixed(Task, type(task))
 
 
-class _TaskMixin:
+class TaskMixin:
     """Mixed into an app's task registry, where every task is registered."""
 
     def __setitem__(self, name: str, task: Any) -> None:
         _mix_into(task)
         super().__setitem__(name, task)  # type: ignore[misc]
-
-
-def _mixing(base: type) -> type:
-    if issubclass(base, _TaskMixin):
-        return base
-    return type(base.__name__, (_TaskMixin, base), {"__module__": base.__module__})
 
 
 def _is_our_pool(pool: Any) -> bool:
@@ -106,14 +96,13 @@ def _is_our_pool(pool: Any) -> bool:
 def conflicts(conf: Any) -> list[str]:
     """The settings in a configuration that keep tasks from running in sessions."""
     found = []
+    accepted = conf.accept_content or ()
     if not _is_our_pool(conf.worker_pool):
         found.append(
             f"worker_pool = {conf.worker_pool!r} stays as it is configured, so tasks do not run in "
             f"sessions; remove it, or set it to {POOL!r}"
         )
-    if "pickle" in (conf.accept_content or ()) or "application/x-python-serialize" in (
-        conf.accept_content or ()
-    ):
+    if "pickle" in accepted or "application/x-python-serialize" in accepted:
         found.append(
             "accept_content allows pickle: whoever can write to the broker can run code in the "
             "workers"

@@ -20,6 +20,7 @@ from capsule_tasks.protocol.cancelled import as_failure
 class Task:
     """Mixed into the task class of an app: calls return an `Execution`."""
 
+    abstract = True
     name: str
     app: Any
     backend: Any
@@ -43,19 +44,14 @@ class Task:
         return EagerExecution.of(result) if type(result) is EagerResult else result
 
 
-@functools.cache
-def _execution(base: Any) -> type:
-    """A result class that derives from `Execution` and `base`."""
-    if issubclass(base, Execution):
-        return cast("type", base)
-    return type(base.__name__, (Execution, base), {"__module__": base.__module__})
-
-
-def mixed(base: type) -> type:
-    """A task class that derives from `Task` and `base`."""
-    if issubclass(base, Task):
+def mixed(mixin: type, base: type) -> type:
+    """A class with the name of `base` that derives from `mixin` and `base`."""
+    if issubclass(base, mixin):
         return base
-    return type(base.__name__, (Task, base), {"__module__": base.__module__, "abstract": True})
+    return type(base.__name__, (mixin, base), {"__module__": base.__module__})
+
+
+_execution = functools.cache(functools.partial(mixed, Execution))
 
 
 def _let_run_eagerly(task: Any) -> None:

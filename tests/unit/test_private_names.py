@@ -24,7 +24,8 @@ from celery.worker.request import Request
 from kombu.transport.redis import QoS
 
 import capsule_tasks
-from capsule_tasks.client.capsule import _mixing
+from capsule_tasks.client import task
+from capsule_tasks.client.capsule import TaskMixin
 from capsule_tasks.client.task import mixed
 from capsule_tasks.taskpool.prefetch import _for_slots
 from capsule_tasks.taskpool.reporting.requests import pool_request
@@ -237,7 +238,12 @@ def test_uses_are_found() -> None:
 
 LIBRARIES = ("billiard", "celery", "kombu", "redis")
 MIXED = (
-    *(mixed(Task), _mixing(TaskRegistry), _for_slots(Autoscaler), pool_request(Request)),
+    *(
+        mixed(task.Task, Task),
+        mixed(TaskMixin, TaskRegistry),
+        _for_slots(Autoscaler),
+        pool_request(Request),
+    ),
     *(with_batched_acks(QoS), with_renewal_marks(QoS)),
 )
 """Classes that are made when a worker or an app starts."""

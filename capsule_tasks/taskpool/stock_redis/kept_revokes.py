@@ -88,7 +88,7 @@ class Revokes(ThreadService):
 
     def set_up(self) -> None:
         assert self._store is not None
-        self._listen(self._store.channel, self.ring)
+        self._listen(self._store.core.channel, self.ring)
 
     def wake(self) -> None:
         with self._changed:

@@ -29,10 +29,9 @@ from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.registry import Registry
 from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.errors import BadFrame, Unconfined
-from capsule_tasks.protocol.codec import MessageDecoder
-from capsule_tasks.protocol.framing import HEADER
-from capsule_tasks.protocol.messages import ErrorKind, Hello, Ready, Rejected, ToChild
-from capsule_tasks.protocol.negotiation import VERSIONS, choose_version, common_capabilities
+from capsule_tasks.protocol import messages
+from capsule_tasks.protocol.codec import HEADER, MessageDecoder
+from capsule_tasks.protocol.messages import ErrorKind, Hello, Ready, ToChild
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import ChildSettings
 from capsule_tasks.system.family import kill_descendants
@@ -69,22 +68,23 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
         os.setsid()
     flush_interval_s = hello.config.output.flush_interval_s
     outbox = Outbox(control, bulk, hello.config.max_frame_bytes, flush_interval_s)
-    version = choose_version(hello.versions)
+    version = next((version for version in hello.versions if version in messages.VERSIONS), None)
     if version is None:
-        reason = f"the parent supports versions {list(hello.versions)}, this child {list(VERSIONS)}"
-        outbox.control(Rejected(kind=ErrorKind.INCOMPATIBLE_PROTOCOL, message=reason))
+        theirs, ours = list(hello.versions), list(messages.VERSIONS)
+        reason = f"the parent supports versions {theirs}, this child {ours}"
+        outbox.control(messages.Rejected(kind=ErrorKind.INCOMPATIBLE_PROTOCOL, message=reason))
         os._exit(EXIT_INCOMPATIBLE)
     _close_channels_in_forks(control, bulk, stack_fd)
     try:
         config, isolation = _confine(hello.config)
     except Unconfined as fault:
-        outbox.control(Rejected(kind=ErrorKind.UNCONFINED, message=str(fault)))
+        outbox.control(messages.Rejected(kind=ErrorKind.UNCONFINED, message=str(fault)))
         os._exit(EXIT_UNCONFINED)
     ready = Ready(
         session_id=hello.session_id,
         version=version,
         pid=os.getpid(),
-        capabilities=common_capabilities(hello.capabilities),
+        capabilities=tuple(sorted(set(messages.CAPABILITIES).intersection(hello.capabilities))),
         config=_without_secrets(config),
         python=sys.version.split()[0],
         isolation=isolation,
@@ -173,8 +173,7 @@ def _without_secrets(config: ChildSettings) -> ChildSettings:
 def _await_hello(control: socket.socket) -> Hello:
     header = _exactly(control, HEADER)
     frame = header + _exactly(control, int.from_bytes(header, "big"))
-    decoder: MessageDecoder[ToChild] = MessageDecoder(ToChild, len(frame))
-    for message in decoder.feed(frame):
+    for message in MessageDecoder(ToChild, len(frame)).feed(frame):
         if isinstance(message, Hello):
             return message
         raise BadFrame(f"the parent opened with a {type(message).__name__}, not with Hello")

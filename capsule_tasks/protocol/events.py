@@ -33,38 +33,38 @@ AttemptOutcome = Literal["retry", "requeued", "replaced", "lost"]
 """How an attempt ended that another one follows."""
 
 
-class _Event(msgspec.Struct, kw_only=True, frozen=True, tag_field="t", omit_defaults=True):
-    """An event without a time: Redis sets the time of an entry when it is added."""
+class _Tagged(msgspec.Struct, kw_only=True, frozen=True, tag_field="t", omit_defaults=True):
+    """A command, or an event. Events have no time: Redis sets that of an entry as it is added."""
 
 
-class AttemptClaimed(_Event, kw_only=True, frozen=True, tag="attempt_claimed"):
+class AttemptClaimed(_Tagged, kw_only=True, frozen=True, tag="attempt_claimed"):
     """A worker claimed the execution's next attempt."""
 
     worker: str
     task: str = ""
 
 
-class Accepted(_Event, kw_only=True, frozen=True, tag="accepted"):
+class Accepted(_Tagged, kw_only=True, frozen=True, tag="accepted"):
     """The code of the attempt runs, in this process."""
 
     pid: int = 0
 
 
-class Stacks(_Event, kw_only=True, frozen=True, tag="stacks"):
+class Stacks(_Tagged, kw_only=True, frozen=True, tag="stacks"):
     """The Python stacks that a `StackCommand` asked for."""
 
     in_reply_to: str
     text: str
 
 
-class AttemptEnded(_Event, kw_only=True, frozen=True, tag="attempt_ended"):
+class AttemptEnded(_Tagged, kw_only=True, frozen=True, tag="attempt_ended"):
     """This attempt ended, and another one follows."""
 
     outcome: AttemptOutcome
     detail: str = ""
 
 
-class Ended(_Event, kw_only=True, frozen=True, tag="ended"):
+class Ended(_Tagged, kw_only=True, frozen=True, tag="ended"):
     """The last event of every execution. The value itself is in the result backend."""
 
     outcome: Outcome
@@ -134,11 +134,7 @@ def decode_event(data: bytes) -> tuple[EventMessage | UnknownEvent, int]:
 # --- commands ----------------------------------------------------------------------------------
 
 
-class _Command(msgspec.Struct, kw_only=True, frozen=True, tag_field="t", omit_defaults=True):
-    pass
-
-
-class CancelCommand(_Command, kw_only=True, frozen=True, tag="cancel"):
+class CancelCommand(_Tagged, kw_only=True, frozen=True, tag="cancel"):
     """Stop the execution: in order within the grace, else by force."""
 
     grace_s: float | None = None
@@ -146,11 +142,11 @@ class CancelCommand(_Command, kw_only=True, frozen=True, tag="cancel"):
     """The user, host and process of the caller, for the worker's log."""
 
 
-class InterruptCommand(_Command, kw_only=True, frozen=True, tag="interrupt"):
+class InterruptCommand(_Tagged, kw_only=True, frozen=True, tag="interrupt"):
     """Raise KeyboardInterrupt in the execution."""
 
 
-class RespondCommand(_Command, kw_only=True, frozen=True, tag="respond"):
+class RespondCommand(_Tagged, kw_only=True, frozen=True, tag="respond"):
     """Answer a question of the execution: the one named, or the one that is open."""
 
     text: str = ""
@@ -158,7 +154,7 @@ class RespondCommand(_Command, kw_only=True, frozen=True, tag="respond"):
     eof: bool = False
 
 
-class StackCommand(_Command, kw_only=True, frozen=True, tag="stack"):
+class StackCommand(_Tagged, kw_only=True, frozen=True, tag="stack"):
     """Publish the Python stacks of the execution as an event."""
 
     request_id: str

@@ -14,8 +14,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from capsule_tasks.protocol.failures import Failure
 from capsule_tasks.settings import ChildSettings
+
+VERSIONS: tuple[int, ...] = (1,)
+"""The versions of this code, best first."""
+CAPABILITIES = (
+    "ack",
+    "async",
+    "cancel",
+    "checkpoint",
+    "credit",
+    "input",
+    "interrupt",
+    "namespace",
+    "progress",
+    "stack",
+)
+"""What this code can do; the two sides of a session agree on what both can."""
 
 Stream = Literal["stdout", "stderr"]
 
@@ -74,10 +89,18 @@ class Message(msgspec.Struct, kw_only=True, tag_field="t", omit_defaults=True):
     timestamp: float = msgspec.field(default_factory=time.monotonic)
 
 
+class ToChild(Message, kw_only=True):
+    """A message from the parent to the child."""
+
+
+class ToParent(Message, kw_only=True):
+    """A message from the child to the parent."""
+
+
 # --- parent to child, control ------------------------------------------------------------------
 
 
-class Hello(Message, kw_only=True, tag="hello"):
+class Hello(ToChild, kw_only=True, tag="hello"):
     """The first message: the versions of the parent, and the settings of the child."""
 
     versions: tuple[int, ...]
@@ -86,7 +109,7 @@ class Hello(Message, kw_only=True, tag="hello"):
     config: ChildSettings = ChildSettings()
 
 
-class Cancel(Message, kw_only=True, tag="cancel"):
+class Cancel(ToChild, kw_only=True, tag="cancel"):
     """Stop one execution. `seq` shows whether it has not arrived yet or has ended."""
 
     execution_id: str
@@ -95,37 +118,37 @@ class Cancel(Message, kw_only=True, tag="cancel"):
     credit: int = 0
 
 
-class Interrupt(Message, kw_only=True, tag="interrupt"):
+class Interrupt(ToChild, kw_only=True, tag="interrupt"):
     """Raise KeyboardInterrupt in one execution, or in all that run."""
 
     execution_id: str | None = None
 
 
-class SoftLimit(Message, kw_only=True, tag="soft_limit"):
+class SoftLimit(ToChild, kw_only=True, tag="soft_limit"):
     """Raise the soft time limit in one execution, which may go on."""
 
     execution_id: str
     seq: int
 
 
-class StackRequest(Message, kw_only=True, tag="stack_request"):
+class StackRequest(ToChild, kw_only=True, tag="stack_request"):
     """Ask for the Python stacks of one execution, or of the whole child."""
 
     execution_id: str | None = None
 
 
-class NamespaceRequest(Message, kw_only=True, tag="namespace_request"):
+class NamespaceRequest(ToChild, kw_only=True, tag="namespace_request"):
     """Ask for the names, types and sizes in the namespace."""
 
 
-class Credit(Message, kw_only=True, tag="credit"):
+class Credit(ToChild, kw_only=True, tag="credit"):
     """Allow so many more bytes of an execution's output."""
 
     execution_id: str | None
     bytes: int
 
 
-class Shutdown(Message, kw_only=True, tag="shutdown"):
+class Shutdown(ToChild, kw_only=True, tag="shutdown"):
     """Stop everything and exit. `credit` is for the final output of each execution."""
 
     reason: str = ""
@@ -157,7 +180,7 @@ class TaskCall(msgspec.Struct, tag="task", tag_field="t", kw_only=True, omit_def
     """Celery's task protocol."""
 
 
-class Execute(Message, kw_only=True, tag="execute"):
+class Execute(ToChild, kw_only=True, tag="execute"):
     """Run code or a task. `seq` counts the executions of a session."""
 
     execution_id: str
@@ -166,7 +189,7 @@ class Execute(Message, kw_only=True, tag="execute"):
     on_busy: Literal["refuse", "wait"] = "refuse"
 
 
-class InputResponse(Message, kw_only=True, tag="input_response"):
+class InputResponse(ToChild, kw_only=True, tag="input_response"):
     """Answer an InputRequest, or end its input."""
 
     execution_id: str
@@ -175,11 +198,11 @@ class InputResponse(Message, kw_only=True, tag="input_response"):
     eof: bool = False
 
 
-class Checkpoint(Message, kw_only=True, tag="checkpoint"):
+class Checkpoint(ToChild, kw_only=True, tag="checkpoint"):
     """Save the namespace."""
 
 
-class Restore(Message, kw_only=True, tag="restore"):
+class Restore(ToChild, kw_only=True, tag="restore"):
     """Restore a saved namespace, over the present one or instead of it."""
 
     data: bytes
@@ -189,7 +212,7 @@ class Restore(Message, kw_only=True, tag="restore"):
 # --- child to parent, control ------------------------------------------------------------------
 
 
-class Ready(Message, kw_only=True, tag="ready"):
+class Ready(ToParent, kw_only=True, tag="ready"):
     """The child accepts executions; `config` has the settings that it applied."""
 
     session_id: str
@@ -202,14 +225,14 @@ class Ready(Message, kw_only=True, tag="ready"):
     """The confinement that was applied to the child."""
 
 
-class Rejected(Message, kw_only=True, tag="rejected"):
+class Rejected(ToParent, kw_only=True, tag="rejected"):
     """The handshake failed; the child exits."""
 
     kind: str
     message: str
 
 
-class Ack(Message, kw_only=True, tag="ack"):
+class Ack(ToParent, kw_only=True, tag="ack"):
     """An execution was accepted and will end with exactly one terminal message."""
 
     ack_of: str
@@ -221,7 +244,7 @@ class Ack(Message, kw_only=True, tag="ack"):
     """The `seq` of the `Execute`: an id may be reused, and the end may come before this."""
 
 
-class Started(Message, kw_only=True, tag="started"):
+class Started(ToParent, kw_only=True, tag="started"):
     """A queued execution has started. For the parent only, which finds the owner of raw output."""
 
     execution_id: str
@@ -229,7 +252,7 @@ class Started(Message, kw_only=True, tag="started"):
     """The `seq` of the `Execute`."""
 
 
-class CancelReply(Message, kw_only=True, tag="cancel_reply"):
+class CancelReply(ToParent, kw_only=True, tag="cancel_reply"):
     """The answer to a Cancel."""
 
     in_reply_to: str
@@ -237,7 +260,7 @@ class CancelReply(Message, kw_only=True, tag="cancel_reply"):
     done: Literal["interrupted", "not_running"]
 
 
-class InterruptReply(Message, kw_only=True, tag="interrupt_reply"):
+class InterruptReply(ToParent, kw_only=True, tag="interrupt_reply"):
     """The answer to an Interrupt, with the executions that were interrupted."""
 
     in_reply_to: str
@@ -262,7 +285,7 @@ class Stack(msgspec.Struct, kw_only=True, omit_defaults=True):
     execution_id: str | None = None
 
 
-class StackReply(Message, kw_only=True, tag="stack_reply"):
+class StackReply(ToParent, kw_only=True, tag="stack_reply"):
     """The stacks asked for."""
 
     in_reply_to: str
@@ -278,7 +301,7 @@ class NamespaceEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     redacted: bool = False
 
 
-class NamespaceSummary(Message, kw_only=True, tag="namespace_summary"):
+class NamespaceSummary(ToParent, kw_only=True, tag="namespace_summary"):
     """The names in the namespace; `total` counts also those that are not listed."""
 
     in_reply_to: str
@@ -286,7 +309,7 @@ class NamespaceSummary(Message, kw_only=True, tag="namespace_summary"):
     entries: list[NamespaceEntry]
 
 
-class Heartbeat(Message, kw_only=True, tag="heartbeat"):
+class Heartbeat(ToParent, kw_only=True, tag="heartbeat"):
     """Sent by the control thread; shows that the interpreter runs."""
 
     rss_bytes: int
@@ -298,14 +321,14 @@ class Heartbeat(Message, kw_only=True, tag="heartbeat"):
     threads: int = 0
 
 
-class Unsupported(Message, kw_only=True, tag="unsupported"):
+class Unsupported(ToChild, ToParent, kw_only=True, tag="unsupported"):
     """A message of an unknown type was ignored."""
 
     what: str
     in_reply_to: str | None = None
 
 
-class ReplyTooLarge(Message, kw_only=True, tag="reply_too_large"):
+class ReplyTooLarge(ToParent, kw_only=True, tag="reply_too_large"):
     """A request was understood, but its reply does not fit into a frame; the request failed."""
 
     in_reply_to: str
@@ -316,7 +339,7 @@ class ReplyTooLarge(Message, kw_only=True, tag="reply_too_large"):
 # --- child to parent, bulk ---------------------------------------------------------------------
 
 
-class Output(Message, kw_only=True, tag="output"):
+class Output(ToParent, kw_only=True, tag="output"):
     """Text that an execution wrote; without an id it belongs to the session."""
 
     stream: Stream
@@ -328,7 +351,7 @@ class Output(Message, kw_only=True, tag="output"):
     """Raw output, which the parent read from descriptor 1 or 2."""
 
 
-class Progress(Message, kw_only=True, tag="progress"):
+class Progress(ToParent, kw_only=True, tag="progress"):
     """The progress that an execution reports."""
 
     execution_id: str
@@ -337,7 +360,7 @@ class Progress(Message, kw_only=True, tag="progress"):
     note: str = ""
 
 
-class InputRequest(Message, kw_only=True, tag="input_request"):
+class InputRequest(ToParent, kw_only=True, tag="input_request"):
     """An execution waits for a line of text; the message's id names the request."""
 
     execution_id: str
@@ -346,7 +369,7 @@ class InputRequest(Message, kw_only=True, tag="input_request"):
     timeout_s: float | None = None
 
 
-class InputClosed(Message, kw_only=True, tag="input_closed"):
+class InputClosed(ToParent, kw_only=True, tag="input_closed"):
     """An execution no longer waits for input."""
 
     execution_id: str
@@ -354,7 +377,7 @@ class InputClosed(Message, kw_only=True, tag="input_closed"):
     reason: Literal["answered", "timeout", "cancelled", "eof"]
 
 
-class Gap(Message, kw_only=True, tag="gap"):
+class Gap(ToParent, kw_only=True, tag="gap"):
     """Output is missing here."""
 
     stream: Stream
@@ -363,7 +386,33 @@ class Gap(Message, kw_only=True, tag="gap"):
     execution_id: str | None = None
 
 
-class Terminal(Message, kw_only=True):
+class Raised(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Enough of an exception to rebuild it where its type is known."""
+
+    module: str
+    name: str
+    """The qualified name of the type in that module."""
+    args: list[Any] | None = None
+    """None if an argument cannot be carried."""
+    message: str = ""
+    text: str = ""
+    """The `repr` of the exception."""
+    notes: tuple[str, ...] = ()
+    state: dict[str, Any] = {}
+    """Attributes that Celery reads: `when` of a retry, `requeue` of a reject."""
+
+
+class Failure(Raised, kw_only=True, omit_defaults=True):
+    """How a task failed, or why it is to be retried, ignored or rejected."""
+
+    traceback: str = ""
+    internal: bool = False
+    """Celery's own code raised the exception, not the task."""
+    inner: Raised | None = None
+    """The exception that a retry was raised for."""
+
+
+class Terminal(ToParent, kw_only=True):
     """The last message of an execution, with the bytes that each stream carried before it."""
 
     execution_id: str
@@ -405,7 +454,7 @@ class Error(Terminal, kw_only=True, tag="error"):
     """The last known stack of an execution that was killed or stopped at a limit."""
 
 
-class Checkpointed(Message, kw_only=True, tag="checkpointed"):
+class Checkpointed(ToParent, kw_only=True, tag="checkpointed"):
     """A saved namespace; only a child can read `data`. Without data, `error` says why."""
 
     in_reply_to: str
@@ -415,49 +464,9 @@ class Checkpointed(Message, kw_only=True, tag="checkpointed"):
     error: str = ""
 
 
-class Restored(Message, kw_only=True, tag="restored"):
+class Restored(ToParent, kw_only=True, tag="restored"):
     """The names restored. With an error the namespace has not changed."""
 
     in_reply_to: str
     names: tuple[str, ...] = ()
     error: str = ""
-
-
-ToChild = (
-    Hello
-    | Cancel
-    | Interrupt
-    | SoftLimit
-    | StackRequest
-    | NamespaceRequest
-    | Credit
-    | Shutdown
-    | Execute
-    | InputResponse
-    | Checkpoint
-    | Restore
-    | Unsupported
-)
-ToParent = (
-    Ready
-    | Rejected
-    | Ack
-    | Started
-    | CancelReply
-    | InterruptReply
-    | StackReply
-    | NamespaceSummary
-    | Heartbeat
-    | Unsupported
-    | ReplyTooLarge
-    | Output
-    | Progress
-    | InputRequest
-    | InputClosed
-    | Gap
-    | Result
-    | TaskResult
-    | Error
-    | Checkpointed
-    | Restored
-)

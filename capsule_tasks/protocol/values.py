@@ -58,7 +58,7 @@ def _pack(value: Any, depth: int) -> Any:
     if kind in _SEQUENCES:
         return _ext(_SEQUENCES[kind], [_pack(item, depth + 1) for item in list(value)])
     if kind in _SCALARS:
-        code, write = _SCALARS[kind]
+        code, write, *_ = _SCALARS[kind]
         return _ext(code, write(value))
     return _pack(_numpy_item(value), depth + 1)
 
@@ -107,22 +107,10 @@ _NUMPY_ITEMS: dict[str, tuple[type, ...]] = {
     "M": (dt.date, dt.datetime),  # not the bare number that a finer unit than ours gives
     "m": (dt.timedelta,),
 }
-_BIG_INT, _TUPLE, _SET, _FROZENSET, _COMPLEX, _TEXT = 1, 2, 3, 4, 5, 6
-_DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _UUID, _BYTEARRAY, _RANGE, _DICT = range(7, 16)
 
-_SEQUENCES: dict[type, int] = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
 
-_SCALARS: dict[type, tuple[int, Callable[[Any], object]]] = {
-    complex: (_COMPLEX, lambda v: [v.real, v.imag]),
-    dt.datetime: (_DATETIME, lambda v: [v.replace(tzinfo=None).isoformat(), _offset(v), v.fold]),
-    dt.date: (_DATE, dt.date.isoformat),
-    dt.time: (_TIME, lambda v: [v.replace(tzinfo=None).isoformat(), _offset(v), v.fold]),
-    dt.timedelta: (_TIMEDELTA, lambda v: [v.days, v.seconds, v.microseconds]),
-    decimal.Decimal: (_DECIMAL, str),
-    uuid.UUID: (_UUID, lambda v: v.bytes),
-    bytearray: (_BYTEARRAY, bytes),
-    range: (_RANGE, lambda v: [_checked(v.start), _checked(v.stop), _checked(v.step)]),
-}
+def _fields(moment: dt.datetime | dt.time) -> list[Any]:
+    return [moment.replace(tzinfo=None).isoformat(), _offset(moment), moment.fold]
 
 
 def _offset(value: dt.datetime | dt.time) -> float | None:
@@ -135,24 +123,17 @@ def _offset(value: dt.datetime | dt.time) -> float | None:
     return offset.total_seconds()
 
 
-def _checked(number: int) -> int:
-    if -(2**63) <= number < 2**63:
-        return number
+def _bounds(value: range) -> list[int]:
+    bounds = [value.start, value.stop, value.step]
+    if all(-(2**63) <= number < 2**63 for number in bounds):
+        return bounds
     raise NotCarried("range")
 
 
-def _zone(offset: float | None) -> dt.timezone | None:
-    return None if offset is None else dt.timezone(dt.timedelta(seconds=offset))
-
-
-def _datetime(fields: tuple[str, float | None, int]) -> dt.datetime:
+def _moment(kind: Any, fields: tuple[str, float | None, int]) -> Any:
     text, offset, fold = fields
-    return dt.datetime.fromisoformat(text).replace(tzinfo=_zone(offset), fold=fold)
-
-
-def _time(fields: tuple[str, float | None, int]) -> dt.time:
-    text, offset, fold = fields
-    return dt.time.fromisoformat(text).replace(tzinfo=_zone(offset), fold=fold)
+    zone = None if offset is None else dt.timezone(dt.timedelta(seconds=offset))
+    return kind.fromisoformat(text).replace(tzinfo=zone, fold=fold)
 
 
 def revive(code: int, payload: memoryview) -> object:
@@ -174,23 +155,34 @@ def _reader(kind: Any) -> Callable[[memoryview], Any]:
 
 
 _text, _items = _reader(str), _reader(list[Any])
-_moment = _reader(tuple[str, float | None, int])
+_moment_fields = _reader(tuple[str, float | None, int])
 _integers = _reader(tuple[int, int, int])
 
-_REVIVERS: dict[int, tuple[Callable[[memoryview], Any], Callable[[Any], object]]] = {
+_BIG_INT, _TEXT, _DICT = 1, 6, 15
+_SEQUENCES: dict[type, int] = {tuple: 2, set: 3, frozenset: 4}
+_Reader = Callable[[memoryview], Any]
+_SCALARS: dict[type, tuple[int, Callable[[Any], object], _Reader, Callable[[Any], object]]] = {
+    complex: (5, lambda v: [v.real, v.imag], _reader(tuple[float, float]), lambda v: complex(*v)),
+    dt.datetime: (7, _fields, _moment_fields, lambda v: _moment(dt.datetime, v)),
+    dt.date: (8, dt.date.isoformat, _text, dt.date.fromisoformat),
+    dt.time: (9, _fields, _moment_fields, lambda v: _moment(dt.time, v)),
+    dt.timedelta: (
+        10,
+        lambda v: [v.days, v.seconds, v.microseconds],
+        _integers,
+        lambda v: dt.timedelta(*v),
+    ),
+    decimal.Decimal: (11, str, _text, decimal.Decimal),
+    uuid.UUID: (12, lambda v: v.bytes, bytes, lambda v: uuid.UUID(bytes=v)),
+    bytearray: (13, bytes, bytes, bytearray),
+    range: (14, _bounds, _integers, lambda v: range(*v)),
+}
+"""Of each type: its code, its payload, how that is read, and the value of what was read."""
+
+_REVIVERS: dict[int, tuple[_Reader, Callable[[Any], object]]] = {
     _BIG_INT: (_text, lambda v: int(v, 16)),
-    _TUPLE: (_items, tuple),
-    _SET: (_items, set),
-    _FROZENSET: (_items, frozenset),
-    _COMPLEX: (_reader(tuple[float, float]), lambda v: complex(*v)),
     _TEXT: (bytes, lambda v: v.decode("utf-8", "surrogatepass")),
-    _DATETIME: (_moment, _datetime),
-    _DATE: (_text, dt.date.fromisoformat),
-    _TIME: (_moment, _time),
-    _TIMEDELTA: (_integers, lambda v: dt.timedelta(*v)),
-    _DECIMAL: (_text, decimal.Decimal),
-    _UUID: (bytes, lambda v: uuid.UUID(bytes=v)),
-    _BYTEARRAY: (bytes, bytearray),
-    _RANGE: (_integers, lambda v: range(*v)),
     _DICT: (_reader(list[tuple[Any, Any]]), dict),
+    **{code: (_items, kind) for kind, code in _SEQUENCES.items()},
+    **{code: (read, build) for code, _, read, build in _SCALARS.values()},
 }

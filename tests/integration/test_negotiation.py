@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 from capsule_tasks.errors import IncompatibleProtocol, SessionStartFailed
-from capsule_tasks.protocol.messages import Message, Output, Ready
-from capsule_tasks.protocol.negotiation import CAPABILITIES
+from capsule_tasks.protocol.messages import CAPABILITIES, Message, Output, Ready
 from capsule_tasks.sessions import Session, SessionConfig, SessionState
 from capsule_tasks.settings import (
     ChildSettings,

@@ -18,8 +18,7 @@ from capsule_tasks.executions import background
 from capsule_tasks.executions.publishing import claimer, publisher, worker_lease
 from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import AttemptEnded, CancelCommand, Ended, InterruptCommand
-from capsule_tasks.protocol.failures import Failure
-from capsule_tasks.protocol.messages import Output, TaskResult
+from capsule_tasks.protocol.messages import Failure, Output, TaskResult
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.taskpool.reporting.reporter import group_of
 from tests.attempts import claim

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect as mi
 
-from capsule_tasks.protocol.codec import encode_frame
+from capsule_tasks.protocol.codec import encode_frame, message_types
 from capsule_tasks.protocol.messages import Message, ToChild, ToParent
 from capsule_tasks.settings import ChildSettings, LimitSettings, OutputSettings
 
@@ -68,10 +68,6 @@ configs = st.sampled_from(
         ChildSettings(limits=LimitSettings(cpu_time_s=1.5, open_files=64), max_frame_bytes=1 << 20),
     ]
 )
-
-
-def message_types(union: Any) -> tuple[type[Message], ...]:
-    return get_args(union)
 
 
 _DRAWN = ("id", "timestamp")

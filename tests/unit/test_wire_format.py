@@ -15,9 +15,11 @@ import msgspec
 import pytest
 
 from capsule_tasks.protocol import values
+from capsule_tasks.protocol.codec import HEADER
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost
-from capsule_tasks.protocol.framing import HEADER
 from capsule_tasks.protocol.messages import (
+    CAPABILITIES,
+    VERSIONS,
     ErrorKind,
     Gap,
     InputClosed,
@@ -26,7 +28,6 @@ from capsule_tasks.protocol.messages import (
     Output,
     Progress,
 )
-from capsule_tasks.protocol.negotiation import CAPABILITIES, VERSIONS
 from capsule_tasks.protocol.values import revive, to_wire
 from tests.unit import wire_tables
 from tests.unit.wire_tables import PARTS, SECTIONS, Row, all_messages, direction, rows

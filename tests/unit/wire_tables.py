@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import inspect as mi
 
 from capsule_tasks.protocol import messages
-from capsule_tasks.protocol.failures import Failure, Raised
+from capsule_tasks.protocol.codec import message_types
 from capsule_tasks.protocol.messages import (
     Code,
+    Failure,
     Frame,
     Message,
     NamespaceEntry,
+    Raised,
     Stack,
     TaskCall,
 )
@@ -48,8 +50,8 @@ SECTIONS = (
 )
 COMMON = ("id", "timestamp")
 
-TO_CHILD = get_args(messages.ToChild)
-TO_PARENT = get_args(messages.ToParent)
+TO_CHILD = message_types(messages.ToChild)
+TO_PARENT = message_types(messages.ToParent)
 
 
 class Row(NamedTuple):

@@ -13,7 +13,7 @@ from capsule_tasks.child.executors.outcomes import (
     shortened,
     traceback_of,
 )
-from capsule_tasks.protocol.failures import Failure, Raised
+from capsule_tasks.protocol.messages import Failure, Raised
 from capsule_tasks.protocol.values import NotCarried, sendable, to_wire
 
 _STATE = ("when", "requeue", "is_eager")

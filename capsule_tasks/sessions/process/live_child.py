@@ -22,7 +22,6 @@ from capsule_tasks.errors import (
     Unconfined,
 )
 from capsule_tasks.protocol import messages as wire
-from capsule_tasks.protocol.negotiation import CAPABILITIES
 from capsule_tasks.sessions.health import Health, HealthWatch
 from capsule_tasks.sessions.info import Counters, QueueStats
 from capsule_tasks.sessions.listeners import Interceptors
@@ -106,7 +105,7 @@ class LiveChild:
             wire.Hello(
                 versions=config.protocol_versions,
                 session_id=session_id,
-                capabilities=CAPABILITIES,
+                capabilities=wire.CAPABILITIES,
                 config=config.child,
             )
         )

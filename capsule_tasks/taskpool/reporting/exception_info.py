@@ -11,7 +11,7 @@ from billiard.einfo import ExceptionInfo, ExceptionWithTraceback, RemoteTracebac
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper, create_exception_cls
 
-from capsule_tasks.protocol.failures import Failure, Raised
+from capsule_tasks.protocol.messages import Failure, Raised
 
 log = logging.getLogger("capsule_tasks.taskpool")
 

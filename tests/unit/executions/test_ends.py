@@ -25,8 +25,7 @@ from capsule_tasks.executions.ends import (
 )
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.events import AttemptEnded, Ended, Outcome
-from capsule_tasks.protocol.failures import Failure
-from capsule_tasks.protocol.messages import Error, ErrorKind, TaskResult
+from capsule_tasks.protocol.messages import Error, ErrorKind, Failure, TaskResult
 
 TERM, KILL, INT, SEGV = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGSEGV
 ORIGIN = Origin(execution_id="id", task="app.task")

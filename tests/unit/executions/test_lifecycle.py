@@ -29,8 +29,14 @@ from capsule_tasks.protocol.events import (
     Outcome,
     RespondCommand,
 )
-from capsule_tasks.protocol.failures import Failure
-from capsule_tasks.protocol.messages import Error, ErrorKind, InputClosed, InputRequest, TaskResult
+from capsule_tasks.protocol.messages import (
+    Error,
+    ErrorKind,
+    Failure,
+    InputClosed,
+    InputRequest,
+    TaskResult,
+)
 
 Event = tuple[Any, ...]
 """A method of the lifecycle, and its arguments."""

@@ -32,10 +32,10 @@ from capsule_tasks.protocol.events import (
     RespondCommand,
     StackCommand,
 )
-from capsule_tasks.protocol.failures import Failure
 from capsule_tasks.protocol.messages import (
     Error,
     ErrorKind,
+    Failure,
     InputClosed,
     InputRequest,
     TaskResult,

@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import BadFrame, FrameTooLarge
-from capsule_tasks.protocol.codec import MessageDecoder, Unknown, encode_frame
-from capsule_tasks.protocol.framing import HEADER
+from capsule_tasks.protocol.codec import (
+    HEADER,
+    MessageDecoder,
+    Unknown,
+    encode_frame,
+    message_types,
+)
 from capsule_tasks.protocol.messages import (
     Ack,
     Execute,
@@ -26,7 +31,7 @@ from capsule_tasks.protocol.messages import (
     new_id,
 )
 from capsule_tasks.settings import ChildSettings
-from tests.unit.strategies import CEILING, message_types, messages_of, to_child, to_parent
+from tests.unit.strategies import CEILING, messages_of, to_child, to_parent
 
 DIRECTIONS = {"to child": ToChild, "to parent": ToParent}
 CASES = [

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule_tasks.child.stopping.deferred_stop import InterruptibleCondition
 from capsule_tasks.errors import BadFrame
-from capsule_tasks.protocol.flow import message_cost
+from capsule_tasks.protocol.flow import OVERHEAD, message_cost, utf8_size
 from capsule_tasks.protocol.messages import (
     Ack,
     Gap,
@@ -244,3 +245,35 @@ async def test_an_abandoned_stream_takes_everything_and_credits_it() -> None:
         while wire.credit:
             wire.grant_one()
     assert wire.stream.buffered_messages == 0
+
+
+# --- what a message costs ---------------------------------------------------------------------
+
+
+@given(st.text())
+def test_the_size_of_text_is_that_of_its_utf8(text: str) -> None:
+    assert utf8_size(text) == len(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("message", "cost"),
+    [
+        (Output(stream="stdout", data="żółć", execution_id="e"), OVERHEAD + 8),
+        (Progress(execution_id="e", done=1.0, note="½ done"), OVERHEAD + 7),
+        (Gap(stream="stdout", lost_bytes=10**9, lost_messages=1), OVERHEAD),
+        (InputRequest(execution_id="e", prompt="Name? "), 2 * OVERHEAD + 6),
+        (InputClosed(execution_id="e", request_id="r", reason="answered"), 0),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Message) else "",
+)
+def test_a_message_costs_its_text_and_a_little_and_a_question_pays_for_its_end(
+    message: Message, cost: int
+) -> None:
+    assert message_cost(message) == cost
+
+
+@given(st.text(max_size=2000))
+def test_a_message_costs_no_less_than_the_bytes_it_has_on_the_wire(text: str) -> None:
+    """So that a window of credit bounds the memory of both sides."""
+    output = Output(stream="stdout", data=text, execution_id="e" * 64)
+    assert message_cost(output) >= len(msgspec.msgpack.encode(output))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import BadFrame, FrameTooLarge, SessionLost
-from capsule_tasks.protocol.codec import Unknown
+from capsule_tasks.protocol.codec import Unknown, message_types
 from capsule_tasks.protocol.messages import (
     Ack,
     Cancel,
@@ -44,7 +44,7 @@ from capsule_tasks.sessions.listeners import Interceptors
 from capsule_tasks.sessions.router import _MAX_PENDING_INPUTS, _REPLIES, Router
 from capsule_tasks.sessions.stream import ExecutionStream, Streams
 from capsule_tasks.settings import OutputSettings, RoutingSettings
-from tests.unit.strategies import CEILING, message_types, messages_of
+from tests.unit.strategies import CEILING, messages_of
 
 GENERAL = 20
 GENERAL_BYTES = 100_000

@@ -6,7 +6,7 @@ from typing import Self
 
 from celery.utils.serialization import get_pickled_exception
 
-from capsule_tasks.protocol.failures import Failure
+from capsule_tasks.protocol.messages import Failure
 from capsule_tasks.taskpool.reporting.exception_info import rebuild, rebuild_info
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import BadFrame
-from capsule_tasks.protocol.framing import HEADER, FrameDecoder
+from capsule_tasks.protocol.codec import HEADER, FrameDecoder
 
 CEILING = 1024
 
@@ -22,7 +22,7 @@ def frame(body: bytes) -> bytes:
 
 
 def fed(decoder: FrameDecoder, pieces: Iterable[bytes]) -> list[bytes]:
-    return [bytes(body) for piece in pieces for body in decoder.feed(piece)]
+    return [bytes(body) for piece in pieces for body in decoder.bodies(piece)]
 
 
 def one_by_one(data: bytes) -> list[bytes]:
@@ -82,7 +82,7 @@ def test_an_oversized_claim_is_refused_before_its_body_arrives() -> None:
 
 
 def test_frames_before_a_bad_one_are_delivered() -> None:
-    bodies = FrameDecoder(CEILING).feed(frame(b"good") + b"\0\0\0\0" + frame(b"never"))
+    bodies = FrameDecoder(CEILING).bodies(frame(b"good") + b"\0\0\0\0" + frame(b"never"))
     assert bytes(next(bodies)) == b"good"
     with pytest.raises(BadFrame):
         next(bodies)
@@ -113,9 +113,9 @@ class CountingDecoder(FrameDecoder):
 
     kept = 0
 
-    def _keep(self, rest: memoryview) -> None:
+    def _store(self, rest: memoryview) -> None:
         self.kept += len(rest)
-        super()._keep(rest)
+        super()._store(rest)
 
 
 def test_a_large_frame_byte_by_byte_is_not_copied_again_for_each_byte() -> None:
@@ -164,7 +164,7 @@ def test_any_bytes_in_any_pieces_give_what_one_look_at_them_gives(
     seen: list[bytes] = []
     bad = False
     try:
-        bodies = itertools.chain.from_iterable(map(decoder.feed, pieces))
+        bodies = itertools.chain.from_iterable(map(decoder.bodies, pieces))
         seen.extend(map(bytes, bodies))
     except BadFrame:
         bad = True

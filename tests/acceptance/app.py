@@ -86,6 +86,22 @@ def tell_ready(**_: Any) -> None:
 
 
 @signals.worker_init.connect
+def shorten_pauses(**_: Any) -> None:
+    """Look for messages and revokes more often; when a message is overdue remains as it is."""
+    # Imported in the worker and not in its children, which do not know the pool.
+    from capsule_tasks.executions import lifecycle
+    from capsule_tasks.taskpool.stock_redis import kept_revokes, visibility
+
+    pauses = [(visibility, "_SWEEP_EVERY_S", 0.2)]
+    if grace_s := os.environ.get("TEST_ASYNC_GRACE_S"):
+        pauses.append((lifecycle, "_ASYNC_GRACE_S", float(grace_s)))
+    for module, name, seconds in pauses:
+        assert hasattr(module, name), f"{module.__name__} has no {name} any more"
+        setattr(module, name, seconds)
+    kept_revokes.Revokes.__init__.__kwdefaults__["poll_s"] = 0.5
+
+
+@signals.worker_init.connect
 def set_in_the_worker_alone(**_: Any) -> None:
     if os.environ.get("TEST_SET_IN_WORKER"):
         app.add_defaults({"added": "by the worker", "of_no_words": signals, "made_in_code": "?"})

@@ -1,4 +1,4 @@
-"""Thousands of short tasks, of which some are stopped: none of the others is."""
+"""A thousand short tasks, of which some are stopped: none of the others is."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 
-TASKS = 2000
-EVERY = 40
+EVERY = 20
 """One of so many is meant."""
+TASKS = 50 * EVERY
 MEANT = range(0, TASKS, EVERY)
 KINDS = pytest.mark.parametrize("name", ["blip", "async_blip"], ids=["def", "async"])
 

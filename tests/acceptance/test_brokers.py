@@ -140,7 +140,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
         (tmp_path / name).mkdir()
     folder = str(tmp_path / "messages")
     options = {"data_folder_in": folder, "data_folder_out": folder}
-    options |= {"control_folder": str(tmp_path / "control")}
+    options |= {"control_folder": str(tmp_path / "control"), "polling_interval": 0.05}
     return {
         "broker_url": "filesystem://",
         "broker_transport_options": options,
@@ -155,9 +155,9 @@ def test_no_redis_at_all(redis_url: str, tmp_path: Path, files: dict[str, Any], 
         Celery("files", set_as_current=False) as app,
     ):
         app.conf.update(files, task_default_queue=worker.queue)
-        assert app.send_task("add", (1, 2)).get(timeout=HANG_S) == 3
+        assert app.send_task("add", (1, 2)).get(timeout=HANG_S, interval=0.05) == 3
         with pytest.raises(ValueError, match="because"):
-            app.send_task("fail", ("because",)).get(timeout=HANG_S)
+            app.send_task("fail", ("because",)).get(timeout=HANG_S, interval=0.05)
         assert worker.stop() == 0
         if not worker.is_prefork:
             assert "tasks have no streams: set capsule_redis_url" in worker.log

@@ -126,7 +126,7 @@ def test_one_that_ignores_its_end_keeps_no_other_from_running(
 ) -> None:
     """Its child takes nothing new, and lives on while its neighbours may finish."""
     key, other = unique(), unique()
-    with Worker(redis_url, tmp_path) as worker:
+    with Worker(redis_url, tmp_path, TEST_ASYNC_GRACE_S="1") as worker:
         deaf = worker.send("async_deaf", key)
         worker.send("async_hold", other)
         worker.heard(key)

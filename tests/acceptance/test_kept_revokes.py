@@ -58,20 +58,21 @@ def test_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> None:
                 result.get(timeout=HANG_S)
 
 
-@pytest.mark.parametrize("batch", [unique(), secrets.randbits(30)], ids=["text", "number"])
-def test_by_stamp_after_a_worker_was_killed(
-    redis_url: str, tmp_path: Path, batch: str | int
-) -> None:
-    queue, key = unique("q"), unique()
+def test_by_stamp_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> None:
+    """By a stamp that is a text, and by one that is a number."""
+    queue, batches = unique("q"), {unique(): unique(), unique(): secrets.randbits(30)}
     with Worker(redis_url, tmp_path, concurrency=1) as worker:
-        result = stamped(worker, batch, "told", key, queue=queue)
-        worker.tell("revoke_by_stamped_headers", {"batch": [batch]})
-        eventually(lambda: kept(worker, f"s{json.dumps(['batch', batch])}"), "the note in Redis")
+        results = [stamped(worker, batches[key], "told", key, queue=queue) for key in batches]
+        for batch in batches.values():
+            worker.tell("revoke_by_stamped_headers", {"batch": [batch]})
+            note = f"s{json.dumps(['batch', batch])}"
+            eventually(lambda note=note: kept(worker, note), "the note in Redis")
         worker.kill()
         with Worker(redis_url, tmp_path, queue=queue, concurrency=1) as second:
-            assert never_began(second, key)
-            with pytest.raises(TaskRevokedError):
-                result.get(timeout=HANG_S)
+            for key, result in zip(batches, results, strict=True):
+                assert never_began(second, key)
+                with pytest.raises(TaskRevokedError):
+                    result.get(timeout=HANG_S)
 
 
 def test_told_while_no_worker_is_there(redis_url: str, tmp_path: Path, sent: Any) -> None:

@@ -64,14 +64,15 @@ COLD = pytest.mark.parametrize(
 
 
 @COLD
-@pytest.mark.parametrize("name", ["hold_late", "wait_for_another"])
 def test_a_cold_shutdown_gives_back_what_runs_and_what_waits(
-    redis_url: str, tmp_path: Path, pool: str, name: str, signals: tuple[int, ...]
+    redis_url: str, tmp_path: Path, pool: str, signals: tuple[int, ...]
 ) -> None:
     with Worker(redis_url, tmp_path, pool=pool) as worker:
-        begin(worker, name)
+        begin(worker, "hold_late")
+        begin(worker, "wait_for_another")
+        eventually(lambda: len(worker.ask("active")) == 2, "the news that both run")
         leave(worker, *signals)
-        assert worker.app.backend.client.llen(worker.queue) == 1
+        assert worker.app.backend.client.llen(worker.queue) == 2
         assert "Traceback" not in worker.log
 
 

@@ -88,8 +88,8 @@ DEADLY = {
     ),
     "await _exit": "import asyncio, os\nawait asyncio.sleep(0.005)\nos._exit(7)",
     "memory": "import os, signal\nx = bytearray(50_000_000)\nos.kill(os.getpid(), signal.SIGKILL)",
-    "closes all": "import os, time\nos.closerange(3, 256)\ntime.sleep(300)",
-    "closes all and returns": "import os\nos.closerange(0, 256)",
+    "closes all": "import os, time\nos.closerange(3, 65_536)\ntime.sleep(300)",
+    "closes all and returns": "import os\nos.closerange(0, 65_536)",
     "closes sockets": (
         "import os, stat, time\n"
         "for fd in range(3, 64):\n"

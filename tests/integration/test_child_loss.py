@@ -82,12 +82,12 @@ async def test_a_crash_carries_the_stack_that_faulthandler_wrote(session: Sessio
 async def test_code_that_closes_the_childs_descriptors_loses_the_session(
     session: Session, lowest: int, last: str
 ) -> None:
-    error = await lost(session, f"import os\nos.closerange({lowest}, 100)\n{last}")
+    error = await lost(session, f"import os\nos.closerange({lowest}, 65_536)\n{last}")
     assert "the child " in error.message
 
 
 async def test_closed_descriptors_are_noticed_at_the_next_request(session: Session) -> None:
-    watched = Watched(session, "import os, time\nos.closerange(3, 100)\ntime.sleep(3600)")
+    watched = Watched(session, "import os, time\nos.closerange(3, 65_536)\ntime.sleep(3600)")
     await watched.until(Ack)
 
     async def ask_again_and_again() -> None:

@@ -13,6 +13,8 @@ import redis
 from celery import Celery
 
 from capsule_tasks.client import Event, Execution
+from capsule_tasks.client import execution as execution_module
+from capsule_tasks.client.watching import watcher
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import NoOpenQuestion, NoResult
 from capsule_tasks.protocol.events import Ended, Outcome, encode_event
@@ -74,7 +76,10 @@ async def test_an_ignored_failure_says_what_failed(app: Celery) -> None:
     assert (raised.value.execution_id, raised.value.outcome) == (execution.id, "failed")
 
 
-async def test_a_success_of_which_no_result_is_kept_is_none_if_that_is_true(app: Celery) -> None:
+async def test_a_success_of_which_no_result_is_kept_is_none_if_that_is_true(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution_module, "_PAUSES_S", (0.05, 0.1, 0.2))
     assert await got(await ended(app, Outcome.SUCCEEDED, result_text="None")) is None
     with pytest.raises(NoResult, match="succeeded"):
         await got(await ended(app, Outcome.SUCCEEDED, result_text="5"))
@@ -96,7 +101,10 @@ class Vanishing(Execution):
                 client.delete(core.keys_of(self.id).meta)
 
 
-async def test_a_stream_that_is_gone_is_an_error_that_says_so(app: Celery) -> None:
+async def test_a_stream_that_is_gone_is_an_error_that_says_so(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "_VANISHED_S", 0.5)
     execution = Vanishing(uuid4().hex, app=app)
     await claim((await watch_thread.watcher(app)).store, execution.id, owner="w", claim="c")
     with pytest.raises(NoResult, match="StreamExpired") as raised:

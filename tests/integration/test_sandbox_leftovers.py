@@ -51,7 +51,7 @@ async def test_threads_children_and_exit_hooks_left_behind_hold_nobody_up() -> N
 @pytest.mark.parametrize(
     "source",
     [
-        "import os\nos.closerange(0, 200)",
+        "import os\nos.closerange(0, 65_536)",
         (
             "import os\nfor fd in range(200):\n"
             "    try: os.write(fd, bytes(range(256)) * 40)\n    except OSError: pass"

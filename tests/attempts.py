@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from capsule_tasks.protocol.events import AttemptClaimed, encode_event
-from capsule_tasks.storage.executions.core import attempt_details
-from capsule_tasks.storage.executions.store import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore, attempt_details
 from capsule_tasks.storage.executions.types import Claimed
 
 
@@ -25,12 +24,11 @@ async def claim(
     index: int = -1,
 ) -> Claimed:
     """Claim the next attempt, whose only event so far is the claim."""
-    core = store.core
-    details = attempt_details(ack, task, worker, group, index, core.settings)
+    details = attempt_details(ack, task, worker, group, index, store.settings)
     events = [encode_event(AttemptClaimed(worker=worker, task=task))]
-    keys = core.keys_of(execution_id)
-    call = core.claim_call(keys, claim, details, owner, events, held_by=held_by)
-    return core.claimed(execution_id, await store.call(call))
+    keys = store.keys_of(execution_id)
+    call = store.claim_call(keys, claim, details, owner, events, held_by=held_by)
+    return store.claimed(execution_id, await store.call(call))
 
 
 async def append(
@@ -42,6 +40,5 @@ async def append(
     **options: Any,
 ) -> int:
     """Append events of an attempt; the last number that is stored."""
-    core = store.core
-    call = core.append_call(core.keys_of(execution_id), attempt, first_seq, events, **options)
-    return core.appended(execution_id, call, await store.call(call))
+    call = store.append_call(store.keys_of(execution_id), attempt, first_seq, events, **options)
+    return store.appended(execution_id, call, await store.call(call))

@@ -335,7 +335,7 @@ async def _live(app: Any, limit: int, queues: str, draw: Draw) -> None:
     watcher = await watch_thread.watcher(app)
     waiting = _queues(app, queues)
     changed = asyncio.Event()
-    await watcher.bells.listen(watcher.store.core.recent_channel, lambda _: changed.set())
+    await watcher.bells.listen(watcher.store.recent_channel, lambda _: changed.set())
     while True:
         changed.clear()
         entries = await watcher.store.list_recent(limit=limit)

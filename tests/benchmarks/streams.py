@@ -32,7 +32,8 @@ from capsule_tasks.client import Execution
 from capsule_tasks.protocol.events import Accepted, encode_event
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
+from capsule_tasks.storage.executions.holds import HoldStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import RecentEntry
 from capsule_tasks.storage.runs.store import Lease
 from capsule_tasks.testing.servers import PrivateServer
@@ -163,7 +164,7 @@ def throughput(url: str) -> tuple[float, float]:
 
 async def quiet_bytes(url: str) -> float:
     store = ExecutionStore(PipelinedConnection(url))
-    holdings = HoldStore(store.store, store.core.settings)
+    holdings = HoldStore(store.store, store.settings)
     owner, worker = "0123456789abcdef", "celery@worker-17.example.org"
     task = "shop.tasks.send_confirmation"
     lease = Lease(owner, store.store)

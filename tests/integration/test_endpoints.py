@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from capsule_tasks.errors import StorageUnavailable
-from capsule_tasks.settings import ExecutionSettings, RetrySettings
+from capsule_tasks.settings import RetrySettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.drivers import AsyncStore, drive_blocking
-from capsule_tasks.storage.executions.core import ExecutionCore
-from capsule_tasks.storage.executions.store import ExecutionStore
+from capsule_tasks.storage.executions.store import ExecutionStore, execution_record
+from capsule_tasks.storage.keys import ExecutionKeys
+from capsule_tasks.storage.operations import Reply, call_script
 from capsule_tasks.storage.runs.approval_signals import listening, listening_blocking
+from capsule_tasks.storage.scripts import Code
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.servers import cluster_with_tls, require_server, sentinel
 from tests.sessions import HANG_S
@@ -41,10 +43,14 @@ async def pipeline_calls(url: str) -> None:
 async def make_blocking_calls(url: str) -> None:
     connections = SyncConnections(url)
     try:
-        record = drive_blocking(ExecutionCore().read_record("an-id"), connections)
-        assert record.state == "unknown"
+        assert read_record_blocking(connections, RetrySettings())[0] == Code.MISSING
     finally:
         connections.close_blocking()
+
+
+def read_record_blocking(connections: SyncConnections, retry: RetrySettings) -> Reply:
+    call = execution_record.call(ExecutionKeys("an-id"))
+    return drive_blocking(call_script(call, retry), connections)
 
 
 async def listen_to_doorbells(url: str, timeout_s: float | None = None) -> None:
@@ -101,9 +107,8 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ):
         url = f"redis+sentinel://127.0.0.1:{port}/primary/0?sentinel_password=watch"
         patient = RetrySettings(attempts=600, first_delay_s=0.1, max_delay_s=0.1)
-        core, connections = ExecutionCore(ExecutionSettings(retry=patient)), SyncConnections(url)
-        # The Sentinel listens once this is answered.
-        drive_blocking(core.read_record("an-id"), connections)
+        connections = SyncConnections(url)
+        read_record_blocking(connections, patient)  # the Sentinel listens once this is answered
         connections.close_blocking()
         yield url
 

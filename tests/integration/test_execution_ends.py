@@ -94,11 +94,11 @@ class Vanishing(Execution):
     """One whose stream is gone as soon as its first event was seen."""
 
     async def aevents(self, after: str | None = None) -> AsyncGenerator[Event, None]:
-        core = (await watch_thread.watcher(self.app)).store.core
+        store = (await watch_thread.watcher(self.app)).store
         async for event in super().aevents(after):
             yield event
             with redis.Redis.from_url(self.app.conf.capsule_redis_url) as client:
-                client.delete(core.keys_of(self.id).meta)
+                client.delete(store.keys_of(self.id).meta)
 
 
 async def test_a_stream_that_is_gone_is_an_error_that_says_so(
@@ -129,7 +129,7 @@ async def test_what_comes_after_the_end_is_ignored_with_a_trace(
 ) -> None:
     caplog.set_level(logging.INFO, "capsule_tasks.client")
     execution = await ended(app, Outcome.SUCCEEDED)
-    keys = (await watch_thread.watcher(app)).store.core.keys_of(execution.id)
+    keys = (await watch_thread.watcher(app)).store.keys_of(execution.id)
     assert await execution.acancel() == await execution.ainterrupt() == "over"
     with pytest.raises(NoOpenQuestion):
         await execution.arespond("late", request_id="r")

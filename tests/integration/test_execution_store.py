@@ -38,7 +38,8 @@ from capsule_tasks.settings import (
     RetrySettings,
 )
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
+from capsule_tasks.storage.executions.holds import HoldStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import Event, Page, RecentEntry
 from capsule_tasks.storage.runs.store import Lease
 from capsule_tasks.testing.servers import PrivateServer, free_port
@@ -132,8 +133,8 @@ async def test_recent_executions_are_found_by_state_task_and_time(store: Executi
 async def test_what_a_lapsed_worker_held_is_listed_until_it_is_seen_to(
     store: ExecutionStore,
 ) -> None:
-    holdings = HoldStore(store.store, store.core.settings)
-    prefix = store.core.settings.prefix
+    holdings = HoldStore(store.store, store.settings)
+    prefix = store.settings.prefix
     lease = Lease("w", store.store, settings=LeaseSettings(lease_s=30), prefix=prefix)
     await lease.acquire()
     await holdings.hold("w", lease.core.token, [f"e{n}" for n in range(2500)], ())
@@ -202,7 +203,7 @@ async def test_events_that_were_evicted_are_a_gap_and_the_end_that_is_known(
     try:
         attempt = await spoken(watcher.store, "e", ["a", "b"])
         with redis.Redis.from_url(valkey_url) as client:
-            assert client.delete(watcher.store.core.keys_of("e").events)
+            assert client.delete(watcher.store.keys_of("e").events)
         for after, lost in ((None, 3), (f"{attempt}-2", 1)):
             gap, end = await events_of(watcher, "e", after)
             assert (gap.id, gap.message.lost_messages) == (f"{attempt}-3", lost)
@@ -234,7 +235,7 @@ async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
         async with asyncio.timeout(HANG_S):
             await idle.wait()
         with redis.Redis.from_url(valkey_url) as client:
-            assert client.delete(watcher.store.core.keys_of("e").meta)
+            assert client.delete(watcher.store.keys_of("e").meta)
         *_, end = await watching
         assert (end.message.outcome, end.message.type) == (Outcome.LOST, "StreamExpired")
     finally:
@@ -344,7 +345,7 @@ async def test_what_is_stored_is_on_the_replica_or_has_been_waited_for(
         try:
             for number in range(50):
                 await claim(store, f"e{number}", owner="w", claim="c")
-                assert replica.exists(store.core.keys_of(f"e{number}").meta), number
+                assert replica.exists(store.keys_of(f"e{number}").meta), number
             assert not caplog.records
         finally:
             await connection.close()

@@ -10,7 +10,7 @@ import redis
 
 from capsule_tasks.errors import StorageClosed, StorageError, StorageUnavailable, StorageUnusable
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.core import execution_record
+from capsule_tasks.storage.executions.store import execution_record
 from capsule_tasks.storage.keys import ExecutionKeys
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call, Code

@@ -12,7 +12,8 @@ from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
+from capsule_tasks.storage.executions.holds import HoldStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.runs.store import Lease
 from tests.attempts import claim
 from tests.servers import fresh_prefix
@@ -151,7 +152,7 @@ async def test_what_is_lost_is_kept_for_as_long_as_its_task_says(valkey_url: str
     connection = PipelinedConnection(valkey_url)
     ground = Ground(connection)
     await ground.leave()
-    await ground.reaper(kept=ground.store.core.with_settings(silent_retention_s=5000.0)).reap(GONE)
+    await ground.reaper(kept=ground.store.with_settings(silent_retention_s=5000.0)).reap(GONE)
     with redis.from_url(valkey_url) as client:
-        assert 4000 < client.ttl(ground.store.core.keys_of(HELD[0]).meta) <= 5000
+        assert 4000 < client.ttl(ground.store.keys_of(HELD[0]).meta) <= 5000
     await connection.close()

@@ -34,7 +34,8 @@ from capsule_tasks.storage import (
     RunStore,
 )
 from capsule_tasks.storage.drivers import drive
-from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
+from capsule_tasks.storage.executions.holds import HoldStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import RecentEntry
 from capsule_tasks.storage.history.core import CHUNK_ITEMS
 from capsule_tasks.storage.losses import LossCore

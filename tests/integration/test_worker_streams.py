@@ -187,7 +187,7 @@ async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
     held._renew_now.set()
     await eventually(lambda: life.owner not in ("", old) and life.claim is Claim.CLAIMED)
     assert (await ground.store.read_record("retaken")).owner == held.incarnation
-    bells = {ground.store.core.doorbell_of(of).encode() for of in (held.incarnation, "")}
+    bells = {ground.store.doorbell_of(of).encode() for of in (held.incarnation, "")}
     assert set(ground.publisher._doorbells._rings) == bells
     assert all(len(rings) == 1 for rings in ground.publisher._doorbells._rings.values())
 

@@ -156,7 +156,7 @@ class _GroupWatch:
     async def states(self) -> AsyncGenerator[GroupState, None]:
         """Yield the progress whenever it changes, until every member has ended."""
         count = self.count
-        channel = self.watcher.store.core.group_keys_of(self.group_id).channel
+        channel = self.watcher.store.group_keys_of(self.group_id).channel
         async with self.watcher.ringing(channel, self._ringing):
             while True:
                 self._ringing.clear()

@@ -103,7 +103,7 @@ class ExecutionWatcher:
         A task that started some milliseconds ago may not be claimed yet. The doorbell of the
         command has its worker claim it at once, so unclaimed executions get a short wait together.
         """
-        channels = {one: self.store.core.keys_of(one).channel for one in ids}  # or InvalidId
+        channels = {one: self.store.keys_of(one).channel for one in ids}  # or InvalidId
         states = await _for_each(ids, lambda one: self._tell(one, command))
         unclaimed = [one for one, state in states.items() if state in ("unknown", "waiting")]
         if not unclaimed:
@@ -198,7 +198,7 @@ class StreamWatch:
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event after the cursor, once and in order; the last one is `Ended`."""
         cursor = self.cursor
-        channel = self.watcher.store.core.keys_of(cursor.execution_id).channel
+        channel = self.watcher.store.keys_of(cursor.execution_id).channel
         self.watcher.watches += 1
         try:
             async with self.watcher.ringing(channel, self._ringing):

@@ -181,7 +181,7 @@ class Claimer:
         """Subscribe to the doorbells of the new owner, and leave those of a lost lease."""
         new = {incarnation, ""} - self._subscribed
         self._subscribed |= new
-        channel_of, listen = self._publisher.store.core.doorbell_of, self._doorbells.listen
+        channel_of, listen = self._publisher.store.doorbell_of, self._doorbells.listen
         try:
             await asyncio.gather(*(listen(channel_of(owner), self._on_doorbell) for owner in new))
         except StorageUnavailable as error:

@@ -34,7 +34,8 @@ from capsule_tasks.protocol.events import AttemptClaimed, encode_event
 from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
 from capsule_tasks.storage.connections.doorbells import Doorbells, OnRing
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
+from capsule_tasks.storage.executions.holds import HoldStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
 
@@ -234,7 +235,7 @@ class Publisher:
 
     def _retention_of(self, name: str) -> ExecutionSettings:
         own = self._task_retention(name)
-        return self.store.core.with_settings(**own) if own else self.retention
+        return self.store.with_settings(**own) if own else self.retention
 
     # --- calls ---------------------------------------------------------------------------------
 

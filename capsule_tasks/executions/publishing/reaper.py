@@ -15,7 +15,8 @@ from capsule_tasks.errors import InvalidId
 from capsule_tasks.executions.ends import LastEvent, another_follows, failure_of, lost, outcome_of
 from capsule_tasks.protocol.events import Outcome
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.executions.store import ExecutionStore, HoldStore
+from capsule_tasks.storage.executions.holds import HoldStore
+from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import RecentEntry, Record
 
 log = logging.getLogger("capsule_tasks.taskpool")

@@ -18,7 +18,7 @@ from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import Accepted, EventMessage, Outcome, encode_event
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.executions.core import UNCLAIMED, attempt_details
+from capsule_tasks.storage.executions.store import UNCLAIMED, attempt_details
 from capsule_tasks.storage.executions.types import Claimed
 from capsule_tasks.storage.keys import ExecutionKeys
 from capsule_tasks.storage.operations import Reply
@@ -206,7 +206,7 @@ class StreamWriter:
         """A claim under the present lease; `held_by` is the owner that the execution may have."""
         batch = batch or _NO_EVENTS
         self._owner = self.publisher.lease.incarnation
-        return self.publisher.store.core.claim_call(
+        return self.publisher.store.claim_call(
             self._keys,
             self._claim_id,
             self._details,
@@ -219,7 +219,7 @@ class StreamWriter:
         )
 
     def _claimed(self, reply: Reply) -> Claimed:
-        claimed = self.publisher.store.core.claimed(self.execution_id, reply)
+        claimed = self.publisher.store.claimed(self.execution_id, reply)
         self.attempt, self._seq = claimed.attempt, claimed.seq
         return claimed
 
@@ -275,7 +275,7 @@ class StreamWriter:
             return
         batch = self._next_batch(is_claim=False)
         ending = batch.ending
-        call = self.publisher.store.core.append_call(
+        call = self.publisher.store.append_call(
             self._keys,
             self.attempt,
             self._seq + 1,
@@ -335,7 +335,7 @@ class StreamWriter:
 
     def _on_append_reply(self, batch: _Batch, call: Call, reply: Reply) -> None:
         try:
-            self._seq = self.publisher.store.core.appended(self.execution_id, call, reply)
+            self._seq = self.publisher.store.appended(self.execution_id, call, reply)
         except CapsuleError as news:
             self._log_refusal(news)
             self.feed(Lifecycle.on_append_refused)

@@ -19,8 +19,7 @@ from capsule_tasks.errors import LeaseLost, StorageError
 from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
 from capsule_tasks.settings import LeaseSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
-from capsule_tasks.storage.executions.holds import Due
-from capsule_tasks.storage.executions.store import HoldStore
+from capsule_tasks.storage.executions.holds import Due, HoldStore
 from capsule_tasks.storage.runs.store import Lease
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -160,11 +159,11 @@ class WorkerLease:
 
         Only where calls keep their order: the record is sent, and so written, before the claims.
         """
-        core, incarnation = self.hold_store.core, self.incarnation
+        store, incarnation = self.hold_store, self.incarnation
         released, gone = self._take_released()
 
         def on_reply(reply: list[Any] | StorageError) -> None:
-            if isinstance(reply, StorageError) or not core.is_held(reply):
+            if isinstance(reply, StorageError) or not store.is_held(reply):
                 self._released += released
                 if not isinstance(reply, StorageError):
                     self._on_refused(incarnation)
@@ -172,7 +171,7 @@ class WorkerLease:
             else:
                 _confirm(batch, incarnation)
 
-        call = core.hold_call(incarnation, self._owned().core.token, _ids(batch), gone)
+        call = store.hold_call(incarnation, self._owned().core.token, _ids(batch), gone)
         self.connection.send_nowait(call, on_reply, may_batch=True)
 
     async def hold_until_recorded(self, batch: Sequence[Held]) -> bool:

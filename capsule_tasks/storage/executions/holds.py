@@ -1,4 +1,4 @@
-"""Which executions workers hold, and which workers are due for a check, without I/O."""
+"""Which executions workers hold, and which workers are due for a check."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from capsule_tasks.errors import LeaseLost
 from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.storage.drivers import drive
+from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
 from capsule_tasks.storage.keys import WorkerKeys, worker_index
-from capsule_tasks.storage.operations import Operation, Reply, call_script
+from capsule_tasks.storage.operations import Reply, call_script
 from capsule_tasks.storage.scripts import Call, Code, script
 
 MAX_DUE = 100
@@ -49,20 +51,21 @@ class Due:
     next_s: float | None
 
 
-class HoldCore:
+class HoldStore(AsyncFacade):
     """The executions that each incarnation of a worker holds."""
 
-    def __init__(self, settings: ExecutionSettings) -> None:
+    def __init__(self, redis: AsyncTarget, settings: ExecutionSettings) -> None:
+        super().__init__(redis)
         self._prefix = settings.prefix
         self._retry = settings.retry
         self._ttl_ms = int(settings.hold_ttl_s * 1000)
 
-    def hold(
+    async def hold(
         self, incarnation: str, token: str, held: Sequence[str], released: Sequence[str]
-    ) -> Operation[None]:
+    ) -> None:
         """Record executions before they are claimed, and drop others. Raises LeaseLost."""
         call = self.hold_call(incarnation, token, held, released)
-        reply = yield from call_script(call, self._retry)
+        reply = await drive(call_script(call, self._retry), self.store)
         if not self.is_held(reply):
             raise LeaseLost(incarnation)
 
@@ -81,19 +84,19 @@ class HoldCore:
     def is_held(reply: Reply) -> bool:
         return bool(reply[0] == Code.DONE)
 
-    def held_by(
+    async def held_by(
         self, incarnation: str, done: Sequence[str] = (), count: int = 500
-    ) -> Operation[list[str] | None]:
+    ) -> list[str] | None:
         """Executions that it held, without those that are done; None while its lease lasts."""
         call = worker_held.call(WorkerKeys(incarnation, self._prefix), count=count, ids=done)
-        reply = yield from call_script(call, self._retry)
+        reply = await drive(call_script(call, self._retry), self.store)
         if reply[0] != Code.DONE:
             return None
         return [value.decode() for value in reply[1:]]
 
-    def register_worker(
+    async def register_worker(
         self, incarnation: str, lease_s: float, forget: Sequence[str] = ()
-    ) -> Operation[Due]:
+    ) -> Due:
         """Register a worker, forget workers that hold nothing any more; workers that are due."""
         call = worker_register.call(
             worker_index(self._prefix),
@@ -103,7 +106,7 @@ class HoldCore:
             max_due=MAX_DUE,
             incarnations=forget,
         )
-        reply = yield from call_script(call, self._retry)
+        reply = await drive(call_script(call, self._retry), self.store)
         next_ms = int(reply[1])
         due = tuple(value.decode() for value in reply[2:])
         return Due(due, next_ms / 1000 if next_ms >= 0 else None)

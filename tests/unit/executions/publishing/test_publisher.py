@@ -22,7 +22,7 @@ from capsule_tasks.protocol.events import (
     decode_event,
 )
 from capsule_tasks.protocol.messages import Error, ErrorKind, Output
-from capsule_tasks.storage.executions.core import UNCLAIMED
+from capsule_tasks.storage.executions.store import UNCLAIMED
 from capsule_tasks.storage.scripts import Call, Code
 from tests.streaming import Ground, eventually, new_execution, reporter_of
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.executions.core import attempt_details
+from capsule_tasks.storage.executions.store import attempt_details
 
 
 @pytest.mark.parametrize(

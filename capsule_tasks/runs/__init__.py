@@ -1,9 +1,9 @@
-"""Runs of agents that can stop and go on anywhere: their state, and what it means.
+"""Runs of agents that can stop and be continued anywhere: their state, and what it means.
 
-A `RunState` says all that is needed to go on with a run: who is speaking, which tool calls wait for
-a decision, which decisions were taken. It holds no agent and no tool, only their identities, and
-no item that the history already has, only how many of them there are. It is plain data: storing it,
-claiming it and committing it is the part of `capsule_tasks.storage`.
+A `RunState` has all that is needed to continue a run: whose turn is next, which tool calls wait for
+a decision, which decisions were taken. It contains the identities of agents and tools, not agents
+and tools, and the number of items in the history, not the items. It is plain data;
+`capsule_tasks.storage` stores, claims and commits it.
 """
 
 from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals

@@ -1,8 +1,8 @@
-"""What of a caller's context goes into a snapshot, and how it comes back.
+"""Contexts of callers: what a snapshot stores of them, and how they are restored.
 
-A mapping of JSON values is stored and comes back. Anything else needs a serializer of the caller's;
-without one only its type and a warning are stored. No type is ever looked up by a name that stands
-in a snapshot. What looks like a secret stays out unless the caller keeps it.
+A mapping of JSON values is stored and restored. Any other context needs a serializer from the
+caller; without one, only its type and a warning are stored. Nothing is imported because a snapshot
+names it. Values that look like secrets are left out unless the caller keeps them.
 """
 
 from __future__ import annotations
@@ -11,32 +11,20 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import msgspec
-
 from capsule_tasks.errors import ContextNotRestorable, ContextNotStorable
 from capsule_tasks.runs.jsonable import problem_in
-from capsule_tasks.runs.redaction import SECRET_NAMES, is_secret_name, redacted, without_secrets
-
-__all__ = [
-    "SECRET_NAMES",
-    "SavedContext",
-    "is_secret_name",
-    "restored_context",
-    "saved_context",
-    "type_name",
-]
+from capsule_tasks.runs.redaction import redacted, without_secrets
+from capsule_tasks.runs.schema import Part
 
 
-class SavedContext(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """A context as a snapshot holds it; `type` is for people and leads to no import."""
+class SavedContext(Part, frozen=True, kw_only=True):
+    """A context as a snapshot contains it; `type` is for people and causes no import."""
 
     kind: Literal["none", "mapping", "custom", "omitted"] = "none"
     type: str | None = None
     value: dict[str, Any] | None = None
     left_out: tuple[str, ...] = ()
-    """Where values were left out because their names look like secrets."""
+    """The places where values were left out because they look like secrets."""
     warning: str | None = None
 
 
@@ -51,10 +39,10 @@ def saved_context(
     strict: bool = False,
     keep_secrets: bool = False,
 ) -> SavedContext:
-    """The part of a context that a snapshot may hold.
+    """The part of a context that a snapshot may contain.
 
-    `strict` refuses a context that would not come back whole. `keep_secrets` is the caller's word
-    that what looks like a secret may be stored.
+    With `strict`, ContextNotStorable refuses a context that could not be restored as it is. With
+    `keep_secrets`, values that look like secrets are stored.
     """
     if context is None:
         return SavedContext()
@@ -80,16 +68,20 @@ def saved_context(
 def restored_context(
     saved: SavedContext, *, deserializer: Deserializer | None = None, override: Any = None
 ) -> Any:
-    """The context that a snapshot holds, or the one that the caller gives in its place."""
+    """The context of a snapshot, or `override` if that is given.
+
+    Raises ContextNotRestorable for a context that was not stored, or that needs its deserializer.
+    """
     if override is not None or saved.kind == "none":
         return override
     if saved.kind == "omitted" or saved.value is None:
-        why = f"{saved.warning or 'not stored'}; give one when the run is resumed"
+        why = f"{saved.warning or 'not stored'}; give override= when the run is resumed"
         raise ContextNotRestorable(saved.type or "unknown", why)
     if deserializer is not None:
         return _deserialized(saved, deserializer)
     if saved.kind == "custom":
-        raise ContextNotRestorable(saved.type or "unknown", "it needs its deserializer")
+        why = "it was stored by a serializer; give deserializer="
+        raise ContextNotRestorable(saved.type or "unknown", why)
     return copy.deepcopy(saved.value)
 
 
@@ -102,7 +94,7 @@ def _deserialized(saved: SavedContext, deserializer: Deserializer) -> Any:
         return deserializer(copy.deepcopy(saved.value or {}))
     except Exception as error:  # noqa: BLE001  the caller's code may raise anything
         why = f"its deserializer raised {type(error).__qualname__}"
-    # Outside of the clause, so that nothing links to an error whose text may hold the values.
+    # Raised outside of the clause, so that it has no link to an error that may contain the values.
     raise ContextNotRestorable(saved.type or "unknown", why)
 
 
@@ -112,7 +104,7 @@ def _as_mapping(context: Any, serializer: Serializer | None) -> tuple[dict[str, 
         if not isinstance(context, Mapping):
             return None, f"its serializer returned {type_name(context)}, not a mapping"
     elif not isinstance(context, Mapping):
-        return None, "it is no mapping, and no serializer was given"
+        return None, "it is not a mapping, and no serializer was given"
     value = dict(context)
     found = problem_in(value)
     return (None, f"{redacted(found)}, which is not JSON") if found else (copy.deepcopy(value), "")

@@ -1,4 +1,4 @@
-"""Exact JSON: values that are the same after a round trip through text."""
+"""Values that are the same after a round trip through JSON text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 MAX_DEPTH = 100
 MAX_INT_BITS = 14_000
-"""Python neither writes nor reads the digits of a number that is much larger."""
+"""Python refuses to write and read the digits of a number that is much larger."""
 
 
 def problem_in(value: Any, at: str = "$", depth: int = 0) -> str | None:
-    """Where and why a value is not JSON, without the value itself; None if it is.
+    """The place and reason why a value is not JSON, without the value itself; None if it is JSON.
 
-    A tuple is refused, too: it would come back as a list.
+    A tuple is refused, because it would come back as a list.
     """
     kind = type(value)
     if value is None or kind in (str, bool):
@@ -27,15 +27,11 @@ def problem_in(value: Any, at: str = "$", depth: int = 0) -> str | None:
     if kind is list:
         found = (problem_in(each, f"{at}[{index}]", depth + 1) for index, each in enumerate(value))
         return next(filter(None, found), None)
-    if kind is dict:
-        return _flaw_of_dict(value, at, depth)
-    return f"{at} is of type {kind.__qualname__}"
-
-
-def _flaw_of_dict(value: dict[Any, Any], at: str, depth: int) -> str | None:
+    if kind is not dict:
+        return f"{at} is of type {kind.__qualname__}"
     for key, each in value.items():
         if type(key) is not str:
             return f"{at} has a key of type {type(key).__qualname__}"
-        if found := problem_in(each, f"{at}.{key}", depth + 1):
-            return found
+        if problem := problem_in(each, f"{at}.{key}", depth + 1):
+            return problem
     return None

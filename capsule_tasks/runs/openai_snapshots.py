@@ -1,15 +1,14 @@
-"""Read the JSON of an openai-agents `RunState`: its version, its agent, the calls that wait.
+"""Reads the JSON of an openai-agents `RunState`: its version, its agent, the calls that wait.
 
-A person must see what will be executed. Each type of call keeps that in a field of its own:
+A person must see what will be executed. Each type of call has that in a field of its own:
 `arguments` for functions and MCP, `input` for custom tools, `action` for shells and computers,
-`operation` for patches. A call without that field is refused: its approval would be blind.
+`operation` for patches. A call without that field is refused, since its approval would be blind.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from capsule_tasks.errors import InvalidRunState
@@ -19,52 +18,41 @@ from capsule_tasks.runs.identity import AgentId, ToolKey, ToolKind
 INTERRUPTIONS = "$.current_step.data.interruptions"
 
 
-@dataclass(frozen=True)
-class _CallType:
-    kind: ToolKind
-    fields: tuple[str, ...]
-    """Where calls of this type say what will be executed; at least one has to be there."""
-
-
-_CALL_TYPES = {
-    "function_call": _CallType("bare", ("arguments",)),
-    "mcp_approval_request": _CallType("hosted_mcp", ("arguments",)),
-    "custom_tool_call": _CallType("custom", ("input",)),
-    "shell_call": _CallType("shell", ("action",)),
-    "local_shell_call": _CallType("local_shell", ("action",)),
-    "apply_patch_call": _CallType("apply_patch", ("operation", "operations")),
-    "computer_call": _CallType("computer", ("action", "actions")),
+_CALL_TYPES: dict[str, tuple[ToolKind, tuple[str, ...]]] = {
+    "function_call": ("bare", ("arguments",)),
+    "mcp_approval_request": ("hosted_mcp", ("arguments",)),
+    "custom_tool_call": ("custom", ("input",)),
+    "shell_call": ("shell", ("action",)),
+    "local_shell_call": ("local_shell", ("action",)),
+    "apply_patch_call": ("apply_patch", ("operation", "operations")),
+    "computer_call": ("computer", ("action", "actions")),
 }
+"""For each type of call the kind of its tool, and the fields that say what will be executed. A call
+must have at least one of these fields."""
 
 
-@dataclass(frozen=True)
-class OpenAISnapshot:
-    """The parts of a snapshot of openai-agents that a store's header is made of."""
+def read_snapshot(snapshot: bytes) -> tuple[str, AgentId, list[PendingCall]]:
+    """The schema version, the agent and the waiting calls of a snapshot.
 
-    version: str
-    agent: AgentId
-    calls: tuple[PendingCall, ...]
-    """In the order of the SDK's own `get_interruptions`."""
-
-
-def read_snapshot(snapshot: bytes) -> OpenAISnapshot:
-    """Read a snapshot; InvalidRunState refuses what is none, and calls that nobody could judge."""
+    The calls are in the order of the SDK's `get_interruptions`. InvalidRunState refuses data that
+    is not a snapshot of openai-agents, and calls that nobody could judge.
+    """
     try:
         data = json.loads(snapshot)
         agent = _agent(data["current_agent"])
         step = data.get("current_step") or {}
         found = (step.get("data") or {}).get("interruptions") or []
-        calls = tuple(_call(each, agent, index) for index, each in enumerate(found))
-        return OpenAISnapshot(_text(data["$schemaVersion"]), agent, calls)
+        calls = [_call(each, agent, index) for index, each in enumerate(found)]
+        return _text(data["$schemaVersion"]), agent, calls
     except InvalidRunState:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        why = f"it is no RunState of openai-agents ({type(error).__name__})"
+        why = f"it is not a RunState of openai-agents ({type(error).__name__})"
         raise InvalidRunState("$", why) from None
 
 
 def call_id_of(raw: Any) -> str:
-    """The id of a call, as JSON or as an object of the SDK's, under which it is decided about."""
+    """The id under which a call is decided about; the call is JSON or an object of the SDK."""
     if not isinstance(raw, Mapping):
         return _text(getattr(raw, "call_id", None) or getattr(raw, "id", None))
     raw = _unwrapped(raw)
@@ -81,31 +69,31 @@ def _call(item: Mapping[str, Any], agent: AgentId, index: int) -> PendingCall:
         return InvalidRunState(f"{INTERRUPTIONS}[{index}].raw_item", f"{about} {reason}")
 
     type_name = raw.get("type") or "function_call"
-    call_type = _CALL_TYPES.get(type_name)
-    if call_type is None:
+    if type_name not in _CALL_TYPES:
         raise refusal(f"is of type {type_name!r:.100}, and this release cannot show what it does")
-    shown = {field: raw[field] for field in call_type.fields if raw.get(field) is not None}
+    kind, fields = _CALL_TYPES[type_name]
+    shown = {field: raw[field] for field in fields if raw.get(field) is not None}
     if not shown:
-        needed = " or ".join(f"`{field}`" for field in call_type.fields)
+        needed = " or ".join(f"`{field}`" for field in fields)
         raise refusal(
             f"has no {needed}: nobody could see what they approve. End this run, and use a model "
             "provider that sends it"
         )
-    if call_type.kind == "hosted_mcp" and not raw.get("server_label"):
+    if kind == "hosted_mcp" and not raw.get("server_label"):
         raise refusal(
             "has no `server_label`: a decision could count for another server's tool. End this "
             "run, and use a model provider that sends it"
         )
     return PendingCall(
         call_id=call_id,
-        tool=_tool(item, raw, name, call_type.kind),
+        tool=_tool(item, raw, name, kind),
         agent=_agent(item["agent"]) if item.get("agent") else agent,
         arguments=_spelled(next(iter(shown.values())) if len(shown) == 1 else shown),
     )
 
 
 def _unwrapped(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A hosted tool call carries its MCP request inside, which is what the SDK decides about."""
+    """The MCP request inside a hosted tool call, which the SDK decides about; else the call."""
     request = raw.get("provider_data")
     if raw.get("type") != "hosted_tool_call" or not isinstance(request, Mapping):
         return raw

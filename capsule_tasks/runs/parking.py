@@ -1,21 +1,22 @@
-"""Between the state of a run and the store: what is stored of it, and how it comes back.
+"""Between the state of a run and the store: snapshots with their headers, and back.
 
-A store keeps any snapshot byte for byte. For our own states this module makes the header around
-one; for the `RunState` of openai-agents it reads the header off the JSON, and leaves that as it is.
+A store keeps any snapshot byte for byte, with a header. For our own states this module makes both;
+for the `RunState` of openai-agents it reads the header from the JSON, which stays unchanged.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast, get_args
 from urllib.parse import unquote
 
-import msgspec
+from msgspec.structs import replace
 
 from capsule_tasks.errors import CallChanged, InvalidRunState, InvalidSetting
-from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
+from capsule_tasks.runs.approvals import Decision, PendingCall
 from capsule_tasks.runs.identity import AgentId, ToolKey, ToolKind
 from capsule_tasks.runs.openai_snapshots import INTERRUPTIONS, call_id_of, read_snapshot
 from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, SUPPORTED_SCHEMA_VERSIONS
@@ -23,12 +24,12 @@ from capsule_tasks.runs.state import RunState
 from capsule_tasks.storage.runs.types import ApprovalRequest, Claim, OnExpiry, StoredDecision
 
 OPENAI_SCHEMA = "openai-agents/"
-"""What the versions of openai-agents' snapshots begin with in the header."""
+"""In the header, the schema of a snapshot of openai-agents begins with this."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a decision may take, what happens then, and who may take it."""
+    """The time limit of a decision, what happens after it, and who may decide."""
 
     expires_in_s: float | None = None
     on_expiry: OnExpiry = "reject"
@@ -37,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Parked:
-    """A snapshot with the header that a store keeps around it."""
+    """A snapshot with the header that is stored with it."""
 
     snapshot: bytes
     schema: str
@@ -46,7 +47,7 @@ class Parked:
 
     @property
     def header(self) -> dict[str, Any]:
-        """The arguments of `create` and `commit`, the snapshot aside."""
+        """The arguments of `create` and `commit` except the snapshot."""
         return {
             "schema": self.schema,
             "agent": self.agent,
@@ -57,9 +58,9 @@ class Parked:
 def parked(
     state: RunState, *, limits: Limits | None = None, of_tool: Mapping[str, Limits] | None = None
 ) -> Parked:
-    """A state as it is stored; `of_tool` are limits by the tool's key as text, before `limits`.
+    """A state as it is stored. `of_tool` has limits by `ToolKey.text`, which override `limits`.
 
-    That is `ToolKey.text`, as in `bare:refund`; a name alone is refused, as it would limit nothing.
+    An example is `bare:refund`. A name alone is refused, since it would limit nothing.
     """
     for text in of_tool or {}:
         _check_tool(text)
@@ -87,9 +88,10 @@ def _request(call: PendingCall, limits: Limits | None) -> ApprovalRequest:
 
 
 def _check_ids_differ(calls: Sequence[PendingCall], where: str) -> None:
-    """The store, its ledger and decisions name a call by its id, so two must not share one.
+    """Refuse two calls with one id: the store, its ledger and decisions know a call by its id.
 
-    A model keeps the ids of one run apart; agents used as tools have runs of their own.
+    A model gives the calls of one run different ids, but agents used as tools have runs of their
+    own.
     """
     by_id = defaultdict[str, list[PendingCall]](list)
     for call in calls:
@@ -114,7 +116,7 @@ def _check_tool(text: object) -> None:
 
 
 def readable_versions() -> tuple[str, ...]:
-    """What a worker of this release says to a claim."""
+    """The schema versions that a worker of this release can read, for `claim(readable=…)`."""
     return SUPPORTED_SCHEMA_VERSIONS
 
 
@@ -122,23 +124,21 @@ def resumed(claim: Claim) -> RunState:
     """The state of a claimed run, with all decisions that were taken since it was parked."""
     state = RunState.from_string(claim.snapshot)
     for stored in claim.decisions.exact:
-        waiting = [call for call in state.unresolved() if call.call_id == stored.call]
-        for call in waiting:
+        for call in [each for each in state.unresolved() if each.call_id == stored.call]:
             _check_same(stored, call.tool.text, call.agent.text, call.fingerprint)
-            about: dict[str, Any] = {"tool": call.tool, "agent": call.agent}
-            about |= {"by": stored.by, "at_ms": stored.at}
-            if stored.approved:
-                state = state.approve(call.call_id, **about)
-            else:
-                state = state.reject(call.call_id, message=stored.message, **about)
+            decide: Callable[..., RunState] = state.approve
+            if not stored.approved:
+                decide = partial(state.reject, message=stored.message)
+            about = {"tool": call.tool, "agent": call.agent, "by": stored.by, "at_ms": stored.at}
+            state = decide(call.call_id, **about)
     return _with_standing(state, claim.decisions.standing)
 
 
 def _with_standing(state: RunState, standing: Sequence[StoredDecision]) -> RunState:
-    """Each decision on all calls of a tool goes where its agent is: into nested runs, too."""
+    """The state with these standing decisions, also in nested runs, whose agents may be meant."""
     if not standing:
         return state
-    decisions = tuple(
+    decisions = [
         Decision(
             approved=each.approved,
             tool=_tool(each.tool),
@@ -148,16 +148,13 @@ def _with_standing(state: RunState, standing: Sequence[StoredDecision]) -> RunSt
             at_ms=each.at,
         )
         for each in standing
-    )
-    known = {(each.tool, each.agent) for each in decisions}
-    kept = [each for each in state.approvals.standing if (each.tool, each.agent) not in known]
-    book = RunApprovals(exact=state.approvals.exact, standing=(*kept, *decisions))
+    ]
     nested = {call_id: _with_standing(inner, standing) for call_id, inner in state.nested.items()}
-    return msgspec.structs.replace(state, approvals=book, nested=nested)
+    return replace(state, approvals=state.approvals.with_standing(*decisions), nested=nested)
 
 
 def _tool(text: str) -> ToolKey:
-    """The key that is spelled so."""
+    """The key with this `ToolKey.text`."""
     kind, _, rest = text.partition(":")
     namespace, slash, name = rest.rpartition("/")
     place = unquote(namespace) if slash else None
@@ -165,26 +162,26 @@ def _tool(text: str) -> ToolKey:
 
 
 def _agent(text: str) -> AgentId:
-    """The identity that is spelled so."""
+    """The identity with this `AgentId.text`."""
     name, _, tag = text.partition("#")
     return AgentId(unquote(name), unquote(tag) or None)
 
 
 def parked_openai(snapshot: str | bytes, *, limits: Limits | None = None) -> Parked:
-    """A snapshot of openai-agents, unchanged, with the header that its JSON tells.
+    """A snapshot of openai-agents, unchanged, with the header that is read from its JSON.
 
-    The calls that wait are those of its own `get_interruptions`. InvalidRunState refuses a call
-    that does not say what it would execute, and two calls of one id.
+    The calls that wait are those of the SDK's `get_interruptions`. InvalidRunState refuses a call
+    that does not say what it would execute, and two calls with one id.
     """
     given = snapshot.encode() if isinstance(snapshot, str) else snapshot
-    read = read_snapshot(given)
-    _check_ids_differ(read.calls, INTERRUPTIONS)
-    requests = tuple(_request(call, limits) for call in read.calls)
-    return Parked(given, f"{OPENAI_SCHEMA}{read.version}", read.agent.text, requests)
+    version, agent, calls = read_snapshot(given)
+    _check_ids_differ(calls, INTERRUPTIONS)
+    requests = tuple(_request(call, limits) for call in calls)
+    return Parked(given, f"{OPENAI_SCHEMA}{version}", agent.text, requests)
 
 
 class OpenAIState(Protocol):
-    """What `resumed_openai` needs of the SDK's `RunState`, which is never imported here."""
+    """The methods of the SDK's `RunState` that `resumed_openai` calls; the SDK is not imported."""
 
     def get_interruptions(self) -> list[Any]: ...
 
@@ -203,11 +200,11 @@ S = TypeVar("S", bound=OpenAIState)
 
 
 def resumed_openai(claim: Claim, state: S) -> S:
-    """Apply all decisions of a claim to the SDK's state of that claim's snapshot; gives the state.
+    """Apply all decisions of a claim to the SDK's state of its snapshot, and return that state.
 
-    Decisions on single calls and standing ones alike: a run that a standing decision has woken has
-    no other, and would be parked and woken for ever without it. Raises CallChanged for a call that
-    was decided about as another tool's or with other arguments.
+    Standing decisions are applied, too: a run that was woken by one has no decision about its call,
+    and would be parked and woken for ever. Raises CallChanged if a decision was about another tool,
+    agent or arguments than the call that waits.
     """
     requests = parked_openai(claim.snapshot).approval_requests
     items = state.get_interruptions()
@@ -215,7 +212,7 @@ def resumed_openai(claim: Claim, state: S) -> S:
         why = "other calls wait in the state; make it from claim.snapshot with RunState.from_string"
         raise InvalidRunState(INTERRUPTIONS, why)
     waiting = list(zip(requests, items, strict=True))
-    # Standing decisions first: in the SDK one of them clears the exact ones that were there before.
+    # Standing decisions first: in the SDK, each of them clears exact decisions that came before.
     for decision in claim.decisions.standing:
         for request, item in waiting:
             if (request.tool, request.agent) == (decision.tool, decision.agent):
@@ -229,9 +226,9 @@ def resumed_openai(claim: Claim, state: S) -> S:
 
 
 def _check_same(decision: StoredDecision, *wanted: str) -> None:
-    """A decision counts for the call that people saw; any other under its id is refused.
+    """Refuse a decision that was taken about another call than the one that now has its id.
 
-    Without the refusal the run would be parked, woken by that decision and parked again for ever.
+    Otherwise the run would be parked, woken by that decision and parked again for ever.
     """
     if (decision.tool, decision.agent, decision.fingerprint) != wanted:
         was = f"{decision.tool:.100} of agent {decision.agent:.100}"
@@ -240,9 +237,9 @@ def _check_same(decision: StoredDecision, *wanted: str) -> None:
 
 
 def _is_function(tool: str) -> bool:
-    """Whether a lasting decision of the SDK's holds for one agent only, as ours do.
+    """Whether a lasting decision in the SDK holds for one agent only, as standing decisions do.
 
-    For its other tools the SDK would let it count for every agent of the run.
+    For tools of other kinds, the SDK would apply it to every agent of the run.
     """
     return tool.partition(":")[0] in ("bare", "namespaced", "deferred_top_level")
 

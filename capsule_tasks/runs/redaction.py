@@ -1,8 +1,8 @@
-"""What looks like a secret: values under certain names, and credentials in URLs.
+"""Recognises what looks like a secret: values under certain names, and credentials in URLs.
 
-A guess that errs on the side of leaving out. A secret under an innocent name that is no part of a
-URL is not recognised, and neither is one that is a part of a path. A user without a password counts
-as a token (`https://TOKEN@host`), except for `git@` and where the scheme says that it is a name.
+This is a guess, which rather leaves out too much. A secret under a harmless name is not recognised
+unless it is part of a URL, and neither is a secret in a path. A user without a password counts as a
+token (`https://TOKEN@host`), except for `git@` and for schemes whose users are only names.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ SECRET_NAMES = (
     "*token",
     "*tokens",
 )
-"""Shell patterns of the names, in lower case and with `_` for `-`, `.` and blanks, whose values are
-left out. Under those of tokens a number is kept: it counts them."""
+"""Shell patterns of the names whose values are left out, in lower case, with `_` for `-`, `.` and
+blanks. Numbers under the names of tokens are kept, since they are counts."""
 
 _SECRET_PARAMETERS = ("key", "subscription_key", "sig", "*signature", "pass")
-"""Names, spelled likewise, that are those of secrets only as parameters of a URL."""
+"""Patterns of names that stand for secrets only as parameters of a URL."""
 
 _NAME_SCHEMES = {
     *("ssh", "sftp", "scp", "rsync", "ftp", "postgres", "postgresql", "mysql", "mariadb"),
     *("abfs", "abfss", "wasb", "wasbs", "docker"),
 }
-"""Schemes, also combined as in `git+ssh`, where what stands alone before an @ is only a name: of a
+"""Schemes, also combined as in `git+ssh`, in which a user without a password is only a name: of a
 user, a container or an image."""
 
 _USER_AND_PASSWORD = re.compile(
@@ -76,9 +76,9 @@ _HIDDEN = "***"
 
 
 def without_secrets(value: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A copy without what looks like a secret, and where that was.
+    """A copy without what looks like a secret, and the places where something was left out.
 
-    In a list `None` takes the place of what is left out, so that the others keep theirs.
+    In a list, `None` replaces what is left out, so that the other items keep their places.
     """
     left_out: list[str] = []
 
@@ -110,7 +110,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def has_credentials(text: str) -> bool:
-    """Whether there is a URL in the text, anywhere, with a password or a token."""
+    """Whether the text contains a URL with a password or a token."""
     return redacted(text) != text
 
 
@@ -119,7 +119,7 @@ def redacted(text: str) -> str:
     if "://" not in text:
         return text
     text = _WITH_BLANKS.sub(rf"\g<start>{_HIDDEN}", text)
-    # Word by word, each up to its last @, so that no search for an @ is in vain: linear time.
+    # Each word is searched only up to its last @, so that every search finds one: linear time.
     return "".join(_redacted_word(word) for word in re.split(r"(\s+)", text))
 
 

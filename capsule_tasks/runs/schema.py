@@ -1,8 +1,8 @@
 """Versions of the stored form of a RunState, and the migrations between them.
 
-Writing always uses the current version; reading accepts every version listed here. A version that
-was released is never removed: a parked run may be months old. A change that an older reader would
-get wrong needs a new version: a line in SCHEMA_VERSION_SUMMARIES, a step in MIGRATIONS and a
+Writing always uses the current version; reading accepts every version listed here. A released
+version is never removed, because a parked run may be months old. A change that an older reader
+would misread needs a new version: a line in SCHEMA_VERSION_SUMMARIES, a step in MIGRATIONS and a
 fixture in `tests/fixtures/runstate/`. The fields of the current version are those of RunState.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from capsule_tasks.errors import InvalidRunState, UnreadableSchema
 
 VERSION_FIELD = "$schemaVersion"
@@ -18,16 +20,21 @@ VERSION_FIELD = "$schemaVersion"
 SCHEMA_VERSION_SUMMARIES: dict[str, str] = {
     "1.0": "Waiting calls, decisions, tool use, usage, context, trace, nested runs, conversation.",
 }
-"""In the order in which they were introduced; the last one is written."""
+"""In the order of their introduction; writing uses the last one."""
 
 SUPPORTED_SCHEMA_VERSIONS = tuple(SCHEMA_VERSION_SUMMARIES)
 CURRENT_SCHEMA_VERSION = SUPPORTED_SCHEMA_VERSIONS[-1]
 
 Snapshot = dict[str, Any]
 
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of a snapshot. A field that equals its default is not written."""
+
+
 MIGRATIONS: dict[str, Callable[[Snapshot], Snapshot]] = {}
 """By the version that each migration starts from; each leads to the next supported version. A
-migration returns new fields and refuses, with a ValueError, fields that its version did not have:
+migration returns new fields. It raises ValueError for fields that its version did not have, since
 such a snapshot has the wrong label."""
 
 

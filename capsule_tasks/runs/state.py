@@ -1,7 +1,7 @@
-"""RunState: all that is needed to go on with a run, as plain data.
+"""RunState: all that is needed to continue a run, as plain data.
 
-Items that the history has are counted here, not repeated. Methods return a new state; a state is
-never changed, so the owner of a run knows what was committed.
+Items that are in the history are counted here, not repeated. A state is immutable: methods return
+a new one, so the owner of a run knows what was committed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
 from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
@@ -19,25 +20,19 @@ from capsule_tasks.runs.contexts import SavedContext
 from capsule_tasks.runs.identity import AgentGraph, AgentId, AgentNode, ToolKey
 from capsule_tasks.runs.jsonable import problem_in
 from capsule_tasks.runs.redaction import without_secrets
-from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, VERSION_FIELD, migrated
+from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, VERSION_FIELD, Part, migrated
 
 Item = dict[str, Any]
 
 
-class _Part(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """A part of a snapshot: what equals its default is not written."""
-
-
-class ToolUse(_Part, frozen=True):
-    """Which tools an agent has used in this run, so that its tool choice is reset as before."""
+class ToolUse(Part, frozen=True):
+    """The tools that an agent has used in this run, so that its tool choice is reset as before."""
 
     agent: AgentId
     tools: tuple[str, ...] = ()
 
 
-class Usage(_Part, frozen=True):
+class Usage(Part, frozen=True):
     """The usage of an agent in this run."""
 
     agent: AgentId
@@ -46,10 +41,10 @@ class Usage(_Part, frozen=True):
     output_tokens: int = 0
 
 
-class TraceState(_Part, frozen=True):
-    """Which trace the run belongs to; the key that it is exported with is never part of it.
+class TraceState(Part, frozen=True):
+    """The trace that the run belongs to, without the key that exports it.
 
-    Metadata that looks like a secret is left out, unless `unfiltered` says that it may be stored.
+    Metadata that looks like a secret is left out, unless `unfiltered` allows it to be stored.
     """
 
     trace_id: str
@@ -58,7 +53,7 @@ class TraceState(_Part, frozen=True):
     metadata: dict[str, str] | None = None
     unfiltered: bool = False
     left_out: tuple[str, ...] = ()
-    """Where metadata was left out."""
+    """The places where metadata was left out."""
 
     def __post_init__(self) -> None:
         if isinstance(self.metadata, dict) and not self.unfiltered:
@@ -67,15 +62,15 @@ class TraceState(_Part, frozen=True):
             msgspec.structs.force_setattr(self, "left_out", (*self.left_out, *left_out))
 
 
-class ServerConversation(_Part, frozen=True):
-    """Items that a server-side conversation has acknowledged, so that they are not replayed."""
+class ServerConversation(Part, frozen=True):
+    """The position in a server-side conversation, so that acknowledged items are not replayed."""
 
     conversation_id: str | None = None
     previous_response_id: str | None = None
     acknowledged_items: int = 0
 
 
-class RunState(_Part, frozen=True):
+class RunState(Part, frozen=True):
     """One run between two turns."""
 
     run_id: str
@@ -83,22 +78,22 @@ class RunState(_Part, frozen=True):
     agent: AgentId
     """The agent whose turn is next."""
     turn: int = 0
-    """Turns that are complete."""
+    """The number of completed turns."""
     max_turns: int | None = None
     input: str | list[Item] = ""
-    """What the run was started with, unless the history has it."""
+    """The input that the run was started with, unless it is in the history."""
     stored_items: int = 0
-    """Items of this run that the history has."""
-    held_items: list[Item] = []
-    """Items that wait for a guardrail before the history may have them."""
+    """How many items of this run are in the history."""
+    held_items: list[Item] = msgspec.field(default_factory=list)
+    """Items that wait for a guardrail before they may go into the history."""
     calls: tuple[PendingCall, ...] = ()
     approvals: RunApprovals = RunApprovals()
     tool_use: tuple[ToolUse, ...] = ()
     usage: tuple[Usage, ...] = ()
     context: SavedContext = SavedContext()
     trace: TraceState | None = None
-    nested: dict[str, RunState] = {}
-    """Runs of agents that are used as tools, by the id of the call that they are."""
+    nested: dict[str, RunState] = msgspec.field(default_factory=dict)
+    """Runs of agents that are used as tools, by the id of the tool call."""
     conversation: ServerConversation | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -106,22 +101,20 @@ class RunState(_Part, frozen=True):
 
         Raises InvalidRunState for a state that could not be read back.
         """
-        fields: dict[str, Any] = {}
         try:
             found = _problem_in(self)
-            if found is None:
-                fields = _with_lists(msgspec.to_builtins(self))
+            fields = {} if found else _with_lists(msgspec.to_builtins(self))
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
-            why = f"it holds what no state has ({type(error).__name__})"
+            why = f"a field has a value that no state can have ({type(error).__name__})"
             raise InvalidRunState("$", why) from None
-        if found is not None:
+        if found:
             raise InvalidRunState("$", f"{found}, which is not JSON")
         _converted(fields)
         return {VERSION_FIELD: CURRENT_SCHEMA_VERSION, **fields}
 
     @classmethod
     def from_json(cls, data: Any) -> RunState:
-        """The state in a snapshot of any readable version; errors do not repeat its values."""
+        """The state of a snapshot of any readable version; errors do not repeat its values."""
         return _converted(migrated(data))
 
     def to_string(self) -> str:
@@ -130,7 +123,7 @@ class RunState(_Part, frozen=True):
 
     @classmethod
     def from_string(cls, text: str | bytes) -> RunState:
-        """The state in a snapshot's text."""
+        """The state of a snapshot that is text."""
         try:
             data = json.loads(text, parse_constant=_refuse_constant)
         except (TypeError, ValueError, RecursionError):
@@ -138,20 +131,20 @@ class RunState(_Part, frozen=True):
         return cls.from_json(data)
 
     def with_graph(self, graph: AgentGraph) -> AgentNode:
-        """The agent that speaks next; raises if the graph lacks any agent of this state.
+        """The agent whose turn is next; raises if the graph lacks any agent of this state.
 
-        An agent used as a tool has a graph of its own, so nested runs are left to their parents.
+        Nested runs are not checked, because an agent used as a tool has a graph of its own.
         """
         for identity in self._identities():
             graph.resolve(identity)
         return graph.resolve(self.agent)
 
     def unresolved(self) -> list[PendingCall]:
-        """Calls that still wait for a decision, those of nested runs included."""
+        """Calls that wait for a decision, including those of nested runs."""
         return [call for state, call in _awaited(self) if not state.approvals.decision_for(call)]
 
     def decision_for(self, call: PendingCall) -> Decision | None:
-        """The decision that counts for a call of this run."""
+        """The decision that counts for a call of this run, or None."""
         return self.approvals.decision_for(call)
 
     def approve(
@@ -164,7 +157,7 @@ class RunState(_Part, frozen=True):
         by: str | None = None,
         at_ms: int = 0,
     ) -> RunState:
-        """Approve a waiting call; `always` also every later one of its tool by its agent."""
+        """Approve a waiting call; with `always` also every later call of its tool by its agent."""
         return self._decided(call_id, tool, agent, approved=True, always=always, by=by, at_ms=at_ms)
 
     def reject(
@@ -183,18 +176,21 @@ class RunState(_Part, frozen=True):
         return self._decided(call_id, tool, agent, approved=False, **decision)
 
     def with_calls(self, calls: Iterable[PendingCall]) -> RunState:
-        """The state with more waiting calls; one under a known id has to be the same call."""
+        """The state with more waiting calls.
+
+        Raises CallChanged for another call under the id of a call that already waits.
+        """
         known = {call.call_id: call for call in self.calls}
         for call in calls:
             other = known.setdefault(call.call_id, call)
             if (other.fingerprint, other.agent) != (call.fingerprint, call.agent):
                 raise CallChanged(call.call_id, "it waits with another tool, agent or arguments")
-        return msgspec.structs.replace(self, calls=tuple(known.values()))
+        return replace(self, calls=tuple(known.values()))
 
     def without_calls(self, call_ids: Iterable[str]) -> RunState:
-        """The state after these calls were made; exact decisions on them go, too."""
+        """The state after these calls were made, without exact decisions about them."""
         over = frozenset(call_ids)
-        return msgspec.structs.replace(
+        return replace(
             self,
             calls=tuple(call for call in self.calls if call.call_id not in over),
             approvals=self.approvals.without_calls(over),
@@ -202,15 +198,15 @@ class RunState(_Part, frozen=True):
         )
 
     def with_tool_use(self, agent: AgentId, tools: Iterable[str]) -> RunState:
-        """The state in which this agent has used these tools, and no others."""
+        """The state in which this agent has used exactly these tools."""
         kept = [use for use in self.tool_use if use.agent != agent]
         use = ToolUse(agent=agent, tools=tuple(tools))
-        return msgspec.structs.replace(self, tool_use=(*kept, use))
+        return replace(self, tool_use=(*kept, use))
 
     def with_usage(
         self, agent: AgentId, *, requests: int = 1, input_tokens: int = 0, output_tokens: int = 0
     ) -> RunState:
-        """The state in which this agent has spent that much more."""
+        """The state with this usage of an agent added."""
         spent = next((each for each in self.usage if each.agent == agent), Usage(agent=agent))
         more = Usage(
             agent=agent,
@@ -219,7 +215,7 @@ class RunState(_Part, frozen=True):
             output_tokens=spent.output_tokens + output_tokens,
         )
         kept = [each for each in self.usage if each.agent != agent]
-        return msgspec.structs.replace(self, usage=(*kept, more))
+        return replace(self, usage=(*kept, more))
 
     def tools_used_by(self, agent: AgentId) -> tuple[str, ...]:
         return next((use.tools for use in self.tool_use if use.agent == agent), ())
@@ -233,9 +229,9 @@ class RunState(_Part, frozen=True):
             if call.call_id == call_id and tool in (None, call.tool) and agent in (None, call.agent)
         ]
         if not found:
-            raise UnknownCall(call_id, "no call of the run that is fits it")
+            raise UnknownCall(call_id, "no waiting call of the run has this id, tool and agent")
         if len(found) > 1:
-            raise UnknownCall(call_id, f"{len(found)} calls have that id; say the tool and agent")
+            raise UnknownCall(call_id, f"{len(found)} calls have that id; give tool= and agent=")
         [(owner, call)] = found
         return _with_approvals(self, owner, owner.approvals.with_decision(call, **decision))
 
@@ -247,7 +243,7 @@ class RunState(_Part, frozen=True):
 
 
 def _awaited(state: RunState) -> Iterator[tuple[RunState, PendingCall]]:
-    """Calls that need an approval, each with the run, perhaps a nested one, that it is of."""
+    """Calls that need an approval, each with its run, which may be a nested one."""
     for call in state.calls:
         if call.needs_approval:
             yield state, call
@@ -256,15 +252,15 @@ def _awaited(state: RunState) -> Iterator[tuple[RunState, PendingCall]]:
 
 
 def _with_approvals(state: RunState, owner: RunState, approvals: RunApprovals) -> RunState:
-    """The state with these approvals in its nested run `owner`, or in itself."""
+    """The state in which `owner`, the state itself or a nested run, has these approvals."""
     if state is owner:
-        return msgspec.structs.replace(state, approvals=approvals)
+        return replace(state, approvals=approvals)
     nested = {key: _with_approvals(each, owner, approvals) for key, each in state.nested.items()}
-    return msgspec.structs.replace(state, nested=nested)
+    return replace(state, nested=nested)
 
 
 def _problem_in(state: RunState) -> str | None:
-    """The first value of the caller's that is not JSON; all else here is, by its type."""
+    """The first of the caller's values that is not JSON. All other fields are, by their types."""
     parts = {
         "input": state.input,
         "held_items": state.held_items,
@@ -294,17 +290,17 @@ def _converted(fields: dict[str, Any]) -> RunState:
 
 
 def _check(state: RunState) -> None:
-    """What types alone cannot say."""
+    """Refuse what the types alone allow."""
     numbers = (state.turn, state.stored_items, state.max_turns or 0)
     if min(numbers) < 0:
-        raise InvalidRunState("$", "turns and items are counted from 0")
+        raise InvalidRunState("$", "a number of turns or items is negative")
     ids = [call.call_id for call in state.calls]
     if len(set(ids)) != len(ids):
         raise InvalidRunState("$.calls", "two calls have one id")
     if any(decision.call_id is None for decision in state.approvals.exact):
-        raise InvalidRunState("$.approvals.exact", "a decision says which call it is about")
+        raise InvalidRunState("$.approvals.exact", "an exact decision needs the id of its call")
     if any(decision.call_id is not None for decision in state.approvals.standing):
-        raise InvalidRunState("$.approvals.standing", "a standing decision is about no one call")
+        raise InvalidRunState("$.approvals.standing", "a standing decision has no call id")
     if strange := state.nested.keys() - set(ids):
         raise InvalidRunState("$.nested", f"{len(strange)} of them belong to no waiting call")
     for nested in state.nested.values():
@@ -312,7 +308,7 @@ def _check(state: RunState) -> None:
 
 
 def _refusal(message: str) -> InvalidRunState:
-    """The error for a message of msgspec, which may hold a value: only names are repeated."""
+    """The error for a message of msgspec. Only names are repeated, since it may contain a value."""
     if field := re.search(r"^Object (missing|contains unknown) .*`([^`]{1,60})[^`]*`$", message):
         why = "it is missing" if field[1] == "missing" else "there is no such field"
         return InvalidRunState(f"$.{field[2]}", why)

@@ -72,7 +72,7 @@ def test_of_other_types_only_the_type_and_a_warning_are_kept(context: Any) -> No
     assert saved.type == f"{type(context).__module__}.{type(context).__qualname__}"
     assert saved.value is None
     assert saved.warning
-    with pytest.raises(ContextNotRestorable, match="give one when the run is resumed"):
+    with pytest.raises(ContextNotRestorable, match="give override= when the run is resumed"):
         restored_context(saved)
     assert restored_context(saved, override=context) is context
     with pytest.raises(ContextNotStorable) as caught:
@@ -85,7 +85,7 @@ def test_a_serializer_and_its_deserializer_bring_any_type_back() -> None:
     saved, text = through_a_snapshot(saved_context(context, serializer=asdict, keep_secrets=True))
     assert SECRET in text, "the caller chose to keep it"
     assert restored_context(saved, deserializer=lambda parts: Customer(**parts)) == context
-    with pytest.raises(ContextNotRestorable, match="needs its deserializer"):
+    with pytest.raises(ContextNotRestorable, match="give deserializer="):
         restored_context(saved)
 
 

@@ -40,7 +40,7 @@ class Dispatcher:
     def cancel(self, execution: Execution, _grace_s: float) -> None:
         self.done.append(f"cancel {execution.call.task_id}")
 
-    def end_input(self, _execution: Execution, request_id: str) -> None:
+    async def end_input(self, _execution: Execution, request_id: str) -> None:
         self.done.append(f"end input {request_id}")
 
     async def interrupt(self, execution: Execution) -> None:

@@ -41,15 +41,12 @@ class Unqueue(Action, frozen=True, gc=False):
 
 
 class Signal(Action, frozen=True, gc=False):
-    """Send the child a signal. With an empty `requested_by` the hard time limit has passed."""
+    """Send the child a signal; SIGKILL is for its whole family.
+
+    With an empty `requested_by` the hard time limit has passed, or the stop is in the log already.
+    """
 
     signum: int
-    requested_by: str
-
-
-class Kill(Action, frozen=True, gc=False):
-    """Kill the child's whole family."""
-
     requested_by: str
 
 

@@ -248,22 +248,21 @@ class Dispatcher:
     # --- an execution that a child has; nothing happens if no child has it -----------------------
 
     def signal(self, execution: Execution, signum: int, reason: str) -> None:
-        """Send the child of a blocking execution a signal, and nothing new; SIGKILL is `kill`.
+        """Send the execution's child a signal, and nothing new.
 
         The signal cannot hit another task: a blocking child has one at a time, and is sent the next
-        one only when this thread has received the end of the last.
+        one only when this thread has received the end of the last. SIGKILL, which an async child
+        may be sent, too, kills the child with its descendants and all of its executions.
         """
-        if signum == signal.SIGKILL:
-            self.kill(execution)
-        elif (child := execution.child) is not None:
-            self._doom(child, reason)
-            child.session.signal(signum)
-
-    def kill(self, execution: Execution) -> None:
-        """Kill the child with its descendants, and so its other executions as well."""
-        if (child := execution.child) is not None:
-            self._doom(child, "it was killed")
+        if (child := execution.child) is None:
+            return
+        is_kill = signum == signal.SIGKILL
+        reason = "it was killed" if is_kill else reason
+        self.lanes[child.kind].pool.retire_when_idle(child.slot, reason)
+        if is_kill:
             self._background.spawn(child.session.terminate())
+        else:
+            child.session.signal(signum)
 
     def cancel(self, execution: Execution, grace_s: float) -> None:
         """End the execution in order; after the grace its child is killed."""
@@ -275,12 +274,8 @@ class Dispatcher:
         child = execution.child
         return child is not None and child.session.soft_limit(execution.child_execution_id)
 
-    def end_input(self, execution: Execution, request_id: str) -> None:
+    async def end_input(self, execution: Execution, request_id: str) -> None:
         """Have `input()` raise EOFError: the question cannot reach anyone."""
-        if execution.child is not None:
-            self._background.spawn(self._end_input(execution, request_id))
-
-    async def _end_input(self, execution: Execution, request_id: str) -> None:
         with contextlib.suppress(CapsuleError):  # the execution has ended, or its child has
             await self.respond(execution, request_id, "", eof=True)
 
@@ -330,6 +325,3 @@ class Dispatcher:
     async def stop(self) -> None:
         """Send nothing more. What children have finishes when the pool of sessions stops."""
         await self._background.stop()
-
-    def _doom(self, child: Child, reason: str) -> None:
-        self.lanes[child.kind].pool.retire_when_idle(child.slot, reason)

@@ -241,8 +241,6 @@ class Lifecycle(ClaimAxis):
             self._finish(End(EndKind.TERMINATED, signum=signum))
         elif self.origin.is_async:
             self._do(do.CancelInChild(_ASYNC_GRACE_S, requested_by))
-        elif signum == signal.SIGKILL:
-            self._do(do.Kill(requested_by))
         else:
             self._do(do.Signal(signum, requested_by))
 
@@ -263,7 +261,7 @@ class Lifecycle(ClaimAxis):
         # A stop that was requested before is in the log already.
         requested_by = requested_by if self.stop_signum is None else ""
         self.stop_signum = self.stop_signum or int(signal.SIGKILL)
-        self._do(do.Kill(requested_by))
+        self._do(do.Signal(int(signal.SIGKILL), requested_by))
 
     def on_soft_limit(self) -> None:
         if self.run is states.RUNNING:
@@ -277,14 +275,14 @@ class Lifecycle(ClaimAxis):
         if self.origin.is_async:
             self._do(do.CancelInChild(_ASYNC_GRACE_S, ""))
         elif self.stop_signum is not None:  # the task was asked to stop before
-            self._do(do.Kill(""))
+            self._do(do.Signal(int(signal.SIGKILL), ""))
         else:
             self._do(do.Signal(int(signal.SIGTERM), ""))
             self._do(do.StartTimer(Timer.TIDY))
 
     def on_tidy(self) -> None:
         if self.is_with_child:
-            self._do(do.Kill(""))
+            self._do(do.Signal(int(signal.SIGKILL), ""))
 
     def on_broker_lost(self) -> None:
         """The connection to the broker is lost: messages that have not started are redelivered."""

@@ -235,10 +235,6 @@ class Supervisor:
             why = "a task met its hard limit"
         self.dispatcher.signal(execution, action.signum, why)
 
-    def _kill(self, execution: Execution, action: do.Kill) -> None:
-        self._log_stop(execution, action.requested_by)
-        self.dispatcher.kill(execution)
-
     def _cancel_in_child(self, execution: Execution, action: do.CancelInChild) -> None:
         self._log_stop(execution, action.requested_by)
         grace_s = action.grace_s
@@ -358,12 +354,11 @@ class Supervisor:
         do.Send: _send,
         do.Unqueue: _unqueue,
         do.Signal: _signal,
-        do.Kill: _kill,
         do.CancelInChild: _cancel_in_child,
         do.RaiseSoftLimit: _raise_soft_limit,
         do.CommandChild: _command_child,
-        do.EndInput: lambda self, execution, action: self.dispatcher.end_input(
-            execution, action.request_id
+        do.EndInput: lambda self, execution, action: self._background.spawn(
+            self.dispatcher.end_input(execution, action.request_id)
         ),
         do.JudgeLoss: _judge_loss,
         do.ReportAccepted: lambda _, execution, action: execution.reporter.accepted(

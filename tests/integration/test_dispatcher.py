@@ -142,7 +142,7 @@ async def test_one_of_many_coroutines_is_cancelled_and_the_others_go_with_their_
         await one.end()
         assert here.dispatcher.sent_executions() == [two, three]
         assert "hold_async" in (await here.dispatcher.stack(two) or "")
-        here.dispatcher.kill(two)
+        here.dispatcher.signal(two, signal.SIGKILL, "a test")
         for work in (two, three):
             async with asyncio.timeout(HANG_S):
                 assert (await work.over)[1] == -signal.SIGKILL
@@ -156,7 +156,7 @@ async def test_a_question_is_answered_or_its_input_ended() -> None:
             if answers:
                 await here.dispatcher.respond(work, question.id, "anna")
             else:
-                here.dispatcher.end_input(work, question.id)
+                await here.dispatcher.end_input(work, question.id)
             end = await work.end()
             assert isinstance(end, TaskResult)
             assert (end.text == "'anna'") if answers else end.failure.name == "EOFError"

@@ -349,10 +349,10 @@ async def test_nothing_can_be_done_to_work_that_no_child_has() -> None:
         work, dispatcher = Work("1"), here.dispatcher
         here.enqueue(work)
         dispatcher.signal(work, signal.SIGTERM, "a test")
-        dispatcher.kill(work)
+        dispatcher.signal(work, signal.SIGKILL, "a test")
         dispatcher.cancel(work, 1.0)
         work.resume_output()
-        dispatcher.end_input(work, "question")
+        await dispatcher.end_input(work, "question")
         assert not dispatcher.soft_limit(work)
         assert await dispatcher.interrupt(work) == "not_running"
         assert await dispatcher.stack(work) is None
@@ -370,21 +370,19 @@ async def test_a_child_that_survives_a_signal_gets_nothing_new() -> None:
         assert child.done == [signal.SIGTERM]
         child.end("1")
         assert here.listener.of(two) == []
-        here.dispatcher.kill(one)  # too late, and no matter to whom the child belongs now
+        here.dispatcher.signal(
+            one, signal.SIGKILL, "a test"
+        )  # too late, and no matter to whom the child belongs now
         await here.settled()
         assert here.listener.of(two) == ["sent"]
 
 
-@pytest.mark.parametrize("how", ["signal", "kill"])
-async def test_a_child_that_is_killed_was_not_lost(how: str) -> None:
+async def test_a_child_that_is_killed_was_not_lost() -> None:
     async with ground(2) as here:
         one, dispatcher = Work("1"), here.dispatcher
         here.enqueue(one)
         busy = here.child_of(one)
-        if how == "signal":
-            dispatcher.signal(one, signal.SIGKILL, "a test")
-        else:
-            dispatcher.kill(one)
+        dispatcher.signal(one, signal.SIGKILL, "a test")
         await here.settled()
         assert not busy.is_alive
         assert len(here.children()) == 2
@@ -516,7 +514,7 @@ def happen_to(here: Any, work: Work, event: str) -> None:
     elif event == "refuse":
         child.refuses = True
     elif event == "kill":
-        here.dispatcher.kill(work)
+        here.dispatcher.signal(work, signal.SIGKILL, "a test")
     elif not work.is_async:
         here.dispatcher.signal(work, signal.SIGTERM, "a test")
 

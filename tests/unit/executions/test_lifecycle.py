@@ -407,7 +407,7 @@ def test_a_command_that_is_read_while_the_lease_is_taken_anew_is_not_lost() -> N
 def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_what_ended_it() -> None:
     life = running(origin(acks_late=True, hard_limit_s=3.0))
     assert life.handle(*STOP) == [do.Signal(signal.SIGTERM, SOMEBODY)]
-    assert life.handle(*fired(Timer.HARD_LIMIT)) == [do.Kill("")]
+    assert life.handle(*fired(Timer.HARD_LIMIT)) == [do.Signal(signal.SIGKILL, "")]
     life.handle(*DIES)
     (told,) = [one for one in life.handle(Lifecycle.on_end_stored) if isinstance(one, do.ReportEnd)]
     assert told.end == End(EndKind.OVER_LIMIT, "TimeLimitExceeded(3.0,)")
@@ -419,7 +419,7 @@ def test_a_hard_limit_asks_first_and_kills_what_does_not_leave() -> None:
         do.Signal(signal.SIGTERM, ""),
         start(Timer.TIDY),
     ]
-    assert life.handle(*fired(Timer.TIDY)) == [do.Kill("")]
+    assert life.handle(*fired(Timer.TIDY)) == [do.Signal(signal.SIGKILL, "")]
 
 
 def test_limits_of_a_coroutine_spare_its_neighbours() -> None:
@@ -445,9 +445,13 @@ def test_a_coroutine_whose_child_is_condemned_goes_to_another_one() -> None:
 def test_who_has_a_task_killed_is_named_once() -> None:
     """A cold shutdown asks again and again until the child is gone."""
     life = running(LATE)
-    assert life.handle(Lifecycle.on_kill_requested, SOMEBODY) == [do.Kill(SOMEBODY)]
-    assert life.handle(Lifecycle.on_kill_requested, SOMEBODY) == [do.Kill("")]
-    assert running(LATE, STOP).handle(Lifecycle.on_kill_requested, "another") == [do.Kill("")]
+    assert life.handle(Lifecycle.on_kill_requested, SOMEBODY) == [
+        do.Signal(signal.SIGKILL, SOMEBODY)
+    ]
+    assert life.handle(Lifecycle.on_kill_requested, SOMEBODY) == [do.Signal(signal.SIGKILL, "")]
+    assert running(LATE, STOP).handle(Lifecycle.on_kill_requested, "another") == [
+        do.Signal(signal.SIGKILL, "")
+    ]
 
 
 def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:

@@ -167,8 +167,12 @@ class World:
             case do.Unqueue():
                 assert self.is_queued
                 self.is_queued = False
-            case do.Signal() | do.Kill() | do.CancelInChild() | do.RaiseSoftLimit():
+            case do.Signal() | do.CancelInChild() | do.RaiseSoftLimit():
                 assert self.has_child
+                if isinstance(action, do.Signal) and self.life.origin.is_async:
+                    assert action.signum == signal.SIGKILL, (
+                        "other signals are for blocking children"
+                    )
             case do.CommandChild(_, request_id):
                 assert self.has_child
                 assert request_id == next(iter(self.questions), "")

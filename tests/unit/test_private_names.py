@@ -146,6 +146,7 @@ def test_names_are_where_they_were_and_what_they_were(names: Names) -> None:
 DOCUMENTED = {
     *("_exit", "_getframe", "_current_frames"),  # of os and sys
     *("_replace", "_asdict", "_fields", "_make"),  # of named tuples
+    "_value_",  # of enums
 }
 TEXT_METHODS = ("endswith", "removeprefix", "removesuffix", "startswith")
 

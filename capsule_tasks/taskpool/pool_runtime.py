@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from celery.signals import task_revoked
+from msgspec.structs import replace
 
 from capsule_tasks.child.executors import celery_app
 from capsule_tasks.client.configuration import setting
@@ -25,12 +26,9 @@ from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import Profile
 from capsule_tasks.system.portable import IS_LINUX
-from capsule_tasks.taskpool.app_settings import lane_settings
 from capsule_tasks.taskpool.descriptor_check import DescriptorCheck
 from capsule_tasks.taskpool.hub import RuntimeThread
-from capsule_tasks.taskpool.options import loss_counter_of, profile
-from capsule_tasks.taskpool.pool_restart import reloaded_profiles, start_trial_child
-from capsule_tasks.taskpool.publishing import make_publisher
+from capsule_tasks.taskpool.options import lane_settings, loss_counter_of, make_publisher, profile
 from capsule_tasks.taskpool.reporting.output_log import FinishedTask, OutputLog
 from capsule_tasks.taskpool.reporting.reporter import group_of
 
@@ -102,8 +100,15 @@ class PoolRuntime:
     # --- new code ------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Replace the children by ones that import the app again; nothing that runs is lost."""
-        profiles = reloaded_profiles(self._profiles, self._app)
+        """Replace the children by ones that import the app again; nothing that runs is lost.
+
+        Celery has reloaded the modules of the worker itself, if asked to. If the new children
+        cannot import the app, because of an edit half saved, say, the pool keeps its children.
+        """
+        # The children import all modules that the worker imported.
+        modules = {type(task).__module__ for task in self._app.tasks.values()}
+        include = sorted(modules.union(self._app.loader.task_modules, self._app.conf.include))
+        profiles = {kind: _reloaded(old, include) for kind, old in self._profiles.items()}
         new = set(self._app.tasks) - self._names
         self._thread.post(self.supervisor.expect_tasks, new)
         self._thread.start_coroutine(self._reload(profiles, new))
@@ -111,24 +116,23 @@ class PoolRuntime:
     async def _reload(self, profiles: dict[str, Profile], new: set[str]) -> None:
         async with self._reloading:
             try:
-                await self._replace(profiles, new)
+                lane = profiles["blocking"].session.child.tasks
+                if lane is not None and not lane.app:
+                    log.warning(
+                        "the app is in no importable module: new children have the same code"
+                    )
+                    self.dispatcher.replace_all("the pool was restarted")
+                elif await self._start_reloaded(profiles):
+                    self._names |= new
             except Exception:
                 log.exception("the pool was not restarted, or only in part")
             finally:
                 self.supervisor.tasks_known(new)
 
-    async def _replace(self, profiles: dict[str, Profile], new: set[str]) -> None:
-        lane = profiles["blocking"].session.child.tasks
-        if lane is not None and not lane.app:
-            log.warning("the app is in no importable module: new children have the same code")
-            self.dispatcher.replace_all("the pool was restarted")
-        elif await self._start_reloaded(profiles):
-            self._names |= new
-
     async def _start_reloaded(self, profiles: dict[str, Profile]) -> bool:
         """Have children started from the code as it is now; False if that fails."""
         try:
-            spawner = await start_trial_child(profiles["blocking"], self._listen)
+            spawner = await self._start_trial_child(profiles["blocking"])
         except Exception as fault:  # noqa: BLE001 - the new code may raise anything
             why = "\n".join((str(fault), *getattr(fault, "__notes__", ())))
             self.last_error = f"the pool was not restarted, and goes on as it was: {why}"
@@ -145,6 +149,22 @@ class PoolRuntime:
             log.exception("the old template did not stop cleanly")
         self.last_error = ""
         return True
+
+    async def _start_trial_child(self, profile: Profile) -> TemplateSpawner:
+        """Return a spawner of such children once one was ready; raise the error of its start."""
+        spawner = TemplateSpawner(profile)
+        try:
+            await spawner.start()
+            session = Session(profile.session, spawner=spawner)
+            self._listen(session)
+            try:
+                await session.start()
+            finally:
+                await session.terminate()
+        except BaseException:
+            await spawner.stop()
+            raise
+        return spawner
 
     # --- discarded tasks -----------------------------------------------------------------------
 
@@ -209,3 +229,12 @@ def _template(app: Any) -> Template | None:
     celery_app.keep_app_for_forks(app)
     # Prefork forks as well, and the threads are of modules that the app itself imports.
     return Template.fork_of_caller(despite_threads=True)
+
+
+def _reloaded(profile: Profile, include: list[str]) -> Profile:
+    """The profile of children that import the app again, with these modules."""
+    child = profile.session.child
+    assert child.tasks is not None
+    conf = {**child.tasks.conf, "include": include}
+    child = replace(child, tasks=replace(child.tasks, conf=conf, is_reloaded=True))
+    return replace(profile, session=replace(profile.session, child=child))

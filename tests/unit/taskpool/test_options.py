@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from celery import Celery
 from capsule_tasks.client.configuration import setting
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import TaskChildSettings
-from capsule_tasks.taskpool.options import check, profile
+from capsule_tasks.taskpool.options import check, lane_settings, profile
 
 
 def test_a_name_that_nobody_knows_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,3 +94,23 @@ def test_a_time_that_cannot_be_kept_is_refused_when_the_worker_starts(revoke_ttl
     app.conf.capsule_revoke_ttl_s = revoke_ttl_s
     with pytest.raises(InvalidSetting, match="capsule_revoke_ttl_s"):
         check(app)
+
+
+@pytest.fixture
+def told() -> TaskChildSettings:
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object({"task_ignore_result": True})
+    app.add_defaults({"added": 1, "both": "as a default"})
+    app.conf.update(
+        both="assigned", expires=timedelta(1), queues=("a", "b"), owner=object(), colours={"red"}
+    )
+    assert app.conf.task_ignore_result  # the configuration is read with the first question
+    return lane_settings(app, "worker@host")
+
+
+def test_what_was_assigned_or_added_is_told(told: TaskChildSettings) -> None:
+    assert told.conf == {"added": 1, "both": "assigned", "queues": ("a", "b")}
+
+
+def test_what_would_arrive_as_something_else_is_named_only(told: TaskChildSettings) -> None:
+    assert told.unsendable == ("colours", "expires", "owner")

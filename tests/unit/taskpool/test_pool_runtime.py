@@ -10,7 +10,6 @@ import pytest
 from celery import Celery
 
 from capsule_tasks.settings import TaskChildSettings
-from capsule_tasks.taskpool import pool_runtime as runtime_module
 from capsule_tasks.taskpool.options import profile
 from capsule_tasks.taskpool.pool_runtime import PoolRuntime
 
@@ -21,7 +20,7 @@ class Spawner:
 
 
 def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     told: list[Any] = []
     runtime: Any = object.__new__(PoolRuntime)
@@ -34,7 +33,7 @@ def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
     async def start_trial_child(*_: object) -> Spawner:
         return Spawner()
 
-    monkeypatch.setattr(runtime_module, "start_trial_child", start_trial_child)
+    runtime._start_trial_child = start_trial_child
     lane = TaskChildSettings(app="shop:app")
     profiles = {"blocking": profile(Celery("shop"), lane, {})}
     asyncio.run(runtime._reload(profiles, {"new"}))

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, TypeVar, cast
 
 from capsule_tasks.client.configuration import retention_settings
 from capsule_tasks.client.redis_location import (
@@ -19,28 +19,20 @@ from capsule_tasks.errors import CapsuleError, StepMisused, StorageError
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore, drive, drive_blocking
-from capsule_tasks.storage.executions.steps import StepCore, StepDone, check_name, fingerprint_of
+from capsule_tasks.storage.executions.steps import (
+    StepCore,
+    StepDone,
+    StepStarted,
+    check_name,
+    fingerprint_of,
+)
+from capsule_tasks.storage.operations import Operation
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 NoEffect = tuple[type[BaseException], ...]
 
 
-@overload
-def step(
-    name: str,
-    function: Callable[..., Coroutine[Any, Any, T]],
-    /,
-    *args: Any,
-    retry: bool = False,
-    no_effect: NoEffect = (),
-    execution_id: str | None = None,
-    **kwargs: Any,
-) -> Awaitable[T]: ...
-
-
-@overload
 def step(
     name: str,
     function: Callable[..., T],
@@ -50,19 +42,7 @@ def step(
     no_effect: NoEffect = (),
     execution_id: str | None = None,
     **kwargs: Any,
-) -> T: ...
-
-
-def step(
-    name: str,
-    function: Callable[..., Any],
-    /,
-    *args: Any,
-    retry: bool = False,
-    no_effect: NoEffect = (),
-    execution_id: str | None = None,
-    **kwargs: Any,
-) -> Any:
+) -> T:
     """Call the function once for this task, and return its stored result from then on.
 
     When the task is redelivered or retried, a step that has finished returns its stored result, and
@@ -76,8 +56,8 @@ def step(
     of these names needs `functools.partial`.
     """
     settings = StepSettings(prefix=retention_settings(app_of_task()).prefix)
-    owner = Steps(execution_id=execution_id, settings=settings)
-    return owner.step(name, function, *args, retry=retry, no_effect=no_effect, **kwargs)
+    steps = Steps(execution_id=execution_id, settings=settings)
+    return steps.step(name, function, *args, retry=retry, no_effect=no_effect, **kwargs)
 
 
 class Steps:
@@ -97,13 +77,13 @@ class Steps:
     def step(
         self,
         name: str,
-        function: Callable[..., Any],
+        function: Callable[..., T],
         /,
         *args: Any,
         retry: bool = False,
         no_effect: NoEffect = (),
         **kwargs: Any,
-    ) -> Any:
+    ) -> T:
         """Like the function `step`."""
         check_name(name)
         if not callable(function):
@@ -113,11 +93,12 @@ class Steps:
         _check_policy(name, retry, no_effect)
         # Read now, not when the result is awaited: another task may be the current one by then.
         core = StepCore(self._execution_id_for(name), self._settings)
-        call = functools.partial(function, *args, **kwargs)
-        details = (name, fingerprint_of(args, kwargs), retry, no_effect)
-        if _has_code(function, inspect.iscoroutinefunction):
-            return _run_async(core, self._store_of(AsyncConnections), call, *details)
-        return _run(core, self._store_of(SyncConnections), call, *details)
+        start = core.start(name, fingerprint_of(args, kwargs), retry=retry)
+        call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
+        is_async = _has_code(function, inspect.iscoroutinefunction)
+        store = self._store_of(AsyncConnections if is_async else SyncConnections)
+        value: Any = (_run_async if is_async else _run)(core, store, start, call, no_effect)
+        return cast("T", value)
 
     def _execution_id_for(self, name: str) -> str:
         given = self._execution_id
@@ -145,20 +126,18 @@ def _check_policy(name: str, retry: object, no_effect: object) -> None:
 def _run(
     core: StepCore,
     store: SyncStore,
+    start: Operation[StepStarted | StepDone],
     call: Callable[[], Any],
-    name: str,
-    fingerprint: str,
-    retry: bool,
     no_effect: NoEffect,
 ) -> Any:
     without_effect: NoEffect = (StepMisused, *no_effect)
-    started = drive_blocking(core.start(name, fingerprint, retry=retry), store)
+    started = drive_blocking(start, store)
     if isinstance(started, StepDone):
         return started.value
     try:
         value = call()
         if inspect.isawaitable(value):
-            _refuse_awaitable(name, value)
+            _refuse_awaitable(started.name, value)
     except without_effect:
         drive_blocking(core.undo(started), store)
         raise
@@ -166,7 +145,7 @@ def _run(
         try:
             drive_blocking(core.fail(started, _describe(error)), store)
         except StorageError as storage:
-            error.add_note(f"the failure of step {name!r} could not be stored: {storage}")
+            error.add_note(f"the failure of step {started.name!r} could not be stored: {storage}")
         raise
     try:
         return drive_blocking(core.finish(started, value), store)
@@ -182,13 +161,11 @@ def _run(
 async def _run_async(
     core: StepCore,
     store: AsyncStore,
+    start: Operation[StepStarted | StepDone],
     call: Callable[[], Awaitable[Any]],
-    name: str,
-    fingerprint: str,
-    retry: bool,
     no_effect: NoEffect,
 ) -> Any:
-    started = await drive(core.start(name, fingerprint, retry=retry), store)
+    started = await drive(start, store)
     if isinstance(started, StepDone):
         return started.value
     try:
@@ -200,7 +177,7 @@ async def _run_async(
         try:
             await drive(core.fail(started, _describe(error)), store)
         except StorageError as storage:
-            error.add_note(f"the failure of step {name!r} could not be stored: {storage}")
+            error.add_note(f"the failure of step {started.name!r} could not be stored: {storage}")
         raise
     return await _finish_despite_cancel(drive(core.finish(started, value), store))
 

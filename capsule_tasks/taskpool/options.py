@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from difflib import get_close_matches
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from billiard.exceptions import WorkerLostError
 
 from capsule_tasks.client.configuration import retention_settings, setting, settings_of
 from capsule_tasks.client.redis_location import STORE_SETTING, redis_url
-from capsule_tasks.client.watching.results import end_from_result
+from capsule_tasks.client.watching.results import stored_end
 from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.settings import (
@@ -167,7 +166,7 @@ def make_publisher(app: Any, worker: str) -> Publisher | None:
         retention=retention_settings(app),
         lease=LeaseSettings(lease_s=setting(app, "capsule_lease_s")),
         may_drop=setting(app, "capsule_output") == "drop_oldest",
-        ended_elsewhere=partial(end_from_result, app),
+        ended_elsewhere=lambda execution_id: stored_end(app, execution_id)[0],
         fail_result=fail_result,
         task_retention=lambda name: getattr(app.tasks.get(name), "capsule_retention", None),
     )

@@ -23,13 +23,11 @@ _MOST_TEXT = 4096
 _RECENT_S = 5.0
 
 
-def end_from_result(app: Any, task_id: str) -> Ended | None:
-    """The end that the backend has stored, or None if it has none or cannot say."""
-    return end_from_meta(_meta_of(app, task_id))
-
-
 def stored_end(app: Any, task_id: str) -> tuple[Ended | None, bool]:
-    """The end that the backend has stored, and whether it was stored within some seconds."""
+    """The end that the backend has stored, and whether it was stored within some seconds.
+
+    The end is None if the backend has none or cannot say.
+    """
     meta = _meta_of(app, task_id)
     return end_from_meta(meta), _is_recent(meta.get("date_done"))
 
@@ -43,7 +41,7 @@ def stored_ends(app: Any, task_ids: Sequence[str]) -> dict[str, Ended]:
             found = list(backend.get_many(task_ids, interval=0, max_iterations=1))
         ends = {task_id: end_from_meta(meta) for task_id, meta in found}
     else:
-        ends = {task_id: end_from_result(app, task_id) for task_id in task_ids}
+        ends = {task_id: stored_end(app, task_id)[0] for task_id in task_ids}
     return {task_id: ended for task_id, ended in ends.items() if ended is not None}
 
 
@@ -74,17 +72,12 @@ def translated_faults() -> Iterator[None]:
 
 
 def _is_recent(done: Any) -> bool:
-    if isinstance(done, str):
-        try:
-            done = datetime.fromisoformat(done)
-        except ValueError:
-            return True
-    if not isinstance(done, datetime):
+    try:
+        at = done if isinstance(done, datetime) else datetime.fromisoformat(done)
+    except (TypeError, ValueError):
         return True
-    if done.tzinfo is None:
-        done = done.replace(tzinfo=UTC)
-    age_s: float = (datetime.now(UTC) - done).total_seconds()
-    return abs(age_s) < _RECENT_S
+    age = datetime.now(UTC) - (at if at.tzinfo is not None else at.replace(tzinfo=UTC))
+    return abs(age.total_seconds()) < _RECENT_S
 
 
 def end_from_meta(meta: dict[str, Any]) -> Ended | None:

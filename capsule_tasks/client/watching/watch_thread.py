@@ -11,6 +11,8 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import aclosing
 from queue import Queue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -121,34 +123,22 @@ class WatchThread:
     def iterate(self, make: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
         """Iterate over an asynchronous generator from a thread; leaving early closes it."""
         loop = self.loop
-        found: Queue[tuple[str, Any]] = Queue()
+        found: Queue[T | Future[None]] = Queue()
         room = asyncio.Semaphore(_AHEAD)
 
         async def drive() -> None:
-            generator = make()
-            try:
-                async for item in generator:
-                    found.put(("item", item))
+            async with aclosing(make()) as items:
+                async for item in items:
+                    found.put(item)
                     await room.acquire()
-            except BaseException as error:
-                found.put(("error", error))
-                if isinstance(error, asyncio.CancelledError):
-                    raise
-            else:
-                found.put(("end", None))
-            finally:
-                await generator.aclose()
 
         driving = asyncio.run_coroutine_threadsafe(drive(), loop)
+        driving.add_done_callback(found.put)
         try:
-            while True:
-                kind, value = found.get()
-                if kind == "end":
-                    return
-                if kind == "error":
-                    raise value
+            while not isinstance(item := found.get(), Future):
                 loop.call_soon_threadsafe(room.release)
-                yield value
+                yield item
+            item.result()  # raises the error that ended it
         finally:
             driving.cancel()
 

@@ -21,7 +21,7 @@ _ONCE = RetrySettings(attempts=1)
 
 @script("workers/revokes_add")
 def revokes_add(
-    keys: RevokeKeys, *, ttl_ms: int, max_revokes: int, channel: str, members: Sequence[str]
+    keys: RevokeKeys, *, ttl_ms: int, max_revokes: int, members: Sequence[str]
 ) -> None: ...
 
 
@@ -59,11 +59,7 @@ class RevokeCore:
         )
         for batch in _batches(members):
             call = revokes_add.call(
-                self._keys,
-                ttl_ms=self._ttl_ms,
-                max_revokes=MAX_REVOKES,
-                channel=self.channel,
-                members=batch,
+                self._keys, ttl_ms=self._ttl_ms, max_revokes=MAX_REVOKES, members=batch
             )
             yield from call_script(call, _ONCE)
 

@@ -54,23 +54,6 @@ class Code(IntEnum):
     FINISHED = 19
 
 
-@dataclass(frozen=True)
-class Key:
-    name: str
-    type: str
-    shape: str
-
-
-@dataclass(frozen=True)
-class Header:
-    purpose: str
-    keys: tuple[Key, ...]
-    args: tuple[str, ...]
-    returns: str
-    refuses: str
-    uses: tuple[str, ...]
-
-
 P = ParamSpec("P")
 
 
@@ -143,32 +126,43 @@ def _bulk(words: Sequence[Argument]) -> bytes:
 def script(name: str) -> Callable[[Callable[P, None]], Script[P]]:
     """Declare the script in `lua/<name>.lua`; see above.
 
-    Keyword-only parameters are ARGV in their order, but for `age_ms`, which only a repeat sets;
-    where the header says `record...` the parameter is `records`, a sequence. The other parameters
-    are KEYS of the same name, and `keys` is an object that has the other keys as attributes.
+    Keyword-only parameters are ARGV in their order, but for `age_ms`, which only a repeat sets, and
+    a `channel` that `keys` have; where the header says `record...` the parameter is `records`, a
+    sequence. The other parameters are KEYS of the same name, and `keys` is an object that has the
+    other keys as attributes.
     """
 
     def declared(declaration: Callable[P, None]) -> Script[P]:
-        header, source = parsed_header(text_of(name)), _assembled(name)
+        sections, source = sections_of(text_of(name)), _assembled(name)
+        keys, args = _names(sections["KEYS"]), _names(sections["ARGV"])
         sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         scope: dict[str, Any] = {"Call": Call}
         # Text of our own, compiled once, as a dataclass does: a call costs no more than by hand.
-        call: Callable[P, Call] = eval(_call_maker(name, header, declaration), scope)  # noqa: S307
+        call: Callable[P, Call] = eval(_call_maker(name, keys, args, declaration), scope)  # noqa: S307
         update_wrapper(call, declaration)
-        keys = tuple(key.name for key in header.keys)
-        scope["script"] = made = Script(name, keys, header.args, source, sha, call)
+        scope["script"] = made = Script(name, keys, args, source, sha, call)
         return made
 
     return declared
 
 
-def _call_maker(name: str, header: Header, declaration: Callable[..., None]) -> str:
+def _names(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(line.split()[0] for line in lines)
+
+
+_IMPLIED = {"age_ms": "0", "channel": "keys.channel"}
+"""Arguments that a declaration need not name."""
+
+
+def _call_maker(
+    name: str, key_names: Sequence[str], arg_names: Sequence[str], declaration: Callable[..., None]
+) -> str:
     """The text of a function that puts what it is given into a call, in the header's order."""
     code = declaration.__code__
     places, words = code.co_varnames[: code.co_argcount], code.co_varnames[code.co_argcount :]
-    keys = {_plain(key.name): key.name for key in header.keys}
-    args = {_parameter(arg): arg for arg in header.args}
-    expected = [parameter for parameter in args if parameter != "age_ms"]
+    keys = {_plain(key): key for key in key_names}
+    args = {_parameter(arg): arg for arg in arg_names}
+    expected = [parameter for parameter in args if parameter in words or parameter not in _IMPLIED]
     is_fit = [*words] == expected and {*places} <= {"keys", *keys}
     if not is_fit or not ("keys" in places or {*keys} <= {*places}):
         raise InternalError(
@@ -176,7 +170,7 @@ def _call_maker(name: str, header: Header, declaration: Callable[..., None]) -> 
             f"{[*places]} and {[*words]}"
         )
     taken = [_spread(full, own if own in places else f"keys.{own}") for own, full in keys.items()]
-    passed = [_spread(arg, "0" if own == "age_ms" else own) for own, arg in args.items()]
+    passed = [_spread(arg, own if own in words else _IMPLIED[own]) for own, arg in args.items()]
     parameters = ", ".join([*places, *(["*", *words] if words else [])])
     return f"lambda {parameters}: Call(script, ({', '.join(taken)},), [{', '.join(passed)}])"
 
@@ -203,15 +197,19 @@ def _assembled(name: str) -> str:
     text = text_of(name)
     codes = ", ".join(Code.__members__)
     values = ", ".join(str(code.value) for code in Code)
-    shared = [text_of(f"lib/{part}") for part in parsed_header(text).uses]
+    used = " ".join(sections_of(text)["USES"]).split(",")
+    shared = [text_of(f"lib/{part.strip()}") for part in used]
     return "\n".join([f"local {codes} = {values}", *shared, text])
 
 
 _SECTION = re.compile(r"^(KEYS|ARGV|RETURNS|REFUSES|USES)\b ?(.*)$")
 
 
-def parsed_header(text: str) -> Header:
-    """The description at the top of a script; refuses one that lacks a part."""
+def sections_of(text: str) -> dict[str, list[str]]:
+    """The lines of each part of a script's header, by its name; refuses one that lacks a part.
+
+    The purpose has no name.
+    """
     sections: dict[str, list[str]] = {"": []}
     current = sections[""]
     for line in text.splitlines():
@@ -225,11 +223,4 @@ def parsed_header(text: str) -> Header:
             current.append(content.strip())
     if missing := {"KEYS", "ARGV", "RETURNS", "REFUSES", "USES"} - sections.keys():
         raise InternalError(f"a script's header lacks {', '.join(sorted(missing))}: {text[:80]!r}")
-    return Header(
-        purpose=" ".join(sections[""]),
-        keys=tuple(Key(*line.split(None, 2)) for line in sections["KEYS"]),
-        args=tuple(line.split()[0] for line in sections["ARGV"]),
-        returns=" ".join(sections["RETURNS"]),
-        refuses=" ".join(sections["REFUSES"]),
-        uses=tuple(part.strip() for part in " ".join(sections["USES"]).split(",")),
-    )
+    return sections

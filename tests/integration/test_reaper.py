@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Container
 
 import pytest
 import redis
+from msgspec.structs import replace
 
 from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.protocol.events import Ended, Outcome
@@ -152,7 +153,7 @@ async def test_what_is_lost_is_kept_for_as_long_as_its_task_says(valkey_url: str
     connection = PipelinedConnection(valkey_url)
     ground = Ground(connection)
     await ground.leave()
-    await ground.reaper(kept=ground.store.with_settings(silent_retention_s=5000.0)).reap(GONE)
+    await ground.reaper(kept=replace(ground.store.settings, silent_retention_s=5000.0)).reap(GONE)
     with redis.from_url(valkey_url) as client:
         assert 4000 < client.ttl(ground.store.keys_of(HELD[0]).meta) <= 5000
     await connection.close()

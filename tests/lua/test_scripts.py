@@ -32,7 +32,8 @@ from capsule_tasks.storage.keys import (
     run_location,
     worker_index,
 )
-from capsule_tasks.storage.scripts import Code, Script, parsed_header, script, text_of
+from capsule_tasks.storage.scripts import Code, Script, script, sections_of, text_of
+from tests.script_headers import header_of
 
 FOLDER = Path(storage.__file__).parent / "lua"
 MODULES = [
@@ -65,7 +66,7 @@ def test_every_file_is_declared_once_and_every_declaration_has_its_file() -> Non
 
 @each_script
 def test_the_header_has_every_part(name: str) -> None:
-    header = parsed_header(text_of(name))
+    header = header_of(name)
     assert header.purpose
     assert "DONE" in header.returns
     assert header.refuses
@@ -77,19 +78,21 @@ def parameter_of(argument: str) -> str:
 
 @each_script
 def test_a_call_has_what_it_is_given_in_the_order_of_the_header(name: str) -> None:
-    header = parsed_header(text_of(name))
+    header = header_of(name)
     declared = DECLARED[name]
     parameters = inspect.signature(declared.call).parameters.values()
     hints = typing.get_type_hints(inspect.unwrap(declared.call))
     words = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
     places = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
-    assert words == [parameter_of(each) for each in header.args if each != "age_ms"]
+    implied = ({"age_ms", "channel"} & {*header.args}) - {*words}
+    assert words == [parameter_of(each) for each in header.args if each not in implied]
     left = [key.name for key in header.keys if key.name.removesuffix("...") not in places]
     if left:
         made = inspect.signature(hints["keys"]).parameters.values()
         keys_of_an_id = hints["keys"](*("id" for each in made if each.default is each.empty))
-        assert all(hasattr(keys_of_an_id, key) for key in left)
-    given: dict[str, Any] = {"keys": SimpleNamespace(**{key: f"its {key}" for key in left})}
+        assert all(hasattr(keys_of_an_id, key) for key in [*left, *implied - {"age_ms"}])
+    its = {key: f"its {key}" for key in [*left, "channel"]}
+    given: dict[str, Any] = {"keys": SimpleNamespace(**its)}
     for key in header.keys:
         own = key.name.removesuffix("...")
         given[own] = [f"a {own}", f"another {own}"] if key.name.endswith("...") else f"a {own}"
@@ -97,7 +100,8 @@ def test_a_call_has_what_it_is_given_in_the_order_of_the_header(name: str) -> No
     call = declared.call(*(given[place] for place in places), **passed)
     names = [key.name.removesuffix("...") for key in header.keys]
     keys = [f"its {own}" if own in left else given[own] for own in names]
-    args = [0 if each == "age_ms" else passed[parameter_of(each)] for each in header.args]
+    passed |= {"age_ms": 0} | ({} if "channel" in words else {"channel": "its channel"})
+    args = [passed[parameter_of(each)] for each in header.args]
     assert list(call.keys) == flat(keys)
     assert call.args == flat(args)
 
@@ -172,13 +176,13 @@ def spelled(script_name: str, key_name: str) -> str:
 
 @each_script
 def test_the_header_spells_keys_as_they_are(name: str) -> None:
-    for key in parsed_header(text_of(name)).keys:
+    for key in header_of(name).keys:
         assert spelled(name, key.name).replace("%3C", "<").replace("%3E", ">") == key.shape
 
 
 @each_script
 def test_keys_and_arguments_are_bound_on_the_first_lines(name: str) -> None:
-    header = parsed_header(text_of(name))
+    header = header_of(name)
     first_lines = code_of(text_of(name)).partition("\n\n")[0]
     bound = re.findall(r"local ([\w, ]+?) =", first_lines)
     names = [one.strip() for group in bound for one in group.split(",")]
@@ -205,7 +209,7 @@ def with_what_it_calls(code: str, uses: Sequence[str]) -> str:
 
 @each_script
 def test_every_code_it_answers_is_in_the_header(name: str) -> None:
-    header = parsed_header(text_of(name))
+    header = header_of(name)
     code = with_what_it_calls(code_of(text_of(name)), header.uses)
     answered = set(re.findall(rf"\b({'|'.join(Code.__members__)})\b", code))
     assert answered == set(re.findall(r"\{(\w+)", header.returns + header.refuses))
@@ -214,7 +218,7 @@ def test_every_code_it_answers_is_in_the_header(name: str) -> None:
 @each_script
 def test_it_is_short_and_uses_what_exists(name: str) -> None:
     assert len(text_of(name).splitlines()) <= 120
-    for part in parsed_header(text_of(name)).uses:
+    for part in header_of(name).uses:
         assert (FOLDER / "lib" / f"{part}.lua").exists()
 
 
@@ -227,4 +231,4 @@ def test_the_server_compiles_it(name: str, server: str, request: pytest.FixtureR
 
 def test_a_header_that_lacks_a_part_is_refused() -> None:
     with pytest.raises(InternalError, match="ARGV, REFUSES, RETURNS, USES"):
-        parsed_header("-- Purpose\n--\n-- KEYS\n--   a  list  b\nreturn 1")
+        sections_of("-- Purpose\n--\n-- KEYS\n--   a  list  b\nreturn 1")

@@ -20,9 +20,10 @@ from capsule_tasks import storage
 from capsule_tasks.executions import states
 from capsule_tasks.storage import keys
 from capsule_tasks.storage.runs import types
-from capsule_tasks.storage.scripts import parsed_header, text_of
+from capsule_tasks.storage.scripts import text_of
 from tests import architecture_page
 from tests.architecture_page import PAGE, ROOT
+from tests.script_headers import header_of
 
 PACKAGE = ROOT / "capsule_tasks"
 
@@ -280,7 +281,7 @@ def test_the_table_has_every_channel() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_has_keys_of_the_type_in_the_table(name: str) -> None:
-    for key in parsed_header(text_of(name)).keys:
+    for key in header_of(name).keys:
         assert ROWS[key.shape].type == key.type
 
 
@@ -335,7 +336,7 @@ def changed_in(code: str, functions: dict[str, tuple[str, str]]) -> set[str]:
 
 def written_shapes(name: str) -> set[str]:
     """The keys that a script changes; a new time to live is no change."""
-    header = parsed_header(text_of(name))
+    header = header_of(name)
     code = code_of(text_of(name))
     shared = "\n".join(code_of(text_of(f"lib/{part}")) for part in header.uses)
     functions = {of[0]: (of[1], of[2]) for of in FUNCTION.findall(f"{shared}\n{code}")}
@@ -350,7 +351,7 @@ def test_the_table_says_which_scripts_write_a_key() -> None:
     written: defaultdict[str, set[str]] = defaultdict(set)
     declared: defaultdict[str, set[str]] = defaultdict(set)
     for name in SCRIPTS:
-        for key in parsed_header(text_of(name)).keys:
+        for key in header_of(name).keys:
             declared[key.shape].add(name)
         for shape in written_shapes(name):
             written[shape].add(name)

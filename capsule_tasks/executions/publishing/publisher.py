@@ -16,6 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from capsule_tasks.errors import CapsuleError, StorageError, StorageUnavailable, reason_of
 from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.claims import Streaming
@@ -235,7 +237,7 @@ class Publisher:
 
     def _retention_of(self, name: str) -> ExecutionSettings:
         own = self._task_retention(name)
-        return self.store.with_settings(**own) if own else self.retention
+        return replace(self.retention, **own) if own else self.retention
 
     # --- calls ---------------------------------------------------------------------------------
 

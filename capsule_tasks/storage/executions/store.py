@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
@@ -65,7 +64,6 @@ def execution_claim(
     state: str,
     outcome: str,
     has_stream_content: str,
-    channel: str,
     lost: bytes,
     events: Sequence[bytes],
 ) -> None: ...
@@ -81,7 +79,6 @@ def execution_append(
     outcome: str,
     has_stream_content: int,
     limits: bytes,
-    channel: str,
     events: Sequence[bytes],
 ) -> None: ...
 
@@ -94,7 +91,6 @@ def execution_reap(
     attempt: int,
     outcome: str,
     limits: bytes,
-    channel: str,
     event: bytes,
 ) -> None: ...
 
@@ -125,7 +121,7 @@ def execution_record(keys: ExecutionKeys) -> None: ...
 
 @script("executions/recent_record")
 def recent_record(
-    keys: RecentKeys, *, max_entries: int, ttl_ms: int, channel: str, updates: Sequence[Argument]
+    keys: RecentKeys, *, max_entries: int, ttl_ms: int, updates: Sequence[Argument]
 ) -> None: ...
 
 
@@ -139,7 +135,7 @@ def recent_find(keys: RecentKeys, *, ids: Sequence[str]) -> None: ...
 
 @script("executions/group_record")
 def group_record(
-    keys: GroupKeys, *, ttl_ms: int, max_failures: int, channel: str, members: Sequence[Argument]
+    keys: GroupKeys, *, ttl_ms: int, max_failures: int, members: Sequence[Argument]
 ) -> None: ...
 
 
@@ -197,7 +193,6 @@ class ExecutionStore(AsyncFacade):
             state=state,
             outcome=outcome,
             has_stream_content="1" if has_stream_content else "",
-            channel=keys.channel,
             lost=lost,
             events=events,
         )
@@ -234,7 +229,6 @@ class ExecutionStore(AsyncFacade):
             outcome=outcome,
             has_stream_content=int(has_stream_content),
             limits=_limits(retention or self.settings),
-            channel=keys.channel,
             events=events,
         )
 
@@ -283,7 +277,6 @@ class ExecutionStore(AsyncFacade):
             attempt=attempt,
             outcome=outcome,
             limits=_limits(retention or self.settings),
-            channel=keys.channel,
             event=encode_event(event),
         )
         reply = await self.call(call)
@@ -363,7 +356,6 @@ class ExecutionStore(AsyncFacade):
             self._recent,
             max_entries=settings.recent_max,
             ttl_ms=_ms(settings.recent_ttl_s),
-            channel=self._recent.channel,
             updates=parts,
         )
         await self.call(call)
@@ -414,7 +406,6 @@ class ExecutionStore(AsyncFacade):
             keys,
             ttl_ms=_ms(settings.group_ttl_s),
             max_failures=settings.group_failures,
-            channel=keys.channel,
             members=parts,
         )
         await self.call(call)
@@ -433,10 +424,6 @@ class ExecutionStore(AsyncFacade):
             for n in range(end, len(reply), 2)
         )
         return GroupProgress(counts, failures, reply[1] if which else None)
-
-    def with_settings(self, **changes: Any) -> ExecutionSettings:
-        """The settings with the changes of one task."""
-        return msgspec.structs.replace(self.settings, **changes)
 
 
 @lru_cache(maxsize=1000)

@@ -6,9 +6,9 @@ may hold too much for a while, and a reader checks each entry against its run.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,13 +17,7 @@ from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import ApprovalKeys, CallKeys
 from capsule_tasks.storage.operations import Operation, call_script
-from capsule_tasks.storage.runs.scripts import (
-    approvals_add,
-    approvals_drop,
-    approvals_due,
-    approvals_list,
-    approvals_postpone,
-)
+from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.types import ApprovalRequest, PendingApproval
 from capsule_tasks.storage.scripts import Argument
 
@@ -42,14 +36,6 @@ class Entry(msgspec.Struct, frozen=True):
     session: str
 
 
-@dataclass(frozen=True)
-class Found:
-    """An entry with its score in the order."""
-
-    entry: Entry
-    score: str
-
-
 _decode = msgspec.json.Decoder(Entry).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -66,42 +52,31 @@ class Index:
         return self._keys.channel
 
     def add(
-        self, run_id: str, session_id: str, requests: Sequence[ApprovalRequest]
+        self,
+        run_id: str,
+        session_id: str,
+        calls: Sequence[ApprovalRequest] | Sequence[PendingApproval],
     ) -> Operation[int]:
-        """Add calls before they wait; the time by the index's clock in ms, 0 for no calls."""
-        groups: defaultdict[tuple[str, str], list[ApprovalRequest]] = defaultdict(list)
-        for request in requests:
-            groups[request.agent, request.tool].append(request)
+        """Add calls before they wait, or again; the time by the index's clock in ms, or 0."""
+        groups = defaultdict[tuple[str, str], list[Argument]](list)
+        for each in calls:
+            entry = Entry(run_id, each.call_id, each.agent, each.tool, session_id)
+            due_in_ms = _ms(_left_s(each)) or 0
+            groups[each.agent, each.tool] += [_member(entry), _encode(entry), due_in_ms]
+        ttl_ms = int(self._settings.ttl_s * 1000)
         added_ms: list[int] = []
-        for (agent, tool), members in groups.items():
-            parts: list[Argument] = []
-            for request in members:
-                entry = Entry(run_id, request.call_id, agent, tool, session_id)
-                parts += [_member(entry), _encode(entry), expires_in_ms(request) or 0]
-            ttl_ms = int(self._settings.ttl_s * 1000)
-            call = approvals_add.call(self._of_call(agent, tool), ttl_ms=ttl_ms, parts=parts)
+        for (agent, tool), parts in groups.items():
+            call = scripts.approvals_add.call(
+                self._of_call(agent, tool), ttl_ms=ttl_ms, parts=parts
+            )
             reply = yield from call_script(call, self._settings.retry)
             added_ms.append(int(reply[1]))
         return min(added_ms, default=0)
 
-    def restore(self, pending: PendingApproval, now_ms: int) -> Operation[None]:
-        """Add a call that waits; for an index that has lost it."""
-        left: float | None = None
-        if pending.expires_at is not None:
-            left = max(0.001, pending.expires_at.timestamp() - now_ms / 1000)
-        request = ApprovalRequest(
-            call_id=pending.call_id,
-            tool=pending.tool,
-            agent=pending.agent,
-            fingerprint=pending.fingerprint,
-            expires_in_s=left,
-        )
-        yield from self.add(pending.run_id, pending.session_id, [request])
-
     def drop(self, entry: Entry, *, idle_ms: int) -> Operation[bool]:
         """Drop a call, unless it was added less than `idle_ms` ago; whether it was dropped."""
         keys = self._of_call(entry.agent, entry.tool)
-        call = approvals_drop.call(keys, member=_member(entry), idle_ms=idle_ms)
+        call = scripts.approvals_drop.call(keys, member=_member(entry), idle_ms=idle_ms)
         reply = yield from call_script(call, self._settings.retry)
         return int(reply[1]) == 1
 
@@ -110,21 +85,21 @@ class Index:
 
     def page(
         self, agent: str | None, tool: str | None, after: str, count: int
-    ) -> Operation[list[Found]]:
-        """Entries after a score, oldest first."""
+    ) -> Operation[list[tuple[Entry, str]]]:
+        """Entries after a score, oldest first, each with its score."""
         order = self._keys.order(agent, tool)
-        call = approvals_list.call(self._keys, order, after=after, count=count)
+        call = scripts.approvals_list.call(self._keys, order, after=after, count=count)
         reply = yield from call_script(call, self._settings.retry)
         rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
         return [
-            Found(_entry(member, details, agent, tool), score.decode())
+            (_entry(member, details, agent, tool), score.decode())
             for member, score, details in rows
         ]
 
     def due(self, count: int) -> Operation[tuple[list[Entry], float | None]]:
         """Entries whose time has passed, and the seconds until the next is due."""
         reply = yield from call_script(
-            approvals_due.call(self._keys, count=count), self._settings.retry
+            scripts.approvals_due.call(self._keys, count=count), self._settings.retry
         )
         next_in_s = int(reply[1]) / 1000 if int(reply[1]) >= 0 else None
         rows = zip(reply[2::2], reply[3::2], strict=True)
@@ -135,7 +110,7 @@ class Index:
 
         An entry that stays due comes first at every sweep: many of them would hide all others.
         """
-        call = approvals_postpone.call(
+        call = scripts.approvals_postpone.call(
             self._keys, member=_member(entry), at_ms=at_ms, min_ms=min_ms
         )
         reply = yield from call_script(call, self._settings.retry)
@@ -144,23 +119,26 @@ class Index:
 
 def packed(request: ApprovalRequest) -> dict[str, Any]:
     """A call as scripts take it."""
-    parts: dict[str, Any] = {
+    return {
         "call": request.call_id,
         "tool": request.tool,
         "agent": request.agent,
         "fingerprint": request.fingerprint,
         "args": sendable(request.arguments),
         "on_expiry": request.on_expiry,
+        "may": request.may_decide,
+        "expires_in": _ms(request.expires_in_s),
     }
-    if request.may_decide is not None:
-        parts["may"] = list(request.may_decide)
-    if (milliseconds := expires_in_ms(request)) is not None:
-        parts["expires_in"] = milliseconds
-    return parts
 
 
-def expires_in_ms(request: ApprovalRequest) -> int | None:
-    return None if request.expires_in_s is None else max(1, int(request.expires_in_s * 1000))
+def _left_s(call: ApprovalRequest | PendingApproval) -> float | None:
+    if isinstance(call, ApprovalRequest):
+        return call.expires_in_s
+    return None if call.expires_at is None else call.expires_at.timestamp() - time.time()
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, int(seconds * 1000))
 
 
 def _member(entry: Entry) -> bytes:

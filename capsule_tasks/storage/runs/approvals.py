@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -21,17 +20,16 @@ from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings, Text, check_value
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named
+from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.approval_index import IDLE_MS, Entry
 from capsule_tasks.storage.runs.checks import OptionalText, PageSize, check_names
 from capsule_tasks.storage.runs.core import RunCore, pack, unpack
 from capsule_tasks.storage.runs.replies import refusal, status_of
-from capsule_tasks.storage.runs.scripts import run_decide, run_expire
 from capsule_tasks.storage.runs.types import (
     Expired,
     PendingApproval,
     PendingApprovalPage,
     Resolved,
-    RunRecord,
     StoredDecision,
     Sweep,
 )
@@ -104,15 +102,17 @@ class ApprovalCore:
         if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
             raise InvalidSetting("cursor", cursor, "the cursor of the page before")
         after, calls = cursor or "0", list[PendingApproval]()
-        known: dict[str, RunRecord | None] = {}
+        known: dict[str, tuple[PendingApproval, ...]] = {}
         while len(calls) < limit:
             count = min(PAGE, limit - len(calls))
             page = yield from self._index.page(agent, tool, after, count)
-            for found in page:
-                after = found.score
-                call = yield from self._verified(found.entry, known)
+            for entry, score in page:
+                after = score
+                call = yield from self._call_of(entry, known)
                 if call is not None:
                     calls.append(call)
+                else:
+                    yield from self._index.drop(entry, idle_ms=IDLE_MS)
             if len(page) < count:
                 return PendingApprovalPage(calls, None)
         return PendingApprovalPage(calls, after)
@@ -131,34 +131,28 @@ class ApprovalCore:
                 one = yield from self.expire(run_id)
                 if one.calls:
                     expired.append(one)
-        known: dict[str, RunRecord | None] = {}
+        known: dict[str, tuple[PendingApproval, ...]] = {}
+        decided = {(one.run_id, call_id) for one in expired for call_id in one.calls}
         for entry in entries:
-            is_done = any(entry.run == one.run_id and entry.call in one.calls for one in expired)
-            if is_done:
+            if (entry.run, entry.call) in decided:
                 yield from self._index.drop(entry, idle_ms=0)
                 continue
-            call = yield from self._verified(entry, known)
+            call = yield from self._call_of(entry, known)
             if call is None and (yield from self._index.drop(entry, idle_ms=IDLE_MS)):
                 continue
-            later_s = yield from self._check_again(entry, call)
+            expires_at = call and call.expires_at
+            at_ms = int(expires_at.timestamp() * 1000) if expires_at else 0
+            min_s = CHECK_AGAIN_UNLIMITED_S if call and not expires_at else CHECK_AGAIN_S
+            later_s = yield from self._index.postpone(entry, at_ms, int(min_s * 1000))
             next_in_s = min(next_in_s or later_s, later_s)
         if len(entries) == limit:
             next_in_s = 0.0
         return Sweep(expired, next_in_s)
 
-    def _check_again(self, entry: Entry, call: PendingApproval | None) -> Operation[float]:
-        """Postpone an index entry whose call was not decided now."""
-        at_ms, min_s = 0, CHECK_AGAIN_S
-        if call is not None and call.expires_at is None:
-            min_s = CHECK_AGAIN_UNLIMITED_S
-        elif call is not None and call.expires_at is not None:
-            at_ms = int(call.expires_at.timestamp() * 1000)
-        return self._index.postpone(entry, at_ms, int(min_s * 1000))
-
     def expire(self, run_id: str, *, operation_id: str | None = None) -> Operation[Expired]:
         """Decide calls of one run whose time limit has passed."""
         _, keys = yield from self._runs.locations.find(run_id)
-        call = run_expire.call(
+        call = scripts.run_expire.call(
             keys,
             operation_id=named("run_expire", operation_id),
             ttl_ms=self._ttl_ms,
@@ -174,8 +168,7 @@ class ApprovalCore:
     def reindex(self, run_id: str) -> Operation[int]:
         """Put the calls that a run waits for into the index again; the number of calls."""
         record = yield from self._runs.read(run_id, with_snapshot=False)
-        for call in record.pending:
-            yield from self._index.restore(call, time.time_ns() // 1_000_000)
+        yield from self._index.add(run_id, record.session_id, record.pending)
         return len(record.pending)
 
     def _decide(
@@ -196,12 +189,12 @@ class ApprovalCore:
         check_value("always", always, bool)
         session_id, keys = yield from self._runs.locations.find(run_id)
         who = tuple(sendable(each) for each in (by, *roles) if each)
-        decision: dict[str, bool | str] = {"approved": approved}
-        if message is not None:
-            decision["message"] = sendable(message)
-        if by is not None:
-            decision["by"] = sendable(by)
-        call = run_decide.call(
+        decision = {
+            "approved": approved,
+            "message": message and sendable(message),
+            "by": by and sendable(by),
+        }
+        call = scripts.run_decide.call(
             keys,
             operation_id=named("run_decide", operation_id),
             ttl_ms=self._ttl_ms,
@@ -221,22 +214,16 @@ class ApprovalCore:
             yield from self._index.drop(entry, idle_ms=0)
         return Resolved(run_id, call_id, status_of(reply[2]), reply[1] == 1, int(reply[5]))
 
-    def _verified(
-        self, entry: Entry, known: dict[str, RunRecord | None]
+    def _call_of(
+        self, entry: Entry, known: dict[str, tuple[PendingApproval, ...]]
     ) -> Operation[PendingApproval | None]:
-        """The call of an index entry as its run has it; drops an entry whose call does not wait."""
+        """The call of an index entry, if its run waits for it; `known` has the calls of runs."""
         if entry.run not in known:
-            try:
+            known[entry.run] = ()
+            with contextlib.suppress(RunNotFound):
                 record = yield from self._runs.read(entry.run, with_snapshot=False)
-            except RunNotFound:
-                record = None
-            known[entry.run] = record
-        record = known[entry.run]
-        for call in record.pending if record else ():
-            if call.call_id == entry.call:
-                return call
-        yield from self._index.drop(entry, idle_ms=IDLE_MS)
-        return None
+                known[entry.run] = record.pending
+        return next((call for call in known[entry.run] if call.call_id == entry.call), None)
 
 
 def _refusal(run_id: str, call_id: str, who: tuple[str, ...], reply: Reply) -> Exception:

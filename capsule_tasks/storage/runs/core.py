@@ -31,7 +31,7 @@ from capsule_tasks.storage.history.history import History, SyncHistory
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.leases import lease_left_s
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named, refused
-from capsule_tasks.storage.runs import approval_index
+from capsule_tasks.storage.runs import approval_index, scripts
 from capsule_tasks.storage.runs.approval_index import Entry, Index
 from capsule_tasks.storage.runs.checks import (
     OptionalText,
@@ -48,16 +48,6 @@ from capsule_tasks.storage.runs.replies import (
     refusal,
     status_of,
     text_of,
-)
-from capsule_tasks.storage.runs.scripts import (
-    run_cancel,
-    run_claim,
-    run_commit,
-    run_create,
-    run_finish_calls,
-    run_read,
-    run_release,
-    run_start_calls,
 )
 from capsule_tasks.storage.runs.types import (
     ENDED,
@@ -114,7 +104,7 @@ class RunCore:
         self._check_turn(snapshot, schema, agent, approval_requests)
         keys = yield from self.locations.take(run_id, session_id)
         call = partial(
-            run_create.call,
+            scripts.run_create.call,
             keys,
             operation_id=named("run_create", operation_id),
             ttl_ms=self._ttl_ms,
@@ -155,7 +145,7 @@ class RunCore:
         # One id for all attempts: a repeat of the call means the attempt that was granted.
         name, steal = named("run_claim", operation_id), 0
         while True:
-            call = run_claim.call(
+            call = scripts.run_claim.call(
                 keys,
                 operation_id=name,
                 ttl_ms=self._ttl_ms,
@@ -207,7 +197,7 @@ class RunCore:
         records, limits = core.encoded(items), core.settings
         keys = self.locations.keys(claim.session_id, claim.run_id)
         call = partial(
-            run_commit.call,
+            scripts.run_commit.call,
             keys,
             operation_id=named("run_commit", operation_id),
             ttl_ms=self._ended_ms if status in ENDED else self._ttl_ms,
@@ -246,7 +236,7 @@ class RunCore:
         """Queue a run as it was last committed; RunClaimLost if its owner has lost the claim."""
         check_claim(claim)
         keys = self.locations.keys(claim.session_id, claim.run_id)
-        call = run_release.call(
+        call = scripts.run_release.call(
             keys,
             operation_id=named("run_release", operation_id),
             ttl_ms=self._ttl_ms,
@@ -264,7 +254,7 @@ class RunCore:
         """
         check_value("by", by, OptionalText)
         session_id, keys = yield from self.locations.find(run_id)
-        cancel = run_cancel.call(
+        cancel = scripts.run_cancel.call(
             keys,
             operation_id=named("run_cancel", operation_id),
             ttl_ms=self._ttl_ms,
@@ -281,7 +271,7 @@ class RunCore:
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
         """The run as it is stored now."""
         session_id, keys = yield from self.locations.find(run_id)
-        call = run_read.call(keys, with_snapshot=int(with_snapshot))
+        call = scripts.run_read.call(keys, with_snapshot=int(with_snapshot))
         reply = yield from self._done(run_id, call)
         return RunRecord(
             run_id=run_id,
@@ -313,7 +303,7 @@ class RunCore:
         keys = self.locations.keys(claim.session_id, claim.run_id)
         check_calls("calls", calls, PlannedCall)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
-        start = run_start_calls.call(
+        start = scripts.run_start_calls.call(
             keys,
             operation_id=named("run_start_calls", operation_id),
             ttl_ms=self._ttl_ms,
@@ -341,7 +331,7 @@ class RunCore:
                 what = f"the output of call {call_id!r:.100}"
                 raise RunTooLarge(what, len(output), self.settings.max_output_bytes)
             parts += [call_id, output]
-        finish = run_finish_calls.call(
+        finish = scripts.run_finish_calls.call(
             keys,
             operation_id=named("run_finish_calls", operation_id),
             token=claim.token,

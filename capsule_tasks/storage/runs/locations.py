@@ -9,7 +9,7 @@ from capsule_tasks.errors import RunExists, RunNotFound
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import RunKeys, escaped, run_location
 from capsule_tasks.storage.operations import Operation, call_script
-from capsule_tasks.storage.runs.scripts import run_find, run_locate
+from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.scripts import Code
 
 KNOWN_S = 86_400.0
@@ -31,7 +31,7 @@ class RunLocations:
         """Bind a run to a session; raises RunExists if it is bound to another."""
         keys = self.keys(session_id, run_id)
         location = run_location(run_id, self._settings.prefix)
-        call = run_locate.call(location, session=session_id, ttl_ms=self._ttl_ms)
+        call = scripts.run_locate.call(location, session=session_id, ttl_ms=self._ttl_ms)
         reply = yield from call_script(call, self._settings.retry)
         if reply[0] == Code.CONFLICT:
             raise RunExists(run_id, f"in session {reply[1].decode()!r:.100}")
@@ -44,7 +44,7 @@ class RunLocations:
         session_id, known_at = self._known.get(run_id, ("", -math.inf))
         if monotonic() - known_at >= KNOWN_S:
             location = run_location(run_id, self._settings.prefix)
-            call = run_find.call(location, ttl_ms=self._ttl_ms)
+            call = scripts.run_find.call(location, ttl_ms=self._ttl_ms)
             reply = yield from call_script(call, self._settings.retry)
             if reply[0] != Code.DONE:
                 raise RunNotFound(run_id)

@@ -20,7 +20,8 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import CallKeys
-from capsule_tasks.storage.runs.approval_index import Entry, Index, approvals_drop
+from capsule_tasks.storage.runs import scripts
+from capsule_tasks.storage.runs.approval_index import Entry, Index
 from capsule_tasks.storage.runs.types import PlannedCall
 from tests.contract.storage.runs.subjects import PRINT, Subject, ask, until
 
@@ -238,7 +239,7 @@ async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
     keys = CallKeys("triage", "bare:pay", subject.prefix)
     for name in ("all", "due", "agent", "tool", "both"):
         setattr(keys, name, f"{getattr(keys, name)}:other")
-    await subject.call(approvals_drop.call(keys, member=b'["run-1","old"]', idle_ms=0))
+    await subject.call(scripts.approvals_drop.call(keys, member=b'["run-1","old"]', idle_ms=0))
     await subject.parked(runs, ask("new"), run_id="run-2", worker="w2")
     (due,) = await swept(runs)
     assert due.calls == ("due",)

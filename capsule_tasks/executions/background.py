@@ -1,4 +1,4 @@
-"""Background tasks of an event loop, calls that wait for Redis, and rate-limited warnings."""
+"""Background tasks of an event loop, calls that wait for Redis, rare warnings, delays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from capsule_tasks.errors import StorageError
 
@@ -18,6 +18,9 @@ RETRY_DELAY_S = 1.0
 """Between two calls while Redis does not answer; each of them has retried for some seconds."""
 _WARN_EVERY_S = 30.0
 """Between two warnings of the same message."""
+
+_EXACT_S = 0.001
+"""The resolution of timers."""
 
 
 class BackgroundTasks:
@@ -67,3 +70,41 @@ class BackgroundTasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background work of the executions failed", exc_info=error)
+
+
+class Delay(Generic[T]):
+    """One timer for many items that wait equally long.
+
+    Calls `on_due` with the items that were added `seconds` ago and not discarded since.
+    """
+
+    def __init__(self, seconds: float, on_due: Callable[[list[T]], object]) -> None:
+        self._seconds = seconds
+        self._on_due = on_due
+        self.waiting: dict[T, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, item: T) -> None:
+        loop = asyncio.get_running_loop()
+        due_at = self.waiting[item] = loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = loop.call_at(due_at, self._on_time)
+
+    def discard(self, item: T) -> None:
+        self.waiting.pop(item, None)
+
+    def _on_time(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time() + _EXACT_S
+        due: list[T] = []
+        next_at: float | None = None
+        for item, due_at in self.waiting.items():
+            if due_at > now:
+                next_at = due_at
+                break
+            due.append(item)
+        for item in due:
+            del self.waiting[item]
+        self._timer = None if next_at is None else loop.call_at(next_at, self._on_time)
+        if due:
+            self._on_due(due)

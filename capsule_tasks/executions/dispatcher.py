@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from capsule_tasks.errors import CapsuleError, UnknownInputRequest
-from capsule_tasks.executions.background import BackgroundTasks
-from capsule_tasks.executions.delay import Delay
+from capsule_tasks.executions.background import BackgroundTasks, Delay
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.protocol.messages import Ack, Message, Result, TaskResult, Terminal

@@ -64,7 +64,8 @@ class Listener:
 
     def feed(self, work: Execution, event: object, *args: float) -> None:
         assert isinstance(work, Work)
-        if event == Lifecycle.on_child_started:
+        # A child that is slow acknowledges what was assumed to have started.
+        if event == Lifecycle.on_child_started and not work.started.done():
             work.started.set_result(args[0])
 
     def on_message(self, work: Execution, message: Message) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 from capsule_tasks.executions.background import BackgroundTasks
-from capsule_tasks.executions.publishing.index_writer import IndexWriter
+from capsule_tasks.executions.publishing.publisher import IndexWriter
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from capsule_tasks.errors import StorageError, StorageUnavailable
-from capsule_tasks.executions.delay import Delay
+from capsule_tasks.executions.background import Delay
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.publishing.reaper import Reaper
@@ -147,12 +147,14 @@ class Claimer:
             self.awaiting_renewal[execution] = owner
 
     def lease_renewed(self, owner: str) -> None:
+        """The owner's lease lasts: what waited for that goes on."""
         waiting, self.awaiting_renewal = self.awaiting_renewal, {}
         for execution, owner_before in waiting.items():
             if owner_before == owner:
                 self._publisher.supervisor.feed(execution, Lifecycle.on_lease_confirmed, owner)
 
     def lease_started(self, incarnation: str) -> None:
+        """Executions may be claimed under this incarnation."""
         self._publisher.background.spawn(self._reclaim_all(incarnation))
 
     async def _reclaim_all(self, incarnation: str) -> None:
@@ -167,6 +169,7 @@ class Claimer:
                 writer.feed(Lifecycle.on_lease_begun, incarnation)
 
     def worker_lapsed(self, worker: str) -> None:
+        """Another worker was not heard of for so long that it may have died."""
         self._publisher.background.spawn(self._reap(worker))
 
     async def _reap(self, worker: str) -> None:
@@ -178,7 +181,10 @@ class Claimer:
     # --- doorbells -----------------------------------------------------------------------------
 
     async def prepare(self, incarnation: str) -> None:
-        """Subscribe to the doorbells of the new owner, and leave those of a lost lease."""
+        """Subscribe to the doorbells of the new owner, and leave those of a lost lease.
+
+        Nothing is claimed under the new lease before this returns.
+        """
         new = {incarnation, ""} - self._subscribed
         self._subscribed |= new
         channel_of, listen = self._publisher.store.doorbell_of, self._doorbells.listen

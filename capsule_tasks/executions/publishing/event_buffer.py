@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
+import msgspec
+
+from capsule_tasks.executions.ends import LastEvent
 from capsule_tasks.executions.publishing.output_budget import OutputBudget
 from capsule_tasks.protocol.events import Accepted, EventMessage, encode_event
 from capsule_tasks.protocol.flow import utf8_size
@@ -32,14 +34,17 @@ class _Piece(Output, kw_only=True, tag="output"):
     timestamp: float = 0.0
 
 
-class EventBatch(NamedTuple):
-    """Events for one call."""
+class EventBatch(msgspec.Struct):
+    """Events that go in one call; kept until the call is answered."""
 
-    events: list[bytes]
-    size: int
+    events: list[bytes] = []
+    size: int = 0
     """Bytes of output in them."""
-    has_stream_content: bool
+    has_stream_content: bool = False
     """Whether there is output, progress or a question among them."""
+    ending: LastEvent | None = None
+    """The last event, if it is among them."""
+    is_claim: bool = False
 
 
 class EventBuffer:
@@ -76,21 +81,21 @@ class EventBuffer:
 
     def take(self) -> EventBatch:
         """Take the next events, encoded as they are stored."""
-        events: list[bytes] = []
-        size, has_stream_content = 0, False
+        batch = EventBatch()
+        events = batch.events
         for stream, (lost_bytes, lost) in self._dropped.items():
             self._encode(Gap(stream=stream, lost_bytes=lost_bytes, lost_messages=lost), events)
         self._dropped.clear()
         while self._items and len(events) < self._settings.batch_max:
             item = self._items.popleft()
-            has_stream_content = has_stream_content or not isinstance(item, Accepted)
+            batch.has_stream_content = batch.has_stream_content or not isinstance(item, Accepted)
             self._steps -= isinstance(item, Progress)
             if isinstance(item, _Text):
-                size += item.size
+                batch.size += item.size
                 self._encode_text(item, events)
             else:
                 self._encode(item, events)
-        return EventBatch(events, size, has_stream_content)
+        return batch
 
     def stored(self, size: int) -> None:
         """That many bytes of output are stored."""

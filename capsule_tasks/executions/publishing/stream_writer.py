@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from capsule_tasks.errors import AttemptStale, CapsuleError, ExecutionEnded
 from capsule_tasks.executions.claims import Refusal
 from capsule_tasks.executions.ends import LastEvent, outcome_of, state_of
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Event, Lifecycle, P
-from capsule_tasks.executions.publishing.command_reader import CommandReader
-from capsule_tasks.executions.publishing.event_buffer import EventBuffer
+from capsule_tasks.executions.publishing.event_buffer import EventBatch, EventBuffer
 from capsule_tasks.executions.states import Claim
-from capsule_tasks.protocol.events import Accepted, EventMessage, Outcome, encode_event
+from capsule_tasks.protocol.events import (
+    Accepted,
+    EventMessage,
+    Outcome,
+    decode_command,
+    encode_event,
+)
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.executions.store import UNCLAIMED, attempt_details
-from capsule_tasks.storage.executions.types import Claimed
+from capsule_tasks.storage.executions.types import Claimed, CommandEntry
 from capsule_tasks.storage.keys import ExecutionKeys
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
@@ -35,17 +41,7 @@ _YOUNG_S = 1.0
 """A worker that stood still for longer takes nothing from an attempt that came later."""
 
 
-class _Batch(NamedTuple):
-    """Events that go in one call; kept until the call is answered."""
-
-    events: list[bytes]
-    size: int
-    has_stream_content: bool
-    ending: LastEvent | None
-    is_claim: bool
-
-
-_NO_EVENTS = _Batch([], 0, has_stream_content=False, ending=None, is_claim=True)
+_NO_EVENTS = EventBatch()
 
 
 class StreamWriter:
@@ -85,8 +81,10 @@ class StreamWriter:
         self._claim_id = self._mark + publisher.new_claim_id()
         self._owner = ""
         self._seq = 0
-        self._commands: CommandReader | None = None
-        self._batch: _Batch | None = None
+        self._last_command_id = ""
+        self._is_rung: bool | None = None
+        """None while no commands are being read; else whether the doorbell rang since."""
+        self._batch: EventBatch | None = None
         self._ending: LastEvent | None = None
         self._may_append = False
         """The attempt is claimed, and its lease is not known to be lost."""
@@ -199,12 +197,11 @@ class StreamWriter:
             self._on_claim_refused(news)
             return
         if is_first:  # all but a cancel were meant for earlier attempts
-            self._take_commands(claimed)
+            self._take_commands(claimed.commands)
         self._on_claimed(claimed)
 
-    def _claim_call(self, held_by: str, batch: _Batch | None = None) -> Call:
+    def _claim_call(self, held_by: str, batch: EventBatch = _NO_EVENTS) -> Call:
         """A claim under the present lease; `held_by` is the owner that the execution may have."""
-        batch = batch or _NO_EVENTS
         self._owner = self.publisher.lease.incarnation
         return self.publisher.store.claim_call(
             self._keys,
@@ -226,11 +223,7 @@ class StreamWriter:
     def _on_claimed(self, claimed: Claimed) -> None:
         self._may_append = True
         self.feed(Lifecycle.on_claim_stored, self._owner, self.publisher.lease.incarnation)
-        self._take_commands(claimed)
-
-    def _take_commands(self, claimed: Claimed) -> None:
-        if claimed.commands:
-            self._reader().take(claimed.commands)
+        self._take_commands(claimed.commands)
 
     def _on_claim_refused(self, news: CapsuleError, *, may_take_over: bool = False) -> None:
         why = Refusal.CLOSED
@@ -287,21 +280,20 @@ class StreamWriter:
         )
         self._send(batch, call)
 
-    def _next_batch(self, *, is_claim: bool) -> _Batch:
+    def _next_batch(self, *, is_claim: bool) -> EventBatch:
         buffer = self.buffer
-        if buffer is not None:
-            events, size, has_stream_content = buffer.take()
-        else:
-            events, size, has_stream_content = [], 0, False
-            if self._start is not None:
-                events.append(encode_event(self._start))
-                self._start = None
-        ending = self._ending if not buffer else None
-        if ending is not None:
-            events.append(encode_event(ending, buffer.offset if buffer is not None else 0))
-        return _Batch(events, size, has_stream_content, ending, is_claim)
+        batch = buffer.take() if buffer is not None else EventBatch()
+        batch.is_claim = is_claim
+        if self._start is not None:
+            batch.events.append(encode_event(self._start))
+            self._start = None
+        if self._ending is not None and not buffer:
+            batch.ending = self._ending
+            offset = buffer.offset if buffer is not None else 0
+            batch.events.append(encode_event(batch.ending, offset))
+        return batch
 
-    def _send(self, batch: _Batch, call: Call) -> None:
+    def _send(self, batch: EventBatch, call: Call) -> None:
         self.is_busy = True
         self._batch = batch
         may_batch = batch.ending is not None or not batch.size
@@ -323,7 +315,7 @@ class StreamWriter:
         if self.buffer is not None:
             self.publisher.budget.resume_output(self)
 
-    def _on_claim_reply(self, batch: _Batch, reply: Reply) -> None:
+    def _on_claim_reply(self, batch: EventBatch, reply: Reply) -> None:
         try:
             claimed = self._claimed(reply)
         except CapsuleError as news:
@@ -333,7 +325,7 @@ class StreamWriter:
         if batch.ending is None:
             self._on_claimed(claimed)
 
-    def _on_append_reply(self, batch: _Batch, call: Call, reply: Reply) -> None:
+    def _on_append_reply(self, batch: EventBatch, call: Call, reply: Reply) -> None:
         try:
             self._seq = self.publisher.store.appended(self.execution_id, call, reply)
         except CapsuleError as news:
@@ -343,7 +335,7 @@ class StreamWriter:
         self._on_batch_stored(batch)
         self._send_next()
 
-    def _on_batch_stored(self, batch: _Batch) -> None:
+    def _on_batch_stored(self, batch: EventBatch) -> None:
         self._batch = None
         if self.buffer is not None:
             self.buffer.stored(batch.size)
@@ -384,21 +376,39 @@ class StreamWriter:
     def feed(self, event: Event[P], *args: P.args, **kwargs: P.kwargs) -> None:
         self.publisher.supervisor.feed(self.execution, event, *args, **kwargs)
 
+    def _take_commands(self, entries: Iterable[CommandEntry]) -> None:
+        """Hand on the commands that are new, each once and in order."""
+        for entry in entries:
+            if not self._last_command_id or _parts(entry.id) > _parts(self._last_command_id):
+                self._last_command_id = entry.id
+                command = decode_command(entry.data)
+                if command is None:
+                    log.warning("task %s was sent an unknown command", self)
+                else:
+                    self.feed(Lifecycle.on_command_received, command)
+
     def read_commands(self) -> None:
-        self._reader().read()
+        """Read new commands until the doorbell is quiet."""
+        is_reading = self._is_rung is not None
+        self._is_rung = True
+        if not is_reading:
+            self.publisher.background.spawn(self._read_commands())
 
-    def _reader(self) -> CommandReader:
-        if self._commands is None:
-            self._commands = CommandReader(self)
-        return self._commands
-
-    @property
-    def takes_commands(self) -> bool:
-        return self._may_append and not self._is_closed
-
-    def on_held(self, incarnation: str) -> None:
-        """The execution is recorded as held by that incarnation: a reaper finds it."""
-        self.feed(Lifecycle.on_hold_recorded, incarnation)
+    async def _read_commands(self) -> None:
+        publisher = self.publisher
+        try:
+            while self._is_rung and self._may_append and not self._is_closed:
+                self._is_rung = False
+                read = partial(
+                    publisher.store.read_commands, self.execution_id, self._last_command_id
+                )
+                self._take_commands(await publisher.background.call_until_answered(read))
+        finally:
+            self._is_rung = None
 
     def __str__(self) -> str:
         return self.execution_id
+
+
+def _parts(entry_id: str) -> tuple[int, ...]:
+    return tuple(map(int, entry_id.split("-")))

@@ -13,44 +13,25 @@ import logging
 import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from capsule_tasks.errors import LeaseLost, StorageError
 from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.settings import LeaseSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.holds import Due, HoldStore
 from capsule_tasks.storage.runs.store import Lease
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.publishing.claimer import Claimer
+    from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _LAPSED_AFTER = 2
 """Lease times without a renewal after which other workers reap what a worker held. After an outage
 of Redis each worker has the time to claim its running executions again before that."""
-
-
-class Held(Protocol):
-    """An execution that is held under the lease."""
-
-    execution_id: str
-    is_held: bool
-
-    def on_held(self, incarnation: str) -> None: ...
-
-
-class LeaseListener(Protocol):
-    """Receives what happens to the lease."""
-
-    async def prepare(self, incarnation: str) -> None:
-        """The lease is acquired; nothing is claimed under it before this returns."""
-
-    def lease_started(self, incarnation: str) -> None:
-        """Executions may be claimed under this incarnation."""
-
-    def lease_renewed(self, incarnation: str) -> None: ...
-
-    def worker_lapsed(self, worker: str) -> None:
-        """Another worker was not heard of for so long that it may have died."""
 
 
 @dataclass(eq=False)
@@ -74,13 +55,13 @@ class WorkerLease:
     """The lease lasts at least until then, by the clock of this process."""
     _released: list[str] = field(default_factory=list)
 
-    async def run(self, listener: LeaseListener) -> None:
+    async def run(self, claimer: Claimer) -> None:
         """Hold a lease, and acquire another whenever it is lost; until cancelled."""
         while True:
             try:
-                incarnation = await self._acquire(listener)
-                listener.lease_started(incarnation)
-                await self._renew_until_lost(incarnation, listener)
+                incarnation = await self._acquire(claimer)
+                claimer.lease_started(incarnation)
+                await self._renew_until_lost(incarnation, claimer)
             except LeaseLost as lost:
                 log.warning(
                     "the worker's lease was lost; other workers may have taken its executions: %s",
@@ -96,27 +77,27 @@ class WorkerLease:
         if self._lease is not None:
             await self._lease.release()
 
-    async def _acquire(self, listener: LeaseListener) -> str:
+    async def _acquire(self, claimer: Claimer) -> str:
         incarnation = os.urandom(8).hex()
         lease = Lease(incarnation, self.connection, settings=self.settings, prefix=self.prefix)
         await self._register(incarnation)
         sent_at = asyncio.get_running_loop().time()
         await lease.acquire()
-        await listener.prepare(incarnation)
+        await claimer.prepare(incarnation)
         self.incarnation, self._lease = incarnation, lease
         self._certain_until = sent_at + self.settings.lease_s
         self.is_held.set()
         return incarnation
 
-    async def _renew_until_lost(self, incarnation: str, listener: LeaseListener) -> None:
+    async def _renew_until_lost(self, incarnation: str, claimer: Claimer) -> None:
         while True:
             wait_s = self.settings.lease_s / 3
             self._renew_now.clear()
             if (due := await self._renew(incarnation)) is not None:
-                listener.lease_renewed(incarnation)
+                claimer.lease_renewed(incarnation)
                 for worker in due.workers:
                     if worker != incarnation:
-                        listener.worker_lapsed(worker)
+                        claimer.worker_lapsed(worker)
                 if due.next_s is not None:
                     wait_s = min(wait_s, due.next_s + 0.01)
             with contextlib.suppress(TimeoutError):
@@ -154,7 +135,7 @@ class WorkerLease:
 
     # --- holds ---------------------------------------------------------------------------------
 
-    def hold_soon(self, batch: Sequence[Held]) -> None:
+    def hold_soon(self, batch: Sequence[StreamWriter]) -> None:
         """Record executions that are about to be claimed, so that a reaper finds them.
 
         Only where calls keep their order: the record is sent, and so written, before the claims.
@@ -174,7 +155,7 @@ class WorkerLease:
         call = store.hold_call(incarnation, self._owned().core.token, _ids(batch), gone)
         self.connection.send_nowait(call, on_reply, may_batch=True)
 
-    async def hold_until_recorded(self, batch: Sequence[Held]) -> bool:
+    async def hold_until_recorded(self, batch: Sequence[StreamWriter]) -> bool:
         """Record executions, however long it takes; False if the lease is lost meanwhile."""
         incarnation = self.incarnation
         while incarnation == self.incarnation:
@@ -183,7 +164,7 @@ class WorkerLease:
             await self.is_held.wait()
         return False
 
-    async def hold(self, batch: Sequence[Held]) -> bool:
+    async def hold(self, batch: Sequence[StreamWriter]) -> bool:
         """Record executions that are about to be claimed; False, after a pause, if that failed."""
         incarnation = self.incarnation
         try:
@@ -226,13 +207,13 @@ class WorkerLease:
         return released, [name for name in released if name not in self.present]
 
 
-def _ids(batch: Sequence[Held]) -> list[str]:
+def _ids(batch: Sequence[StreamWriter]) -> list[str]:
     """The ids; the executions count as held from now on, however long the record takes."""
     for held in batch:
         held.is_held = True
     return [held.execution_id for held in batch]
 
 
-def _confirm(batch: Sequence[Held], incarnation: str) -> None:
+def _confirm(batch: Sequence[StreamWriter], incarnation: str) -> None:
     for held in batch:
-        held.on_held(incarnation)
+        held.feed(Lifecycle.on_hold_recorded, incarnation)

@@ -15,6 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+OF_HOOKS = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY"}
+"""Variables that a git hook is given: they name a repository, whatever the directory is."""
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -25,8 +29,9 @@ def main() -> int:
         print(f"test: a clone would lack what is not committed:\n{changed}", file=sys.stderr)
         return EXIT_FAILED
     commit = git("rev-parse", "HEAD")
+    os.umask(0o022)  # the tests of sandboxes read the clone as another user, too
     with tempfile.TemporaryDirectory(prefix="capsule-clean-", ignore_cleanup_errors=True) as parent:
-        Path(parent).chmod(0o755)  # the tests of sandboxes run as another user, too
+        Path(parent).chmod(0o755)
         clone = Path(parent, ROOT.name)
         git("clone", "--quiet", "--no-checkout", str(ROOT), str(clone))
         git("-C", str(clone), "checkout", "--quiet", "--detach", commit)
@@ -40,7 +45,7 @@ def main() -> int:
 
 def git(*arguments: str) -> str:
     command = ["git", *arguments]
-    return subprocess.check_output(command, cwd=ROOT, text=True).strip()
+    return subprocess.check_output(command, cwd=ROOT, env=ENVIRONMENT, text=True).strip()
 
 
 def run_suite(clone: Path) -> int:
@@ -51,7 +56,7 @@ def run_suite(clone: Path) -> int:
     started; a second interrupt kills it.
     """
     with subprocess.Popen(
-        ["./scripts/test"], cwd=clone, stdin=subprocess.DEVNULL, process_group=0
+        ["./scripts/test"], cwd=clone, env=ENVIRONMENT, stdin=subprocess.DEVNULL, process_group=0
     ) as suite:
         try:
             return suite.wait()

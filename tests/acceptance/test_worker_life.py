@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -430,17 +429,13 @@ def test_a_hangup_restarts_the_worker(redis_url: str, tmp_path: Path, pool: str)
         assert worker.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("capsule_async_children", 0), ("capsule_ready_s", "soon"), ("capsule_async_limit", 1.5)],
-)
 def test_a_wrong_setting_is_refused_before_anything_is_started(
-    redis_url: str, tmp_path: Path, name: str, value: Any
+    redis_url: str, tmp_path: Path
 ) -> None:
-    worker = Worker(redis_url, tmp_path, TEST_CONF=json.dumps({name: value}))
+    worker = Worker(redis_url, tmp_path, TEST_CONF=json.dumps({"capsule_ready_s": "soon"}))
     with pytest.raises(AssertionError), worker:
         pass
     assert worker.process is not None
     assert worker.process.wait(HANG_S) == 1
-    assert f"{name} = {value!r}: must be a " in worker.log
+    assert "capsule_ready_s = 'soon': must be a " in worker.log
     assert "template" not in worker.log

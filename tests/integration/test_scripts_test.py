@@ -143,15 +143,15 @@ class Checkout:
         command = ["git", *identity, *arguments]
         return subprocess.check_output(command, cwd=self.root, text=True).strip()
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-P", "scripts/_clean_run.py"],
-            cwd=self.root, env=os.environ | {"TMPDIR": str(self.temporary)}, text=True,
+            [sys.executable, "-P", "scripts/_clean_run.py"], cwd=self.root, text=True,
+            env=os.environ | {"TMPDIR": str(self.temporary)} | environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def run(self) -> tuple[int, str]:
-        with self.start() as process:
+    def run(self, **environment: str) -> tuple[int, str]:
+        with self.start(**environment) as process:
             output, _ = process.communicate()
         assert not list(self.temporary.iterdir())
         return process.returncode, output
@@ -217,6 +217,23 @@ def test_a_worktree_that_is_on_no_branch_has_a_file_of_its_own(checkout: Checkou
     assert "on no branch" in output
     assert other.passed.read_text() == other.git("rev-parse", "HEAD") + "\n"
     assert not checkout.passed.exists()
+
+
+def test_the_repository_of_a_git_hook_is_not_taken_for_the_checkout(checkout: Checkout) -> None:
+    code, output = checkout.run(GIT_DIR="/nowhere", GIT_INDEX_FILE="/nowhere/index")
+    assert code == 0, output
+    assert checkout.passed.exists()
+
+
+def test_other_users_may_read_the_clone_whatever_the_umask(checkout: Checkout) -> None:
+    (checkout.root / "scripts/test").write_text("#!/bin/sh\nstat -c %a . .. file\n")
+    checkout.git("commit", "--quiet", "--all", "--message", "second")
+    before = os.umask(0o077)
+    try:
+        _, output = checkout.run()
+    finally:
+        os.umask(before)
+    assert output.startswith("755\n755\n644\n")
 
 
 WAITING = """#!{python}

@@ -23,10 +23,18 @@ def test_a_name_that_nobody_knows_is_told(caplog: pytest.LogCaptureFixture) -> N
     ]
 
 
-def test_a_value_that_cannot_be_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("capsule_async_children", 0, "a whole number"),
+        ("capsule_ready_s", "soon", "a number"),
+        ("capsule_async_limit", 1.5, "a whole number"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(name: str, value: Any, wanted: str) -> None:
     app = Celery("shop")
-    app.conf.update(capsule_async_children=0)
-    with pytest.raises(InvalidSetting, match="capsule_async_children = 0: must be a whole number"):
+    app.conf.update({name: value})
+    with pytest.raises(InvalidSetting, match=f"{name} = {value!r}: must be {wanted}"):
         check(app)
 
 

@@ -148,7 +148,14 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
             for cancel in early:
                 self.end_reporter.reply(cancel, interrupted=False)
             return
-        execution = self._accept(message)
+        sink = OutputSink(
+            message.execution_id,
+            self.outbox,
+            self.config.output,
+            late=self.session_sink,
+            limit_bytes=self.config.limits.output_bytes,
+        )
+        execution = Execution(message.execution_id, message, sink)
         execution.queued = bool(registry.all())
         if early or not self.executor.acknowledges:
             self.outbox.control(
@@ -200,16 +207,6 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
             reason = f"{self.registry.blocking.id} is running"
             self.end_reporter.refuse(execution, ErrorKind.BUSY, reason)
         self.executor.wake()
-
-    def _accept(self, message: Execute) -> Execution:
-        sink = OutputSink(
-            message.execution_id,
-            self.outbox,
-            self.config.output,
-            late=self.session_sink,
-            limit_bytes=self.config.limits.output_bytes,
-        )
-        return Execution(message.execution_id, message, sink)
 
     def _watch_cpu(self, execution: Execution, limit_s: float) -> None:
         """Check the CPU clock again when the limit can have been reached."""
@@ -315,18 +312,15 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
         asking = self.inputs.close()
         for execution in self.registry.all():
             if execution.id in asking and execution.stop_kind is None:
-                self._stop_after_eof(execution)
+                # The EOFError that it gets may end it soon; else it is stopped.
+                execution.stop_kind, execution.interrupted = ErrorKind.SHUTDOWN, True
+                stop = (execution, ExecutionCancelled)
+                self.timers.enter(_STOP_AFTER_EOF_S, 0, self._interrupt, stop)
             else:
                 self._stop(execution, ErrorKind.SHUTDOWN, ExecutionCancelled)
             if execution.sink is not self.session_sink:
                 execution.sink.add_credit(message.credit)
         self.executor.stop()
-
-    def _stop_after_eof(self, execution: Execution) -> None:
-        """Stop an execution that asks for input, unless the EOFError that it gets ends it soon."""
-        execution.stop_kind, execution.interrupted = ErrorKind.SHUTDOWN, True
-        stop = (execution, ExecutionCancelled)
-        self.timers.enter(_STOP_AFTER_EOF_S, 0, self._interrupt, stop)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -345,9 +339,7 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
         found = stacks.collect(self.registry.running(), occupant, message.execution_id)
         self._reply(messages.StackReply(in_reply_to=message.id, stacks=found))
 
-    def _reply(
-        self, reply: messages.InterruptReply | messages.NamespaceSummary | messages.StackReply
-    ) -> None:
+    def _reply(self, reply: messages.Reply) -> None:
         """Answer a request; a reply that does not fit into a frame fails that request alone."""
         try:
             self.outbox.control(reply)

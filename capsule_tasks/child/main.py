@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
-from capsule_tasks.child.boot import limits, patches
+from capsule_tasks.child.boot import limits
 from capsule_tasks.child.control import ControlThread
 from capsule_tasks.child.executors import cells
 from capsule_tasks.child.executors.code import CodeExecutor
@@ -128,7 +128,6 @@ def _run_session(
         sys.modules["__main__"] = cells.fresh_main()
     module = sys.modules["__main__"]
     inputs.install()
-    patches.install(inputs)
     parts = (registry, outbox, end_reporter, capture, interrupter)
     executor: Executor
     if config.tasks is None:
@@ -204,19 +203,15 @@ def _close_channels_in_forks(control: socket.socket, bulk: socket.socket, stack_
     os.register_at_fork(after_in_child=close)
 
 
-class _SessionLog(logging.Handler):
-    """Writes log records of the child as session output, never as output of an execution."""
-
-    def __init__(self, sink: OutputSink) -> None:
-        super().__init__()
-        self._sink = sink
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._sink.accept([(None, "stderr", sendable(self.format(record) + "\n"))])
-
-
 def _log_to(sink: OutputSink, config: ChildSettings) -> None:
+    """Write log records of the child as session output, never as output of an execution."""
+
+    def write(record: logging.LogRecord) -> None:
+        sink.accept([(None, "stderr", sendable(handler.format(record) + "\n"))])
+
+    handler = logging.Handler()
+    handler.emit = write  # type: ignore[method-assign]
     ours = logging.getLogger("capsule_tasks")
-    ours.addHandler(_SessionLog(sink))
+    ours.addHandler(handler)
     ours.setLevel(config.diagnostics.log_level)
     ours.propagate = False

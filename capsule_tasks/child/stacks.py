@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
+import traceback
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -37,7 +40,7 @@ def _thread_stacks(main_of: str | None) -> list[Stack]:
         Stack(
             name=names.get(ident, f"thread {ident}"),
             kind="thread",
-            frames=_frames(frame),
+            frames=_frames(frame for frame, _ in traceback.walk_stack(frame))[::-1],
             execution_id=main_of if ident == main else None,
         )
         for ident, frame in sys._current_frames().items()  # noqa: SLF001 - made for this
@@ -49,32 +52,25 @@ def _task_stacks(execution: Execution) -> list[Stack]:
     task = execution.task
     if task is None or task.done():
         return []
-    frames: list[Frame] = []
-    awaited: Any = execution.coroutine or task.get_coro()
-    while awaited is not None and len(frames) < _MAX_FRAMES:
-        _append_frame(
-            frames, getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
-        )
-        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    frames = _frames(_awaited_frames(execution.coroutine or task.get_coro()))
     if not frames:
         return []  # the task is running: its frames are in the stack of its thread
     return [Stack(name=task.get_name(), kind="task", frames=frames, execution_id=execution.id)]
 
 
-def _frames(frame: FrameType | None) -> list[Frame]:
-    frames: list[Frame] = []
-    while frame is not None and len(frames) < _MAX_FRAMES:
-        _append_frame(frames, frame)
-        frame = frame.f_back
-    frames.reverse()
-    return frames
+def _awaited_frames(awaited: Any) -> Iterator[FrameType | None]:
+    while awaited is not None:
+        yield getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
 
 
-def _append_frame(frames: list[Frame], frame: FrameType | None) -> None:
-    """Append a frame, unless it belongs to this package."""
-    if frame is not None and not _is_internal(frame):
-        code = frame.f_code
-        frames.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_qualname))
+def _frames(found: Iterable[FrameType | None]) -> list[Frame]:
+    """The first frames that do not belong to this package."""
+    foreign = (frame for frame in found if frame is not None and not _is_internal(frame))
+    return [
+        Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname)
+        for frame in itertools.islice(foreign, _MAX_FRAMES)
+    ]
 
 
 def _is_internal(frame: FrameType) -> bool:

@@ -252,18 +252,22 @@ class Started(ToParent, kw_only=True, tag="started"):
     """The `seq` of the `Execute`."""
 
 
-class CancelReply(ToParent, kw_only=True, tag="cancel_reply"):
-    """The answer to a Cancel."""
+class Reply(ToParent, kw_only=True):
+    """The answer to a request, which `in_reply_to` names."""
 
     in_reply_to: str
+
+
+class CancelReply(Reply, kw_only=True, tag="cancel_reply"):
+    """The answer to a Cancel."""
+
     execution_id: str
     done: Literal["interrupted", "not_running"]
 
 
-class InterruptReply(ToParent, kw_only=True, tag="interrupt_reply"):
+class InterruptReply(Reply, kw_only=True, tag="interrupt_reply"):
     """The answer to an Interrupt, with the executions that were interrupted."""
 
-    in_reply_to: str
     done: Literal["interrupted", "not_running"]
     execution_ids: tuple[str, ...] = ()
 
@@ -285,10 +289,9 @@ class Stack(msgspec.Struct, kw_only=True, omit_defaults=True):
     execution_id: str | None = None
 
 
-class StackReply(ToParent, kw_only=True, tag="stack_reply"):
+class StackReply(Reply, kw_only=True, tag="stack_reply"):
     """The stacks asked for."""
 
-    in_reply_to: str
     stacks: list[Stack]
 
 
@@ -301,10 +304,9 @@ class NamespaceEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     redacted: bool = False
 
 
-class NamespaceSummary(ToParent, kw_only=True, tag="namespace_summary"):
+class NamespaceSummary(Reply, kw_only=True, tag="namespace_summary"):
     """The names in the namespace; `total` counts also those that are not listed."""
 
-    in_reply_to: str
     total: int
     entries: list[NamespaceEntry]
 
@@ -328,10 +330,9 @@ class Unsupported(ToChild, ToParent, kw_only=True, tag="unsupported"):
     in_reply_to: str | None = None
 
 
-class ReplyTooLarge(ToParent, kw_only=True, tag="reply_too_large"):
+class ReplyTooLarge(Reply, kw_only=True, tag="reply_too_large"):
     """A request was understood, but its reply does not fit into a frame; the request failed."""
 
-    in_reply_to: str
     size: int
     ceiling: int
 
@@ -454,19 +455,17 @@ class Error(Terminal, kw_only=True, tag="error"):
     """The last known stack of an execution that was killed or stopped at a limit."""
 
 
-class Checkpointed(ToParent, kw_only=True, tag="checkpointed"):
+class Checkpointed(Reply, kw_only=True, tag="checkpointed"):
     """A saved namespace; only a child can read `data`. Without data, `error` says why."""
 
-    in_reply_to: str
     data: bytes | None = None
     saved: tuple[str, ...] = ()
     skipped: dict[str, str] = {}
     error: str = ""
 
 
-class Restored(ToParent, kw_only=True, tag="restored"):
+class Restored(Reply, kw_only=True, tag="restored"):
     """The names restored. With an error the namespace has not changed."""
 
-    in_reply_to: str
     names: tuple[str, ...] = ()
     error: str = ""

@@ -9,28 +9,29 @@ import msgspec
 
 from capsule_tasks.settings import LimitSettings
 
+_LIMITS = (
+    ("memory_bytes", resource.RLIMIT_AS, errno.ENOMEM, "memory limit of {} bytes"),
+    ("open_files", resource.RLIMIT_NOFILE, errno.EMFILE, "limit of {} open files"),
+    ("file_bytes", resource.RLIMIT_FSIZE, errno.EFBIG, "file size limit of {} bytes"),
+)
+"""Of each limit: its setting, its resource, the error of those who reach it, and its name."""
+
 
 def apply(limits: LimitSettings) -> LimitSettings:
     """Set the limits; the settings that hold now (a hard limit of the system may be lower)."""
-    return msgspec.structs.replace(
-        limits,
-        memory_bytes=lower(resource.RLIMIT_AS, limits.memory_bytes),
-        open_files=lower(resource.RLIMIT_NOFILE, limits.open_files),
-        file_bytes=lower(resource.RLIMIT_FSIZE, limits.file_bytes),
-    )
+    applied = {name: lower(kind, getattr(limits, name)) for name, kind, *_ in _LIMITS}
+    return msgspec.structs.replace(limits, **applied)
 
 
-def reached(limits: LimitSettings, error: BaseException) -> str | None:
+def limit_reached(limits: LimitSettings, error: BaseException) -> str | None:
     """The limit that caused an exception of the interpreter, with its amount; None if no limit."""
     number = error.errno if isinstance(error, OSError) else None
-    if limits.memory_bytes is not None and (
-        isinstance(error, MemoryError) or number == errno.ENOMEM
-    ):
-        return f"memory limit of {limits.memory_bytes} bytes"
-    if limits.open_files is not None and number == errno.EMFILE:
-        return f"limit of {limits.open_files} open files"
-    if limits.file_bytes is not None and number == errno.EFBIG:
-        return f"file size limit of {limits.file_bytes} bytes"
+    if isinstance(error, MemoryError):
+        number = errno.ENOMEM
+    for name, _, reached_by, text in _LIMITS:
+        amount = getattr(limits, name)
+        if number == reached_by and amount is not None:
+            return text.format(amount)
     return None
 
 

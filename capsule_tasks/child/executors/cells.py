@@ -9,7 +9,7 @@ import io
 import linecache
 from collections import OrderedDict
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 CO_COROUTINE = 0x80
 _MAX_SOURCES = 1000
@@ -17,19 +17,16 @@ _MAX_SOURCE_CHARS = 16 * 1024 * 1024
 _FUTURES = [getattr(__future__, name) for name in __future__.all_feature_names]
 
 
-class Cell:
+class Cell(NamedTuple):
     """Compiled source: statements, then perhaps one expression that is its value."""
 
-    __slots__ = ("body", "tail")
-
-    def __init__(self, body: CodeType | None, tail: CodeType | None) -> None:
-        self.body = body
-        self.tail = tail
+    body: CodeType | None
+    tail: CodeType | None
 
     @property
     def awaits(self) -> bool:
         """Whether it has `await` at its top level, and so needs an event loop."""
-        return any(code.co_flags & CO_COROUTINE for code in (self.body, self.tail) if code)
+        return any(code.co_flags & CO_COROUTINE for code in self if code)
 
 
 class Compiler:
@@ -89,7 +86,7 @@ def enter_blocking(cell: Cell, namespace: dict[str, Any]) -> object:
 
 async def enter_coroutine(cell: Cell, namespace: dict[str, Any]) -> object:
     """Run a cell that awaits. The interrupter stops code only below this frame."""
-    for code in (cell.body, cell.tail):
+    for code in cell:
         if code is None:
             continue
         value = eval(code, namespace)

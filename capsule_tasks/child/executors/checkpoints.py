@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from capsule_tasks.child.executors.namespace import is_users
 from capsule_tasks.child.executors.outcomes import message_of, type_name
 from capsule_tasks.protocol.values import sendable
 
@@ -28,7 +29,7 @@ class NotSaved(Exception):
 
 def enter_save(namespace: dict[str, Any]) -> tuple[bytes, list[str], dict[str, str]]:
     """The saved bytes, the names in them, and the names left out, each with the reason."""
-    values = {name: value for name, value in namespace.items() if _is_users(name)}
+    values = {name: value for name, value in namespace.items() if is_users(name)}
     skipped: dict[str, str] = {}
     try:
         data = _dump(values, namespace)
@@ -44,7 +45,7 @@ def enter_restore(data: bytes, mode: str, module: ModuleType) -> list[str]:
     before = dict(namespace)
     try:
         if mode == "replace":
-            for name in [name for name in namespace if _is_users(name)]:
+            for name in [name for name in namespace if is_users(name)]:
                 del namespace[name]
         values = _load(data, namespace)
         namespace.update(values)
@@ -53,11 +54,6 @@ def enter_restore(data: bytes, mode: str, module: ModuleType) -> list[str]:
         namespace.update(before)
         raise
     return _sendable_names(values)
-
-
-def _is_users(name: object) -> bool:
-    """Whether user code may have made this name: `__name__` and the like are the module's own."""
-    return isinstance(name, str) and not (name.startswith("__") and name.endswith("__"))
 
 
 def _sendable_names(values: dict[str, Any]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from capsule_tasks.child.boot import limits
+import msgspec
+
+from capsule_tasks.child.boot.limits import limit_reached
 from capsule_tasks.child.executors.outcomes import enter_error, plain_error, type_name
 from capsule_tasks.child.io.input import InputRequests
 from capsule_tasks.child.io.sink import OutputLimitReached
@@ -17,22 +19,15 @@ from capsule_tasks.settings import LimitSettings
 _STOPPED = "ExecutionCancelled"
 
 
-class EndReporter:
+class EndReporter(msgspec.Struct, eq=False):
     """Describes how executions ended, and reports each end exactly once."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        outbox: Outbox,
-        interrupter: Interrupter,
-        inputs: InputRequests,
-        effective_limits: LimitSettings,
-    ) -> None:
-        self._registry = registry
-        self._outbox = outbox
-        self._interrupter = interrupter
-        self._inputs = inputs
-        self._limits = effective_limits
+    registry: Registry
+    outbox: Outbox
+    interrupter: Interrupter
+    inputs: InputRequests
+    limits: LimitSettings
+    """Those that hold now."""
 
     def describe_error(self, execution: Execution, error: BaseException) -> Message:
         """The message that ends an execution, also if the exception cannot be formatted."""
@@ -51,7 +46,7 @@ class EndReporter:
         if kind is not ErrorKind.RAISED and _is_stop(error):
             message.type = _STOPPED
             message.message = str(error) or execution.stop_reason or kind.value
-        limit = limits.reached(self._limits, error)
+        limit = limit_reached(self.limits, error)
         if kind is ErrorKind.LIMIT and limit is not None:
             message.message = message.message or limit
             message.notes += (limit,)
@@ -71,20 +66,20 @@ class EndReporter:
         The main thread may be ending an execution that the control thread refuses or cancels at
         the same time: the registry lets only one of them send the message.
         """
-        if not self._registry.end(execution, expected):
+        if not self.registry.end(execution, expected):
             return False
         if isinstance(message, messages.Result) and execution.sink.over_limit:
             # A thread reached the limit, so that the code itself never saw the exception.
             reason = execution.sink.over_limit
             message = plain_error(execution.id, ErrorKind.LIMIT, _STOPPED, reason)
-        self._interrupter.forget(execution)
-        self._inputs.close_execution(execution.id)
+        self.interrupter.forget(execution)
+        self.inputs.close_execution(execution.id)
         _count_output(execution, message)
         try:
-            self._outbox.bulk(message)
+            self.outbox.bulk(message)
         except FrameTooLarge as fault:
             kind = ErrorKind.TOO_LARGE
-            self._outbox.bulk(self._failed(execution, kind, type_name(type(fault)), str(fault)))
+            self.outbox.bulk(self._failed(execution, kind, type_name(type(fault)), str(fault)))
         for cancel in execution.cancels:
             self.reply(cancel, interrupted=interrupted or execution.interrupted)
         return True
@@ -97,7 +92,7 @@ class EndReporter:
         return self.deliver(execution, message, Stage.WAITING, interrupted=is_cancelled)
 
     def reply(self, cancel: Cancel, *, interrupted: bool) -> None:
-        self._outbox.control(
+        self.outbox.control(
             messages.CancelReply(
                 in_reply_to=cancel.id,
                 execution_id=cancel.execution_id,
@@ -118,7 +113,7 @@ class EndReporter:
         ):
             execution.interrupted = True
             return execution.stop_kind
-        if limits.reached(self._limits, error) is not None:
+        if limit_reached(self.limits, error) is not None:
             return ErrorKind.LIMIT
         return ErrorKind.RAISED
 

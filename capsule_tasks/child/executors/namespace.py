@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import sys
+from types import ModuleType
 from typing import Any
 
 from capsule_tasks.child.executors.outcomes import type_name
@@ -14,6 +15,7 @@ from capsule_tasks.settings import DiagnosticSettings
 
 _HEAP_TYPE = 1 << 9
 _MAX_NAME = 500
+_MODULE_NAMES = {*vars(ModuleType("")), "__annotations__", "__builtins__"}
 _flags_of = type.__dict__["__flags__"].__get__
 """Read past a metaclass: `cls.__flags__` would run its `__getattribute__`."""
 
@@ -29,7 +31,7 @@ def summarize(
     """The number of names, and the first of them. Runs no user code, so any thread may call it."""
     patterns = [pattern.lower() for pattern in settings.redact]
     items = namespace.copy().items()  # a copy, as the main thread may add names meanwhile
-    visible = (item for item in items if type(item[0]) is str and not _is_hidden(item[0]))
+    visible = (item for item in items if is_users(item[0]))
     first = itertools.islice(visible, settings.summary_names)
     return user_names(namespace), [_entry(name, value, patterns) for name, value in first]
 
@@ -54,16 +56,6 @@ def _size(value: object) -> int:
     return sys.getsizeof(value)
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
-
-
-_MODULE_NAMES = (
-    "__annotations__",
-    "__builtins__",
-    "__doc__",
-    "__loader__",
-    "__name__",
-    "__package__",
-    "__spec__",
-)
+def is_users(name: object) -> bool:
+    """Whether user code may have made this name: `__name__` and the like are the module's own."""
+    return type(name) is str and not (name.startswith("__") and name.endswith("__"))

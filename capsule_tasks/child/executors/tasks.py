@@ -20,6 +20,7 @@ import struct
 import termios
 import threading
 import time
+import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
@@ -274,9 +275,8 @@ class AsyncTaskExecutor(_TaskExecutor):
         ended: concurrent.futures.Future[Any],
         context: contextvars.Context,
     ) -> None:
-        driven = _DrivenCoroutine(coroutine, execution)
         name = f"execution {execution.id}" if execution is not None else None
-        task = self._loop.create_task(driven.enter(), name=name, context=context)
+        task = self._loop.create_task(_drive(coroutine, execution), name=name, context=context)
         task.add_done_callback(lambda task: self._on_end(task, ended))
         if execution is not None:
             execution.coroutine = coroutine
@@ -296,45 +296,40 @@ class AsyncTaskExecutor(_TaskExecutor):
             ended.set_exception(error)
 
 
-class _DrivenCoroutine:
-    """A coroutine in which a cancel arrives as the exception for which it was cancelled.
+async def _drive(coroutine: Coroutine[Any, Any, Any], execution: Execution | None) -> Any:
+    return await enter_driven(coroutine, execution)
+
+
+@types.coroutine
+def enter_driven(
+    coroutine: Coroutine[Any, Any, Any], execution: Execution | None
+) -> Generator[Any, Any, Any]:
+    """Run a coroutine, in which a cancel arrives as the exception for which it was cancelled.
 
     A stop stays asyncio's CancelledError, which `asyncio.timeout` and task groups understand. A
     soft time limit is an exception that the task may catch, after which it goes on.
     """
+    steps = coroutine.__await__()
+    resume: Callable[[Any], Any] = steps.send
+    value: Any = None
+    while True:
+        try:
+            awaited = resume(value)
+        except StopIteration as end:
+            return end.value
+        try:
+            resume, value = steps.send, (yield awaited)
+        except BaseException as error:
+            resume, value = steps.throw, _cause(execution, error)
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], execution: Execution | None) -> None:
-        self._coroutine = coroutine
-        self._execution = execution
 
-    async def enter(self) -> Any:
-        return await self
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self.enter_await()
-
-    def enter_await(self) -> Generator[Any, Any, Any]:
-        steps = self._coroutine.__await__()
-        resume: Callable[[Any], Any] = steps.send
-        value: Any = None
-        while True:
-            try:
-                awaited = resume(value)
-            except StopIteration as end:
-                return end.value
-            try:
-                resume, value = steps.send, (yield awaited)
-            except BaseException as error:
-                resume, value = steps.throw, self._cause(error)
-
-    def _cause(self, error: BaseException) -> BaseException:
-        execution = self._execution
-        meant = execution.cancelled_for if execution is not None else None
-        if execution is None or meant is None or not isinstance(error, asyncio.CancelledError):
-            return error
-        if isinstance(meant, ExecutionCancelled):
-            return error
-        execution.cancelled_for = None
-        if execution.task is not None:
-            execution.task.uncancel()
-        return meant
+def _cause(execution: Execution | None, error: BaseException) -> BaseException:
+    meant = execution.cancelled_for if execution is not None else None
+    if execution is None or meant is None or not isinstance(error, asyncio.CancelledError):
+        return error
+    if isinstance(meant, ExecutionCancelled):
+        return error
+    execution.cancelled_for = None
+    if execution.task is not None:
+        execution.task.uncancel()
+    return meant

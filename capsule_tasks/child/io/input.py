@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import getpass
 import io
 import os
 import sys
-import threading
+from _thread import LockType, allocate_lock
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -47,23 +48,21 @@ class _Question(msgspec.Struct, eq=False):
         )
 
 
-class InputRequests:
+class InputRequests(msgspec.Struct, eq=False):
     """All questions that are open; answers are routed by execution and request."""
 
-    def __init__(
-        self, outbox: Outbox, owner: Callable[[], OutputSink], timeout_s: float | None
-    ) -> None:
-        self._outbox = outbox
-        self._owner = owner
-        self._timeout_s = timeout_s
-        self._open: dict[str, _Question] = {}
-        self._lock = threading.Lock()
-        self._closed = False
+    outbox: Outbox
+    owner: Callable[[], OutputSink]
+    timeout_s: float | None
+    open: dict[str, _Question] = {}
+    is_closed: bool = False
+    lock: LockType = msgspec.field(default_factory=allocate_lock)
 
     def install(self) -> None:
         """Replace the ways in which Python code reads from a person."""
         original = builtins.input, sys.stdin
         builtins.input = self.input
+        getpass.getpass = getpass.unix_getpass = self.getpass  # type: ignore[assignment, attr-defined]
         sys.stdin = sys.__stdin__ = _Stdin(self)  # type: ignore[assignment,misc]
 
         def restore() -> None:
@@ -87,11 +86,10 @@ class InputRequests:
         try:
             return self._exchange(prompt, password=password)
         finally:
-            if deferred_stop.is_pending:
-                deferred_stop.raise_pending()
+            deferred_stop.raise_pending()
 
     def _exchange(self, prompt: str, *, password: bool) -> str:
-        sink = self._owner()
+        sink = self.owner()
         if sink.execution_id is None:
             raise EOFError("no execution is running that could be asked for input")
         prompt = sendable(prompt)
@@ -101,7 +99,7 @@ class InputRequests:
             execution_id=sink.execution_id,
             prompt=prompt,
             password=password,
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
         )
         question = _Question(request)
         reason: Reason = "cancelled"
@@ -110,13 +108,13 @@ class InputRequests:
             is_open = self._admit(question, sink)
             if is_open:
                 sink.send_question(request)
-            question.condition.wait(lambda: question.answer is not None, self._timeout_s)
+            question.condition.wait(lambda: question.answer is not None, self.timeout_s)
             answer = question.answer
             reason = "timeout" if answer is None else "eof" if answer.eof else "answered"
         finally:
-            self._open.pop(request.id, None)
+            self.open.pop(request.id, None)
             if is_open:
-                self._outbox.bulk(
+                self.outbox.bulk(
                     InputClosed(
                         execution_id=request.execution_id, request_id=request.id, reason=reason
                     )
@@ -125,16 +123,16 @@ class InputRequests:
             return answer.text
         error: Exception = EOFError("input ended")
         if answer is None:
-            error = _InputTimeout(f"no input within {self._timeout_s} s")
+            error = _InputTimeout(f"no input within {self.timeout_s} s")
         error.add_note(
             f"execution {request.execution_id}, input request {request.id}, "
-            f"timeout {'none' if self._timeout_s is None else f'{self._timeout_s} s'}"
+            f"timeout {'none' if self.timeout_s is None else f'{self.timeout_s} s'}"
         )
         raise error
 
     def respond(self, answer: InputResponse) -> bool:
         """Give an answer to its question; False if that question is not open."""
-        question = self._open.get(answer.request_id)
+        question = self.open.get(answer.request_id)
         if question is None or question.request.execution_id != answer.execution_id:
             return False
         question.resolve(answer)
@@ -142,26 +140,26 @@ class InputRequests:
 
     def close_execution(self, execution_id: str) -> None:
         """End the input of an execution that has ended, whose threads may still ask."""
-        for question in list(self._open.values()):
+        for question in list(self.open.values()):
             if question.request.execution_id == execution_id:
                 question.end()
 
     def close(self) -> set[str]:
         """End all input; the executions that were asking."""
-        with self._lock:
-            self._closed = True
-        questions = list(self._open.values())
+        with self.lock:
+            self.is_closed = True
+        questions = list(self.open.values())
         for question in questions:
             question.end()
         return {question.request.execution_id for question in questions}
 
     def _admit(self, question: _Question, sink: OutputSink) -> bool:
-        with self._lock:
-            self._open[question.request.id] = question
+        with self.lock:
+            self.open[question.request.id] = question
             # Checked after the question is in the dict. An execution closes its sink first and
             # calls `close_execution` then: either this check sees the closed sink, or that call
             # finds the question. The other way round, a thread could ask and never be answered.
-            if self._closed or sink.is_closed:
+            if self.is_closed or sink.is_closed:
                 question.end()
                 return False
             return True

@@ -29,7 +29,7 @@ def interruptible(function: Function) -> Function:
 
 
 class DeferredStop:
-    """Functions that user code calls, and that may take long, check `is_pending` at their end."""
+    """Functions that user code calls, and that may take long, end with `raise_pending`."""
 
     __slots__ = ("_main", "_raise_in", "is_pending")
 
@@ -44,8 +44,8 @@ class DeferredStop:
         self._raise_in = raise_in
 
     def raise_pending(self) -> None:
-        """Raise the deferred stop in the caller, if the caller is on the main thread."""
-        if threading.get_ident() == self._main:
+        """Raise a deferred stop in the caller, if the caller is on the main thread."""
+        if self.is_pending and threading.get_ident() == self._main:
             self.is_pending = False
             self._raise_in(sys._getframe(1))  # noqa: SLF001 - made for this
 

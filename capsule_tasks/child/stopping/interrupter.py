@@ -12,11 +12,14 @@ its exception was raised where Python can only report it (`__del__`).
 
 from __future__ import annotations
 
+import functools
 import sched
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from opcode import opmap
 from types import CodeType, FrameType
 from typing import Any
 
@@ -44,7 +47,7 @@ _PURE_MODULES = frozenset(
 )
 """Modules of entry frames that call user code further down and have no state of their own."""
 _uninterruptible: set[CodeType] = set()
-_backward_jumps: set[int] = set()
+_BACKWARD_JUMPS = frozenset(number for name, number in opmap.items() if "JUMP_BACKWARD" in name)
 
 
 def uninterruptible(*functions: Any) -> None:
@@ -77,10 +80,10 @@ class Interrupter:
         deferred_stop.connect(self._raise_in)
         signal.signal(SIGNAL, lambda _, frame: self._raise_in(frame))
         sys.unraisablehook = self._on_unraisable
+        _patch_subprocess()
 
     def request_stop(self, execution: Execution, make_error: PendingStop) -> StopRequest:
         """Have `make_error()` raised in `execution`. A second request replaces the first."""
-        _prepare_jumps()
         request = StopRequest(execution, make_error)
         self._requests[execution.id] = request
         # The main thread may have ended the execution, and called `forget`, before the request was
@@ -154,6 +157,26 @@ class Interrupter:
                 self._signal_until_delivered(request)
 
 
+def _patch_subprocess() -> None:
+    """Have a stop leave no process behind, and not wait for one.
+
+    A stop that is raised between the fork and the assignment of the Popen object would lose the
+    process. So these steps are not interrupted; for `__init__` the frame of `start_uninterrupted`
+    sees to that. After an interrupt Popen waits 0.25 s for the process to react to the same Ctrl-C;
+    the signal of a session reaches this process alone.
+    """
+    popen: Any = subprocess.Popen
+    start = popen.__init__
+
+    @functools.wraps(start)
+    def start_uninterrupted(*args: Any, **options: Any) -> None:
+        start(*args, **options)
+
+    popen.__init__ = start_uninterrupted
+    popen._sigint_wait_secs = property(lambda _: 0, lambda *_: None)  # noqa: SLF001 - no public knob
+    uninterruptible(subprocess.run, subprocess.call, popen.__enter__)
+
+
 # --- jumps backwards ---------------------------------------------------------------------------
 #
 # A busy loop handles a signal at its jump backwards. CPython (3.11 to 3.13, each for other loops)
@@ -162,18 +185,10 @@ class Interrupter:
 # raised one instruction later finds them.
 
 
-def _prepare_jumps() -> None:
-    """Import `opcode` ahead: the code that a handler interrupts may hold its import lock."""
-    if not _backward_jumps:
-        from opcode import opmap
-
-        _backward_jumps.update(number for name, number in opmap.items() if "JUMP_BACKWARD" in name)
-
-
 def _is_at_jump(frame: FrameType) -> bool:
     """Whether a handler that interrupted `frame` should let one instruction pass."""
     # A debugger's trace function would be replaced, and lost.
-    return frame.f_code.co_code[frame.f_lasti] in _backward_jumps and sys.gettrace() is None
+    return frame.f_code.co_code[frame.f_lasti] in _BACKWARD_JUMPS and sys.gettrace() is None
 
 
 def _after_jump(frame: FrameType, act: Callable[[], None]) -> None:

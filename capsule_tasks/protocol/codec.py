@@ -52,10 +52,11 @@ class Unknown(NamedTuple):
 
 
 def message_types(direction: type[Message]) -> list[type[Message]]:
-    """The messages of one direction: its subclasses that have no subclasses."""
+    """The messages of one direction: its subclasses that have no subclasses in their module."""
     found: list[type[Message]] = []
     for kind in direction.__subclasses__():
-        found += message_types(kind) or [kind]
+        if kind.__module__ == Message.__module__:  # others are the receiver's own
+            found += message_types(kind) or [kind]
     return found
 
 

@@ -15,6 +15,7 @@ from capsule_tasks.protocol.codec import (
     HEADER,
     MessageDecoder,
     Unknown,
+    decoder_of,
     encode_frame,
     message_types,
 )
@@ -269,3 +270,15 @@ def test_a_message_of_any_python_thread_or_fork_is_plain_data() -> None:
 
 def wire_fields(message: Message) -> dict[str, Any]:
     return msgspec.msgpack.decode(encode_frame(message, CEILING)[HEADER:], type=dict)
+
+
+def test_a_subclass_of_a_message_elsewhere_is_never_decoded() -> None:
+    class Piece(Output, kw_only=True):
+        """Output with something of its receiver's."""
+
+    decoder_of.cache_clear()
+    kinds = message_types(ToParent)
+    assert Output in kinds
+    assert Piece not in kinds
+    sent = Output(stream="stdout", data="x")
+    assert [type(m) for m in decoded(bytes(encode_frame(sent, CEILING)))] == [Output]

@@ -19,7 +19,7 @@ import errno
 import functools
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 from capsule_tasks.system.portable import IS_LINUX
 from capsule_tasks.system.prctl import forbid_new_privileges, libc
@@ -43,6 +43,7 @@ _AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
 
 _Instruction = tuple[int, int, int, int]
+_Rule = tuple[syscalls.Numbers, list[_Instruction]]
 
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENT = 0, 4, 16
 
@@ -92,117 +93,90 @@ def confine(*, network: bool, signals: bool, truncation: bool) -> list[str]:
     return ["no_new_privs", "syscalls", *(name for name, confines in parts.items() if confines)]
 
 
-class _Assembler:
-    """The instructions of the filter, in order."""
-
-    def __init__(self, arch: int) -> None:
-        self.code: list[_Instruction] = [
-            (_LOAD_WORD, 0, 0, _OFFSET_ARCH),
-            (_JUMP_EQ, 1, 0, arch),
-            (_RETURN, 0, 0, _KILL_PROCESS),
-            (_LOAD_WORD, 0, 0, _OFFSET_NUMBER),
-        ]
-
-    def answer(self, numbers: Iterable[int], answer: int, jump: int = _JUMP_EQ) -> None:
-        """Return `answer` to these system calls."""
-        for number in numbers:
-            self.code += [(jump, 0, 1, number), (_RETURN, 0, 0, answer)]
-
-    def block(self, number: int, body: list[_Instruction]) -> None:
-        """Run `body`, which must end in a return, for one system call."""
-        self.code += [(_JUMP_EQ, 0, len(body), number), *body]
-
-    def bytes(self) -> bytes:
-        return b"".join(struct.pack("=HBBI", *instruction) for instruction in self.code)
-
-
 @functools.cache
 def _program(machine: str, network: bool, only_pid: int | None, truncation: bool) -> bytes:
+    """Each rule's body, which ends in a return, is run for its system call; others are allowed."""
     arch, column = _ARCHITECTURES[machine]
-    is_x86 = machine == "x86_64"
-    program = _Assembler(arch)
-    if is_x86:
-        program.answer((_X32,), _REFUSE, _JUMP_GE)
-        program.answer(syscalls.ALWAYS_X86.values(), _REFUSE)
-        program.answer(syscalls.WITHOUT_EFFECT_X86.values(), _NO_EFFECT)
+    code = [
+        (_LOAD_WORD, 0, 0, _OFFSET_ARCH),
+        (_JUMP_EQ, 1, 0, arch),
+        (_RETURN, 0, 0, _KILL_PROCESS),
+        (_LOAD_WORD, 0, 0, _OFFSET_NUMBER),
+    ]
+    if machine == "x86_64":
+        code += [(_JUMP_GE, 0, 1, _X32), (_RETURN, 0, 0, _REFUSE)]
+    for numbers, body in _rules(network, only_pid, truncation):
+        if (number := numbers[column]) is not None:
+            code += [(_JUMP_EQ, 0, len(body), number), *body]
+    code.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def _rules(network: bool, only_pid: int | None, truncation: bool) -> Iterator[_Rule]:
     refused = syscalls.ALWAYS | ({} if network else syscalls.NETWORK)
-    program.answer((numbers[column] for numbers in refused.values()), _REFUSE)
-    program.answer((numbers[column] for numbers in syscalls.WITHOUT_EFFECT.values()), _NO_EFFECT)
-    _confine_memory(program, column)
-    _confine_processes(program, column)
-    _confine_descriptors(program, column)
+    yield from ((numbers, _answer(_REFUSE)) for numbers in refused.values())
+    yield from ((numbers, _answer(_NO_EFFECT)) for numbers in syscalls.WITHOUT_EFFECT.values())
+    yield from _memory_rules()
+    yield from _process_rules()
+    yield from _descriptor_rules()
     if network:  # internet sockets, and netlink for addresses; not Unix sockets
         families = dict.fromkeys((_AF_INET, _AF_INET6, _AF_NETLINK), _ALLOW)
-        program.block(syscalls.SOCKET[column], _check(0, families, _REFUSE))
+        yield syscalls.SOCKET, _check(0, families, _REFUSE)
     if only_pid is not None:
-        _confine_signals(program, column, only_pid)
-    if truncation:
-        _confine_truncation(program, column, is_x86)
-    program.code.append((_RETURN, 0, 0, _ALLOW))
-    return program.bytes()
+        yield syscalls.PIDFD_SEND_SIGNAL, _answer(_REFUSE)
+        for numbers in syscalls.SIGNALS.values():
+            yield numbers, _check(0, {only_pid: _ALLOW}, _REFUSE)
+    if truncation:  # by path, and by opening files for anything but writing
+        yield syscalls.TRUNCATE, _answer(_REFUSE)
+        # Its flags are in memory, which a filter cannot read.
+        yield syscalls.OPENAT2, _answer(_NOT_THERE)
+        mask = _O_TRUNC | _O_ACCMODE
+        truncating = dict.fromkeys((_O_TRUNC, mask), _REFUSE)  # for reading, and for neither
+        yield syscalls.OPENAT, _check(2, truncating, _ALLOW, mask)
+        yield syscalls.OPEN, _check(1, truncating, _ALLOW, mask)
 
 
-def _confine_memory(program: _Assembler, column: int) -> None:
-    """Refuse memory that no limit counts; see also `_confine_descriptors`."""
-    program.block(syscalls.MMAP[column], _check(3, {0: _ALLOW}, _REFUSE, mask=_MAP_HUGETLB))
-    ignored = dict.fromkeys(_MADVISE_IGNORED, _NO_EFFECT)
-    program.block(syscalls.MADVISE[column], _check(2, ignored, _ALLOW))
+def _memory_rules() -> Iterator[_Rule]:
+    """Refuse memory that no limit counts; see also `_descriptor_rules`."""
+    yield syscalls.MMAP, _check(3, {0: _ALLOW}, _REFUSE, mask=_MAP_HUGETLB)
+    yield syscalls.MADVISE, _check(2, dict.fromkeys(_MADVISE_IGNORED, _NO_EFFECT), _ALLOW)
     # sendfile pins a whole page for one byte in a pipe or a socket. Python copies without it.
-    program.answer((syscalls.SENDFILE[column],), _NOT_THERE)
+    yield syscalls.SENDFILE, _answer(_NOT_THERE)
 
 
-def _confine_processes(program: _Assembler, column: int) -> None:
+def _process_rules() -> Iterator[_Rule]:
     """Refuse changes to limits and priorities of other processes, and children of the parent."""
     for numbers in syscalls.FOR_ITSELF.values():
-        program.block(numbers[column], _check(0, {0: _ALLOW}, _REFUSE))
+        yield numbers, _check(0, {0: _ALLOW}, _REFUSE)
     own_process = _check(0, {_PRIO_PROCESS: None}, _REFUSE) + _check(1, {0: _ALLOW}, _REFUSE)
-    program.block(syscalls.SETPRIORITY[column], own_process)
+    yield syscalls.SETPRIORITY, own_process
     # Its flags are in memory, which a filter cannot read.
-    program.answer((syscalls.CLONE3[column],), _NOT_THERE)
+    yield syscalls.CLONE3, _answer(_NOT_THERE)
     flags = _check(0, {0: None}, _REFUSE, mask=_NEW_NAMESPACES | _CLONE_PARENT)
     # A thread with its own descriptors could open as many as the limit allows a whole process.
     flags += _check(0, {_CLONE_THREAD: _REFUSE}, _ALLOW, mask=_CLONE_THREAD | _CLONE_FILES)
-    program.block(syscalls.CLONE[column], flags)
-    program.block(syscalls.PRCTL[column], _check(0, dict.fromkeys(_PRCTL_REFUSED, _REFUSE), _ALLOW))
+    yield syscalls.CLONE, flags
+    yield syscalls.PRCTL, _check(0, dict.fromkeys(_PRCTL_REFUSED, _REFUSE), _ALLOW)
 
 
-def _confine_descriptors(program: _Assembler, column: int) -> None:
+def _descriptor_rules() -> Iterator[_Rule]:
     """Allow calls on descriptors that affect this process only; refuse larger buffers."""
-    commands = dict.fromkeys(_FCNTL_COMMANDS, _ALLOW)
-    program.block(syscalls.FCNTL[column], _check(1, commands, _REFUSE))
+    yield syscalls.FCNTL, _check(1, dict.fromkeys(_FCNTL_COMMANDS, _ALLOW), _REFUSE)
     # Input into a terminal, and choosing a process that gets signals, are refused. So are types
     # that are not for descriptors, terminals and sockets: they are for file systems and devices,
     # where the owner of a file has more rights than Landlock leaves to a reader.
     types = {**dict.fromkeys(_IOCTL_TYPES, _ALLOW), _IOCTL_TYPE_OF_COPIES: _NOT_SUPPORTED}
     requests = _check(1, dict.fromkeys(_IOCTLS_REFUSED, _REFUSE), None)
-    requests += _check(1, types, _REFUSE, mask=_IOCTL_TYPE)
-    program.block(syscalls.IOCTL[column], requests)
+    yield syscalls.IOCTL, requests + _check(1, types, _REFUSE, mask=_IOCTL_TYPE)
     only_pairs = _check(0, {_AF_UNIX: None}, _REFUSE)
-    only_pairs += _check(1, {0: _ALLOW}, _REFUSE, mask=_DATAGRAM_BIT)
-    program.block(syscalls.SOCKETPAIR[column], only_pairs)
+    yield syscalls.SOCKETPAIR, only_pairs + _check(1, {0: _ALLOW}, _REFUSE, mask=_DATAGRAM_BIT)
     answers = dict.fromkeys(_SOCKET_FILTERS, _REFUSE) | dict.fromkeys(_BUFFER_SIZES, _NO_EFFECT)
     options = _check(1, {_SOL_SOCKET: None}, _ALLOW) + _check(2, answers, _ALLOW)
-    program.block(syscalls.SETSOCKOPT[column], options)
+    yield syscalls.SETSOCKOPT, options
 
 
-def _confine_signals(program: _Assembler, column: int, only_pid: int) -> None:
-    for name, numbers in syscalls.SIGNALS.items():
-        if name == "pidfd_send_signal":
-            program.answer((numbers[column],), _REFUSE)
-        else:
-            program.block(numbers[column], _check(0, {only_pid: _ALLOW}, _REFUSE))
-
-
-def _confine_truncation(program: _Assembler, column: int, is_x86: bool) -> None:
-    """Refuse to truncate files by path, and by opening them for anything but writing."""
-    program.answer((syscalls.TRUNCATE[column],), _REFUSE)
-    # Its flags are in memory, which a filter cannot read.
-    program.answer((syscalls.OPENAT2[column],), _NOT_THERE)
-    mask = _O_TRUNC | _O_ACCMODE
-    truncating = dict.fromkeys((_O_TRUNC, mask), _REFUSE)  # for reading, and for neither
-    program.block(syscalls.OPENAT[column], _check(2, truncating, _ALLOW, mask))
-    if is_x86:
-        program.block(syscalls.OPEN_X86, _check(1, truncating, _ALLOW, mask))
+def _answer(answer: int) -> list[_Instruction]:
+    return [(_RETURN, 0, 0, answer)]
 
 
 def _check(

@@ -1,11 +1,14 @@
 """Numbers of the system calls that a sandbox's filter checks, on x86-64 and on aarch64.
 
-Newer calls have the same number on both. `seccomp` says what the filter does with each table.
+Newer calls have the same number on both; aarch64 lacks some old ones. `seccomp` says what the
+filter does with each table.
 """
 
 from __future__ import annotations
 
-ALWAYS: dict[str, tuple[int, int]] = {
+Numbers = tuple[int, int | None]
+
+ALWAYS: dict[str, Numbers] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -110,34 +113,30 @@ ALWAYS: dict[str, tuple[int, int]] = {
     "syncfs": (306, 267),
     "process_madvise": (440, 440),
     "process_mrelease": (448, 448),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "modify_ldt": (154, None),
+    "uselib": (134, None),
+    "chown": (92, None),
+    "lchown": (94, None),
+    "inotify_init": (253, None),
 }
-ALWAYS_X86: dict[str, int] = {
-    "iopl": 172,
-    "ioperm": 173,
-    "modify_ldt": 154,
-    "uselib": 134,
-    "chown": 92,
-    "lchown": 94,
-    "inotify_init": 253,
-}
-WITHOUT_EFFECT: dict[str, tuple[int, int]] = {
+WITHOUT_EFFECT: dict[str, Numbers] = {
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
     "fchmodat2": (452, 452),
     "utimensat": (280, 88),
     "fadvise64": (221, 223),
     "setsid": (112, 157),
+    "chmod": (90, None),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
 }
 """Answered with 0. `fadvise64` could drop a library from the page cache of the whole machine.
 After `setsid` a process whose parents have ended could not be recognized as part of the session.
 """
-WITHOUT_EFFECT_X86: dict[str, int] = {
-    "chmod": 90,
-    "utime": 132,
-    "utimes": 235,
-    "futimesat": 261,
-}
-FOR_ITSELF: dict[str, tuple[int, int]] = {
+FOR_ITSELF: dict[str, Numbers] = {
     "prlimit64": (302, 261),
     "sched_setaffinity": (203, 122),
     "sched_setparam": (142, 118),
@@ -145,9 +144,9 @@ FOR_ITSELF: dict[str, tuple[int, int]] = {
     "sched_setattr": (314, 274),
 }
 """Allowed with process 0, which is the caller; refused for other processes of the user."""
-SETPRIORITY = (141, 140)
-SOCKET = (41, 198)
-NETWORK: dict[str, tuple[int, int]] = {
+SETPRIORITY: Numbers = (141, 140)
+SOCKET: Numbers = (41, 198)
+NETWORK: dict[str, Numbers] = {
     "socket": SOCKET,
     "connect": (42, 203),
     "bind": (49, 200),
@@ -155,16 +154,16 @@ NETWORK: dict[str, tuple[int, int]] = {
     "accept": (43, 202),
     "accept4": (288, 242),
 }
-SIGNALS: dict[str, tuple[int, int]] = {
+SIGNALS: dict[str, Numbers] = {
     "kill": (62, 129),
     "tkill": (200, 130),
     "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_send_signal": (424, 424),
 }
 SOCKETPAIR, SETSOCKOPT, FCNTL, IOCTL = (53, 199), (54, 208), (72, 25), (16, 29)
 CLONE, CLONE3, PRCTL, MADVISE = (56, 220), (435, 435), (157, 167), (28, 233)
 MMAP, SENDFILE = (9, 222), (40, 71)
+PIDFD_SEND_SIGNAL: Numbers = (424, 424)
 TRUNCATE, OPENAT, OPENAT2 = (76, 45), (257, 56), (437, 437)
-OPEN_X86 = 2
+OPEN: Numbers = (2, None)

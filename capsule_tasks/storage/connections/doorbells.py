@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -32,6 +33,23 @@ _RETRY = RetrySettings(first_delay_s=0.1, max_delay_s=1.0)
 _BATCH_SIZE = 500
 
 
+@dataclass
+class _Channel:
+    """Who listens to one channel."""
+
+    rings: list[OnRing] = field(default_factory=list)
+    is_subscribed: asyncio.Event = field(default_factory=asyncio.Event)
+    has_missed: bool = False
+    """Rung once it is subscribed: it was subscribed before, or a `listen` timed out."""
+
+    def ring(self, data: bytes | None) -> None:
+        for ring in tuple(self.rings):
+            try:
+                ring(data)
+            except Exception:
+                log.exception("doorbell callback failed")
+
+
 class Doorbells:
     """Listens on channels, on the event loop it was made on; connects when needed."""
 
@@ -48,11 +66,7 @@ class Doorbells:
         self._settings = settings or ConnectionSettings()
         # To any node of a cluster: nodes pass messages on to each other.
         self._endpoint = AsyncEndpoint(targets.parsed(url, self._settings))
-        self._rings: dict[bytes, list[OnRing]] = {}
-        self._confirmations: dict[bytes, asyncio.Future[None]] = {}
-        self._subscribed: set[bytes] = set()
-        self._maybe_missed: set[bytes] = set()
-        """Channels whose `listen` timed out: rung once they are subscribed."""
+        self._channels: dict[bytes, _Channel] = {}
         self._connection: AbstractConnection | None = None
         self._server: asyncio.Task[None] | None = None
         self._changed: set[bytes] = set()
@@ -69,38 +83,34 @@ class Doorbells:
         if self._is_closed:
             raise closed()
         name = channel.encode()
-        self._rings.setdefault(name, []).append(ring)
+        if name not in self._channels:
+            self._channels[name] = _Channel()
+            self._send_soon(name)
+        heard = self._channels[name]
+        heard.rings.append(ring)
         if self._server is None:
             self._server = asyncio.get_running_loop().create_task(self._serve())
-        if name in self._subscribed:
-            return
-        confirmation = self._confirmations.get(name)
-        if confirmation is None:
-            confirmation = self._confirmations[name] = asyncio.get_running_loop().create_future()
-            self._send_soon(name)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await asyncio.shield(confirmation)
-            if self._is_closed:
-                raise closed()
+                await heard.is_subscribed.wait()
         except TimeoutError:
-            self._maybe_missed.add(name)
+            heard.has_missed = True
             fault = reason_of(self._fault) if self._fault is not None else "no answer"
             why = f"{fault} (for {self._timeout_s:g} s)"
             raise StorageUnavailable(f"Redis: {why}") from self._fault
+        if self._is_closed:
+            raise closed()
 
     def leave(self, channel: str, ring: OnRing) -> None:
         """Stop calling `ring`; safe if it never was."""
         name = channel.encode()
-        rings = self._rings.get(name, [])
-        if ring in rings:
-            rings.remove(ring)
-        if not rings and self._rings.pop(name, None) is not None:
-            self._subscribed.discard(name)
-            self._maybe_missed.discard(name)
-            if (confirmation := self._confirmations.pop(name, None)) is not None:
-                confirmation.cancel()
-            self._send_soon(name)
+        heard = self._channels.get(name)
+        if heard is not None and ring in heard.rings:
+            heard.rings.remove(ring)
+            if not heard.rings:
+                del self._channels[name]
+                heard.is_subscribed.set()  # a `listen` that waits returns
+                self._send_soon(name)
 
     async def close(self) -> None:
         """Stop listening; safe twice, and before any `listen`."""
@@ -109,10 +119,8 @@ class Doorbells:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        # Wakes each `listen` that waits: it raises StorageClosed.
-        for confirmation in self._confirmations.values():
-            confirmation.set_result(None)
-        self._confirmations.clear()
+        for heard in self._channels.values():
+            heard.is_subscribed.set()  # a `listen` that waits raises StorageClosed
         await self._endpoint.close()
 
     # --- the connection ------------------------------------------------------------------------
@@ -123,7 +131,7 @@ class Doorbells:
             connection: AbstractConnection | None = None
             try:
                 connection = await self._endpoint.open_connection()
-                self._connection, self._changed = connection, set(self._rings)
+                self._connection, self._changed = connection, set(self._channels)
                 await self._send_changes(connection)
                 attempt = 0
                 self._fault = None
@@ -132,7 +140,9 @@ class Doorbells:
                 self._note_fault(error)
             finally:
                 self._connection = None
-                self._subscribed.clear()
+                for heard in self._channels.values():
+                    heard.has_missed |= heard.is_subscribed.is_set()
+                    heard.is_subscribed.clear()
                 if connection is not None:
                     with contextlib.suppress(*FAULTS):
                         await connection.disconnect(nowait=True)
@@ -167,28 +177,16 @@ class Doorbells:
 
     def _on_message(self, message: Any) -> None:
         kind = message[0] if isinstance(message, list) and len(message) > 2 else b""
+        heard = self._channels.get(message[1]) if kind in (b"message", b"subscribe") else None
+        if heard is None:
+            return
         if kind == b"message":
-            for ring in tuple(self._rings.get(message[1], ())):
-                self._ring(ring, message[2])
-        elif kind == b"subscribe":
-            name = message[1]
-            if name not in self._rings:
-                return
-            self._subscribed.add(name)
-            confirmation = self._confirmations.pop(name, None)
-            if confirmation is not None and not confirmation.done():
-                confirmation.set_result(None)
-            # Without one, the channel was subscribed before the connection was lost.
-            if confirmation is None or name in self._maybe_missed:
-                self._maybe_missed.discard(name)
-                for ring in tuple(self._rings[name]):
-                    self._ring(ring, None)
-
-    def _ring(self, ring: OnRing, data: bytes | None) -> None:
-        try:
-            ring(data)
-        except Exception:
-            log.exception("doorbell callback failed")
+            heard.ring(message[2])
+            return
+        heard.is_subscribed.set()
+        if heard.has_missed:
+            heard.has_missed = False
+            heard.ring(None)
 
     def _send_soon(self, name: bytes) -> None:
         """Send a change together with all others of this iteration of the loop."""
@@ -211,7 +209,7 @@ class Doorbells:
         while self._changed:
             batch = set(islice(self._changed, _BATCH_SIZE))
             self._changed -= batch
-            wanted = batch & self._rings.keys()
+            wanted = batch & self._channels.keys()
             # Written at once: a later change of a channel must not overtake this one.
             packed = connection.pack_command("SUBSCRIBE", *wanted) if wanted else []
             if unwanted := batch - wanted:

@@ -91,7 +91,11 @@ def call_script_named(call: Call, retry: RetrySettings) -> Operation[tuple[str |
                 yield _abandoning(call, started_at)
             raise
         if reply[0] == Code.FORGOTTEN:
-            raise _forgotten(call)
+            raise StorageForgotten(
+                f"a repeat of operation {_as_given(call)} came too late for Redis to know it",
+                may_have_written=True,
+                operation_id=_as_given(call),
+            )
         if reply[0] != Code.ABANDONED or call.operation_id is None:
             return call.operation_id, reply
         # An earlier caller abandoned this operation. Its command may still wait in a socket, so
@@ -102,19 +106,8 @@ def call_script_named(call: Call, retry: RetrySettings) -> Operation[tuple[str |
 
 def _abandoning(call: Call, started_at: float) -> Abandon:
     operations = call.keys[call.script.keys.index("operations")]
-    return Abandon(
-        operation_abandon.call(operations, operation_id=str(call.operation_id)).repeated(
-            _age_ms(started_at)
-        )
-    )
-
-
-def _forgotten(call: Call) -> StorageForgotten:
-    return StorageForgotten(
-        f"a repeat of operation {_as_given(call)} came too late for Redis to know it",
-        may_have_written=True,
-        operation_id=_as_given(call),
-    )
+    abandon = operation_abandon.call(operations, operation_id=str(call.operation_id))
+    return Abandon(abandon.repeated(_age_ms(started_at)))
 
 
 def _attempts(call: Call, retry: RetrySettings, started_at: float) -> Operation[Reply]:

@@ -44,11 +44,7 @@ class RevokeCore:
     def __init__(self, revoke_ttl_s: float, prefix: str = "capsule") -> None:
         self._ttl_ms = int(revoke_ttl_s * 1000)
         self._keys = RevokeKeys(prefix)
-
-    @property
-    def channel(self) -> str:
-        """The channel on which new revokes are announced."""
-        return self._keys.channel
+        self.channel = self._keys.channel
 
     def add(
         self, ids: Iterable[str] = (), stamps: Iterable[tuple[str, Any]] = ()

@@ -69,11 +69,6 @@ class Script(Generic[P]):
     call: Callable[P, Call]
     """Makes a call of it; takes what its declaration takes."""
 
-    @property
-    def is_write(self) -> bool:
-        """Whether a call names its operation, and so can be repeated and abandoned."""
-        return self.args[:2] == ("operation_id", "age_ms")
-
 
 Argument = str | bytes | int
 
@@ -87,7 +82,9 @@ class Call(msgspec.Struct, gc=False, eq=False):
 
     @property
     def operation_id(self) -> str | None:
-        return str(self.args[0]) if self.script.is_write else None
+        """The operation of a write, which so can be repeated and abandoned."""
+        is_write = self.script.args[:2] == ("operation_id", "age_ms")
+        return str(self.args[0]) if is_write else None
 
     def packed(self, command: bytes, script: str) -> bytes:
         """The bytes of EVALSHA with the script's digest, or of EVAL with its source.
@@ -100,7 +97,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
 
     def repeated(self, age_ms: int) -> Call:
         """The same call, which says that it was sent before."""
-        if not self.script.is_write:
+        if self.operation_id is None:
             return self
         return Call(self.script, self.keys, [self.args[0], age_ms, *self.args[2:]])
 

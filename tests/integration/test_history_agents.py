@@ -262,7 +262,7 @@ class Watched(AsyncConnections):
         self.writes: list[str] = []
 
     async def run(self, call: Call) -> Reply:
-        if call.script.is_write:
+        if call.operation_id is not None:
             self.writes.append(call.script.name)
         return await super().run(call)
 

@@ -57,8 +57,7 @@ class PipelinedConnection:
         replica_wait_s: float = 1.0,
     ) -> None:
         """With `replicas` a reply is given once so many replicas have the write, or timed out."""
-        settings = settings or ConnectionSettings()
-        self._settings = settings
+        self._settings = settings = settings or ConnectionSettings()
         self._replication = (replicas, int(replica_wait_s * 1000))
         target = targets.parsed(url, settings)
         self.location = target.location
@@ -173,7 +172,12 @@ class PipelinedLink:
     def ask(self, call: Call, may_batch: bool) -> asyncio.Future[Reply | StorageError]:
         """As `send_nowait`, for a caller that waits, and may be cancelled."""
         answered: asyncio.Future[Reply | StorageError] = self._loop.create_future()
-        self.send_nowait(call, partial(_resolve, answered), may_batch)
+
+        def resolve(reply: Reply | StorageError) -> None:
+            if not answered.done():  # otherwise the caller was cancelled
+                answered.set_result(reply)
+
+        self.send_nowait(call, resolve, may_batch)
         return answered
 
     def send_nowait(self, call: Call, answer: Answer, may_batch: bool) -> None:
@@ -284,23 +288,18 @@ class PipelinedLink:
             if timer is not None:
                 timer.cancel()
         self._outbox.clear()
-        for on_reply, _ in self._unreplicated:  # the write may be lost with this primary
+        # What was written and not replicated may be lost with this primary.
+        for on_reply, _ in (*self._unreplicated, *self._waiting):
+            # Later, because a callback may make calls.
             self._loop.call_soon(self._deliver, on_reply, _copied(error))
         self._unreplicated.clear()
-        while self._waiting:
-            # Later, because a callback may make calls.
-            self._loop.call_soon(self._deliver, self._waiting.popleft()[0], _copied(error))
+        self._waiting.clear()
         self._reader.cancel()
         self._disconnecting = self._loop.create_task(self._disconnect())
 
     async def _disconnect(self) -> None:
         with contextlib.suppress(*FAULTS):
             await self._connection.disconnect(nowait=True)
-
-
-def _resolve(answered: asyncio.Future[Reply | StorageError], reply: Reply | StorageError) -> None:
-    if not answered.done():  # otherwise the caller was cancelled
-        answered.set_result(reply)
 
 
 def _error_of(reply: object) -> StorageError:

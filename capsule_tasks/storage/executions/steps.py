@@ -220,8 +220,6 @@ def _encoded(value: Any, max_size: int) -> tuple[bytes, str]:
         record = _VALUE + _encode(to_wire(value))
         if len(record) > max_size:
             why = f"it has {len(record)} bytes, over the limit of {max_size}"
-    except NotCarried as error:
-        why = f"it is of type {type(value).__qualname__}: {error}"
-    except (TypeError, ValueError, OverflowError, InvalidSetting) as error:
+    except (NotCarried, TypeError, ValueError, OverflowError, InvalidSetting) as error:
         why = f"it is of type {type(value).__qualname__}: {error}"
     return (_NO_VALUE + sendable(why).encode(), why) if why else (record, "")

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from capsule_tasks.errors import StorageUnavailable
-from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
+from capsule_tasks.errors import StorageError, StorageUnavailable
+from capsule_tasks.storage.connections.faults import FAULTS, storage_errors
 from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Argument, packed
 
@@ -122,32 +123,34 @@ class UnackedWriter:
         if not self._new:
             return
         commands = self._commands(self._new)
-        try:
+        with self._closed_by_faults():
             if self._connection is None:
                 self._connection = self._connected()
             self._new, self._sent, self._answers = _Unconfirmed(), self._new, len(commands)
             self._connection.send_packed_command([b"".join(commands)], check_health=False)
-        except FAULTS as fault:
-            self.close()
-            raise to_storage_error(fault, was_sent=True) from fault
 
     def _read(self) -> None:
         """The answers to what is on its way."""
         refusal: ResponseError | None = None
-        try:
+        with self._closed_by_faults():
             while self._answers:
                 self._answers -= 1
                 try:
                     self._connection.read_response(disable_decoding=True)
                 except ResponseError as error:
                     refusal = refusal or error
-        except FAULTS as fault:
-            self.close()
-            raise to_storage_error(fault, was_sent=True) from fault
-        if refusal is not None:
-            self.close()
-            raise to_storage_error(refusal, was_sent=True) from refusal
+            if refusal is not None:
+                raise refusal
         self._sent = _Unconfirmed()
+
+    @contextlib.contextmanager
+    def _closed_by_faults(self) -> Iterator[None]:
+        try:
+            with storage_errors(was_sent=True):
+                yield
+        except StorageError:
+            self.close()
+            raise
 
     def _commands(self, notes: _Unconfirmed) -> list[bytes]:
         """The commands for Redis: deletions first, outside of the transaction.

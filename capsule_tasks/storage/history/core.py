@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from capsule_tasks.errors import (
     HistoryConflict,
     HistoryFull,
-    InvalidSetting,
     ItemNotStorable,
     ItemTooLarge,
 )
-from capsule_tasks.settings import HistorySettings
+from capsule_tasks.settings import Count, HistorySettings, check_value
 from capsule_tasks.storage.codec import (
     Codec,
     Item,
@@ -25,17 +24,7 @@ from capsule_tasks.storage.codec import (
     canonical,
     unpacked,
 )
-from capsule_tasks.storage.history.scripts import (
-    history_append,
-    history_clear,
-    history_forget,
-    history_info,
-    history_pop,
-    history_pop_suffix,
-    history_read,
-    history_replace,
-    history_stage,
-)
+from capsule_tasks.storage.history import scripts
 from capsule_tasks.storage.history.types import (
     HistoryInfo,
     PoppedSuffix,
@@ -63,10 +52,10 @@ FORGET_KEYS = 1000
 STAGE_TTL_MS = 600_000
 RESTARTS = 5
 """How often reading or staging starts over when another writer interferes."""
+Limit = Count | None
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     generation: str
     start: int
     stop: int
@@ -103,7 +92,8 @@ class HistoryCore:
 
         Without a limit that of `session_settings` holds, if there is one.
         """
-        return (yield from self.read(self._limit(limit))).items
+        limit = limit_of(self.session_settings) if limit is None else limit
+        return (yield from self.read(limit)).items
 
     def read(self, limit: int | None = None) -> Operation[Snapshot]:
         """The history, or its latest `limit` readable items, with the version to replace it by.
@@ -111,7 +101,7 @@ class HistoryCore:
         The snapshot is of one moment, even if it takes many calls. Corrupt records do not count
         towards the limit.
         """
-        _check_limit(limit)
+        check_value("limit", limit, Limit)
         for _ in range(RESTARTS):
             snapshot = yield from self._read_once(limit, CHUNK_ITEMS, CHUNK_BYTES)
             if snapshot is not None:
@@ -129,7 +119,7 @@ class HistoryCore:
         records = self.encoded(items)
         if not records:
             return
-        call = history_append.call(
+        call = scripts.history_append.call(
             self._keys,
             operation_id=named("add", operation_id),
             ttl_ms=self._ttl_ms,
@@ -154,7 +144,7 @@ class HistoryCore:
             # A repeat of the whole call takes the same steps under the same names.
             name = named(f"pop.{step}" if step else "pop", operation_id)
             taken_key = self._keys.popped_by(name)
-            call = history_pop.call(
+            call = scripts.history_pop.call(
                 self._keys,
                 taken_key,
                 corrupt_key,
@@ -194,7 +184,7 @@ class HistoryCore:
         if not records:
             return PoppedSuffix(True, [])
         for _ in range(RESTARTS):
-            call = history_pop_suffix.call(
+            call = scripts.history_pop_suffix.call(
                 self._keys,
                 operation_id=named("pop_suffix", operation_id),
                 ttl_ms=self._ttl_ms,
@@ -204,7 +194,8 @@ class HistoryCore:
             if reply[0] == Code.DONE:
                 return PoppedSuffix(True, items)
             found, unreadable = self._decoded(reply[1:])
-            if unreadable or not _are_same(found, self._decoded(records)[0]):
+            wanted, _ = self._decoded(records)
+            if unreadable or list(map(canonical, found)) != list(map(canonical, wanted)):
                 return PoppedSuffix(False, found)
             records = reply[1:]
         return PoppedSuffix(False, found)
@@ -218,20 +209,34 @@ class HistoryCore:
         nothing if items were removed since. Corrupt records among the replaced go to quarantine.
         """
         records = self.encoded(items)
-        name = named("replace", operation_id)
-        stage = self._keys.staging(new_operation())
         chunks = list(_chunks(records))
         last = chunks.pop() if chunks else []
-        staged = [record for chunk in chunks for record in chunk]
+        stage = self._keys.staging(new_operation())
+        call = scripts.history_replace.call(
+            self._keys,
+            stage,
+            operation_id=named("replace", operation_id),
+            ttl_ms=self._ttl_ms,
+            generation=version.generation,
+            start=version.start,
+            stop=version.stop,
+            pruned=version.pruned,
+            staged=len(records) - len(last),
+            staged_bytes=sum(map(len, records)) - sum(map(len, last)),
+            max_items=self.settings.max_items,
+            max_bytes=self.settings.max_bytes,
+            max_quarantined=self.settings.max_quarantined,
+            corrupt=",".join(map(str, version.corrupt)),
+            records=last,
+        )
         for _ in range(RESTARTS):
             if not (yield from self._stage(stage, chunks)):
                 continue
-            reply = yield from self._commit(name, stage, version, staged, last)
-            if reply[0] == Code.LOST:
-                continue
-            if reply[0] != Code.DONE:
+            reply = yield from call_script(call, self._retry)
+            if reply[0] == Code.DONE:
+                return
+            if reply[0] != Code.LOST:
                 raise self.refusal(reply, "replace")
-            return
         raise HistoryConflict(self.session_id, "what was staged for it was lost again and again")
 
     def prunable(self, version: Version, is_old: Callable[[Any], bool]) -> Operation[int]:
@@ -262,15 +267,15 @@ class HistoryCore:
 
     def clear_session(self, *, operation_id: str | None = None) -> Operation[None]:
         """Remove the history, its quarantine, and records that were popped lately."""
-        call = history_clear.call(self._keys, operation_id=named("clear", operation_id))
+        call = scripts.history_clear.call(self._keys, operation_id=named("clear", operation_id))
         _, *taken = yield from call_script(call, self._retry)
         for first in range(0, len(taken), FORGET_KEYS):
             some = [key.decode() for key in taken[first : first + FORGET_KEYS]]
-            yield from call_script(history_forget.call(self._keys, some), self._retry)
+            yield from call_script(scripts.history_forget.call(self._keys, some), self._retry)
 
     def info(self) -> Operation[HistoryInfo]:
         """Size, times and quarantine of the history."""
-        reply = yield from call_script(history_info.call(self._keys), self._retry)
+        reply = yield from call_script(scripts.history_info.call(self._keys), self._retry)
         _, length, size, created, updated, ttl_ms, bad = (int(part) for part in reply)
         return HistoryInfo(
             session_id=self.session_id,
@@ -288,9 +293,9 @@ class HistoryCore:
         """None if items were removed between two chunks."""
         generation, before, stop = "", -1, 0
         chunks: list[tuple[list[Item], list[int]]] = []
-        missing = self.settings.max_items if limit is None else limit
+        missing = sys.maxsize if limit is None else limit
         while True:
-            count = min(missing, chunk_items) if limit is not None else chunk_items
+            count = min(missing, chunk_items)
             chunk = yield from self._read_chunk(generation, before, count, chunk_bytes)
             if chunk is None:
                 return None
@@ -300,7 +305,7 @@ class HistoryCore:
             items, corrupt = self._decoded_chunk(chunk)
             chunks.append((items, corrupt))
             missing -= len(items)
-            if before == 0 or (limit is not None and missing <= 0):
+            if before == 0 or missing <= 0:
                 break
         chunks.reverse()
         return Snapshot(
@@ -311,7 +316,7 @@ class HistoryCore:
     def _read_chunk(
         self, generation: str, before: int, count: int, chunk_bytes: int
     ) -> Operation[_Chunk | None]:
-        call = history_read.call(
+        call = scripts.history_read.call(
             self._keys,
             generation=generation,
             before=before,
@@ -329,53 +334,23 @@ class HistoryCore:
         """Whether the chunks are staged; False if another writer used the same staging list."""
         offset = 0
         for chunk in chunks:
-            call = history_stage.call(stage, offset=offset, ttl_ms=STAGE_TTL_MS, records=chunk)
+            call = scripts.history_stage.call(
+                stage, offset=offset, ttl_ms=STAGE_TTL_MS, records=chunk
+            )
             reply = yield from call_script(call, self._retry)
             if reply[0] != Code.DONE:
                 return False
             offset += len(chunk)
         return True
 
-    def _commit(
-        self, name: str, stage: str, version: Version, staged: list[bytes], last: list[bytes]
-    ) -> Operation[Reply]:
-        call = history_replace.call(
-            self._keys,
-            stage,
-            operation_id=name,
-            ttl_ms=self._ttl_ms,
-            generation=version.generation,
-            start=version.start,
-            stop=version.stop,
-            pruned=version.pruned,
-            staged=len(staged),
-            staged_bytes=sum(map(len, staged)),
-            max_items=self.settings.max_items,
-            max_bytes=self.settings.max_bytes,
-            max_quarantined=self.settings.max_quarantined,
-            corrupt=",".join(map(str, version.corrupt)),
-            records=last,
-        )
-        return call_script(call, self._retry)
-
     def refusal(self, reply: Reply, call: str) -> Exception:
-        settings = self.settings
         match reply[0]:
             case Code.CONFLICT:
                 return HistoryConflict(self.session_id, "items were removed since it was read")
             case Code.FULL:
-                return HistoryFull(
-                    self.session_id,
-                    int(reply[1]),
-                    int(reply[2]),
-                    settings.max_items,
-                    settings.max_bytes,
-                )
+                limits = self.settings.max_items, self.settings.max_bytes
+                return HistoryFull(self.session_id, int(reply[1]), int(reply[2]), *limits)
         return refused(reply, call)
-
-    def _limit(self, limit: int | None) -> int | None:
-        default: int | None = limit_of(self.session_settings) if limit is None else limit
-        return default
 
     def encoded(self, items: Iterable[Item]) -> list[bytes]:
         """The records of a batch; refuses the whole batch for one item that cannot be stored."""
@@ -412,16 +387,6 @@ class HistoryCore:
             except Unreadable:
                 corrupt.append(index)
         return items, corrupt
-
-
-def _check_limit(limit: int | None) -> None:
-    is_number = isinstance(limit, int) and not isinstance(limit, bool)
-    if limit is not None and not (is_number and limit >= 0):
-        raise InvalidSetting("limit", limit, "None or a whole number from 0")
-
-
-def _are_same(some: Sequence[Item], others: Sequence[Item]) -> bool:
-    return list(map(canonical, some)) == list(map(canonical, others))
 
 
 def _chunks(records: list[bytes]) -> Iterable[list[bytes]]:

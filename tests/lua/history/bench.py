@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from capsule_tasks.storage import operations
-from capsule_tasks.storage.history import core
+from capsule_tasks.storage.history import scripts
 from capsule_tasks.storage.keys import SessionKeys
 from capsule_tasks.storage.scripts import Call, Script
 from tests.servers import fresh_prefix
@@ -15,7 +15,7 @@ from tests.servers import fresh_prefix
 TTL_MS = 60_000
 BY_NAME = {
     value.name: value
-    for module in (core, operations)
+    for module in (scripts, operations)
     for value in vars(module).values()
     if isinstance(value, Script)
 }

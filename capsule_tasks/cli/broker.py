@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from celery.exceptions import OperationalError
 
+from capsule_tasks.cli.terminal import cleaned
 from capsule_tasks.taskpool.stock_redis.visibility import protect_other_workers
 
 
 @contextlib.contextmanager
 def connected(app: Any) -> Iterator[Any]:
     """Yield a connection to the broker; raise OperationalError at once if it is unavailable."""
-    with _connection(app) as connection, translated_faults(connection):
-        _connect(connection)
+    with _connection(app) as connection, _connecting(connection):
         yield connection
 
 
@@ -26,9 +26,11 @@ class Queues:
     until their countdown has passed, are not counted: they have left the queue.
     """
 
-    def __init__(self, app: Any, names: Iterable[str] = ()) -> None:
+    def __init__(self, app: Any, names: str) -> None:
+        """`names` are separated by commas; empty for all queues."""
         self._app = app
-        self.names = list(dict.fromkeys(names)) or sorted(app.amqp.queues)
+        stated = [name.strip() for name in names.split(",") if name.strip()]
+        self.names = list(dict.fromkeys(stated)) or sorted(app.amqp.queues)
         self._connection: Any = None
 
     def lengths(self) -> dict[str, int | None]:
@@ -36,12 +38,18 @@ class Queues:
         if self._connection is None:
             self._connection = _connection(self._app)
         try:
-            with translated_faults(self._connection):
-                _connect(self._connection)
+            with _connecting(self._connection):
                 return {name: _length(self._connection, name) for name in self.names}
         except OperationalError:
             self.close()
             raise
+
+    def known_lengths(self) -> tuple[dict[str, int | None], list[str]]:
+        """The lengths; all unknown, with a warning, if the broker is unavailable."""
+        try:
+            return self.lengths(), []
+        except OperationalError as error:
+            return dict.fromkeys(self.names), [f"-- {cleaned(str(error))}"]
 
     def close(self) -> None:
         """Close the connection; safe twice. The next count opens another one."""
@@ -56,16 +64,14 @@ def _connection(app: Any) -> Any:
     return connection
 
 
-def _connect(connection: Any) -> None:
-    """Connect, and try once more without the sleep that `connection.connect` puts in between."""
-    connection.ensure_connection(
-        max_retries=1, interval_start=0, interval_step=0, reraise_as_library_errors=False
-    )
-
-
 @contextlib.contextmanager
-def translated_faults(connection: Any) -> Iterator[None]:
+def _connecting(connection: Any) -> Iterator[None]:
+    """Connect if need be; raise OperationalError if the broker is, or becomes, unavailable."""
     try:
+        # Tries once more, without the sleep that `connection.connect` puts in between.
+        connection.ensure_connection(
+            max_retries=1, interval_start=0, interval_step=0, reraise_as_library_errors=False
+        )
         yield
     except (*connection.connection_errors, OSError, OperationalError) as error:
         url = connection.as_uri()

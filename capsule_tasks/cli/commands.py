@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import click
 from celery.exceptions import OperationalError
@@ -29,9 +29,6 @@ from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import CapsuleError, StorageNotReady, StorageUnavailable
 from capsule_tasks.protocol.events import Outcome
 from capsule_tasks.storage.executions.types import RecentEntry
-
-if TYPE_CHECKING:
-    from capsule_tasks.cli.screen import Draw
 
 _MIN_REFRESH_S = 0.5
 _IDLE_REFRESH_S = 1.0
@@ -61,10 +58,15 @@ def capsule(as_json: bool) -> None:
     """Watch, stop and answer executions; check the health of workers."""
 
 
+def _command(function: Callable[..., None]) -> click.Command:
+    """A command with `--json`, which is called with its context."""
+    return capsule.command()(json_option(click.pass_context(function)))
+
+
 capsule.add_command(health)
 
 
-@capsule.command()
+@_command
 @click.argument("execution_id")
 @click.option("--after", help="Show only events after the one with this id.")
 @click.option(
@@ -79,8 +81,6 @@ capsule.add_command(health)
     is_flag=True,
     help="Do not wait for the start of an execution, or the end of a group: exit with status 1.",
 )
-@json_option
-@click.pass_context
 def tail(
     ctx: click.Context,
     execution_id: str,
@@ -148,11 +148,9 @@ def _tail_group(group: GroupExecution, *, as_json: bool, no_wait: bool) -> int:
     return views.group_status(state)
 
 
-@capsule.command()
+@_command
 @click.argument("execution_ids", nargs=-1, required=True)
 @click.option("--grace", "grace_s", type=float, help="Seconds until the child is killed.")
-@json_option
-@click.pass_context
 def cancel(
     ctx: click.Context, execution_ids: tuple[str, ...], grace_s: float | None, as_json: bool
 ) -> None:
@@ -186,13 +184,11 @@ async def _unknown(app: Any, ids: list[str]) -> list[str]:
     return [execution_id for execution_id, state in states.items() if state == "unknown"]
 
 
-@capsule.command()
+@_command
 @click.argument("execution_id")
 @click.argument("text", required=False)
 @click.option("--request", "request_id", help="Id of the question, if several are open.")
 @click.option("--eof", is_flag=True, help="End the input of the execution instead of answering.")
-@json_option
-@click.pass_context
 def respond(
     ctx: click.Context,
     execution_id: str,
@@ -215,7 +211,7 @@ def respond(
         click.echo(views.format_line({"id": execution_id, "respond": "requested"}))
 
 
-@capsule.command()
+@_command
 @click.argument("execution_id")
 @destination_option
 @timeout_option
@@ -225,8 +221,6 @@ def respond(
     is_flag=True,
     help="Include the frames that called the task, and threads that run none of its code.",
 )
-@json_option
-@click.pass_context
 def stack(
     ctx: click.Context,
     execution_id: str,
@@ -277,7 +271,7 @@ def _stack_by_stream(execution: Execution, timeout_s: float, *, all_frames: bool
         return {}
 
 
-@capsule.command()
+@_command
 @click.option("--state", type=click.Choice(_STATES), help="Only executions in this state.")
 @click.option("--task", help="Only executions of the task with this name.")
 @click.option(
@@ -288,8 +282,6 @@ def _stack_by_stream(execution: Execution, timeout_s: float, *, all_frames: bool
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @queues_option
-@json_option
-@click.pass_context
 def ps(
     ctx: click.Context,
     state: str | None,
@@ -305,7 +297,7 @@ def ps(
     """
     app = app_of(ctx)
     if state == "queued":
-        with contextlib.closing(_queues(app, queues)) as waiting:
+        with contextlib.closing(Queues(app, queues)) as waiting:
             _show({} if task else waiting.lengths(), [], as_json=as_json)
         return
     entries = watch_thread.call(_recent(app, state, task, since_s, limit))
@@ -313,11 +305,9 @@ def ps(
     _show(lengths, entries, as_json=as_json)
 
 
-@capsule.command()
+@_command
 @click.option("--limit", type=click.IntRange(1, 1000), default=30, show_default=True)
 @queues_option
-@json_option
-@click.pass_context
 def top(ctx: click.Context, limit: int, queues: str, as_json: bool) -> None:
     """Show a live table of recent executions and queues; in a pipe, one table."""
     from capsule_tasks.cli import screen
@@ -327,19 +317,18 @@ def top(ctx: click.Context, limit: int, queues: str, as_json: bool) -> None:
         entries = watch_thread.call(_recent(app, None, None, None, limit))
         _show(_lengths_or_warning(app, queues), entries, as_json=as_json)
         return
-    with contextlib.suppress(KeyboardInterrupt), screen.full_screen() as draw:
-        watch_thread.call(_live(app, limit, queues, draw))
+    with contextlib.suppress(KeyboardInterrupt), screen.FullScreen() as display:
+        watch_thread.call(_live(app, limit, Queues(app, queues), display.draw))
 
 
-async def _live(app: Any, limit: int, queues: str, draw: Draw) -> None:
+async def _live(app: Any, limit: int, queues: Queues, draw: Callable[..., None]) -> None:
     watcher = await watch_thread.watcher(app)
-    waiting = _queues(app, queues)
     changed = asyncio.Event()
     await watcher.bells.listen(watcher.store.recent_channel, lambda _: changed.set())
     while True:
         changed.clear()
         entries = await watcher.store.list_recent(limit=limit)
-        draw(*await asyncio.to_thread(_known_lengths, waiting), entries)
+        draw(*await asyncio.to_thread(queues.known_lengths), entries)
         await asyncio.sleep(_MIN_REFRESH_S)
         # No doorbell rings for a queue, or for the time that a task has been running.
         with contextlib.suppress(TimeoutError):
@@ -354,22 +343,10 @@ async def _recent(
     return await watcher.store.list_recent(state=state, task=task, since=since, limit=limit)
 
 
-def _queues(app: Any, queues: str) -> Queues:
-    return Queues(app, [name.strip() for name in queues.split(",") if name.strip()])
-
-
-def _known_lengths(queues: Queues) -> tuple[dict[str, int | None], list[str]]:
-    """The lengths of the queues; unknown, with a warning, if the broker is unavailable."""
-    try:
-        return queues.lengths(), []
-    except OperationalError as error:
-        return dict.fromkeys(queues.names), [f"-- {cleaned(str(error))}"]
-
-
 def _lengths_or_warning(app: Any, names: str) -> dict[str, int | None]:
     """The lengths of the queues; a broker that is unavailable is a warning on standard error."""
-    with contextlib.closing(_queues(app, names)) as queues:
-        lengths, warnings = _known_lengths(queues)
+    with contextlib.closing(Queues(app, names)) as queues:
+        lengths, warnings = queues.known_lengths()
     for warning in warnings:
         click.echo(warning, err=True)
     return lengths

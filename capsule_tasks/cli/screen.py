@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -29,8 +29,6 @@ _COLOURS = {
 _WIDTH_OF_A_PIPE = 10_000
 """Wide enough that piped text is never wrapped."""
 
-Draw = Callable[[dict[str, int | None], list[str], list[RecentEntry]], None]
-
 
 def can_redraw() -> bool:
     """Whether standard output is a terminal that can redraw lines."""
@@ -42,18 +40,17 @@ def print_table(entries: list[RecentEntry]) -> None:
     _console().print(_table(entries))
 
 
-@contextlib.contextmanager
-def full_screen() -> Iterator[Draw]:
-    """Switch to an alternate screen; yield the function that draws queues, warnings, executions."""
-    with Live(console=_console(), screen=True, auto_refresh=False) as live:
+class FullScreen(Live):
+    """Shows queues, warnings and executions on an alternate screen, within the block."""
 
-        def draw(
-            lengths: dict[str, int | None], warnings: list[str], entries: list[RecentEntry]
-        ) -> None:
-            lines = map(Text.from_ansi, [views.queued_line(lengths), *warnings])
-            live.update(Group(*lines, _table(entries)), refresh=True)
+    def __init__(self) -> None:
+        super().__init__(console=_console(), screen=True, auto_refresh=False)
 
-        yield draw
+    def draw(
+        self, lengths: dict[str, int | None], warnings: list[str], entries: list[RecentEntry]
+    ) -> None:
+        lines = map(Text.from_ansi, [views.queued_line(lengths), *warnings])
+        self.update(Group(*lines, _table(entries)), refresh=True)
 
 
 def with_progress(states: Iterable[GroupState]) -> Iterator[GroupState]:

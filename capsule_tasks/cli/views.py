@@ -133,16 +133,8 @@ def failure_line(failure: Failure) -> str:
 
 
 def entry_json(entry: RecentEntry) -> str:
-    return format_line(
-        {
-            "id": entry.execution_id,
-            "state": entry.state,
-            "task": entry.task,
-            "worker": entry.worker,
-            "started_at": entry.started_at,
-            "recorded_at": entry.recorded_at,
-        }
-    )
+    fields = msgspec.to_builtins(entry)
+    return format_line({"id": fields.pop("execution_id"), **fields})
 
 
 def queued_json(queue: str, length: int | None) -> str:

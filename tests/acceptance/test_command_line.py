@@ -376,7 +376,7 @@ def test_queues_are_counted_over_one_connection_while_it_lives(tmp_path: Path) -
     with PrivateServer(tmp_path, port=free_port()) as broker:
         app = producer(broker.url, "full")
         app.signature("add").apply_async()
-        queues = Queues(app, ["full", "empty", "full"])
+        queues = Queues(app, "full, empty,full")
 
         def connections() -> int:
             with redis.Redis.from_url(broker.url) as client:

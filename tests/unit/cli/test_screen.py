@@ -92,8 +92,8 @@ def test_a_group_is_one_bar_with_its_failures_above(tty: Tty) -> None:
 
 
 def test_top_draws_on_a_screen_of_its_own(tty: Tty) -> None:
-    with redirect_stdout(tty), screen.full_screen() as draw:
-        draw({"celery": 3, "other": None}, ["-- the broker is [unavailable]"], [entry()])
+    with redirect_stdout(tty), screen.FullScreen() as display:
+        display.draw({"celery": 3, "other": None}, ["-- the broker is [unavailable]"], [entry()])
     shown = tty.getvalue()
     assert shown.index("\x1b[?1049h") < shown.index("queued: celery 3, other unknown")
     assert shown.index("[unavailable]") < shown.index("id-1") < shown.index("\x1b[?1049l")

@@ -62,7 +62,7 @@ class Capsule:
         registry = self.app._tasks  # noqa: SLF001 - `tasks` would finalize the app
         for task in registry.values():
             _mix_into(task)
-        registry.__class__ = mixed(TaskMixin, type(registry))
+        registry.__class__ = mixed(TaskMixin, registry.__class__)
 
     def _on_configured(self, *_: Any, **__: Any) -> None:
         conf = self.app.conf
@@ -75,7 +75,7 @@ class Capsule:
 
 def _mix_into(task: Any) -> None:
     if not isinstance(task, Task) and not task.name.startswith(_BUILT_IN):
-        task.__class__ = mixed(Task, type(task))
+        task.__class__ = mixed(Task, task.__class__)
 
 
 class TaskMixin:

@@ -44,6 +44,7 @@ class Task:
         return EagerExecution.of(result) if type(result) is EagerResult else result
 
 
+@functools.cache
 def mixed(mixin: type, base: type) -> type:
     """A class with the name of `base` that derives from `mixin` and `base`."""
     if issubclass(base, mixin):
@@ -51,7 +52,7 @@ def mixed(mixin: type, base: type) -> type:
     return type(base.__name__, (mixin, base), {"__module__": base.__module__})
 
 
-_execution = functools.cache(functools.partial(mixed, Execution))
+_execution = functools.partial(mixed, Execution)
 
 
 def _let_run_eagerly(task: Any) -> None:

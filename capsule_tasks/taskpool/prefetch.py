@@ -8,13 +8,14 @@ down.
 
 from __future__ import annotations
 
-import functools
 from types import MethodType
 from typing import Any
 
 from celery.worker import state
 from celery.worker.autoscale import Autoscaler
 from kombu.common import QoS
+
+from capsule_tasks.client.task import mixed
 
 
 class Prefetch(QoS):
@@ -59,6 +60,14 @@ class Prefetch(QoS):
             self.max_prefetch += n
 
 
+class SlotScaler:
+    """Mixed into the autoscaler: coroutines take no slot."""
+
+    @property
+    def qty(self: Any) -> int:
+        return int(super().qty) - int(self.pool.coroutines)  # type: ignore[misc]
+
+
 def count_coroutines_apart(consumer: Any) -> None:
     """Have a consumer that has just connected count coroutines apart."""
     consumer.qos = Prefetch(consumer.qos)
@@ -66,8 +75,8 @@ def count_coroutines_apart(consumer: Any) -> None:
     if "can_consume" in getattr(channel_qos, "__dict__", {}):
         channel_qos.can_consume = MethodType(_within_slots(consumer), channel_qos)
     scaler: Any = getattr(consumer.controller, "autoscaler", None)
-    if isinstance(scaler, Autoscaler) and not hasattr(type(scaler), "capsule_slots"):
-        scaler.__class__ = _for_slots(scaler.__class__)
+    if isinstance(scaler, Autoscaler):
+        scaler.__class__ = mixed(SlotScaler, scaler.__class__)
 
 
 def _within_slots(consumer: Any) -> Any:
@@ -80,17 +89,3 @@ def _within_slots(consumer: Any) -> Any:
         return bool(type(qos).can_consume(qos))
 
     return can_consume
-
-
-@functools.cache
-def _for_slots(base: Any) -> Any:
-    """A subclass of the autoscaler `base` that does not count coroutines."""
-
-    def qty(self: Any) -> int:
-        return int(base.qty.fget(self)) - int(self.pool.coroutines)
-
-    return type(
-        base.__name__,
-        (base,),
-        {"qty": property(qty), "capsule_slots": True, "__module__": base.__module__},
-    )

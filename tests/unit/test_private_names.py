@@ -27,9 +27,9 @@ import capsule_tasks
 from capsule_tasks.client import task
 from capsule_tasks.client.capsule import TaskMixin
 from capsule_tasks.client.task import mixed
-from capsule_tasks.taskpool.prefetch import _for_slots
-from capsule_tasks.taskpool.reporting.requests import pool_request
-from capsule_tasks.taskpool.stock_redis.batched_acks import with_batched_acks, with_renewal_marks
+from capsule_tasks.taskpool.prefetch import SlotScaler
+from capsule_tasks.taskpool.reporting.requests import PoolRequest
+from capsule_tasks.taskpool.stock_redis.batched_acks import BatchedAckQoS, RenewalMarkQoS
 from tests.private_names import NAMES, Names
 
 PACKAGE = Path(capsule_tasks.__file__).parent
@@ -242,10 +242,10 @@ MIXED = (
     *(
         mixed(task.Task, Task),
         mixed(TaskMixin, TaskRegistry),
-        _for_slots(Autoscaler),
-        pool_request(Request),
+        mixed(SlotScaler, Autoscaler),
+        mixed(PoolRequest, Request),
     ),
-    *(with_batched_acks(QoS), with_renewal_marks(QoS)),
+    *(mixed(BatchedAckQoS, QoS), mixed(RenewalMarkQoS, QoS)),
 )
 """Classes that are made when a worker or an app starts."""
 OF_EVERY_CLASS = set(dir(type("Any", (), {}))) - {"__init__"} | {

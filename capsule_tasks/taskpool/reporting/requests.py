@@ -9,7 +9,6 @@ state agree with what happened.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
+from capsule_tasks.client.task import mixed
 from capsule_tasks.errors import reason_of
 from capsule_tasks.taskpool.reporting.exception_info import info_of
 from capsule_tasks.taskpool.stock_redis.batched_acks import leave_for_redelivery
@@ -241,15 +241,7 @@ def _signal_of(signum: Any) -> Any:
         return signum
 
 
-@functools.cache
-def pool_request(base: Any) -> Any:
-    """A subclass of the request class `base` with `PoolRequest` before it."""
-    if issubclass(base, PoolRequest):
-        return base
-    return type(base.__name__, (PoolRequest, base), {"__module__": base.__module__})
-
-
 def add_to_tasks(app: Any) -> None:
     """Call this before a consumer starts, which then keeps each task's request class."""
     for task in (app.Task, *app.tasks.values()):
-        task.Request = pool_request(symbol_by_name(task.Request))
+        task.Request = mixed(PoolRequest, symbol_by_name(task.Request))

@@ -9,7 +9,6 @@ one.
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 
+from capsule_tasks.client.task import mixed
 from capsule_tasks.errors import StorageError, StorageUnavailable
 from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 from capsule_tasks.storage.keys import renewal_marks
@@ -48,9 +48,8 @@ class BatchedAcks:
         """Write over the channel of `qos` from now on, which has had no message yet."""
         before, self._line = self._line, UnackedWriter(qos.channel, has_marks=has_marks)
         self._hub, self._is_planned = hub, False
-        qos.__class__ = with_batched_acks(
-            with_renewal_marks(qos.__class__) if has_marks else qos.__class__
-        )
+        base = mixed(RenewalMarkQoS, qos.__class__) if has_marks else qos.__class__
+        qos.__class__ = mixed(BatchedAckQoS, base)
         qos.acks = self
         if before is not None:
             self._line.take_over(before)
@@ -162,21 +161,3 @@ def leave_for_redelivery(message: Any) -> bool:
     if leave_it is not None:
         leave_it(message.delivery_tag)
     return leave_it is not None
-
-
-@functools.cache
-def with_batched_acks(base: Any) -> Any:
-    """A subclass of the QoS class `base` that batches acknowledgements."""
-    return _mixed(BatchedAckQoS, base)
-
-
-@functools.cache
-def with_renewal_marks(base: Any) -> Any:
-    """A subclass of the QoS class `base` that removes renewal marks."""
-    return _mixed(RenewalMarkQoS, base)
-
-
-def _mixed(part: type, base: Any) -> Any:
-    if issubclass(base, part):
-        return base
-    return type(base.__name__, (part, base), {"__module__": base.__module__})

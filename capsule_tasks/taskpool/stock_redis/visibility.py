@@ -22,13 +22,14 @@ from typing import Any
 
 from celery.worker import state
 
+from capsule_tasks.client.task import mixed
 from capsule_tasks.errors import InvalidSetting, StorageDenied, StorageUnusable, reason_of
 from capsule_tasks.storage.connections.faults import FAULTS, to_storage_error
 from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.stock_redis.unacked import MAX_TAGS, Overdue, claim, claimed
 from capsule_tasks.system.service import ThreadService
-from capsule_tasks.taskpool.stock_redis.batched_acks import BatchedAcks, with_renewal_marks
+from capsule_tasks.taskpool.stock_redis.batched_acks import BatchedAcks, RenewalMarkQoS
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -95,11 +96,13 @@ class VisibilityRenewal(ThreadService):
     def _follow(self, qos: Any) -> None:
         source, short_s = self._consumer.connection, self._short_s
         timeout_s = short_s or float(qos.channel.visibility_timeout)
+        socket_s = max(1.0, min(timeout_s / 4, 10.0))  # unless the user configured it: not for ever
+        timeouts = {"socket_timeout": socket_s, "socket_connect_timeout": socket_s}
         self._acks.follow(qos, self._consumer.hub, has_marks=short_s is not None)
         self._followed = _Followed(
             qos,
             source,
-            {**_socket_timeouts(timeout_s), **source.transport_options},
+            {**timeouts, **source.transport_options},
             Overdue(timeout_s, max(timeout_s, DEFAULT_VISIBILITY_S)),
             min(timeout_s / 4, _RENEW_AT_LEAST_EVERY_S),
         )
@@ -190,7 +193,7 @@ class VisibilityRenewal(ThreadService):
         if self._channel is None:
             self._connection = followed.source.clone(transport_options=followed.options)
             self._channel = self._connection.channel()
-            self._channel.qos.__class__ = with_renewal_marks(self._channel.qos.__class__)
+            self._channel.qos.__class__ = mixed(RenewalMarkQoS, self._channel.qos.__class__)
             self._connected_for = followed
         return followed
 
@@ -245,12 +248,6 @@ def _checked(timeout_s: Any) -> float:
         must = f"a number of seconds from {_MIN_S:g}: how long to wait for a dead worker"
         raise InvalidSetting("broker_transport_options['visibility_timeout']", timeout_s, must)
     return float(timeout_s)
-
-
-def _socket_timeouts(timeout_s: float) -> dict[str, float]:
-    """How long the thread waits for Redis, unless the user configured it: not for ever."""
-    socket_s = max(1.0, min(timeout_s / 4, 10.0))
-    return {"socket_timeout": socket_s, "socket_connect_timeout": socket_s}
 
 
 def _evaluate(client: Any, call: Call) -> Any:

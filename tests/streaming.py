@@ -181,4 +181,4 @@ async def eventually(condition: Callable[[], object]) -> None:
 def new_execution(task_id: str, *, group: tuple[str, int] = ("", -1), **origin: Any) -> Execution:
     call = TaskCall(name="t", task_id=task_id, body=b"")
     where = Origin(execution_id=task_id, task="t", group=group[0], index=group[1], **origin)
-    return Execution(call, where, Reporter())
+    return Execution(call, Lifecycle(where), Reporter())

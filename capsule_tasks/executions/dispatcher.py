@@ -225,7 +225,7 @@ class Dispatcher:
         return True
 
     def _lane_of(self, execution: Execution) -> Lane:
-        return self.lanes["async" if execution.is_async else "blocking"]
+        return self.lanes["async" if execution.life.origin.is_async else "blocking"]
 
     # --- lists ---------------------------------------------------------------------------------
 

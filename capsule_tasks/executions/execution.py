@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from capsule_tasks.executions.actions import Timer
 from capsule_tasks.executions.ends import End
 from capsule_tasks.executions.lifecycle import Lifecycle
-from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall
 
 if TYPE_CHECKING:
@@ -46,23 +47,21 @@ UNREPORTED = Reporter()
 """The reporter of an execution whose end was reported, or need not be."""
 
 
-class Execution:
+class Execution(msgspec.Struct, eq=False):
     """Carries what each adapter knows about one execution; only the lifecycle decides."""
 
-    def __init__(self, call: TaskCall, origin: Origin, reporter: Reporter) -> None:
-        self.call = call
-        self.is_async = origin.is_async
-        self.life = Lifecycle(origin)
-        self.reporter = reporter
-        self.has_output = False
-        self.child: Child | None = None
-        """The child that has the execution now."""
-        self.pid = 0
-        """The process of the child that the execution was sent to last."""
-        self.child_execution_id = origin.execution_id
-        """The id that the child knows: followed by `~` if it has the same message twice."""
-        self.stream: StreamWriter | None = None
-        self.timers: dict[Timer, asyncio.TimerHandle] = {}
+    call: TaskCall
+    life: Lifecycle
+    reporter: Reporter = UNREPORTED
+    has_output: bool = False
+    child: Child | None = None
+    """The child that has the execution now."""
+    pid: int = 0
+    """The process of the child that the execution was sent to last."""
+    child_execution_id: str = ""
+    """The id that the child knows: followed by `~` if it has the same message twice."""
+    stream: StreamWriter | None = None
+    timers: dict[Timer, asyncio.TimerHandle] = {}
 
     def resume_output(self) -> None:
         """There is room for output of the execution again."""

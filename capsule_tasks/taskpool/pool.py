@@ -223,7 +223,7 @@ class TaskPool(prefork.TaskPool):
         if not isinstance(request, Request):
             raise TypeError(f"this pool runs Celery tasks only, not {target!r}")
         task = TaskReporter(self, self._bridge, request, args)
-        if task.execution.is_async:
+        if task.execution.life.origin.is_async:
             self._take_coroutine(task)
         elif waitforslot:
             self._slots.acquire()

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from capsule_tasks.child.executors import celery_app
 from capsule_tasks.client.configuration import setting
-from capsule_tasks.executions.execution import UNREPORTED, Execution
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall
@@ -186,7 +187,7 @@ class PoolRuntime:
             acks_late=bool(sender.acks_late),
         )
         call = TaskCall(name=sender.name, task_id=request.id, request={}, body=b"")
-        execution = Execution(call, origin, UNREPORTED)
+        execution = Execution(call, Lifecycle(origin))
         self._thread.post(self.supervisor.discard, execution, "expired" if expired else "revoked")
 
     # --- output --------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from capsule_tasks.executions.dispatcher import Dispatcher
-from capsule_tasks.executions.execution import UNREPORTED, Execution
+from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import (
@@ -35,28 +36,30 @@ from capsule_tasks.settings import (
 from tests.sessions import HANG_S
 
 
-class Work(Execution):
-    def __init__(self, name: str, task_id: str) -> None:
-        is_async = name.endswith("_async")
-        call = TaskCall(
-            name=f"tests.integration.dispatch_app.{name}",
-            task_id=task_id,
-            body=b'[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]',
-            content_type="application/json",
-            content_encoding="utf-8",
-            request={"id": task_id, "task": name, "delivery_info": {}},
-        )
-        origin = Origin(execution_id=task_id, task=name, is_async=is_async)
-        super().__init__(call, origin, UNREPORTED)
-        loop = asyncio.get_running_loop()
-        self.started: asyncio.Future[float] = loop.create_future()
-        self.spoke: asyncio.Future[Message] = loop.create_future()
-        self.over: asyncio.Future[tuple[Terminal, int | None]] = loop.create_future()
+class Work(Execution, eq=False):
+    started: asyncio.Future[float] = msgspec.field(default_factory=asyncio.Future)
+    spoke: asyncio.Future[Message] = msgspec.field(default_factory=asyncio.Future)
+    over: asyncio.Future[tuple[Terminal, int | None]] = msgspec.field(
+        default_factory=asyncio.Future
+    )
 
     async def end(self) -> Terminal:
         async with asyncio.timeout(HANG_S):
             end, _ = await self.over
         return end
+
+
+def new_work(name: str, task_id: str) -> Work:
+    call = TaskCall(
+        name=f"tests.integration.dispatch_app.{name}",
+        task_id=task_id,
+        body=b'[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]',
+        content_type="application/json",
+        content_encoding="utf-8",
+        request={"id": task_id, "task": name, "delivery_info": {}},
+    )
+    origin = Origin(execution_id=task_id, task=name, is_async=name.endswith("_async"))
+    return Work(call, Lifecycle(origin))
 
 
 class Listener:
@@ -85,7 +88,7 @@ class Ground:
 
     def begin(self, name: str) -> Work:
         self._ids += 1
-        work = Work(name, f"task-{self._ids}")
+        work = new_work(name, f"task-{self._ids}")
         self.dispatcher.enqueue(work)
         return work
 

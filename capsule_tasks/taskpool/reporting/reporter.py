@@ -16,6 +16,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from capsule_tasks.errors import InvalidId, TaskNotCarried, TooManyLosses
 from capsule_tasks.executions.ends import End, EndKind
 from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
 from capsule_tasks.storage.keys import escaped
@@ -58,7 +59,7 @@ class TaskReporter(Reporter):
         """`arguments` are those of Celery's tracer."""
         call = task_call(arguments, request.message)
         origin = origin_of(call, arguments[2], request, pool.options)
-        self.execution = Execution(call, origin, self)
+        self.execution = Execution(call, Lifecycle(origin), self)
         self.has_slot = True
         self.qos: Prefetch | None = None
         """The consumer's prefetch counter, while it has room for this task's message."""

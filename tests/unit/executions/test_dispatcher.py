@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from capsule_tasks.errors import SessionStateError, UnknownInputRequest
 from capsule_tasks.executions import dispatcher as dispatcher_module
 from capsule_tasks.executions.dispatcher import Dispatcher
-from capsule_tasks.executions.execution import UNREPORTED, Execution
+from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import (
@@ -38,14 +38,12 @@ from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import PoolSettings, Profile
 from tests.sessions import HANG_S
 
+Work = Execution
 
-class Work(Execution):
-    def __init__(self, task_id: str, *, is_async: bool = False) -> None:
-        origin = Origin(execution_id=task_id, task="task", is_async=is_async)
-        super().__init__(TaskCall(name="task", task_id=task_id, body=b""), origin, UNREPORTED)
 
-    def __repr__(self) -> str:
-        return self.call.task_id
+def new_work(task_id: str, *, is_async: bool = False) -> Work:
+    origin = Origin(execution_id=task_id, task="task", is_async=is_async)
+    return Work(TaskCall(name="task", task_id=task_id, body=b""), Lifecycle(origin))
 
 
 class FakeSession:
@@ -200,7 +198,7 @@ async def ground(blocking: int = 1, asynchronous: int = 0, **changes: object) ->
 
 async def test_work_is_sent_in_order_of_arrival_and_the_next_at_the_very_end_of_the_last() -> None:
     async with ground() as here:
-        one, two, three = (Work(str(number)) for number in range(3))
+        one, two, three = (new_work(str(number)) for number in range(3))
         here.enqueue(one, two, three)
         child = here.child_of(one)
         child.ack("0")
@@ -223,7 +221,7 @@ async def test_work_is_sent_in_order_of_arrival_and_the_next_at_the_very_end_of_
 
 async def test_what_a_child_says_goes_to_the_listener_whose_answer_goes_back() -> None:
     async with ground() as here:
-        work = Work("a")
+        work = new_work("a")
         here.enqueue(work)
         output = Output(execution_id="a", stream="stdout", data="x")
         assert here.child_of(work).consumers["a"](output) is False
@@ -235,7 +233,7 @@ async def test_what_a_child_says_goes_to_the_listener_whose_answer_goes_back() -
 async def test_blocking_work_that_is_not_acknowledged_counts_as_started_a_moment_later() -> None:
     """A coroutine does not: others may keep the loop of its child."""
     async with ground(1, 1) as here:
-        coroutine, work = Work("c", is_async=True), Work("a")
+        coroutine, work = new_work("c", is_async=True), new_work("a")
         here.enqueue(coroutine, work)
         async with asyncio.timeout(HANG_S):
             while here.listener.of(work) != ["sent", "started"]:
@@ -250,7 +248,7 @@ async def test_work_that_its_child_refuses_is_the_first_to_be_sent_elsewhere() -
     async with ground(2) as here:
         first, *_ = here.children()
         first.refuses = True
-        one, two = Work("1"), Work("2")
+        one, two = new_work("1"), new_work("2")
         here.enqueue(one, two)
         assert [what[:2] for what in here.heard] == [("sent", one), ("refused", one), ("sent", one)]
         assert here.child_of(one) is not first
@@ -261,7 +259,7 @@ async def test_work_that_its_child_refuses_is_the_first_to_be_sent_elsewhere() -
 
 async def test_a_child_that_refuses_keeps_what_it_has() -> None:
     async with ground(0, 1) as here:
-        one, two = Work("1", is_async=True), Work("2", is_async=True)
+        one, two = new_work("1", is_async=True), new_work("2", is_async=True)
         here.enqueue(one)
         condemned = here.child_of(one)
         condemned.refuses = True
@@ -280,7 +278,7 @@ async def test_a_child_whose_end_nobody_has_heard_of_yet_is_counted_as_lost_once
     async with ground() as here:
         (child,) = here.children()
         child.is_alive = False
-        work = Work("1")
+        work = new_work("1")
         here.enqueue(work)
         child.is_alive = True
         child.die(-9)
@@ -291,7 +289,7 @@ async def test_a_child_whose_end_nobody_has_heard_of_yet_is_counted_as_lost_once
 
 async def test_a_message_that_is_delivered_twice_has_two_ids_in_its_child() -> None:
     async with ground(0, 1) as here:
-        works = [Work("same", is_async=True) for _ in range(3)]
+        works = [new_work("same", is_async=True) for _ in range(3)]
         here.enqueue(*works)
         assert [what[2] for what in here.heard] == ["same", "same~", "same~~"]
         here.child_of(works[1]).end("same~")
@@ -303,14 +301,14 @@ async def test_work_that_cannot_be_sent_is_over_at_once_and_holds_up_nothing() -
     async with ground() as here:
         (child,) = here.children()
         child.ends_at_once = True
-        works = [Work(str(number)) for number in range(3)]
+        works = [new_work(str(number)) for number in range(3)]
         here.enqueue(*works)
         assert [here.listener.of(work) for work in works] == [["sent", "finished"]] * 3
 
 
 async def test_work_that_dies_with_its_child_finishes_with_its_exit_status() -> None:
     async with ground() as here:
-        one, two = Work("1"), Work("2")
+        one, two = new_work("1"), new_work("2")
         here.enqueue(one, two)
         dead = here.child_of(one)
         dead.die(-11)
@@ -324,7 +322,7 @@ async def test_work_that_dies_with_its_child_finishes_with_its_exit_status() -> 
 
 async def test_a_task_that_tried_to_end_its_process_is_the_last_of_its_child() -> None:
     async with ground() as here:
-        one, two = Work("1"), Work("2")
+        one, two = new_work("1"), new_work("2")
         here.enqueue(one, two)
         child = here.child_of(one)
         child.end("1", TaskResult(execution_id="1", escaped_tracer=True))
@@ -335,7 +333,7 @@ async def test_a_task_that_tried_to_end_its_process_is_the_last_of_its_child() -
 
 async def test_work_in_the_queue_can_be_taken_out_and_work_that_was_sent_cannot() -> None:
     async with ground() as here:
-        one, two, three = (Work(str(number)) for number in range(3))
+        one, two, three = (new_work(str(number)) for number in range(3))
         here.enqueue(one, two, three)
         assert not here.dispatcher.remove(one)
         assert here.dispatcher.remove(two)
@@ -346,7 +344,7 @@ async def test_work_in_the_queue_can_be_taken_out_and_work_that_was_sent_cannot(
 
 async def test_nothing_can_be_done_to_work_that_no_child_has() -> None:
     async with ground(0) as here:
-        work, dispatcher = Work("1"), here.dispatcher
+        work, dispatcher = new_work("1"), here.dispatcher
         here.enqueue(work)
         dispatcher.signal(work, signal.SIGTERM, "a test")
         dispatcher.signal(work, signal.SIGKILL, "a test")
@@ -363,7 +361,7 @@ async def test_nothing_can_be_done_to_work_that_no_child_has() -> None:
 
 async def test_a_child_that_survives_a_signal_gets_nothing_new() -> None:
     async with ground() as here:
-        one, two = Work("1"), Work("2")
+        one, two = new_work("1"), new_work("2")
         here.enqueue(one, two)
         child = here.child_of(one)
         here.dispatcher.signal(one, signal.SIGTERM, "a test")
@@ -379,7 +377,7 @@ async def test_a_child_that_survives_a_signal_gets_nothing_new() -> None:
 
 async def test_a_child_that_is_killed_was_not_lost() -> None:
     async with ground(2) as here:
-        one, dispatcher = Work("1"), here.dispatcher
+        one, dispatcher = new_work("1"), here.dispatcher
         here.enqueue(one)
         busy = here.child_of(one)
         dispatcher.signal(one, signal.SIGKILL, "a test")
@@ -392,7 +390,7 @@ async def test_a_child_that_is_killed_was_not_lost() -> None:
 
 async def test_a_lane_that_shrinks_lets_busy_children_finish() -> None:
     async with ground(2) as here:
-        one, two, three = (Work(str(number)) for number in range(3))
+        one, two, three = (new_work(str(number)) for number in range(3))
         here.enqueue(one, two)
         here.dispatcher.resize("blocking", 1)
         here.enqueue(three)
@@ -407,7 +405,7 @@ async def test_a_lane_that_shrinks_lets_busy_children_finish() -> None:
 
 async def test_children_that_are_all_replaced_finish_what_they_have() -> None:
     async with ground(2) as here:
-        one, two = Work("1"), Work("2")
+        one, two = new_work("1"), new_work("2")
         here.enqueue(one)
         old = set(here.children())
         here.dispatcher.replace_all("new code")
@@ -423,7 +421,7 @@ async def test_children_that_are_all_replaced_finish_what_they_have() -> None:
 async def test_coroutines_wait_where_too_many_children_finish_their_last() -> None:
     async with ground(0, 1, max_uses=1) as here:
         lane = here.dispatcher.lanes["async"]
-        works = [Work(str(number), is_async=True) for number in range(11)]
+        works = [new_work(str(number), is_async=True) for number in range(11)]
         for work in works:
             assert not lane.is_stuck
             here.enqueue(work)
@@ -437,7 +435,7 @@ async def test_coroutines_wait_where_too_many_children_finish_their_last() -> No
 
 async def test_a_listener_that_fails_costs_no_child_its_place() -> None:
     async with ground() as here:
-        one, two = Work("1"), Work("2")
+        one, two = new_work("1"), new_work("2")
         here.enqueue(one, two)
         here.listener.fails = True
         with pytest.raises(ZeroDivisionError):
@@ -447,7 +445,7 @@ async def test_a_listener_that_fails_costs_no_child_its_place() -> None:
 
 async def test_work_of_a_process_is_found_by_its_number() -> None:
     async with ground() as here:
-        work = Work("1")
+        work = new_work("1")
         assert here.dispatcher.execution_of(os.getpid()) is None
         here.enqueue(work)
         assert here.dispatcher.execution_of(os.getpid()) is work
@@ -479,7 +477,7 @@ async def happen(events: list[tuple[str, bool, int]], max_uses: int | None) -> N
         works: list[Work] = []
         for number, (event, is_async, choice) in enumerate(events):
             if event == "enqueue":
-                works.append(Work(str(number), is_async=is_async))
+                works.append(new_work(str(number), is_async=is_async))
                 here.enqueue(works[-1])
             elif event == "resize":
                 here.dispatcher.resize("async" if is_async else "blocking", choice % 3)
@@ -515,14 +513,14 @@ def happen_to(here: Any, work: Work, event: str) -> None:
         child.refuses = True
     elif event == "kill":
         here.dispatcher.signal(work, signal.SIGKILL, "a test")
-    elif not work.is_async:
+    elif not work.life.origin.is_async:
         here.dispatcher.signal(work, signal.SIGTERM, "a test")
 
 
 def check(here: Any, works: list[Work]) -> None:
     """Nothing is lost, nothing overtaken, and no child has more than it takes."""
     for kind, capacity in (("blocking", 1), ("async", 3)):
-        mine = [work for work in works if work.is_async == (kind == "async")]
+        mine = [work for work in works if work.life.origin.is_async == (kind == "async")]
         never_sent = [work for work in mine if not here.listener.of(work)]
         refused = [work for work in mine if here.listener.of(work)[-1:] == ["refused"]]
         assert here.dispatcher.lanes[kind].waiting == deque(refused + never_sent)

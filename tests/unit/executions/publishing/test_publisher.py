@@ -250,6 +250,7 @@ async def test_a_full_window_stops_the_reading_until_redis_has_taken_some(link: 
     ground.publisher.lease.hold_soon = lambda writers: hold(link, writers)  # type: ignore[method-assign]
     execution = started(ground)
     execution.child = child = Mock()
+    execution.child_execution_id = "e"
     assert ground.supervisor.on_message(execution, output("x" * 2048)) is False
     child.session.resume_output.assert_not_called()
     link.answer(Code.DONE, b"7", b"3")

@@ -14,6 +14,7 @@ import pytest
 from celery import Celery
 
 from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import Gap, Output, TaskCall
 from capsule_tasks.taskpool.reporting.output_log import FinishedTask, Lines, OutputLog
@@ -69,8 +70,8 @@ def output_log(heard: Heard) -> Iterator[OutputLog]:
 def execution(task_id: str, pid: int = 17) -> Execution:
     call = TaskCall(name="shop.count", task_id=task_id, body=b"")
     origin = Origin(execution_id=task_id, task=call.name)
-    execution = Execution(call, origin, reporter=Mock())
-    execution.pid = pid
+    execution = Execution(call, Lifecycle(origin), Mock())
+    execution.pid, execution.child_execution_id = pid, task_id
     return execution
 
 

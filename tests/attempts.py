@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from capsule_tasks.protocol.events import AttemptClaimed, encode_event
-from capsule_tasks.storage.executions.store import ExecutionStore, attempt_details
+from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.storage.executions.store import (
+    ExecutionStore,
+    attempt_details,
+    end_of_previous,
+    execution_append,
+    execution_claim,
+    limits_of,
+)
 from capsule_tasks.storage.executions.types import Claimed
 
 
@@ -27,7 +34,18 @@ async def claim(
     details = attempt_details(ack, task, worker, group, index, store.settings)
     events = [encode_event(AttemptClaimed(worker=worker, task=task))]
     keys = store.keys_of(execution_id)
-    call = store.claim_call(keys, claim, details, owner, events, held_by=held_by)
+    call = execution_claim.call(
+        keys,
+        claim=claim,
+        owner=owner,
+        held_by=held_by,
+        details=details,
+        state="",
+        outcome="",
+        has_stream_content=0,
+        lost=end_of_previous(held_by),
+        events=events,
+    )
     return store.claimed(execution_id, await store.call(call))
 
 
@@ -37,8 +55,21 @@ async def append(
     attempt: int,
     first_seq: int,
     events: Sequence[bytes],
-    **options: Any,
+    *,
+    state: str = "",
+    outcome: str = "",
+    has_stream_content: bool = False,
+    retention: ExecutionSettings | None = None,
 ) -> int:
     """Append events of an attempt; the last number that is stored."""
-    call = store.append_call(store.keys_of(execution_id), attempt, first_seq, events, **options)
+    call = execution_append.call(
+        store.keys_of(execution_id),
+        attempt=attempt,
+        first_seq=first_seq,
+        state=state,
+        outcome=outcome,
+        has_stream_content=int(has_stream_content),
+        limits=limits_of(retention or store.settings),
+        events=events,
+    )
     return store.appended(execution_id, call, await store.call(call))

@@ -24,7 +24,14 @@ from capsule_tasks.protocol.events import (
 )
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.settings import ExecutionSettings
-from capsule_tasks.storage.executions.store import UNCLAIMED, attempt_details
+from capsule_tasks.storage.executions.store import (
+    UNCLAIMED,
+    attempt_details,
+    end_of_previous,
+    execution_append,
+    execution_claim,
+    limits_of,
+)
 from capsule_tasks.storage.executions.types import Claimed, CommandEntry
 from capsule_tasks.storage.keys import ExecutionKeys
 from capsule_tasks.storage.operations import Reply
@@ -71,7 +78,7 @@ class StreamWriter:
         self.released: asyncio.Event | None = None
         """Set when this attempt is released, for the next attempt of the same execution."""
         self.publisher = publisher
-        self._retention = retention
+        self._limits = limits_of(retention)
         self._keys = ExecutionKeys(origin.execution_id, publisher.retention.prefix)
         ack = "late" if origin.acks_late else "early"
         worker, group, index = publisher.worker, origin.group, origin.index
@@ -203,16 +210,17 @@ class StreamWriter:
     def _claim_call(self, held_by: str, batch: EventBatch = _NO_EVENTS) -> Call:
         """A claim under the present lease; `held_by` is the owner that the execution may have."""
         self._owner = self.publisher.lease.incarnation
-        return self.publisher.store.claim_call(
+        return execution_claim.call(
             self._keys,
-            self._claim_id,
-            self._details,
-            self._owner,
-            [self._claimed_event, *batch.events],
+            claim=self._claim_id,
+            owner=self._owner,
             held_by=held_by,
+            details=self._details,
             state=state_of(batch.ending),
             outcome=outcome_of(batch.ending),
-            has_stream_content=batch.has_stream_content,
+            has_stream_content=int(batch.has_stream_content),
+            lost=end_of_previous(held_by),
+            events=[self._claimed_event, *batch.events],
         )
 
     def _claimed(self, reply: Reply) -> Claimed:
@@ -268,15 +276,15 @@ class StreamWriter:
             return
         batch = self._next_batch(is_claim=False)
         ending = batch.ending
-        call = self.publisher.store.append_call(
+        call = execution_append.call(
             self._keys,
-            self.attempt,
-            self._seq + 1,
-            batch.events,
+            attempt=self.attempt,
+            first_seq=self._seq + 1,
             state=state_of(ending),
             outcome=outcome_of(ending),
-            has_stream_content=batch.has_stream_content,
-            retention=self._retention,
+            has_stream_content=int(batch.has_stream_content),
+            limits=self._limits,
+            events=batch.events,
         )
         self._send(batch, call)
 

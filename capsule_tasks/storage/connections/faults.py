@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from redis import exceptions as raised
 
@@ -81,11 +81,14 @@ def to_storage_error(error: BaseException, *, was_sent: bool) -> StorageError:
 
 
 @contextlib.contextmanager
-def storage_errors(*, was_sent: bool) -> Iterator[None]:
+def storage_errors(
+    *, was_sent: bool, on_fault: Callable[[], object] = lambda: None
+) -> Iterator[None]:
     """Raise errors of redis-py in this block as `to_storage_error` translates them."""
     try:
         yield
     except FAULTS as error:
+        on_fault()
         raise to_storage_error(error, was_sent=was_sent) from error
 
 

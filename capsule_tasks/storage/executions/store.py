@@ -63,7 +63,7 @@ def execution_claim(
     details: bytes,
     state: str,
     outcome: str,
-    has_stream_content: str,
+    has_stream_content: int,
     lost: bytes,
     events: Sequence[bytes],
 ) -> None: ...
@@ -170,34 +170,6 @@ class ExecutionStore(AsyncFacade):
     # --- workers -------------------------------------------------------------------------------
 
     @staticmethod
-    def claim_call(
-        keys: ExecutionKeys,
-        claim: str,
-        details: bytes,
-        owner: str,
-        events: Sequence[bytes],
-        *,
-        held_by: str = "",
-        state: str = "",
-        outcome: str = "",
-        has_stream_content: bool = False,
-    ) -> Call:
-        """A claim with the events of the attempt so far, also with its end."""
-        lost = _LOST if held_by == "" else b"" if held_by == UNCLAIMED else _RETAKEN
-        return execution_claim.call(
-            keys,
-            claim=claim,
-            owner=owner,
-            held_by=held_by,
-            details=details,
-            state=state,
-            outcome=outcome,
-            has_stream_content="1" if has_stream_content else "",
-            lost=lost,
-            events=events,
-        )
-
-    @staticmethod
     def claimed(execution_id: str, reply: Reply) -> Claimed:
         """The attempt that a claim got. Raises ExecutionEnded or AttemptStale."""
         match reply[0]:
@@ -208,29 +180,6 @@ class ExecutionStore(AsyncFacade):
             case Code.STALE:
                 raise AttemptStale(execution_id, 0, int(reply[1]), reply[2].decode())
         raise refused(reply, "a claim")
-
-    def append_call(
-        self,
-        keys: ExecutionKeys,
-        attempt: int,
-        first_seq: int,
-        events: Sequence[bytes],
-        *,
-        state: str = "",
-        outcome: str = "",
-        has_stream_content: bool = False,
-        retention: ExecutionSettings | None = None,
-    ) -> Call:
-        return execution_append.call(
-            keys,
-            attempt=attempt,
-            first_seq=first_seq,
-            state=state,
-            outcome=outcome,
-            has_stream_content=int(has_stream_content),
-            limits=_limits(retention or self.settings),
-            events=events,
-        )
 
     @staticmethod
     def appended(execution_id: str, call: Call, reply: Reply) -> int:
@@ -276,7 +225,7 @@ class ExecutionStore(AsyncFacade):
             owner=owner,
             attempt=attempt,
             outcome=outcome,
-            limits=_limits(retention or self.settings),
+            limits=limits_of(retention or self.settings),
             event=encode_event(event),
         )
         reply = await self.call(call)
@@ -426,17 +375,22 @@ class ExecutionStore(AsyncFacade):
         return GroupProgress(counts, failures, reply[1] if which else None)
 
 
+def end_of_previous(held_by: str) -> bytes:
+    """The event that ends the attempt before a claim, if the owner `held_by` may have one."""
+    return _LOST if held_by == "" else b"" if held_by == UNCLAIMED else _RETAKEN
+
+
 @lru_cache(maxsize=1000)
 def attempt_details(
     ack: str, task: str, worker: str, group: str, index: int, retention: ExecutionSettings
 ) -> bytes:
     """The part of a claim that describes the attempt."""
     place = str(index) if group else ""
-    return msgspec.msgpack.encode([ack, task, worker, group, place, _limits(retention).decode()])
+    return msgspec.msgpack.encode([ack, task, worker, group, place, limits_of(retention).decode()])
 
 
 @lru_cache(maxsize=1000)
-def _limits(retention: ExecutionSettings) -> bytes:
+def limits_of(retention: ExecutionSettings) -> bytes:
     """Sizes and times of retention as the scripts take them; see lib/execution."""
     trim_bytes = max(
         1, retention.retention_bytes // _TRIM_POINTS, retention.live_bytes // _MAX_TRIM_POINTS

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from capsule_tasks.errors import StorageError, StorageUnavailable
+from capsule_tasks.errors import StorageUnavailable
 from capsule_tasks.storage.connections.faults import FAULTS, storage_errors
 from capsule_tasks.storage.keys import renewal_marks
 from capsule_tasks.storage.scripts import Argument, packed
@@ -123,7 +122,7 @@ class UnackedWriter:
         if not self._new:
             return
         commands = self._commands(self._new)
-        with self._closed_by_faults():
+        with storage_errors(was_sent=True, on_fault=self.close):
             if self._connection is None:
                 self._connection = self._connected()
             self._new, self._sent, self._answers = _Unconfirmed(), self._new, len(commands)
@@ -132,7 +131,7 @@ class UnackedWriter:
     def _read(self) -> None:
         """The answers to what is on its way."""
         refusal: ResponseError | None = None
-        with self._closed_by_faults():
+        with storage_errors(was_sent=True, on_fault=self.close):
             while self._answers:
                 self._answers -= 1
                 try:
@@ -142,15 +141,6 @@ class UnackedWriter:
             if refusal is not None:
                 raise refusal
         self._sent = _Unconfirmed()
-
-    @contextlib.contextmanager
-    def _closed_by_faults(self) -> Iterator[None]:
-        try:
-            with storage_errors(was_sent=True):
-                yield
-        except StorageError:
-            self.close()
-            raise
 
     def _commands(self, notes: _Unconfirmed) -> list[bytes]:
         """The commands for Redis: deletions first, outside of the transaction.

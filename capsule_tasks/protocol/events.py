@@ -110,8 +110,7 @@ class _Envelope(msgspec.Struct):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Stored).decode
-_decode_raw = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw]).decode
-_decode_tag = msgspec.msgpack.Decoder(_Envelope).decode
+_decode_envelope = msgspec.msgpack.Decoder(tuple[_Envelope, msgspec.Raw]).decode
 
 
 def encode_event(message: EventMessage, offset: int = 0) -> bytes:
@@ -124,7 +123,7 @@ def decode_event(data: bytes) -> tuple[EventMessage | UnknownEvent, int]:
         stored = _decode(data)
     except msgspec.MsgspecError:
         try:
-            tag = _decode_tag(_decode_raw(data)[0]).t
+            tag = _decode_envelope(data)[0].t
         except msgspec.MsgspecError:
             tag = ""
         return UnknownEvent(type=tag), 0

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from logging.handlers import SocketHandler, SysLogHandler, WatchedFileHandler
 from typing import Any
 
@@ -65,7 +66,8 @@ def make_executor(settings: TaskChildSettings, capture: Capture, *parts: Any) ->
     if settings.kind == "async":
         _share_backend(app)
         tracer = _make_tracer(app, settings)
-        executor = AsyncTaskExecutor(*parts, tracer=tracer, limit=settings.async_limit)
+        threads = ThreadPoolExecutor(settings.async_limit, "capsule-tracer")
+        executor = AsyncTaskExecutor(*parts, tracer=tracer, tracers=threads)
         _bridge_coroutines(app, executor.bridge)
     else:
         executor = BlockingTaskExecutor(*parts, tracer=_make_tracer(app, settings))

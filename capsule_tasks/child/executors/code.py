@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextvars
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from capsule_tasks.child.executors.cells import Cell, Compiler, enter_blocking, enter_coroutine
 from capsule_tasks.child.executors.executor import Executor
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-class CodeExecutor(Executor):
+class CodeExecutor(Executor, kw_only=True):
     """Takes waiting executions in order, and runs them.
 
     The event loop is made for the first execution that needs one. From then on the thread idles
@@ -25,25 +27,23 @@ class CodeExecutor(Executor):
     outside of the loop.
     """
 
-    def __init__(self, *parts: Any, module: ModuleType, async_limit: int) -> None:
-        super().__init__(*parts)
-        self._module = module
-        self._async_limit = async_limit
-        self._compiler = Compiler()
-        self._next_alone: Execution | None = None
+    module: ModuleType
+    async_limit: int
+    compiler: Compiler = msgspec.field(default_factory=Compiler)
+    next_alone: Execution | None = None
 
     def soft_limit(self) -> BaseException:
         return TimeoutError("the soft time limit has passed")
 
     def run(self) -> None:
-        while not self._stopping or self._by_task:  # their `finally` blocks need the loop
-            if self._loop is None:
-                self._wakeups.get()
+        while not self.is_stopping or self.by_task:  # their `finally` blocks need the loop
+            if self.loop is None:
+                self.wakeups.get()
                 self._serve()
             else:
-                self._run_loop(self._loop)
-            while self._next_alone is not None:
-                execution, self._next_alone = self._next_alone, None
+                self._run_loop(self.loop)
+            while self.next_alone is not None:
+                execution, self.next_alone = self.next_alone, None
                 self._run_blocking(execution)
                 self._serve()
 
@@ -51,41 +51,41 @@ class CodeExecutor(Executor):
         return execution.cell is not None and execution.cell.awaits
 
     def _serve(self) -> None:
-        if self._stopping and self._loop is not None:
-            self._loop.stop()
-        while not self._stopping and self._next_alone is None:
-            execution = self._registry.first_waiting()
+        if self.is_stopping and self.loop is not None:
+            self.loop.stop()
+        while not self.is_stopping and self.next_alone is None:
+            execution = self.registry.first_waiting()
             if execution is None:
                 return
             try:
                 awaits = self._awaits(execution)
             except BaseException as error:
-                if self._registry.start(execution):
+                if self.registry.start(execution):
                     self._end_with_error(execution, error)
                 continue
             obstacle = self._obstacle(awaits=awaits)
             if obstacle and execution.may_wait:
-                self._refuse(self._registry.refusing_to_wait(), obstacle)  # they are behind it
+                self._refuse(self.registry.refusing_to_wait(), obstacle)  # they are behind it
                 return  # the end of a coroutine calls this again
             if obstacle:
                 self._refuse([execution], obstacle)
             elif awaits:
                 self._start_coroutine(execution)
             else:
-                self._next_alone = execution
-                if self._loop is not None:
-                    self._loop.stop()
+                self.next_alone = execution
+                if self.loop is not None:
+                    self.loop.stop()
 
     def _refuse(self, executions: list[Execution], obstacle: str) -> None:
         for execution in executions:
-            self._end_reporter.refuse(execution, ErrorKind.BUSY, obstacle)
+            self.end_reporter.refuse(execution, ErrorKind.BUSY, obstacle)
 
     def _obstacle(self, *, awaits: bool) -> str:
         """Why the next execution cannot start now; empty if it can."""
         if not awaits:
-            return "coroutines are running" if self._by_task else ""
-        is_full = len(self._by_task) >= self._async_limit
-        return f"{self._async_limit} coroutines are running already" if is_full else ""
+            return "coroutines are running" if self.by_task else ""
+        is_full = len(self.by_task) >= self.async_limit
+        return f"{self.async_limit} coroutines are running already" if is_full else ""
 
     def _awaits(self, execution: Execution) -> bool:
         work = execution.work
@@ -101,26 +101,26 @@ class CodeExecutor(Executor):
         return execution.cell.awaits
 
     def _compile(self, execution: Execution, source: str, filename: str) -> Cell:
-        self._capture.enter(execution.sink)  # warnings of the compiler are output of the execution
-        return self._compiler.compile(source, filename)
+        self.capture.enter(execution.sink)  # warnings of the compiler are output of the execution
+        return self.compiler.compile(source, filename)
 
     def _start(self, execution: Execution) -> bool:
         """Make the execution a running one; False if it was stopped before."""
-        started = self._registry.start(execution)
+        started = self.registry.start(execution)
         if started and execution.queued:
-            self._outbox.control(messages.Started(execution_id=execution.id, seq=execution.seq))
+            self.outbox.control(messages.Started(execution_id=execution.id, seq=execution.seq))
         return started
 
     def _run_blocking(self, execution: Execution) -> None:
         if not self._start(execution):
             return
         if isinstance(execution.work, Execute):
-            refused = self._registry.claim_main_thread(execution)
+            refused = self.registry.claim_main_thread(execution)
             self._refuse(refused, f"{execution.id} is running")
-        self._end_reporter.finish(execution, self._run_alone(execution, self._context))
+        self.end_reporter.finish(execution, self._run_alone(execution, self.context))
 
     def _run(self, execution: Execution) -> messages.Message:
-        work, namespace = execution.work, self._module.__dict__
+        work, namespace = execution.work, self.module.__dict__
         if isinstance(work, Checkpoint):
             from capsule_tasks.child.executors.checkpoints import enter_save
 
@@ -131,14 +131,14 @@ class CodeExecutor(Executor):
         if isinstance(work, Restore):
             from capsule_tasks.child.executors.checkpoints import enter_restore
 
-            names = enter_restore(work.data, work.mode, self._module)
+            names = enter_restore(work.data, work.mode, self.module)
             return messages.Restored(in_reply_to=work.id, names=tuple(names))
         assert execution.cell is not None
         return self._result(execution, enter_blocking(execution.cell, namespace))
 
     def _result(self, execution: Execution, value: object) -> messages.Message:
         if value is not None:
-            self._module.__dict__["_"] = value
+            self.module.__dict__["_"] = value
         return enter_result(execution.id, value)
 
     def _start_coroutine(self, execution: Execution) -> None:
@@ -146,29 +146,28 @@ class CodeExecutor(Executor):
 
         if not self._start(execution):
             return
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        context = self._context.copy()
-        context.run(self._capture.enter, execution.sink)
-        task = self._loop.create_task(
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+        context = self.context.copy()
+        context.run(self.capture.enter, execution.sink)
+        task = self.loop.create_task(
             self._run_coroutine(execution), name=f"execution {execution.id}", context=context
         )
-        self._add_task(execution, task)
         task.add_done_callback(self._coroutine_ended)
-        self._apply_stops(execution)  # those that came before there was a task
+        self._add_task(execution, task)
 
     async def _run_coroutine(self, execution: Execution) -> None:
         assert execution.cell is not None
         try:
-            value = await enter_coroutine(execution.cell, self._module.__dict__)
+            value = await enter_coroutine(execution.cell, self.module.__dict__)
             message = self._result(execution, value)
         except BaseException as error:
-            message = self._end_reporter.describe_error(execution, _cause(execution, error))
+            message = self.end_reporter.describe_error(execution, _cause(execution, error))
         self._exit_if_forked()
         await self._drain(execution)
         # Before the parent receives the end, as new work may then count the running coroutines.
-        self._by_task.pop(execution.task, None)
-        self._end_reporter.deliver(execution, message, Stage.RUNNING)
+        self.by_task.pop(execution.task, None)
+        self.end_reporter.deliver(execution, message, Stage.RUNNING)
 
     async def _drain(self, execution: Execution) -> None:
         """Wait for the consumer without blocking the other coroutines."""
@@ -189,7 +188,7 @@ class CodeExecutor(Executor):
         execution.sink.on_credit = None
 
     def _coroutine_ended(self, task: asyncio.Task[None]) -> None:
-        execution = self._by_task.pop(task, None)
+        execution = self.by_task.pop(task, None)
         if execution is not None and execution.stage is Stage.RUNNING:
             # Else `_run_coroutine` came to its end. It may have raised, or have been cancelled
             # before its first step.
@@ -199,8 +198,8 @@ class CodeExecutor(Executor):
         self._serve()
 
     def _end_with_error(self, execution: Execution, error: BaseException) -> None:
-        message = self._end_reporter.describe_error(execution, error)
-        self._end_reporter.finish(execution, message)
+        message = self.end_reporter.describe_error(execution, error)
+        self.end_reporter.finish(execution, message)
 
 
 def _cause(execution: Execution, error: BaseException) -> BaseException:

@@ -23,7 +23,7 @@ import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
@@ -98,30 +98,28 @@ def _parse_protocol_1(content: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]
     return content.get("args", ()), content.get("kwargs", {}), {**embed, "chain": None}
 
 
-class _TaskExecutor(Executor):
+class _TaskExecutor(Executor, kw_only=True):
     """The base of both executors of tasks.
 
     A task is acknowledged when it starts, on the channel of its output: to Celery this is the
     moment from which it runs, and one channel is one wake-up less for the worker.
     """
 
-    acknowledges = True
+    acknowledges: ClassVar = True
 
-    def __init__(self, *parts: Any, tracer: Tracer) -> None:
-        super().__init__(*parts)
-        self._tracer = tracer
+    tracer: Tracer
 
     def soft_limit(self) -> BaseException:
-        return self._tracer.soft_limit()
+        return self.tracer.soft_limit()
 
     def _start(self, execution: Execution) -> bool:
         """Make the execution a running one; False if it was stopped before."""
-        if not self._registry.start(execution):
+        if not self.registry.start(execution):
             return False
         now = time.monotonic()
         ack = Ack(ack_of=execution.work.id, execution_id=execution.id, accepted_at=now)
         deferred_until = execution.ack_by if execution.ack_by > now else None
-        self._outbox.bulk(ack, deferred_until=deferred_until)
+        self.outbox.bulk(ack, deferred_until=deferred_until)
         return True
 
     def _run(self, execution: Execution) -> Message:
@@ -129,7 +127,7 @@ class _TaskExecutor(Executor):
         work = execution.work
         if not isinstance(work, Execute) or not isinstance(work.payload, TaskCall):
             raise TypeError("this session runs Celery tasks, and has no namespace to save")
-        result = self._tracer.enter_call(execution.id, work.payload)
+        result = self.tracer.enter_call(execution.id, work.payload)
         result.has_unread_raw = _has_unread_raw_output()
         return result
 
@@ -145,47 +143,48 @@ def _has_unread_raw_output() -> bool:
         return True
 
 
-class BlockingTaskExecutor(_TaskExecutor):
+class BlockingTaskExecutor(_TaskExecutor, kw_only=True):
     """One task at a time, on the main thread."""
 
-    ack_delay_s = 0.002
+    ack_delay_s: ClassVar = 0.002
 
-    def __init__(self, *parts: Any, **own: Any) -> None:
-        super().__init__(*parts, **own)
-        self._terminated_by = 0
-        """The signal that ends this process when its task has cleaned up."""
+    terminated_by: int = 0
+    """The signal that ends this process when its task has cleaned up."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for signum in _TERMINATING_SIGNALS:
             signal.signal(signum, self._on_terminate)
         signal.signal(signal.SIGUSR1, self._on_soft_limit)
 
     def run(self) -> None:
-        while not self._stopping:
-            self._wakeups.get()
+        while not self.is_stopping:
+            self.wakeups.get()
             self._serve()
-        self._tracer.send_shutdown()
+        self.tracer.send_shutdown()
 
     def _serve(self) -> None:
-        while (execution := self._registry.first_waiting()) and not self._stopping:
+        while (execution := self.registry.first_waiting()) and not self.is_stopping:
             if self._start(execution):
                 self._run_task(execution)
 
     def _run_task(self, execution: Execution) -> None:
-        self._registry.claim_main_thread(execution)
-        message = self._run_alone(execution, self._context.copy())
-        if self._terminated_by:
+        self.registry.claim_main_thread(execution)
+        message = self._run_alone(execution, self.context.copy())
+        if self.terminated_by:
             # Its `finally` blocks have run. No result of it must be taken for the task's.
             with contextlib.suppress(Exception):
-                self._tracer.send_shutdown()
-            _die_by(self._terminated_by)
-        self._end_reporter.finish(execution, message)
+                self.tracer.send_shutdown()
+            _die_by(self.terminated_by)
+        self.end_reporter.finish(execution, message)
 
     def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
         """Do as a prefork worker does: the task sees SystemExit, then the process ends."""
-        if self._alone is None:
+        if self.alone is None:
             self.stop()
             return
-        self._terminated_by = signum
-        if self._interrupter.is_inside(frame):
+        self.terminated_by = signum
+        if self.interrupter.is_inside(frame):
             raise SystemExit(128 + signum)
         # Our own code has the main thread, and may hold a lock: send the signal again soon.
         again = threading.Timer(_SIGNAL_RETRY_S, os.kill, (os.getpid(), signum))
@@ -194,7 +193,7 @@ class BlockingTaskExecutor(_TaskExecutor):
 
     def _on_soft_limit(self, _signum: int, frame: FrameType | None) -> None:
         """Do what SIGUSR1 does in a prefork child, for users who send it themselves."""
-        if self._alone is not None and self._interrupter.is_inside(frame):
+        if self.alone is not None and self.interrupter.is_inside(frame):
             raise self.soft_limit()
 
 
@@ -207,21 +206,18 @@ def _die_by(signum: int) -> NoReturn:
     os._exit(128 + signum)
 
 
-class AsyncTaskExecutor(_TaskExecutor):
+class AsyncTaskExecutor(_TaskExecutor, kw_only=True):
     """Many `async def` tasks on the loop of the main thread."""
 
-    _loop: asyncio.AbstractEventLoop
-
-    def __init__(self, *parts: Any, limit: int, **own: Any) -> None:
-        super().__init__(*parts, **own)
-        self._loop = asyncio.new_event_loop()
-        self._tracers = concurrent.futures.ThreadPoolExecutor(limit, "capsule-tracer")
+    tracers: concurrent.futures.Executor
+    """Threads, one for each task that may run at once."""
+    loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.new_event_loop)
 
     def run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        while not self._stopping or self._registry.running():
-            self._run_loop(self._loop)
-        self._tracer.send_shutdown()
+        asyncio.set_event_loop(self.loop)
+        while not self.is_stopping or self.registry.running():
+            self._run_loop(self.loop)
+        self.tracer.send_shutdown()
 
     def bridge(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         """`function` as Celery's tracer can call it: it returns when the coroutine has ended.
@@ -242,23 +238,23 @@ class AsyncTaskExecutor(_TaskExecutor):
         return True
 
     def _serve(self) -> None:
-        while not self._stopping and (execution := self._registry.first_waiting()):
+        while not self.is_stopping and (execution := self.registry.first_waiting()):
             if self._start(execution):
-                self._tracers.submit(self._context.copy().run, self._trace, execution)
-        if self._stopping:
-            self._loop.stop()
+                self.tracers.submit(self.context.copy().run, self._trace, execution)
+        if self.is_stopping:
+            self.loop.stop()
 
     def _trace(self, execution: Execution) -> None:
         """Run a task on a thread of its own."""
-        self._end_reporter.finish(execution, self._run_described(execution))
-        if self._stopping:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        self.end_reporter.finish(execution, self._run_described(execution))
+        if self.is_stopping:
+            self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         execution = current_execution.get()
         ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
         context = contextvars.copy_context()
-        self._loop.call_soon_threadsafe(self._start_coroutine, execution, coroutine, ended, context)
+        self.loop.call_soon_threadsafe(self._start_coroutine, execution, coroutine, ended, context)
         try:
             return ended.result()
         except asyncio.CancelledError as error:
@@ -276,15 +272,14 @@ class AsyncTaskExecutor(_TaskExecutor):
         context: contextvars.Context,
     ) -> None:
         name = f"execution {execution.id}" if execution is not None else None
-        task = self._loop.create_task(_drive(coroutine, execution), name=name, context=context)
+        task = self.loop.create_task(_drive(coroutine, execution), name=name, context=context)
         task.add_done_callback(lambda task: self._on_end(task, ended))
         if execution is not None:
             execution.coroutine = coroutine
             self._add_task(execution, task)
-            self._apply_stops(execution)  # those that came before there was a task
 
     def _on_end(self, task: asyncio.Task[Any], ended: concurrent.futures.Future[Any]) -> None:
-        execution = self._by_task.pop(task, None)
+        execution = self.by_task.pop(task, None)
         if execution is not None:
             execution.task = execution.coroutine = None
         try:

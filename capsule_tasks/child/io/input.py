@@ -25,6 +25,7 @@ from capsule_tasks.protocol.messages import InputClosed, InputRequest, InputResp
 from capsule_tasks.protocol.values import sendable
 
 _MAX_PROMPT = 4096
+_EOF = InputResponse(execution_id="", request_id="", eof=True)
 
 Reason = Literal["answered", "timeout", "cancelled", "eof"]
 
@@ -39,13 +40,6 @@ class _Question(msgspec.Struct, eq=False):
         if self.answer is None:
             self.answer = answer
         self.condition.notify_all()
-
-    def end(self) -> None:
-        """Answer with the end of input."""
-        request = self.request
-        self.resolve(
-            InputResponse(execution_id=request.execution_id, request_id=request.id, eof=True)
-        )
 
 
 class InputRequests(msgspec.Struct, eq=False):
@@ -142,7 +136,7 @@ class InputRequests(msgspec.Struct, eq=False):
         """End the input of an execution that has ended, whose threads may still ask."""
         for question in list(self.open.values()):
             if question.request.execution_id == execution_id:
-                question.end()
+                question.resolve(_EOF)
 
     def close(self) -> set[str]:
         """End all input; the executions that were asking."""
@@ -150,7 +144,7 @@ class InputRequests(msgspec.Struct, eq=False):
             self.is_closed = True
         questions = list(self.open.values())
         for question in questions:
-            question.end()
+            question.resolve(_EOF)
         return {question.request.execution_id for question in questions}
 
     def _admit(self, question: _Question, sink: OutputSink) -> bool:
@@ -160,7 +154,7 @@ class InputRequests(msgspec.Struct, eq=False):
             # calls `close_execution` then: either this check sees the closed sink, or that call
             # finds the question. The other way round, a thread could ask and never be answered.
             if self.is_closed or sink.is_closed:
-                question.end()
+                question.resolve(_EOF)
                 return False
             return True
 

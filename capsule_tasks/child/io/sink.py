@@ -74,9 +74,7 @@ class OutputSink:
         self._granted = self._window = settings.window_bytes
         self._used = 0
         self._written = 0
-        """Bytes that have been counted against the limit."""
-        self._counted = 0
-        """How many of `parts` are in `_written`."""
+        """Bytes that have been queued, which count against the limit."""
         self._is_with_pump = False
         self._lines_at_once = settings.lines_at_once
         self._has_sent_line = False
@@ -114,15 +112,17 @@ class OutputSink:
         if self._is_closed_for_writers:
             self._forward_late()
             return
+        is_full = self.size >= self._full
+        ends_a_line = self._lines_at_once and self._ends_a_line()
         if self._limit is not None:
             self._check_limit(self._limit)
-        if self.size >= self._full:
+        if is_full:
             self.flush()
             return
         was_with_pump, self._is_with_pump = self._is_with_pump, True
         if not self._lines_at_once:
             self._leave_to_pump()
-        elif not self._has_sent_line and self._ends_a_line():
+        elif ends_a_line and not self._has_sent_line:
             self._has_sent_line = True
             self.flush_ready()
             self._leave_to_pump()
@@ -290,16 +290,15 @@ class OutputSink:
         if not count:
             return []
         parts = self.parts[:count]
-        if self._limit is not None:
-            self._count_written(parts)
         del self.parts[:count]
-        self.size = self._counted = 0
-        if not self.uses_stderr:
-            return [(self.execution_id, "stdout", sendable("".join(parts)))]
+        self.size = 0
+        one_run: list[tuple[type, Iterable[str]]] = [(str, parts)]
         segments: list[Segment] = []
-        for kind, run in itertools.groupby(parts, key=type):
-            stream: Stream = "stderr" if kind is StderrText else "stdout"
-            segments.append((self.execution_id, stream, sendable("".join(run))))
+        for kind, run in itertools.groupby(parts, key=type) if self.uses_stderr else one_run:
+            text = sendable("".join(run))
+            segments.append((self.execution_id, "stderr" if kind is StderrText else "stdout", text))
+            if self._limit is not None:
+                self._written += utf8_size(text)
         return segments
 
     def _throttle(self, dropped: int) -> None:
@@ -337,18 +336,12 @@ class OutputSink:
 
     def _check_limit(self, limit: int) -> None:
         with self._lock:
-            self._count_written(self.parts)
+            self._enqueue_written()
             if self._written <= limit:
                 return
             self._keep_oldest(max(0, limit - sum(self.sent.values())))
             self.over_limit = f"output limit of {limit} bytes: {self._written} were written"
         raise OutputLimitReached(self.over_limit)
-
-    def _count_written(self, parts: list[str]) -> None:
-        """Add the bytes of those parts that have not been counted."""
-        fresh = parts[self._counted :]
-        self._counted += len(fresh)
-        self._written += sum(utf8_size(sendable(text)) for text in fresh)
 
 
 class TextQueue:

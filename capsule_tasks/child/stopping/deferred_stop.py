@@ -28,26 +28,23 @@ def interruptible(function: Function) -> Function:
     return function
 
 
-class DeferredStop:
+class DeferredStop(msgspec.Struct):
     """Functions that user code calls, and that may take long, end with `raise_pending`."""
 
-    __slots__ = ("_main", "_raise_in", "is_pending")
-
-    def __init__(self) -> None:
-        self.is_pending = False
-        self._main: int | None = None
-        self._raise_in: Callable[[FrameType], None] = lambda _: None
+    is_pending: bool = False
+    main: int | None = None
+    raise_in: Callable[[FrameType], None] = lambda _: None
 
     def connect(self, raise_in: Callable[[FrameType], None]) -> None:
         """Called on the main thread; `raise_in` raises what is due in a frame, if anything is."""
-        self._main = threading.get_ident()
-        self._raise_in = raise_in
+        self.main = threading.get_ident()
+        self.raise_in = raise_in
 
     def raise_pending(self) -> None:
         """Raise a deferred stop in the caller, if the caller is on the main thread."""
-        if self.is_pending and threading.get_ident() == self._main:
+        if self.is_pending and threading.get_ident() == self.main:
             self.is_pending = False
-            self._raise_in(sys._getframe(1))  # noqa: SLF001 - made for this
+            self.raise_in(sys._getframe(1))  # noqa: SLF001 - made for this
 
 
 deferred_stop = DeferredStop()

@@ -141,6 +141,15 @@ def test_the_page_names_files_and_tests_that_exist() -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("folder", ["integration", "acceptance", "chaos"])
+def test_the_page_names_every_module_whose_path_does_not_say_what_it_tests(folder: str) -> None:
+    named = {path.resolve() for path in readme_paths()}
+    named |= {TESTS / f"integration/test_{module}.py" for module, _ in readme_tests()}
+    assert (
+        sorted(path.name for path in (TESTS / folder).glob("test_*.py") if path not in named) == []
+    )
+
+
 # --- links ---------------------------------------------------------------------------------------
 
 LINKS = sorted(set(re.findall(r"\[([^\]]+)\]\(([^)#]+)(?:#[^)]*)?\)", PAGE.read_text())))

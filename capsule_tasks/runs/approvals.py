@@ -88,31 +88,16 @@ class RunApprovals(Part, frozen=True, kw_only=True):
         return None
 
     def with_decision(
-        self,
-        call: PendingCall,
-        *,
-        approved: bool,
-        always: bool = False,
-        message: str | None = None,
-        by: str | None = None,
-        at_ms: int = 0,
+        self, call: PendingCall, decision: Decision, *, always: bool = False
     ) -> RunApprovals:
         """These decisions with one about this call in place of an earlier one.
 
         With `always` it is also a standing decision.
         """
-        standing = Decision(
-            approved=approved,
-            tool=call.tool,
-            agent=call.agent,
-            message=message,
-            by=by,
-            at_ms=at_ms,
-        )
-        exact = replace(standing, call_id=call.call_id, fingerprint=call.fingerprint)
+        exact = replace(decision, call_id=call.call_id, fingerprint=call.fingerprint)
         kept = [each for each in self.exact if _place(each) != _place(exact)]
         after = replace(self, exact=(*kept, exact))
-        return after.with_standing(standing) if always else after
+        return after.with_standing(decision) if always else after
 
     def with_standing(self, *decisions: Decision) -> RunApprovals:
         """These standing decisions added, each in place of an earlier one on its tool and agent."""

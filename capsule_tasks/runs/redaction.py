@@ -105,8 +105,14 @@ def without_secrets(value: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
     return kept_fields(value, "$"), tuple(left_out)
 
 
-def is_secret_name(name: str) -> bool:
-    return _is_among(SECRET_NAMES, name)
+def is_secret_name(
+    name: str, *, is_number: bool = False, patterns: tuple[str, ...] = SECRET_NAMES
+) -> bool:
+    """Whether a value under this name is a secret; a number under the name of tokens is a count."""
+    spelled = re.sub(r"[-. ]", "_", name.lower())
+    if is_number and spelled.endswith(("token", "tokens")):
+        return False
+    return any(fnmatchcase(spelled, pattern) for pattern in patterns)
 
 
 def has_credentials(text: str) -> bool:
@@ -140,26 +146,12 @@ def _redacted_user(found: re.Match[str]) -> str:
 
 
 def _redacted_parameter(found: re.Match[str]) -> str:
-    name = found["name"]
-    is_secret = is_secret_name(name) or _is_among(_SECRET_PARAMETERS, name)
-    is_count = found["value"].isdecimal() and _may_be_counted(name)
-    return found["start"] + _HIDDEN if is_secret and not is_count else found[0]
+    is_number, patterns = found["value"].isdecimal(), (*SECRET_NAMES, *_SECRET_PARAMETERS)
+    is_secret = is_secret_name(found["name"], is_number=is_number, patterns=patterns)
+    return found["start"] + _HIDDEN if is_secret else found[0]
 
 
 def _is_secret(name: str, value: Any) -> bool:
     if has_credentials(name) or (isinstance(value, str) and has_credentials(value)):
         return True
-    is_count = isinstance(value, (int, float)) and _may_be_counted(name)
-    return is_secret_name(name) and not is_count
-
-
-def _is_among(patterns: tuple[str, ...], name: str) -> bool:
-    return any(fnmatchcase(_spelled(name), pattern) for pattern in patterns)
-
-
-def _may_be_counted(name: str) -> bool:
-    return _spelled(name).endswith(("token", "tokens"))
-
-
-def _spelled(name: str) -> str:
-    return re.sub(r"[-. ]", "_", name.lower())
+    return is_secret_name(name, is_number=isinstance(value, (int, float)))

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
 from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
-from capsule_tasks.runs.contexts import SavedContext
+from capsule_tasks.runs.contexts import SavedContext, problem_in
 from capsule_tasks.runs.identity import AgentGraph, AgentId, AgentNode, ToolKey
-from capsule_tasks.runs.jsonable import problem_in
 from capsule_tasks.runs.redaction import without_secrets
 from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, VERSION_FIELD, Part, migrated
 
@@ -158,7 +157,7 @@ class RunState(Part, frozen=True):
         at_ms: int = 0,
     ) -> RunState:
         """Approve a waiting call; with `always` also every later call of its tool by its agent."""
-        return self._decided(call_id, tool, agent, approved=True, always=always, by=by, at_ms=at_ms)
+        return self._decided(call_id, tool, agent, always, approved=True, by=by, at_ms=at_ms)
 
     def reject(
         self,
@@ -172,8 +171,8 @@ class RunState(Part, frozen=True):
         at_ms: int = 0,
     ) -> RunState:
         """Reject a waiting call; the message is for the model."""
-        decision = {"always": always, "message": message, "by": by, "at_ms": at_ms}
-        return self._decided(call_id, tool, agent, approved=False, **decision)
+        decision = {"approved": False, "message": message, "by": by, "at_ms": at_ms}
+        return self._decided(call_id, tool, agent, always, **decision)
 
     def with_calls(self, calls: Iterable[PendingCall]) -> RunState:
         """The state with more waiting calls.
@@ -221,7 +220,12 @@ class RunState(Part, frozen=True):
         return next((use.tools for use in self.tool_use if use.agent == agent), ())
 
     def _decided(
-        self, call_id: str, tool: ToolKey | None, agent: AgentId | None, **decision: Any
+        self,
+        call_id: str,
+        tool: ToolKey | None,
+        agent: AgentId | None,
+        always: bool,
+        **fields: Any,
     ) -> RunState:
         found = [
             (state, call)
@@ -233,7 +237,9 @@ class RunState(Part, frozen=True):
         if len(found) > 1:
             raise UnknownCall(call_id, f"{len(found)} calls have that id; give tool= and agent=")
         [(owner, call)] = found
-        return _with_approvals(self, owner, owner.approvals.with_decision(call, **decision))
+        decision = Decision(tool=call.tool, agent=call.agent, **fields)
+        approvals = owner.approvals.with_decision(call, decision, always=always)
+        return _with_approvals(self, owner, approvals)
 
     def _identities(self) -> set[AgentId]:
         book = self.approvals

@@ -46,10 +46,7 @@ class Index:
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings
         self._keys = ApprovalKeys(settings.prefix)
-
-    @property
-    def channel(self) -> str:
-        return self._keys.channel
+        self.channel = self._keys.channel
 
     def add(
         self,
@@ -67,7 +64,7 @@ class Index:
         added_ms: list[int] = []
         for (agent, tool), parts in groups.items():
             call = scripts.approvals_add.call(
-                self._of_call(agent, tool), ttl_ms=ttl_ms, parts=parts
+                CallKeys(agent, tool, self._settings.prefix), ttl_ms=ttl_ms, parts=parts
             )
             reply = yield from call_script(call, self._settings.retry)
             added_ms.append(int(reply[1]))
@@ -75,13 +72,10 @@ class Index:
 
     def drop(self, entry: Entry, *, idle_ms: int) -> Operation[bool]:
         """Drop a call, unless it was added less than `idle_ms` ago; whether it was dropped."""
-        keys = self._of_call(entry.agent, entry.tool)
+        keys = CallKeys(entry.agent, entry.tool, self._settings.prefix)
         call = scripts.approvals_drop.call(keys, member=_member(entry), idle_ms=idle_ms)
         reply = yield from call_script(call, self._settings.retry)
         return int(reply[1]) == 1
-
-    def _of_call(self, agent: str, tool: str) -> CallKeys:
-        return CallKeys(agent, tool, self._settings.prefix)
 
     def page(
         self, agent: str | None, tool: str | None, after: str, count: int

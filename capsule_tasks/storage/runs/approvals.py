@@ -22,16 +22,17 @@ from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named
 from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.approval_index import IDLE_MS, Entry
-from capsule_tasks.storage.runs.checks import OptionalText, PageSize, check_names
-from capsule_tasks.storage.runs.core import RunCore, pack, unpack
-from capsule_tasks.storage.runs.replies import refusal, status_of
+from capsule_tasks.storage.runs.core import RunCore, pack, refusal, status_of, unpack
 from capsule_tasks.storage.runs.types import (
     Expired,
+    OptionalText,
+    PageSize,
     PendingApproval,
     PendingApprovalPage,
     Resolved,
     StoredDecision,
     Sweep,
+    check_names,
 )
 from capsule_tasks.storage.scripts import Code
 

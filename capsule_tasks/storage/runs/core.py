@@ -10,17 +10,27 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import msgspec
 
 from capsule_tasks.errors import (
+    CallChanged,
+    CallNotApproved,
     InvalidSetting,
     LeaseLost,
     LeaseMissing,
     RunClaimed,
+    RunClaimLost,
+    RunConflict,
+    RunEnded,
     RunExists,
+    RunNotFound,
+    RunParked,
     RunTooLarge,
     StorageError,
+    UnknownCall,
+    UnreadableSchema,
 )
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import HistorySettings, RunSettings, Text, check_value
@@ -33,32 +43,25 @@ from capsule_tasks.storage.leases import lease_left_s
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named, refused
 from capsule_tasks.storage.runs import approval_index, scripts
 from capsule_tasks.storage.runs.approval_index import Entry, Index
-from capsule_tasks.storage.runs.checks import (
+from capsule_tasks.storage.runs.locations import RunLocations
+from capsule_tasks.storage.runs.types import (
+    ENDED,
+    ApprovalRequest,
+    CallStart,
+    CallStarts,
+    Cancelled,
+    Claim,
+    Committed,
+    Decisions,
     OptionalText,
+    PlannedCall,
+    RunRecord,
+    Status,
     Turn,
     check_calls,
     check_claim,
     check_names,
     check_outputs,
-)
-from capsule_tasks.storage.runs.locations import RunLocations
-from capsule_tasks.storage.runs.replies import (
-    call_start_of,
-    claim_of,
-    refusal,
-    status_of,
-    text_of,
-)
-from capsule_tasks.storage.runs.types import (
-    ENDED,
-    ApprovalRequest,
-    CallStarts,
-    Cancelled,
-    Claim,
-    Committed,
-    PlannedCall,
-    RunRecord,
-    Status,
     pending_approval,
     time_of,
 )
@@ -68,6 +71,7 @@ INDEX_ATTEMPTS = 5
 
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
+_decisions = msgspec.msgpack.Decoder(Decisions).decode
 
 
 class RunCore:
@@ -138,8 +142,9 @@ class RunCore:
         """
         escaped("incarnation", incarnation)
         check_names("readable", readable)
+        prefix, retry = self.settings.prefix, self.settings.retry
         session_id, keys = yield from self.locations.find(run_id)
-        left_s = yield from self._lease_left_s(incarnation)
+        left_s = yield from lease_left_s(incarnation, prefix, retry)
         if not left_s:
             raise LeaseMissing(incarnation) if left_s is None else LeaseLost(incarnation)
         # One id for all attempts: a repeat of the call means the attempt that was granted.
@@ -159,7 +164,7 @@ class RunCore:
             if reply[0] != Code.HELD or steal == int(reply[2]):
                 raise refusal(run_id, reply, tuple(readable))
             owner, token = reply[1].decode(), int(reply[2])
-            if not owner or (yield from self._lease_left_s(owner)):
+            if not owner or (yield from lease_left_s(owner, prefix, retry)):
                 raise RunClaimed(run_id, owner)
             steal = token
 
@@ -367,9 +372,6 @@ class RunCore:
                 break
         return reply
 
-    def _lease_left_s(self, incarnation: str) -> Operation[float | None]:
-        return lease_left_s(incarnation, self.settings.prefix, self.settings.retry)
-
     def _history_of(self, claim: Claim, history: History | SyncHistory | None) -> HistoryCore:
         if history is None:
             settings = HistorySettings(prefix=self.settings.prefix)
@@ -400,3 +402,67 @@ class RunCore:
         check_value("schema", schema, Text)
         check_value("agent", agent, Text)
         check_calls("approval_requests", requests, ApprovalRequest)
+
+
+def refusal(run_id: str, reply: Reply, readable: tuple[str, ...] = ()) -> Exception:
+    detail = reply[1].decode() if len(reply) > 1 and isinstance(reply[1], bytes) else ""
+    match reply[0]:
+        case Code.MISSING:
+            return RunNotFound(run_id)
+        case Code.WAITING if not detail:
+            return RunParked(run_id, int(reply[1]))
+        case Code.UNREADABLE:
+            return UnreadableSchema(detail, readable)
+        case Code.CONFLICT:
+            return RunConflict(run_id, int(reply[1]))
+    about_run, about_call = _ABOUT_RUN.get(reply[0]), _ABOUT_CALL.get(reply[0])
+    if about_run is not None:
+        return about_run(run_id, detail)
+    return about_call(detail) if about_call else refused(reply, f"run {run_id!r:.100}")
+
+
+_ABOUT_RUN: dict[int, Callable[[str, str], Exception]] = {
+    Code.ENDED: RunEnded,
+    Code.HELD: RunClaimed,
+    Code.STALE: RunClaimLost,
+}
+_ABOUT_CALL: dict[int, Callable[[str], Exception]] = {
+    Code.WAITING: CallNotApproved,
+    Code.CHANGED: lambda call: CallChanged(call, "it had another tool or other arguments"),
+    Code.FINISHED: lambda call: CallChanged(call, "it gave another output"),
+    Code.UNKNOWN: lambda call: UnknownCall(call, "it was never started", "cannot be finished"),
+}
+
+
+def claim_of(run_id: str, session_id: str, reply: Reply) -> Claim:
+    _, token, revision, turn, cancel, schema, agent, snapshot, decisions, updated = reply
+    return Claim(
+        run_id=run_id,
+        session_id=session_id,
+        token=int(token),
+        revision=int(revision),
+        turn=int(turn),
+        schema=schema.decode(),
+        agent=agent.decode(),
+        snapshot=snapshot,
+        decisions=_decisions(decisions),
+        cancelled_by=text_of(cancel),
+        updated_us=int(updated),
+    )
+
+
+def call_start_of(call: PlannedCall, reply: Reply) -> CallStart:
+    match reply[0]:
+        case Code.FINISHED:
+            return CallStart(call.call_id, "finished", output=reply[1])
+        case Code.UNCERTAIN:
+            return CallStart(call.call_id, "uncertain", started_at=time_of(int(reply[1])))
+    return CallStart(call.call_id, "go")
+
+
+def status_of(value: bytes) -> Status:
+    return cast("Status", value.decode())  # the scripts write no other
+
+
+def text_of(value: bytes) -> str | None:
+    return value.decode() or None

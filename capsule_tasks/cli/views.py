@@ -10,16 +10,7 @@ import msgspec
 
 from capsule_tasks.cli.terminal import ControlSequenceFilter, cleaned, without_controls
 from capsule_tasks.client import Event, Failure, GroupState
-from capsule_tasks.protocol.events import (
-    Accepted,
-    AttemptClaimed,
-    AttemptEnded,
-    Ended,
-    Outcome,
-    Stacks,
-    UnknownEvent,
-)
-from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress
+from capsule_tasks.protocol import events, messages
 from capsule_tasks.storage.executions.types import RecentEntry
 
 _BAR = 30
@@ -33,7 +24,7 @@ def as_json(event: Event) -> str:
     fields["t"] = getattr(message.__struct_config__, "tag", None) or "unknown"
     for name in ("timestamp", "execution_id"):
         fields.pop(name, None)
-    if not isinstance(message, InputRequest):
+    if not isinstance(message, messages.InputRequest):
         fields.pop("id", None)
     return format_line({"event": event.id, "at": event.at, **fields})
 
@@ -50,7 +41,7 @@ class EventPrinter:
 
     def show(self, event: Event) -> None:
         message = event.message
-        if isinstance(message, Output):
+        if isinstance(message, messages.Output):
             text = message.data if self._raw else self._filters[message.stream].feed(message.data)
             if text:
                 # click strips colours from piped text; with `--raw` they stay.
@@ -69,31 +60,31 @@ class EventPrinter:
 
 def _describe(message: Any, respond_with: str) -> str:
     match message:
-        case AttemptClaimed():
+        case events.AttemptClaimed():
             return f"-- claimed by {cleaned(message.worker)}"
-        case Progress():
+        case messages.Progress():
             total = f"/{message.total:g}" if message.total is not None else ""
             note = f" {cleaned(message.note)}" if message.note else ""
             return f"-- {message.done:g}{total}{note}"
-        case InputRequest():
+        case messages.InputRequest():
             return f"-- question: {cleaned(message.prompt)}\n-- respond with: {respond_with}"
-        case Gap():
+        case messages.Gap():
             return f"-- {message.lost_bytes} bytes in {message.lost_messages} events are missing"
-        case AttemptEnded():
+        case events.AttemptEnded():
             detail = f" ({cleaned(message.detail)})" if message.detail else ""
             return f"-- attempt ended: {message.outcome}{detail}; another attempt follows"
-        case Ended():
+        case events.Ended():
             return f"-- {message.outcome}{_why(message)}"
-        case Stacks():
+        case events.Stacks():
             return without_controls(message.text)
-        case UnknownEvent():
+        case events.UnknownEvent():
             return f"-- event of an unknown type: {cleaned(message.type)}"
-        case Accepted():
+        case events.Accepted():
             return ""
     return ""
 
 
-def _why(ended: Ended) -> str:
+def _why(ended: events.Ended) -> str:
     if ended.type:
         return f": {cleaned(ended.type)}: {cleaned(ended.message)}"
     return f": {cleaned(ended.result_text)}" if ended.result_text else ""
@@ -102,7 +93,11 @@ def _why(ended: Ended) -> str:
 def exit_status(event: Event | None) -> int:
     """0 if the execution succeeded, else 1."""
     message = event.message if event is not None else None
-    return 0 if isinstance(message, Ended) and message.outcome == Outcome.SUCCEEDED else 1
+    return (
+        0
+        if isinstance(message, events.Ended) and message.outcome == events.Outcome.SUCCEEDED
+        else 1
+    )
 
 
 def bar(state: GroupState) -> str:
@@ -119,7 +114,7 @@ def counts(state: GroupState) -> str:
 
 def group_status(state: GroupState | None) -> int:
     """0 if every member of the group succeeded, else 1."""
-    return 0 if state and state.counts.get(Outcome.SUCCEEDED, 0) >= state.total else 1
+    return 0 if state and state.counts.get(events.Outcome.SUCCEEDED, 0) >= state.total else 1
 
 
 def format_line(record: dict[str, Any]) -> str:

@@ -60,9 +60,8 @@ def redis_url(app: Any) -> str | None:
     return redis_of_broker(app) or redis_of_backend(app)
 
 
-def needed_redis_url() -> str:
-    """The Redis of the running task's app; InvalidSetting if the app names none."""
-    app = app_of_task()
+def needed_redis_url(app: Any) -> str:
+    """The Redis of an app; InvalidSetting if the app names none."""
     url = redis_url(app)
     if url is None:
         scheme = _first(app.conf.broker_url).partition(":")[0]

@@ -108,7 +108,7 @@ class Steps:
         return execution_id
 
     def _store_of(self, kind: Callable[[str], Any]) -> Any:
-        store = self._store or given_store() or needed_redis_url()
+        store = self._store or given_store() or needed_redis_url(app_of_task())
         return _shared(kind, store) if isinstance(store, str) else store
 
 

@@ -6,8 +6,8 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import celery
@@ -89,22 +89,14 @@ def _is_in_loop() -> bool:
 
 def _run_on_thread(task: Any, coroutine: Any) -> Any:
     """Run the coroutine on a thread's loop: the caller's loop runs and cannot be entered again."""
-    outcome: list[Any] = []
     request, context = task.request_stack.top, contextvars.copy_context()
 
-    def run() -> None:
+    def run() -> Any:
         task.request_stack.push(request)
         try:
-            outcome.extend((True, asyncio.run(coroutine)))
-        except BaseException as error:  # noqa: BLE001 - the caller's, whatever it is
-            outcome.extend((False, error))
+            return asyncio.run(coroutine)
         finally:
             task.request_stack.pop()
 
-    thread = threading.Thread(target=context.run, args=(run,), name="capsule-eager")
-    thread.start()
-    thread.join()
-    is_value, value = outcome
-    if is_value:
-        return value
-    raise value
+    with ThreadPoolExecutor(1, "capsule-eager") as executor:
+        return executor.submit(context.run, run).result()

@@ -17,9 +17,8 @@ from queue import Queue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from capsule_tasks.client.configuration import retention_settings
-from capsule_tasks.client.redis_location import redis_of_backend, redis_url
+from capsule_tasks.client.redis_location import needed_redis_url, redis_of_backend
 from capsule_tasks.client.watching.watcher import ExecutionWatcher
-from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.system.service import ThreadService
 
@@ -80,12 +79,7 @@ class WatchThread:
 
     async def watcher(self, app: Any) -> ExecutionWatcher:
         """The running loop's watcher of the app's Redis, closed when the loop shuts down."""
-        url = redis_url(app)
-        if url is None:
-            raise InvalidSetting(
-                "capsule_redis_url", None, "the URL of the Redis that the streams are in"
-            )
-        source = url, retention_settings(app), redis_of_backend(app)
+        source = needed_redis_url(app), retention_settings(app), redis_of_backend(app)
         loop = asyncio.get_running_loop()
         with self._lock:
             if (of_loop := self._watchers.get(loop)) is None:

@@ -8,14 +8,7 @@ own channel rings, if the backend is a Redis, and otherwise ever more seldom.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -85,7 +78,7 @@ class ExecutionWatcher:
         await self.connection.close()
 
     @asynccontextmanager
-    async def ringing(self, channel: str, ringing: asyncio.Event) -> AsyncIterator[None]:
+    async def ringing(self, channel: str, ringing: asyncio.Event) -> AsyncGenerator[None, None]:
         """Set the event at each doorbell of the channel."""
 
         def ring(_message: bytes | None) -> None:

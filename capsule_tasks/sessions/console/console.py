@@ -49,7 +49,7 @@ class Console:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
         try:
-            await self._interruptible(asyncio.create_task(self._start()))
+            await self._interruptible(self._start())
             return await self._serve()
         except CapsuleError as error:
             self._frontend.error(_in_full(error))
@@ -80,12 +80,11 @@ class Console:
         with contextlib.suppress(Leave):
             while True:
                 try:
-                    block = await self._interruptible(asyncio.create_task(self._read_block()))
+                    block = await self._interruptible(self._read_block())
                     if block.strip():
                         self._is_idle = False
                         work = self._obey(block) if block.startswith(":") else self._execute(block)
-                        attempt = asyncio.create_task(self._attempt(work))
-                        is_well = await self._interruptible(attempt)
+                        is_well = await self._interruptible(self._attempt(work))
                 except asyncio.CancelledError:
                     if not self._frontend.is_interactive:
                         raise
@@ -95,15 +94,16 @@ class Console:
 
     async def _stop(self) -> None:
         try:
-            await self._interruptible(asyncio.create_task(self._session.shutdown()))
+            await self._interruptible(self._session.shutdown())
         except asyncio.CancelledError:
             self._interrupt = lambda: None
             await self._session.terminate()
         await self._listen()  # what `atexit` and `finally` wrote
         await self._frontend.close()
 
-    async def _interruptible(self, task: asyncio.Task[T]) -> T:
-        """Wait for `task` and return its result; Ctrl-C cancels the task."""
+    async def _interruptible(self, work: Coroutine[object, object, T]) -> T:
+        """Do the work as a task, which Ctrl-C cancels."""
+        task = asyncio.create_task(work)
         self._interrupt = task.cancel
         return await task
 

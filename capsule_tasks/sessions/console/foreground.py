@@ -7,18 +7,7 @@ import time
 from contextlib import aclosing
 
 from capsule_tasks.errors import UnknownInputRequest
-from capsule_tasks.protocol.messages import (
-    Error,
-    ErrorKind,
-    Gap,
-    InputClosed,
-    InputRequest,
-    Message,
-    Output,
-    Progress,
-    Result,
-    new_id,
-)
+from capsule_tasks.protocol import messages as wire
 from capsule_tasks.sessions.console.frontend import ANSWER_PROMPT, Frontend
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.stopping import StopOutcome
@@ -34,7 +23,7 @@ class Foreground:
     def __init__(self, session: Session, frontend: Frontend) -> None:
         self._session = session
         self._frontend = frontend
-        self._id = new_id()
+        self._id = wire.new_id()
         self._answers: dict[str, asyncio.Task[None]] = {}
         self._asking = asyncio.Lock()  # one question after another
         self._running: asyncio.Task[bool] | None = None
@@ -67,12 +56,12 @@ class Foreground:
         remark = _remark(message)
         if remark:
             self._frontend.note(remark)
-        return isinstance(message, Result)
+        return isinstance(message, wire.Result)
 
-    def _show(self, message: Message) -> None:
-        if isinstance(message, InputRequest):
+    def _show(self, message: wire.Message) -> None:
+        if isinstance(message, wire.InputRequest):
             self._answers[message.id] = asyncio.create_task(self._answer(message))
-        elif isinstance(message, InputClosed):
+        elif isinstance(message, wire.InputClosed):
             answering = self._answers.pop(message.request_id, None)
             if answering is not None and message.reason != "answered":
                 answering.cancel()
@@ -81,7 +70,7 @@ class Foreground:
         else:
             show(self._frontend, message)
 
-    async def _answer(self, question: InputRequest) -> None:
+    async def _answer(self, question: wire.InputRequest) -> None:
         async with self._asking:
             self._frontend.output("stdout", question.prompt)
             line = await self._frontend.next_line(ANSWER_PROMPT, password=question.password)
@@ -103,21 +92,21 @@ class Foreground:
         return outcome, (time.monotonic() - started_at) * 1000
 
 
-def show(frontend: Frontend, message: Message) -> None:
+def show(frontend: Frontend, message: wire.Message) -> None:
     """Show one message that is not about a question."""
     match message:
-        case Output():
+        case wire.Output():
             frontend.output(message.stream, message.data)
-        case Gap():
+        case wire.Gap():
             frontend.note(f"{message.lost_bytes} bytes of {message.stream} were dropped here")
-        case Progress():
+        case wire.Progress():
             of = f" of {message.total:g}" if message.total is not None else ""
             frontend.note(f"{message.done:g}{of} {message.note}".rstrip())
-        case Error():
+        case wire.Error():
             frontend.error(message.traceback or _in_short(message))
-        case Result(is_repr=True):
+        case wire.Result(is_repr=True):
             frontend.answer(str(message.value), f"repr only, of type {message.type_name}")
-        case Result() if message.value is not None:
+        case wire.Result() if message.value is not None:
             frontend.answer(_repr(message.value))
 
 
@@ -128,20 +117,20 @@ def _repr(value: object) -> str:
         return f"<{type(value).__name__}: {fault}>"
 
 
-def _in_short(error: Error) -> str:
+def _in_short(error: wire.Error) -> str:
     lines = [f"{error.type}: {error.message}", *error.notes]
     if error.stack:
         lines += ["last known stack:", error.stack]
     return "\n".join(lines)
 
 
-def _remark(end: Message) -> str:
+def _remark(end: wire.Message) -> str:
     """A note about the session if it did not stay usable."""
     match end:
-        case Error(kind=ErrorKind.KILLED):
+        case wire.Error(kind=wire.ErrorKind.KILLED):
             return "the names are gone with the child; a new one takes its place"
-        case Error(kind=ErrorKind.LOST):
+        case wire.Error(kind=wire.ErrorKind.LOST):
             return "the names are gone with the child; :restart starts a new one"
-        case Error(type="SystemExit"):
+        case wire.Error(type="SystemExit"):
             return "the session goes on; :quit leaves it"
     return ""

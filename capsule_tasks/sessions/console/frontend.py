@@ -56,7 +56,8 @@ class Frontend:
 
     def output(self, stream: Stream, text: str) -> None:
         """Show what code wrote, as it is."""
-        self._write(_file(stream), text, _RED if stream == "stderr" else "")
+        file, style = (sys.stdout, "") if stream == "stdout" else (sys.stderr, _RED)
+        self._write(file, text, style)
 
     def answer(self, text: str, mark: str = "") -> None:
         """Show a value or what a command found out, with a mark behind it."""
@@ -138,7 +139,3 @@ def _hidden_typing() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(_STDIN, termios.TCSADRAIN, mode)
-
-
-def _file(stream: Stream) -> TextIO:
-    return sys.stdout if stream == "stdout" else sys.stderr

@@ -47,20 +47,20 @@ def test_the_setting_goes_before_the_environment_and_that_before_celerys_own(
     monkeypatch.setenv("CAPSULE_REDIS_URL", "redis://environment/2")
     assert redis_url(app) == "redis://environment/2"
     app.conf.capsule_redis_url = "rediss+sentinel://a,b/main/0"
-    assert redis_url(app) == needed_redis_url() == "rediss+sentinel://a,b/main/0"
+    assert redis_url(app) == needed_redis_url(app) == "rediss+sentinel://a,b/main/0"
 
 
 def test_without_any_redis_the_error_says_what_to_set(app: Celery) -> None:
     app.conf.result_backend = "db+sqlite://"
     assert redis_url(app) is None
     with pytest.raises(InvalidSetting, match=r"capsule_redis_url.*CAPSULE_REDIS_URL"):
-        needed_redis_url()
+        needed_redis_url(app)
 
 
 def test_no_error_repeats_the_password_of_a_broker(app: Celery) -> None:
     app.conf.broker_url = "amqp://user:hunter2@host//"
     with pytest.raises(InvalidSetting, match="which is amqp://…") as caught:
-        needed_redis_url()
+        needed_redis_url(app)
     assert "hunter2" not in str(caught.value)
 
 

@@ -44,7 +44,7 @@ from capsule_tasks.protocol.messages import (
     Terminal,
 )
 from capsule_tasks.sessions import SessionPool
-from capsule_tasks.system.memory import give_back_freed_memory
+from capsule_tasks.system.usage import give_back_freed_memory
 
 log = logging.getLogger("capsule_tasks.taskpool")
 

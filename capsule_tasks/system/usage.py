@@ -6,11 +6,13 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from capsule_tasks.system.portable import PROC
+from capsule_tasks.system.prctl import libc
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_trim: Callable[[int], int] | None = getattr(libc, "malloc_trim", None)  # glibc alone has it
 
 
 def thread_count(pid: int) -> int:
@@ -44,6 +46,16 @@ def proportional_bytes(pid: int) -> int:
         return int(rollup.partition("\nPss:")[2].split(None, 1)[0]) * 1024
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def give_back_freed_memory() -> None:
+    """Have the allocator return freed memory to the system; takes some milliseconds.
+
+    glibc maps large blocks one by one, but raises its threshold for that to the largest block that
+    was freed, 32 MiB at most. From then on large blocks are in its heap, and holes stay resident.
+    """
+    if _trim is not None:
+        _trim(0)
 
 
 def sizes_of_deleted(family: Iterable[int], directory: str) -> Iterator[int]:

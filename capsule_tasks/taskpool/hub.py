@@ -24,8 +24,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from capsule_tasks.system.descriptors import close_own, own_pipe
-from capsule_tasks.system.service import ThreadService
-from capsule_tasks.system.threads import DEFERRED_SIGNALS, set_mask
+from capsule_tasks.system.service import DEFERRED_SIGNALS, ThreadService, set_mask
 
 log = logging.getLogger("capsule_tasks.taskpool")
 

@@ -20,7 +20,7 @@ from capsule_tasks.protocol.messages import ErrorKind
 from capsule_tasks.sessions.stopping import KillReason
 from capsule_tasks.settings import LimitSettings, SandboxSettings
 from capsule_tasks.system.family import descendants, kill_descendants
-from capsule_tasks.system.sandbox.trees import sizes_in_tree
+from capsule_tasks.system.sandbox.directories import sizes_in_tree
 from capsule_tasks.system.usage import (
     proportional_bytes,
     resident_bytes,

@@ -72,8 +72,8 @@ def rebuild(failure: Raised) -> BaseException:
 
 def _made(kind: Any, args: list[Any], failure: Raised) -> BaseException:
     error: BaseException = kind.__new__(kind, *args)
-    error.args = tuple(args)
     _restore(error, failure)
+    error.args = tuple(args)
     for note in failure.notes:
         error.add_note(note)
     return error
@@ -95,18 +95,15 @@ def _safe_base(kind: type[BaseException]) -> type[BaseException]:
 
 def _restore(error: BaseException, failure: Raised) -> None:
     """Attributes that the constructors of Celery's own exceptions would have set."""
+    args, state = failure.args or [None], failure.state
     if isinstance(error, Retry):
         inner = failure.inner if isinstance(failure, Failure) else None
-        error.exc = rebuild(inner) if inner is not None else None
-        error.excs = inner.text if inner is not None else None
-        error.message = failure.args[0] if failure.args else None
-        error.when = failure.state.get("when")
-        error.is_eager = bool(failure.state.get("is_eager"))
-        error.sig = None
+        Retry.__init__(error, args[0], None, state.get("when"), bool(state.get("is_eager")))
+        if inner is not None:
+            error.exc, error.excs = rebuild(inner), inner.text
     elif isinstance(error, Reject):
-        error.reason = failure.args[0] if failure.args else None
-        error.requeue = bool(failure.state.get("requeue"))
+        Reject.__init__(error, args[0], bool(state.get("requeue")))
     elif isinstance(error, UnpickleableExceptionWrapper):  # Celery reads what it wraps
-        error.exc_module, error.exc_cls_name, error.exc_args, error.text = error.args
+        error.exc_module, error.exc_cls_name, error.exc_args, error.text = args
     elif isinstance(error, SystemExit):
-        error.code = failure.args[0] if failure.args else None
+        error.code = args[0]

@@ -92,21 +92,17 @@ class PoolRequest:
     ) -> Any:
         """With `return_ok` the failure is the task's own, which the child has stored."""
         with self._left_if_unreported():
-            return self._on_failure(exc_info, send_failed_event, return_ok)
-
-    def _on_failure(self: Any, exc_info: Any, send_failed_event: bool, return_ok: bool) -> Any:
-        error = exc_info.exception
-        error = error.exc if isinstance(error, ExceptionWithTraceback) else error
-        if isinstance(error, _ENDS_OF_THE_POOL) and not return_ok:
-            stored = self._stored_end()
-            if stored is not None and not self._runs_again(error, stored):
-                self._report_as_stored(stored, error)
-                return None
-            if isinstance(error, TimeLimitExceeded) and self._is_reported_by_timeout():
-                return None
-        return super().on_failure(  # type: ignore[misc]
-            exc_info, send_failed_event=send_failed_event, return_ok=return_ok
-        )
+            error = exc_info.exception
+            error = error.exc if isinstance(error, ExceptionWithTraceback) else error
+            if isinstance(error, _ENDS_OF_THE_POOL) and not return_ok:
+                stored = self._stored_end()
+                if stored is not None and not self._runs_again(error, stored):
+                    return self._report_as_stored(stored, error)
+                if isinstance(error, TimeLimitExceeded) and self._is_reported_by_timeout():
+                    return None
+            return super().on_failure(  # type: ignore[misc]
+                exc_info, send_failed_event=send_failed_event, return_ok=return_ok
+            )
 
     def _runs_again(self: Any, error: Exception, stored: dict[str, Any]) -> bool:
         """Whether a failure is left to the next delivery, as Celery has it.

@@ -58,11 +58,13 @@ class Revokes(ThreadService):
         """`listen` subscribes `ring` to announcements, where streams are on."""
         super().__init__()
         self._store = revoke_store(app)
-        self._hub = hub
+        # Celery's set belongs to the hub thread, where there is one.
+        self._learn_soon = hub.call_soon if hub is not None else lambda learn, found: learn(found)
         self._listen = listen
         self._poll_s = poll_s
         self._reread_s = reread_s
         self._is_announced = False
+        self._is_well = True
         self._changed = threading.Condition()
         self._new: deque[News] = deque()
         self._is_ringing = False
@@ -116,43 +118,42 @@ class Revokes(ThreadService):
     def run(self) -> None:
         store = self._store
         assert store is not None
-        unwritten: deque[News] = deque(maxlen=_MAX_WAITING)
-        is_over, is_well = False, True
+        is_over = False
         read_at = time.monotonic()
         due = read_at + self._poll_s
         while not is_over:
-            is_over, was_ringing = self._take(unwritten, due)
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: (
+                        (self._new and self._is_well) or self._is_ringing or self.stopping.is_set()
+                    ),
+                    max(0.0, due - time.monotonic()),
+                )
+                is_over = self.stopping.is_set()
+                was_ringing, self._is_ringing = self._is_ringing, False
             if was_ringing:
                 due = min(due, read_at + _GATHER_S)
             try:
-                while unwritten:
-                    store.add(*unwritten[0])
-                    unwritten.popleft()
+                while self._new:
+                    store.add(*self._new[0])
+                    self._new.popleft()
                 if time.monotonic() >= due:
-                    self._learn_soon(self._read(store))
+                    self._learn_soon(_learn, self._read(store))
                     read_at = time.monotonic()
                     due = read_at + (self._reread_s if self._is_announced else self._poll_s)
             except CapsuleError as fault:
-                if is_well:
+                if self._is_well:
                     log.warning("revokes cannot be written to Redis: %s", fault)
-                is_well = False
+                self._is_well = False
                 due = time.monotonic() + self._poll_s
             else:
-                is_well = True
+                self._is_well = True
         with self._reading:
             store.close()
 
-    def _take(self, unwritten: deque[News], due: float) -> tuple[bool, bool]:
-        """Wait until `due` at most; return whether to stop, and whether the doorbell rang."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._new or self._is_ringing or self.stopping.is_set(),
-                max(0.0, due - time.monotonic()),
-            )
-            unwritten += self._new
-            self._new.clear()
-            was_ringing, self._is_ringing = self._is_ringing, False
-            return self.stopping.is_set(), was_ringing
+    def _has_work(self) -> bool:
+        """While Redis fails, new revokes wait for the next try."""
+        return self._is_ringing or (self._is_well and bool(self._new))
 
     def _read(self, store: RevokeStore) -> Revoked:
         """Read new revokes; at intervals all, since Celery's set forgets sooner than Redis."""
@@ -164,13 +165,6 @@ class Revokes(ThreadService):
             if is_all:
                 self._read_all_at = now
             return found
-
-    def _learn_soon(self, found: Revoked) -> None:
-        """On the hub thread, whose set it is."""
-        if self._hub is not None and (found.ids or found.stamps):
-            self._hub.call_soon(_learn, found)
-        else:
-            _learn(found)
 
 
 def _learn(found: Revoked) -> None:

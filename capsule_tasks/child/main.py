@@ -18,8 +18,7 @@ import msgspec
 
 from capsule_tasks.child.boot import limits
 from capsule_tasks.child.control import ControlThread
-from capsule_tasks.child.executors import cells
-from capsule_tasks.child.executors.code import CodeExecutor
+from capsule_tasks.child.executors.code import CodeExecutor, fresh_main
 from capsule_tasks.child.executors.end_reporter import EndReporter
 from capsule_tasks.child.executors.executor import Executor
 from capsule_tasks.child.io.capture import Capture
@@ -125,7 +124,7 @@ def _run_session(
     outbox.pump.start()
     if config.tasks is None:
         sys.argv = [""]
-        sys.modules["__main__"] = cells.fresh_main()
+        sys.modules["__main__"] = fresh_main()
     module = sys.modules["__main__"]
     inputs.install()
     parts = (registry, outbox, end_reporter, capture, interrupter)
@@ -172,11 +171,10 @@ def _without_secrets(config: ChildSettings) -> ChildSettings:
 def _await_hello(control: socket.socket) -> Hello:
     header = _exactly(control, HEADER)
     frame = header + _exactly(control, int.from_bytes(header, "big"))
-    for message in MessageDecoder(ToChild, len(frame)).feed(frame):
-        if isinstance(message, Hello):
-            return message
+    (message,) = MessageDecoder(ToChild, len(frame)).feed(frame)
+    if not isinstance(message, Hello):
         raise BadFrame(f"the parent opened with a {type(message).__name__}, not with Hello")
-    raise BadFrame("the parent opened with an empty frame")
+    return message
 
 
 def _exactly(control: socket.socket, size: int) -> bytes:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from capsule_tasks.child.executors.cells import Cell
 from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.protocol.messages import Cancel, Checkpoint, ErrorKind, Execute, Restore
 
 if TYPE_CHECKING:
     import asyncio
+
+    from capsule_tasks.child.executors.code import Cell
 
 PendingStop = Callable[[], BaseException | None]
 """Called on the main thread: the exception to raise in an execution, or None if that is done."""

@@ -49,21 +49,18 @@ def main(descriptor: int, parent_pid: int, *imports: str) -> NoReturn:
 
 
 def detach_from_caller(descriptor: int) -> None:
-    """Give up what a copy must not share with its original, except one descriptor."""
-    _drop_descriptors(descriptor)
-    _make_room_for_marker()
+    """Give up what a copy must not share with its original, except one descriptor.
 
-
-def _drop_descriptors(kept: int) -> None:
-    """Replace descriptors that a copy must not keep by /dev/null.
-
-    No number becomes free. Objects of the original live on in the copy, and close their descriptor
-    when they are collected: by then its number could be a channel of a session, or a user's file.
+    The others are replaced by /dev/null, so that no number becomes free. Objects of the original
+    live on in the copy, and close their descriptor when they are collected: by then its number
+    could be a channel of a session, or a user's file.
     """
     null = os.open(os.devnull, os.O_RDWR)
+    kept = (0, 1, 2, null, descriptor)
     for number, target in descriptors.targets().items():
-        if number > 2 and number not in (kept, null) and not descriptors.is_kept(number, target):
+        if number not in kept and not descriptors.is_kept(number, target):
             os.dup2(null, number, inheritable=False)
+    _make_room_for_marker()
 
 
 def _make_room_for_marker() -> None:
@@ -129,16 +126,10 @@ def _end_threads() -> None:
     ours = [thread.name for thread in threading.enumerate()]
     if len(ours) > 1:
         raise RuntimeError(f"the imports left Python threads running: {', '.join(ours[1:])}")
-    native = _native_threads()
-    if native > 1:
-        raise RuntimeError(f"the imports left {native - 1} native threads that survive a fork")
-
-
-def _native_threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
+    with contextlib.suppress(OSError):  # there is no /proc here
+        native = len(os.listdir("/proc/self/task"))
+        if native > 1:
+            raise RuntimeError(f"the imports left {native - 1} native threads that survive a fork")
 
 
 class _SpareChild:
@@ -193,27 +184,20 @@ class _SpareChild:
 
 def _serve(connection: socket.socket) -> None:
     decode = msgspec.msgpack.Decoder(Fork).decode
-    spare: _SpareChild | None = None
     while True:
-        if spare is None:
-            with contextlib.suppress(
-                OSError
-            ):  # the next request tries again, and reports the error
-                spare = _SpareChild(connection)
+        spare: _SpareChild | None = None
+        with contextlib.suppress(OSError):  # the request tries again, and reports the error
+            spare = _SpareChild(connection)
         data, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, _MAX_DESCRIPTORS)
         if not data:
             return
-        request = decode(data)
+        answer = Forked(id=decode(data).id)
         try:
-            pid = _send_descriptors(spare, connection, data, descriptors)
+            answer.pid = _send_descriptors(spare, connection, data, descriptors)
         except OSError as fault:
-            answer = Forked(id=request.id, error=str(fault))
-        else:
-            answer = Forked(id=request.id, pid=pid)
-        finally:
-            spare = None
-            for descriptor in descriptors:
-                os.close(descriptor)
+            answer.error = str(fault)
+        for descriptor in descriptors:
+            os.close(descriptor)
         with contextlib.suppress(ConnectionError):  # the parent has closed its end
             connection.send(msgspec.msgpack.encode(answer))
 
@@ -235,7 +219,10 @@ def _await_request(requests: socket.socket, between: int) -> NoReturn:
     try:
         while os.getppid() == between:
             os.sched_yield()
-        _reseed()
+        if numbers := sys.modules.get("numpy.random"):
+            # Python's own generator is seeded by a handler of the fork. Without this, NumPy's
+            # global generator would draw the same numbers in every copy.
+            numbers.seed()
         with requests:
             data, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, _MAX_DESCRIPTORS)
         if data:
@@ -270,16 +257,6 @@ def _handled_signals() -> tuple[int, ...]:
     """Signals without their default effect. Cached: all children inherit the same from imports."""
     candidates = signal.valid_signals().difference(_UNCHANGED_SIGNALS)
     return tuple(n for n in candidates if signal.getsignal(n) is not signal.SIG_DFL)
-
-
-def _reseed() -> None:
-    """Seed NumPy's global generator again: it would draw the same numbers in every copy.
-
-    Python's own generator is seeded by a handler of the fork.
-    """
-    numbers = sys.modules.get("numpy.random")
-    if numbers is not None:
-        numbers.seed()
 
 
 def _take_environment(request: Fork) -> None:

@@ -77,7 +77,7 @@ class Tracer(msgspec.Struct, eq=False):
         text = None if text is None else sendable(str(text))
         return TaskResult(execution_id=execution_id, text=text, runtime_s=runtime_s)
 
-    def enter_trace(self, call: TaskCall) -> tuple[Any, Any, float | None, Any]:
+    def enter_trace(self, call: TaskCall) -> Any:
         task = self.tasks[call.name]
         body = call.body.decode("utf-8", "surrogatepass") if call.is_text else call.body
         content = self.loads(body, call.content_type, call.content_encoding, accept=self.accept)
@@ -87,10 +87,7 @@ class Tracer(msgspec.Struct, eq=False):
             {"args": args, "kwargs": kwargs, "hostname": self.hostname, "is_eager": False},
             **embed or {},
         )
-        outcome: tuple[Any, Any, float | None, Any] = task.__trace__(
-            call.task_id, args, kwargs, request
-        )
-        return outcome
+        return task.__trace__(call.task_id, args, kwargs, request)
 
 
 def _parse_protocol_1(content: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
@@ -165,18 +162,16 @@ class BlockingTaskExecutor(_TaskExecutor, kw_only=True):
 
     def _serve(self) -> None:
         while (execution := self.registry.first_waiting()) and not self.is_stopping:
-            if self._start(execution):
-                self._run_task(execution)
-
-    def _run_task(self, execution: Execution) -> None:
-        self.registry.claim_main_thread(execution)
-        message = self._run_alone(execution, self.context.copy())
-        if self.terminated_by:
-            # Its `finally` blocks have run. No result of it must be taken for the task's.
-            with contextlib.suppress(Exception):
-                self.tracer.send_shutdown()
-            _die_by(self.terminated_by)
-        self.end_reporter.finish(execution, message)
+            if not self._start(execution):
+                continue
+            self.registry.claim_main_thread(execution)
+            message = self._run_alone(execution, self.context.copy())
+            if self.terminated_by:
+                # Its `finally` blocks have run. No result of it must be taken for the task's.
+                with contextlib.suppress(Exception):
+                    self.tracer.send_shutdown()
+                _die_by(self.terminated_by)
+            self.end_reporter.finish(execution, message)
 
     def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
         """Do as a prefork worker does: the task sees SystemExit, then the process ends."""

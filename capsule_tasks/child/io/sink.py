@@ -113,7 +113,8 @@ class OutputSink:
             self._forward_late()
             return
         is_full = self.size >= self._full
-        ends_a_line = self._lines_at_once and self._ends_a_line()
+        # `parts[-1:]`, not `parts[-1]`: the pump may be emptying the list.
+        ends_a_line = self._lines_at_once and "".join(self.parts[-1:]).endswith("\n")
         if self._limit is not None:
             self._check_limit(self._limit)
         if is_full:
@@ -128,10 +129,6 @@ class OutputSink:
             self._leave_to_pump()
         if not was_with_pump:
             self._outbox.pump.add(self.flush_from_pump)
-
-    def _ends_a_line(self) -> bool:
-        last = self.parts[-1:]  # not `parts[-1]`: the pump may be emptying the list
-        return bool(last) and last[0].endswith("\n")
 
     def flush(self) -> None:
         """Send everything; waits for credit, or drops, as configured."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.executors import cells, checkpoints, outcomes
+from capsule_tasks.child.executors import checkpoints, code, outcomes
 from capsule_tasks.child.io.capture import CapturedStream, progress
 from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.child.registry import Execution, Registry, Stage
@@ -73,22 +73,22 @@ def stack(*functions: CodeType | Callable[..., Any], module: str = "__main__") -
 
 LOOP = interrupter_module.Interrupter.request_stop
 """Stands for any function of this package that holds something."""
-IN_USER_CODE = (cells.enter_blocking, USER)
+IN_USER_CODE = (code.enter_blocking, USER)
 WAIT = InterruptibleCondition.wait
 MAY_BE_STOPPED = {
-    "user code": (LOOP, cells.enter_blocking, USER),
-    "user code that called user code": (LOOP, cells.enter_blocking, USER, USER, USER),
-    "the entry itself": (LOOP, cells.enter_blocking),
-    "a coroutine": (LOOP, cells.enter_coroutine, USER),
+    "user code": (LOOP, code.enter_blocking, USER),
+    "user code that called user code": (LOOP, code.enter_blocking, USER, USER, USER),
+    "the entry itself": (LOOP, code.enter_blocking),
+    "a coroutine": (LOOP, code.enter_coroutine, USER),
     "a print that waits for credit": (
         LOOP,
-        cells.enter_blocking,
+        code.enter_blocking,
         USER,
         OutputSink.flush_if_due,
         OutputSink.flush,
         InterruptibleCondition.wait,
     ),
-    "progress": (LOOP, cells.enter_blocking, USER, progress),
+    "progress": (LOOP, code.enter_blocking, USER, progress),
     "a __repr__ of the result": (LOOP, outcomes.enter_result, outcomes.type_name, USER),
     "a __str__ of the error": (LOOP, outcomes.enter_error, outcomes.type_name, USER),
     "a __reduce__ in a checkpoint": (LOOP, checkpoints.enter_save, USER),
@@ -98,18 +98,18 @@ MUST_NOT = {
     "code of this package before any user code": (LOOP,),
     "user code outside of an execution": (USER,),
     "a callback of this package": (LOOP, USER),
-    "code of this package called by user code": (LOOP, cells.enter_blocking, USER, LOOP),
-    "user code called by code of this package": (LOOP, cells.enter_blocking, USER, LOOP, USER),
+    "code of this package called by user code": (LOOP, code.enter_blocking, USER, LOOP),
+    "user code called by code of this package": (LOOP, code.enter_blocking, USER, LOOP, USER),
     "output while it is sent": (
         LOOP,
-        cells.enter_blocking,
+        code.enter_blocking,
         USER,
         OutputSink.flush_if_due,
         OutputSink._send_ready,
     ),
     "the look at a condition": (
         LOOP,
-        cells.enter_blocking,
+        code.enter_blocking,
         USER,
         OutputSink.flush,
         InterruptibleCondition.wait,
@@ -133,15 +133,15 @@ def test_a_write_may_be_left_but_not_what_it_calls(interrupter: Interrupter) -> 
     sink: Any = None
     write = CapturedStream(1, lambda: None, lambda: sink).write
     write.__module__ = CapturedStream.__module__
-    assert interrupter.is_inside(stack(LOOP, cells.enter_blocking, USER, write))
+    assert interrupter.is_inside(stack(LOOP, code.enter_blocking, USER, write))
     assert not interrupter.is_inside(
-        stack(LOOP, cells.enter_blocking, USER, write, OutputSink.flush_if_due)
+        stack(LOOP, code.enter_blocking, USER, write, OutputSink.flush_if_due)
     )
 
 
 def test_a_module_of_the_user_is_not_taken_for_ours(interrupter: Interrupter) -> None:
     for name in ("capsule_tasks.childish", "capsule_tasks", "enter_here", 5, None):
-        user = stack(LOOP, cells.enter_blocking)
+        user = stack(LOOP, code.enter_blocking)
         user = SimpleNamespace(f_code=USER, f_globals={"__name__": name}, f_back=user)
         assert interrupter.is_inside(user)
 
@@ -168,7 +168,7 @@ def running(name: str = "e") -> Execution:
 
 
 def user_frame() -> Any:
-    frame = stack(LOOP, cells.enter_blocking, USER)
+    frame = stack(LOOP, code.enter_blocking, USER)
     frame.f_lasti = 0
     return frame
 
@@ -198,7 +198,7 @@ def test_a_stop_is_deferred_where_nothing_may_be_raised(interrupter: Any) -> Non
     one = running()
     interrupter._current = lambda: one
     interrupter.request_stop(one, ExecutionCancelled)
-    passes(interrupter, stack(LOOP, cells.enter_blocking, USER, LOOP))
+    passes(interrupter, stack(LOOP, code.enter_blocking, USER, LOOP))
     assert deferred_stop.is_pending
     with pytest.raises(ExecutionCancelled):
         interrupter._raise_in(user_frame())

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.executors import cells
-from capsule_tasks.child.executors.cells import (
+from capsule_tasks.child.executors import code
+from capsule_tasks.child.executors.code import (
     Compiler,
     enter_blocking,
     enter_coroutine,
@@ -232,7 +232,7 @@ def kept(compiler: Compiler) -> list[str]:
 def test_the_newest_sources_are_kept_up_to_a_number(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells, "_MAX_SOURCES", 3)
+    monkeypatch.setattr(code, "_MAX_SOURCES", 3)
     for number in range(10):
         compiler.compile(f"x = {number}", f"<n{number}>")
     assert kept(compiler) == ["<n7>", "<n8>", "<n9>"]
@@ -241,7 +241,7 @@ def test_the_newest_sources_are_kept_up_to_a_number(
 def test_the_newest_sources_are_kept_up_to_a_size(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells, "_MAX_SOURCE_CHARS", 100)
+    monkeypatch.setattr(code, "_MAX_SOURCE_CHARS", 100)
     for number in range(10):
         compiler.compile("#" * 40, f"<n{number}>")
     assert kept(compiler) == ["<n8>", "<n9>"]
@@ -252,8 +252,8 @@ def test_the_newest_sources_are_kept_up_to_a_size(
 def test_a_name_used_again_is_counted_once_and_is_the_newest(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells, "_MAX_SOURCES", 2)
-    monkeypatch.setattr(cells, "_MAX_SOURCE_CHARS", 100)
+    monkeypatch.setattr(code, "_MAX_SOURCES", 2)
+    monkeypatch.setattr(code, "_MAX_SOURCE_CHARS", 100)
     for name in ("<na>", "<nb>", "<na>", "<na>", "<na>"):
         compiler.compile("#" * 30, name)
     assert sorted(kept(compiler)) == ["<na>", "<nb>"]

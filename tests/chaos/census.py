@@ -71,7 +71,7 @@ class Census:
             if not handle.cancelled() and "capsule_tasks" in repr(handle)
         )
         kinds = (LiveChild, ExecutionStream)
-        found.update(type(o).__name__ for o in gc.get_objects() if isinstance(o, kinds))
+        found.update(type(o).__name__ for o in gc.get_objects() if issubclass(type(o), kinds))
         return found
 
     def _registered(self) -> list[Any]:

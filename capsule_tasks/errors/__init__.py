@@ -7,8 +7,7 @@ The modules are the domains:
 - `sessions`: sessions, pools, what confines them, and the channels to their children;
 - `executions`: executions, attempts, questions and results;
 - `storage`: Redis, histories, leases;
-- `runs`: durable runs, their snapshots, approvals and tool calls;
-- `steps`: steps of tasks.
+- `runs`: durable runs, their snapshots, approvals and tool calls; steps of tasks.
 
 A module is loaded when one of its names is first asked for (PEP 562): a session's child imports
 this package at every start.
@@ -17,14 +16,13 @@ this package at every start.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-_MODULES = ("base", "sessions", "executions", "storage", "steps", "runs")
+_MODULES = ("base", "sessions", "executions", "storage", "runs")
 
 if TYPE_CHECKING:
     from capsule_tasks.errors.base import *
     from capsule_tasks.errors.executions import *
     from capsule_tasks.errors.runs import *
     from capsule_tasks.errors.sessions import *
-    from capsule_tasks.errors.steps import *
     from capsule_tasks.errors.storage import *
 else:
 

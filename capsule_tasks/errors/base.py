@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 _MAX_SHOWN = 100
@@ -21,7 +22,7 @@ class CapsuleError(Exception):
             vars(self).update(zip(self._fields, args, strict=False), **named)
             if missing := [field for field in self._fields if not hasattr(self, field)]:
                 raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
-            args = (self._template.format_map(_Fields(self)),)
+            args = (_TEMPLATE.vformat(self._template, (self,), {}),)
         super().__init__(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -59,28 +60,20 @@ def described(template: str) -> Callable[[type[E]], type[E]]:
     return describe
 
 
-class _Fields:
-    """The fields of an error, as its template shows them."""
+class _Template(string.Formatter):
+    """Fills the template of an error with its fields and properties."""
 
-    def __init__(self, error: CapsuleError) -> None:
-        self._error = error
+    def get_value(self, key: int | str, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> object:
+        return getattr(args[0], str(key))
 
-    def __getitem__(self, name: str) -> _Shown:
-        return _Shown(getattr(self._error, name))
+    def convert_field(self, value: object, conversion: str | None) -> object:
+        return value if conversion is None else shortened(value, _MAX_SHOWN)
 
-
-class _Shown:
-    """One field, as a template shows it."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __format__(self, if_empty: str) -> str:
-        value = self._value
+    def format_field(self, value: object, if_empty: str) -> str:
         return (", ".join(value) if isinstance(value, tuple) else str(value)) or if_empty
 
-    def __repr__(self) -> str:
-        return shortened(self._value, _MAX_SHOWN)
+
+_TEMPLATE = _Template()
 
 
 def shortened(value: object, max_size: int) -> str:

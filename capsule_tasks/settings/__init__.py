@@ -3,12 +3,11 @@
 A setting is declared once, as a field of a `Settings` struct; a value outside its limits raises
 InvalidSetting, which names the setting, the value and the limits. The modules are the domains:
 
-- `child`, `sandbox`: what a child is sent in `Hello`;
-- `sessions`, `pools`: how a parent treats its children, and how many it keeps;
+- `child`: what a child is sent in `Hello`, its sandbox included;
+- `sessions`: how a parent treats its children, and how many it keeps;
 - `worker`: the `capsule_…` settings of a Celery app;
 - `executions`: what workers publish of tasks, and how long Redis retains it;
-- `runs`: durable runs, and steps of tasks;
-- `storage`: connections to Redis, retries, histories;
+- `storage`: connections to Redis, retries, histories, durable runs, steps of tasks;
 - `environment`: what the environment of a process says;
 - `declared`: how settings are declared.
 
@@ -20,8 +19,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 _MODULES = (
-    *("declared", "environment", "sandbox", "child"),  # a child needs no others
-    *("sessions", "pools", "storage", "executions", "runs", "worker"),
+    *("declared", "environment", "child"),  # a child needs no others
+    *("sessions", "storage", "executions", "worker"),
 )
 
 if TYPE_CHECKING:
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from capsule_tasks.settings.declared import *
     from capsule_tasks.settings.environment import *
     from capsule_tasks.settings.executions import *
-    from capsule_tasks.settings.pools import *
-    from capsule_tasks.settings.runs import *
-    from capsule_tasks.settings.sandbox import *
     from capsule_tasks.settings.sessions import *
     from capsule_tasks.settings.storage import *
     from capsule_tasks.settings.worker import *

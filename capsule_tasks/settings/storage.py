@@ -1,4 +1,4 @@
-"""Connections to Redis, how calls are retried, and histories."""
+"""Connections to Redis, how calls are retried, histories, durable runs, and the steps of tasks."""
 
 from capsule_tasks.settings.declared import (
     MIB,
@@ -7,6 +7,7 @@ from capsule_tasks.settings.declared import (
     PositiveSeconds,
     Seconds,
     Settings,
+    TimeToLive,
 )
 
 
@@ -45,4 +46,28 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     """Corrupt records kept for inspection; the newest stay."""
     prefix: str = "capsule"
     """The beginning of every key."""
+    retry: RetrySettings = RetrySettings()
+
+
+class RunSettings(Settings, frozen=True, kw_only=True):
+    """How long runs are kept, and how large what they store may be."""
+
+    ttl_s: TimeToLive = 30 * 86400.0
+    """From the last change of a run that has not ended: so long it may wait for a decision."""
+    ended_ttl_s: TimeToLive = 7 * 86400.0
+    """How long a run that its owner ended can be read; a run that was cancelled has `ttl_s`."""
+    max_snapshot_bytes: ByteCount = 16 * MIB
+    max_output_bytes: ByteCount = 8 * MIB
+    """The bytes of one tool call."""
+    prefix: str = "capsule"
+    retry: RetrySettings = RetrySettings()
+
+
+class StepSettings(Settings, frozen=True, kw_only=True):
+    """How steps of tasks are remembered."""
+
+    ttl_s: TimeToLive = 7 * 86400.0
+    """How long after its last step a task may be delivered again without repeating one."""
+    max_output_bytes: ByteCount = 8 * MIB
+    prefix: str = "capsule"
     retry: RetrySettings = RetrySettings()

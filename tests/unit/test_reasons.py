@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from capsule_tasks import errors
 
 PACKAGE = Path(capsule_tasks.__file__).parent
 _OWN = {
-    name: kind
-    for name, kind in vars(errors).items()
+    name
+    for module in pkgutil.iter_modules(errors.__path__, f"{errors.__name__}.")
+    for name, kind in vars(importlib.import_module(module.name)).items()
     if isinstance(kind, type) and issubclass(kind, errors.CapsuleError)
 }
 """Errors that always say something."""
@@ -26,7 +29,7 @@ def _in_log_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
         kinds = {
             node.id for node in ast.walk(handler.type or handler) if isinstance(node, ast.Name)
         }
-        if kinds <= _OWN.keys():
+        if kinds <= _OWN:
             continue
         for call in ast.walk(handler):
             if (

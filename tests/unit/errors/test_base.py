@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 import pytest
 
 from capsule_tasks import errors
@@ -9,7 +12,8 @@ from capsule_tasks.errors import reason_of
 
 _OWN = {
     name: kind
-    for name, kind in vars(errors).items()
+    for module in pkgutil.iter_modules(errors.__path__, f"{errors.__name__}.")
+    for name, kind in vars(importlib.import_module(module.name)).items()
     if isinstance(kind, type) and issubclass(kind, errors.CapsuleError)
 }
 """Errors that always say something."""

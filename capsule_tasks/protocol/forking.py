@@ -8,13 +8,6 @@ MARKER_ROOM = 64
 """Bytes that a template reserves in its environment for the marker of a fork."""
 
 
-class Loaded(msgspec.Struct, kw_only=True):
-    """The template's first message: it can be forked, or why it cannot."""
-
-    pid: int
-    error: str = ""
-
-
 class Fork(msgspec.Struct, kw_only=True):
     """Asks for a child. The child's descriptors are sent along."""
 
@@ -26,8 +19,11 @@ class Fork(msgspec.Struct, kw_only=True):
 
 
 class Forked(msgspec.Struct, kw_only=True):
-    """The answer to `Fork`: a pid, or why there is none."""
+    """The answer to `Fork`: a pid, or why there is none.
 
-    id: int
+    The template's first message, with the id 0, says that it can be forked, or why it cannot.
+    """
+
+    id: int = 0
     pid: int = 0
     error: str = ""

@@ -28,23 +28,17 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     try:
-        return _run(arguments, parser)
+        limits = LimitSettings(memory_bytes=arguments.memory)
+    except InvalidSetting as error:
+        parser.error(str(error))
+    child = ChildSettings(limits=limits)
+    config = SessionConfig(child=child, cwd=arguments.cwd, warmup=arguments.warmup)
+    try:
+        return Console(config).main()
     except BrokenPipeError:
         # The interpreter would try to write the rest at its exit, and report that it cannot.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-
-
-def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    try:
-        limits = LimitSettings(memory_bytes=arguments.memory)
-    except InvalidSetting as error:
-        parser.error(str(error))
-    return Console(
-        SessionConfig(
-            child=ChildSettings(limits=limits), cwd=arguments.cwd, warmup=arguments.warmup
-        )
-    ).main()
 
 
 def _size(text: str) -> int:

@@ -43,42 +43,36 @@ class HealthWatch:
         self._timeouts = timeouts
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._reporting: asyncio.Task[None] | None = None
+        self._pending: asyncio.TimerHandle | asyncio.Task[None] | None = None
+        """The timer of the next heartbeat, then the report that it is missing."""
 
     def start(self) -> None:
         """Expect a heartbeat from now on."""
         self.stop()
-        self._timer = self._loop.call_later(self._timeouts.unresponsive_s, self._on_missing)
+        self._pending = self._loop.call_later(self._timeouts.unresponsive_s, self._on_missing)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._reporting is not None:
-            self._reporting.cancel()
-            self._reporting = None
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.heartbeat, self.heartbeat_at = heartbeat, time.monotonic()
-        if self._timer is not None:
+        if self._pending is not None:
             self.start()
         if self.health.unresponsive:
             log.info("session %s responds again", self._session_id)
             self._become(Health())
 
     def _on_missing(self) -> None:
-        self._reporting = self._loop.create_task(self._report())
+        self._pending = self._loop.create_task(self._report())
 
     async def _report(self) -> None:
         stack = await self._process.dump_stacks(self._timeouts.stack_s)
         process_state, cpu_s = self._process.process_stats()
         log.warning(
             "session %s is unresponsive: process state %s, %.1f s of CPU time, stack:\n%s",
-            self._session_id,
-            process_state,
-            cpu_s,
-            stack or "(none)",
+            *(self._session_id, process_state, cpu_s, stack or "(none)"),
         )
         self._become(Health(True, process_state, cpu_s, stack))
 

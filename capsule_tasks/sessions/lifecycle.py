@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from capsule_tasks.errors import (
@@ -62,7 +63,7 @@ class SessionLifecycle(SessionListeners):
         self.session_id = session_id or new_id()
         self._state = SessionState.CREATING
         self._created_at = time.monotonic()
-        self._background = SessionTasks(self.session_id)
+        self._background = SessionTasks(f"session {self.session_id}")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         """Starts a child: the first one, or that of a restart."""
@@ -235,9 +236,9 @@ class SessionLifecycle(SessionListeners):
             process,
             self._counters,
             self._interceptors,
-            on_health=self._on_health,
-            on_heartbeat=self._on_heartbeat,
-            on_session_output=self._on_session_output,
+            on_health=partial(notify, self._health_listeners),
+            on_heartbeat=partial(notify, self._heartbeat_listeners),
+            on_session_output=partial(notify, self._output_listeners),
             on_stream_end=self._on_stream_end,
             on_end=self._on_child_end,
         )

@@ -224,15 +224,6 @@ class SessionListeners:
         """Remove an interceptor; False if it was not added."""
         return self._interceptors.remove(interceptor)
 
-    def _on_health(self, health: Health) -> None:
-        notify(self._health_listeners, health)
-
-    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        notify(self._heartbeat_listeners, heartbeat)
-
-    def _on_session_output(self, output: Output) -> None:
-        notify(self._output_listeners, output)
-
 
 def notify(listeners: Iterable[Callable[..., object]], *details: object) -> None:
     for listener in tuple(listeners):  # a listener may remove itself

@@ -139,13 +139,13 @@ class ExecutionStream:
             raise BadFrame(f"execution {self.execution_id} sent more than it had credit for")
         if isinstance(message, Output):
             self._count_output(message.stream, cost - OVERHEAD)
-        self._put_after_ack(message, cost, False)
+        self._put(message, cost, False)
 
     def push_raw(self, message: Output, size: int) -> None:
         """Queue bytes read from a descriptor; the reader pauses while too many wait."""
         self._count_output(message.stream, utf8_size(message.data))
         self.raw_waiting += size
-        self._put_after_ack(message, size, True)
+        self._put(message, size, True)
 
     def _count_output(self, stream: Stream, size: int) -> None:
         self._received_bytes[stream] += size
@@ -172,6 +172,7 @@ class ExecutionStream:
         """Queue the last message. The first one wins; later ones are ignored."""
         if self.terminal is not None:
             return
+        self.acked = True  # an Ack that has not come yet is not waited for
         self._put_deferred()
         self.terminal = terminal
         # Bytes from descriptors are counted by the parent only, and a killed child counts nothing.
@@ -210,20 +211,16 @@ class ExecutionStream:
         """Whether the consumer is waiting for a message right now."""
         return self._reader is not None
 
-    def _put_after_ack(self, message: Message, cost: int, raw: bool) -> None:
-        """Queue a message, behind the Ack: raw bytes, and bulk, may arrive before it."""
-        if self.acked:
-            self._put(message, cost, raw)
-        else:
-            self._before_ack.append((message, cost, raw))
-
     def _put_deferred(self) -> None:
         deferred, self._before_ack = self._before_ack, []
         for entry in deferred:
             self._put(*entry)
 
     def _put(self, message: Message, cost: int, raw: bool) -> None:
-        if self.abandoned or self.ended.done():
+        """Hand on a message, behind the Ack: raw bytes, and bulk, may arrive before it."""
+        if not self.acked:
+            self._before_ack.append((message, cost, raw))
+        elif self.abandoned or self.ended.done():
             self._account(cost, raw)
         elif self._consumer is not None:
             has_room = self._consumer(message) is not False

@@ -1,4 +1,4 @@
-"""The asyncio tasks of a session."""
+"""The asyncio tasks of a session or of a pool."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class SessionTasks:
-    """The asyncio tasks that work on a session's child. Failures are logged."""
+    """The asyncio tasks that work on the children of an owner. Failures are logged."""
 
-    def __init__(self, session_id: str) -> None:
-        self._session_id = session_id
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -33,9 +33,10 @@ class SessionTasks:
         await asyncio.wait({task})
         return task.result()
 
-    async def end(self, timeout_s: float) -> None:
-        """Wait for all tasks, for a child that has exited; cancel those that are late."""
-        if self._tasks:
+    async def end(self, timeout_s: float | None = None) -> None:
+        """Wait for all tasks, and those that they start; cancel those that are late."""
+        late: set[asyncio.Task[Any]] = set()
+        while self._tasks and not late:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in late:
                 task.cancel()
@@ -43,7 +44,7 @@ class SessionTasks:
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and not isinstance(task.exception(), SessionLost | None):
-            log.error("session %s: %r failed", self._session_id, task, exc_info=task.exception())
+            log.error("%s: %r failed", self._owner, task, exc_info=task.exception())
 
 
 async def shielded(work: Awaitable[T]) -> T:

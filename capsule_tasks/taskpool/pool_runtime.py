@@ -229,7 +229,7 @@ def _template(app: Any) -> Template | None:
         log.info("the worker is forked while other threads run: %s", ", ".join(others))
     celery_app.keep_app_for_forks(app)
     # Prefork forks as well, and the threads are of modules that the app itself imports.
-    return Template.fork_of_caller(despite_threads=True)
+    return Template.fork_of_caller()
 
 
 def _reloaded(profile: Profile, include: list[str]) -> Profile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -140,7 +141,7 @@ async def test_what_waits_for_a_child_that_is_gone_is_dropped_at_once(
         return sent
 
     monkeypatch.setattr(channel_module._Writer, "_send", counted)
-    with ChildDescriptors() as descriptors:
+    with contextlib.closing(ChildDescriptors()) as descriptors:
         channel = Channel(descriptors, RoutingSettings(), 2**20, lambda: False)
         channel.start(print, lambda *_: True, lambda _: None)
         while channel._control_out.buffered < 100_000:

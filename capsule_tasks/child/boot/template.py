@@ -25,7 +25,7 @@ import msgspec
 from capsule_tasks.child.boot import sandbox
 from capsule_tasks.child.main import main as child_main
 from capsule_tasks.protocol.codec import decoder_of
-from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
+from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked
 from capsule_tasks.protocol.messages import ToChild
 from capsule_tasks.system import descriptors
 from capsule_tasks.system.family import MARKER
@@ -95,7 +95,7 @@ def serve(connection: socket.socket, imports: tuple[str, ...]) -> NoReturn:
         os._exit(status)
 
 
-def _load(imports: tuple[str, ...]) -> Loaded:
+def _load(imports: tuple[str, ...]) -> Forked:
     try:
         for name in imports:
             importlib.import_module(name)
@@ -105,11 +105,11 @@ def _load(imports: tuple[str, ...]) -> Loaded:
         decoder_of(ToChild)
         _end_threads()
     except BaseException as fault:
-        return Loaded(pid=os.getpid(), error=f"{type(fault).__name__}: {fault}")
+        return Forked(error=f"{type(fault).__name__}: {fault}")
     _handled_signals()
     gc.collect()
     gc.freeze()  # so that the collectors of children do not copy the shared pages
-    return Loaded(pid=os.getpid())
+    return Forked()
 
 
 def _end_threads() -> None:

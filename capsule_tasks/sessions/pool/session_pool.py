@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import msgspec
 
@@ -34,7 +34,7 @@ from capsule_tasks.sessions.pool.plan import (
 from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
-from capsule_tasks.sessions.tasks import shielded
+from capsule_tasks.sessions.tasks import SessionTasks, shielded
 from capsule_tasks.settings import Profile, SessionConfig
 from capsule_tasks.system.usage import resident_bytes
 
@@ -79,7 +79,7 @@ class ProfilePool:
         self._is_spawner_own = spawner is None
         self.spawner = spawner or TemplateSpawner(profile)
         self._slots: dict[Session, Slot] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = SessionTasks(f"pool {name!r}")
         self._timer: asyncio.TimerHandle | None = None
         self._running = False
         self._deciding = False
@@ -107,8 +107,7 @@ class ProfilePool:
         self._check_loop("stop()")
         self.plan.stopping = True
         self.decide()
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.end()
         if self._is_spawner_own:
             await self.spawner.stop()
         if self._timer is not None:
@@ -262,12 +261,12 @@ class ProfilePool:
                 else:
                     waiter.set_result(slot)
             case Start(slot):
-                self._spawn(self._start(slot))
+                self._tasks.spawn(self._start(slot))
             case Retire(slot, reason):
                 self._retired[self._counted_as(reason)] += 1
                 if self._listener is not None:
                     self._listener.child_retired(slot)
-                self._spawn(self._end(slot))
+                self._tasks.spawn(self._end(slot))
             case Refuse(waiter, reason):
                 if not waiter.done():
                     waiter.set_exception(PoolUnavailable(self._name, reason))
@@ -329,11 +328,6 @@ class ProfilePool:
         self._slots.pop(session, None)
         self.plan.stopped(slot)
         self.decide()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _check_later(self) -> None:
         """Have `decide` called when time alone makes something due."""

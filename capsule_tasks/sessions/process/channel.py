@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
-import fcntl
 import os
 import socket
-import struct
-import termios
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +29,8 @@ _HALF_FRAME_S = 1.0
 _MAX_UNREAD_CONTROL = 16 * 1024 * 1024
 """More than ever waits for an honest child, even for one that is stopped."""
 _RAW_BYTES = 64 * 1024
+_RAW_READS = 16
+"""They empty the largest pipe that Linux gives a user, also while something writes into it."""
 
 RawConsumer = Callable[[Stream, str, int], bool]
 """Called with the stream, its text and the number of bytes; False asks for a pause."""
@@ -162,12 +161,9 @@ class RawOutput:
 
     def catch_up(self) -> None:
         """Read the bytes that are in the pipe now, even in a pause."""
-        if self._at_end:
-            return
-        waiting: int
-        (waiting,) = struct.unpack("i", fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4)))
-        while waiting > 0 and not self._at_end:
-            waiting -= self._read(min(waiting, _RAW_BYTES))
+        for _ in range(_RAW_READS):
+            if self._at_end or self._read(_RAW_BYTES) < _RAW_BYTES:
+                break
 
     def finish(self) -> None:
         """Read the remaining bytes of a dead child, an incomplete character included."""

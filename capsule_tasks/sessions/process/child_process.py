@@ -104,12 +104,6 @@ class ChildDescriptors:
         os.set_blocking(reading, False)
         return reading, writing
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class Spawned(NamedTuple):
     """A running process, and the call that collects its return code once it has exited."""
@@ -212,7 +206,7 @@ class ChildProcess:
                 sandbox_directory = SandboxDirectory()
                 undo.callback(sandbox_directory.remove)
                 config = msgspec.structs.replace(config, cwd=sandbox_directory.home)
-            descriptors = undo.enter_context(ChildDescriptors())
+            descriptors = undo.enter_context(contextlib.closing(ChildDescriptors()))
             spawned = await spawner.spawn(descriptors, config, marker)
             undo.pop_all()
         return cls(spawned, descriptors, marker, sandbox_directory)

@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -26,7 +25,7 @@ from typing import NoReturn
 import msgspec
 
 from capsule_tasks.errors import TemplateLost, reason_of
-from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked, Loaded
+from capsule_tasks.protocol.forking import MARKER_ROOM, Fork, Forked
 from capsule_tasks.sessions.process.child_process import (
     SOURCE_ROOT,
     ChildDescriptors,
@@ -59,7 +58,6 @@ class Template:
         self._exited: asyncio.Future[str] | None = None
         self._connection = connection
         self._ids = itertools.count(1)
-        self._loaded: asyncio.Future[int] | None = None
         self._answers: dict[int, asyncio.Future[int]] = {}
         self._children: set[int] = set()
         """Children whose pid a caller knows and will collect."""
@@ -71,7 +69,6 @@ class Template:
         *,
         python: str,
         env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
     ) -> Template:
         """A new interpreter, with nothing but `env` and its imports."""
         become_subreaper()
@@ -86,7 +83,6 @@ class Template:
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     env=environment,
-                    cwd=cwd,
                     start_new_session=True,
                 )
             except BaseException:
@@ -96,17 +92,12 @@ class Template:
         return cls(ours, popen.pid, f"fresh({', '.join(imports)})")
 
     @classmethod
-    def fork_of_caller(
-        cls, imports: Sequence[str] = (), *, despite_threads: bool = False
-    ) -> Template:
+    def fork_of_caller(cls) -> Template:
         """A fork of this process as it is now. The process should have no other thread.
 
-        `despite_threads` forks it all the same, as `multiprocessing` would: a lock that another
-        thread holds at this moment stays locked in every child.
+        It is forked all the same, as `multiprocessing` would: a lock that another thread holds at
+        this moment stays locked in every child.
         """
-        if threading.active_count() > 1 and not despite_threads:
-            names = [thread.name for thread in threading.enumerate()]
-            raise RuntimeError(f"only a process with one thread can be forked; here run {names}")
         become_subreaper()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent_pid = os.getpid()
@@ -114,27 +105,26 @@ class Template:
             with contextlib.suppress(Exception):  # a stream of the caller's own, with any error
                 stream.flush()  # or every child would write the buffered text
         with warnings.catch_warnings():
-            if despite_threads:
-                warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _be_template(theirs, parent_pid, imports)
+            _be_template(theirs, parent_pid)
         theirs.close()
         return cls(ours, pid, "fork of the worker")
 
     async def load(self, timeout_s: float) -> None:
         """Wait until the template has its imports; TemplateLost says why it cannot be forked."""
         loop = asyncio.get_running_loop()
-        self._exited, self._loaded = loop.create_future(), loop.create_future()
+        self._exited = loop.create_future()
+        self._answers[0] = loaded = loop.create_future()
         loop.add_reader(self._connection, self._on_readable)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._loaded
-        except TimeoutError:
-            self._end(f"it had not imported everything after {timeout_s} s")
-            raise TemplateLost(self.name, f"not loaded within {timeout_s} s") from None
-        except BaseException:
-            self._end("its start was cancelled")
+                await loaded
+        except BaseException as fault:
+            self._end("it was not loaded")
+            if isinstance(fault, TimeoutError):
+                raise TemplateLost(self.name, f"not loaded within {timeout_s} s") from None
             raise
 
     @property
@@ -151,24 +141,16 @@ class Template:
     ) -> Spawned:
         if not self.is_usable:
             raise TemplateLost(self.name, "it is not running")
-        request = Fork(
-            id=next(self._ids),
-            marker=marker,
-            parent_pid=os.getpid(),
-            cwd=config.cwd,
-            env=config.env,
-        )
+        number, me = next(self._ids), os.getpid()
+        request = Fork(id=number, marker=marker, parent_pid=me, cwd=config.cwd, env=config.env)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._answers[request.id] = answer
-        handed_on = [
-            *descriptors.child_numbers,
-            descriptors.child_stdout,
-            descriptors.child_stderr,
-        ]
+        self._answers[number] = answer
+        outputs = (descriptors.child_stdout, descriptors.child_stderr)
+        handed_on = [*descriptors.child_numbers, *outputs]
         try:
             socket.send_fds(self._connection, [msgspec.msgpack.encode(request)], handed_on)
         except OSError as fault:
-            self._answers.pop(request.id, None)
+            del self._answers[number]
             raise TemplateLost(self.name, f"it could not be asked: {fault}") from fault
         try:
             pid = await asyncio.shield(answer)
@@ -190,20 +172,17 @@ class Template:
             data = b""
         if not data:
             self._end("its process ended")
-        elif self._loaded is not None and not self._loaded.done():
-            self._resolve(self._loaded, msgspec.msgpack.decode(data, type=Loaded))
+            return
+        forked = msgspec.msgpack.decode(data, type=Forked)
+        answer = self._answers.pop(forked.id)
+        if forked.pid:
+            self._children.add(forked.pid)
+        if answer.done():
+            return  # `load` was cancelled
+        if forked.error:
+            answer.set_exception(TemplateLost(self.name, forked.error))
         else:
-            forked = msgspec.msgpack.decode(data, type=Forked)
-            if answer := self._answers.pop(forked.id, None):
-                if forked.pid:
-                    self._children.add(forked.pid)
-                self._resolve(answer, forked)
-
-    def _resolve(self, waiting: asyncio.Future[int], message: Loaded | Forked) -> None:
-        if message.error:
-            waiting.set_exception(TemplateLost(self.name, message.error))
-        else:
-            waiting.set_result(message.pid)
+            answer.set_result(forked.pid)
 
     def _end(self, reason: str) -> None:
         if self._connection.fileno() < 0:
@@ -212,8 +191,8 @@ class Template:
             asyncio.get_running_loop().remove_reader(self._connection)
         self._connection.close()
         self._kill()
-        for waiting in (self._loaded, *self._answers.values()):
-            if waiting is not None and not waiting.done():
+        for waiting in self._answers.values():
+            if not waiting.done():
                 waiting.set_exception(TemplateLost(self.name, reason))
         self._answers.clear()
         if self._exited is not None and not self._exited.done():
@@ -250,7 +229,7 @@ class Template:
         self._collect(answer.result())
 
 
-def _be_template(theirs: socket.socket, parent_pid: int, imports: Sequence[str]) -> NoReturn:
+def _be_template(theirs: socket.socket, parent_pid: int) -> NoReturn:
     """Turn a fork of the caller into a template, without anything that was the caller's."""
     try:
         os.setsid()
@@ -259,7 +238,7 @@ def _be_template(theirs: socket.socket, parent_pid: int, imports: Sequence[str])
         signal.set_wakeup_fd(-1)
         template = importlib.import_module("capsule_tasks.child.boot.template")
         template.detach_from_caller(theirs.fileno())
-        template.main(theirs.fileno(), parent_pid, *imports)
+        template.main(theirs.fileno(), parent_pid)
     finally:
         os._exit(70)
 
@@ -346,10 +325,6 @@ class TemplateSpawner:
         template, self._first = self._first, None
         if template is None:
             template = Template.fresh(self._profile.imports, python=session.python, env=session.env)
-        try:
-            await template.load(self._profile.template_timeout_s)
-        except BaseException:
-            template.stop()
-            raise
+        await template.load(self._profile.template_timeout_s)
         self._template = template
         return template

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capsule_tasks.errors import BadFrame, FrameTooLarge, SessionLost
 from capsule_tasks.protocol import messages as wire
@@ -14,9 +14,11 @@ from capsule_tasks.protocol.codec import Unknown, encode_frame
 from capsule_tasks.protocol.flow import message_cost, utf8_size
 from capsule_tasks.sessions.info import Counters
 from capsule_tasks.sessions.listeners import Interceptors
-from capsule_tasks.sessions.process.channel import Channel
-from capsule_tasks.sessions.stream import ExecutionStream, Streams
+from capsule_tasks.sessions.stream import ExecutionStream
 from capsule_tasks.settings import RoutingSettings
+
+if TYPE_CHECKING:
+    from capsule_tasks.sessions.process.live_child import LiveChild
 
 log = logging.getLogger("capsule_tasks.sessions")
 
@@ -77,20 +79,14 @@ class Router:
 
     def __init__(
         self,
+        child: LiveChild,
         session_id: str,
         routing: RoutingSettings,
-        streams: Streams,
-        channel: Channel,
         counters: Counters,
         interceptors: Interceptors,
-        *,
-        on_ready: Callable[[wire.Ready | wire.Rejected], None],
-        on_heartbeat: Callable[[wire.Heartbeat], None],
-        on_session_output: Callable[[wire.Output], None],
-        on_stream_end: Callable[[ExecutionStream, wire.Terminal], None],
-        on_fault: Callable[[BadFrame], None],
     ) -> None:
-        self._streams = streams
+        self._child = child
+        self._streams = child.streams
         self.inputs: dict[str, str] = {}
         """The execution of each open question."""
         self._answered: set[str] = set()
@@ -100,16 +96,13 @@ class Router:
         self._unknown = 0
         self._session_id = session_id
         self._logs_output = routing.log_output
-        self._channel = channel
+        self._channel = child.channel
         self._counters = counters
         self._interceptors = interceptors
-        self._on_session_output = on_session_output
-        self._on_stream_end = on_stream_end
-        self._on_fault = on_fault
         self._handlers: dict[type, Callable[[Any], None]] = {
-            wire.Ready: on_ready,
-            wire.Rejected: on_ready,
-            wire.Heartbeat: on_heartbeat,
+            wire.Ready: child.on_ready,
+            wire.Rejected: child.on_ready,
+            wire.Heartbeat: child.on_heartbeat,
             wire.Ack: self._on_ack,
             wire.Started: self._on_started,
             wire.Output: self._on_output,
@@ -133,7 +126,7 @@ class Router:
         try:
             self._handlers[type(message)](message)
         except BadFrame as fault:  # an honest child does not send it
-            self._on_fault(fault)
+            self._child.on_fault(fault)
 
     # --- replies -------------------------------------------------------------------------------
 
@@ -232,7 +225,7 @@ class Router:
         self._queue_for_session(message)
 
     def _publish_session_output(self, output: wire.Output) -> None:
-        self._on_session_output(output)
+        self._child.on_session_output(output)
         if self._logs_output:
             name = output.execution_id
             after = f" after the end of {name}" if name else ""
@@ -259,7 +252,7 @@ class Router:
     def end(self, stream: ExecutionStream, terminal: wire.Terminal) -> None:
         """End an execution by its last message."""
         self.remove(stream)
-        self._on_stream_end(stream, terminal)
+        self._child.on_stream_end(stream, terminal)
         self._channel.resume_raw()
 
     def remove(self, stream: ExecutionStream) -> None:

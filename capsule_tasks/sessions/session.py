@@ -316,12 +316,9 @@ class Session(SessionLifecycle):
         self, text: str, *, request_id: str, execution_id: str, eof: bool = False
     ) -> None:
         """Answer an InputRequest, or end its input; UnknownInputRequest if it is not open."""
-        for name, value in (
-            ("text", text),
-            ("request_id", request_id),
-            ("execution_id", execution_id),
-        ):
-            check_type(name, value, str)
+        check_type("text", text, str)
+        check_type("request_id", request_id, str)
+        check_type("execution_id", execution_id, str)
         self._check_reachable("input_response()")
         await self._on_own_loop(self._input_response(text, request_id, execution_id, eof))
 

@@ -46,83 +46,68 @@ class Confinement:
         self._child = child
         self._settings = settings
         self._limits = limits
-        self._ending: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._every_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._measuring = False
+        self._is_busy = asyncio.Event()
+        self._checks: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
         """Check often: an execution runs."""
-        self._every_s = _BUSY_CHECK_S
-        self._check_later()
+        self._is_busy.set()
+        if self._checks is None:
+            self._checks = asyncio.get_running_loop().create_task(self._check_often())
 
     def rest(self) -> None:
         """Check less often: no execution runs."""
-        self._every_s = _IDLE_CHECK_S
-        if self._timer is not None and self._child.is_over:
-            self._timer.cancel()
+        self._is_busy.clear()
+        if self._checks is not None and self._child.is_over:
+            self._checks.cancel()
 
-    def _check_later(self) -> None:
-        """Plan the next check, unless an earlier one is planned: short executions are many."""
-        if self._measuring:
-            return  # the end of the measurement plans the next check
-        due = self._loop.time() + self._every_s
-        if self._timer is not None:
-            if self._timer.when() <= due:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._check)
-
-    def _check(self) -> None:
-        self._timer = None
+    async def _check_often(self) -> None:
+        excess = ""
+        while not excess:
+            await self._pause()
+            excess = await self._excess()
         process = self._child.process
-        if self._child.is_over:
-            return
-        family = [process.pid, *descendants(process.pid)]
+        log.warning("the child %d of a sandbox is killed: %s", process.pid, excess)
+        reason = KillReason(excess, ErrorKind.LIMIT, replace=True)
+        self._child.expect_exit(reason)  # whatever the child dies of from now on
+        # The descendants first, so that the child can still be asked for its stacks.
+        kill_descendants(process.pid)
+        stack = await self._child.stopper.stack_text()
+        self._child.kill(dataclasses.replace(reason, stack=stack))
+
+    async def _pause(self) -> None:
+        """Wait until the next check is due; short executions, which are many, share one."""
+        if not self._is_busy.is_set():
+            try:
+                async with asyncio.timeout(_IDLE_CHECK_S):
+                    await self._is_busy.wait()
+            except TimeoutError:
+                return
+        await asyncio.sleep(_BUSY_CHECK_S)
+
+    async def _excess(self) -> str:
+        """Which limit is exceeded, and by what; empty if none is."""
+        pid = self._child.process.pid
+        family = [pid, *descendants(pid)]
         excess = self._tasks(family) or self._memory(family)
         if excess:
-            self._kill(excess)
-            return
+            return excess
         files = self._sizes(family)
         used = sum(itertools.islice(files, _QUICK_ENTRIES))
         excess = self._disk(used)
         if excess or (another := next(files, None)) is None:
-            self._end_check(excess)
-            return
-        self._measuring = True
-        rest = (files, used + another)
+            return excess
+        measured: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        rest = (files, used + another, measured)
         threading.Thread(target=self._measure, args=rest, daemon=True).start()
+        return await asyncio.shield(measured)
 
-    def _measure(self, files: Iterator[int], used: int) -> None:
+    def _measure(self, files: Iterator[int], used: int, measured: asyncio.Future[str]) -> None:
         """Measure many files, on a thread of its own."""
-        excess = ""
-        for size in itertools.accumulate(files, initial=used):
-            excess = self._disk(size)
-            if excess:
-                break
+        sizes = itertools.accumulate(files, initial=used)
+        excess = next(filter(None, map(self._disk, sizes)), "")
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._end_check, excess)
-
-    def _end_check(self, excess: str) -> None:
-        self._measuring = False
-        if excess:
-            self._kill(excess)
-        elif not self._child.is_over:
-            self._check_later()
-
-    def _kill(self, excess: str) -> None:
-        if not self._child.is_over and self._ending is None:
-            log.warning("the child %d of a sandbox is killed: %s", self._child.process.pid, excess)
-            self._ending = self._loop.create_task(self._end(excess))
-
-    async def _end(self, excess: str) -> None:
-        """Kill the descendants first, so that the child can still be asked for its stacks."""
-        reason = KillReason(excess, ErrorKind.LIMIT, replace=True)
-        self._child.expect_exit(reason)  # whatever the child dies of from now on
-        kill_descendants(self._child.process.pid)
-        stack = await self._child.stopper.stack_text()
-        self._child.kill(dataclasses.replace(reason, stack=stack))
+            measured.get_loop().call_soon_threadsafe(measured.set_result, excess)
 
     # --- the limits; each answers with the excess, or is empty ---------------------------------
 

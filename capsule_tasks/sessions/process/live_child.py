@@ -60,8 +60,9 @@ class LiveChild:
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._interceptors = interceptors
+        self.on_session_output = on_session_output
+        self.on_stream_end = on_stream_end
         self._on_heartbeat = on_heartbeat
-        self._on_stream_end = on_stream_end
         self._on_end = on_end
         self._kill_reason: KillReason | None = None
         self.is_over = False
@@ -82,19 +83,7 @@ class LiveChild:
         self.post_bulk = channel.post_bulk
         self.send_bulk = channel.send_bulk
         self.streams = Streams(config.child.output, channel)
-        self.router = Router(
-            session_id,
-            config.routing,
-            self.streams,
-            channel,
-            counters,
-            interceptors,
-            on_ready=self._on_ready,
-            on_heartbeat=self._on_beat,
-            on_session_output=on_session_output,
-            on_stream_end=on_stream_end,
-            on_fault=self._on_fault,
-        )
+        self.router = Router(self, session_id, config.routing, counters, interceptors)
         self.stopper = Stopper(self, config.timeouts, counters)
         self.watch = HealthWatch(session_id, process, config.timeouts, on_health)
         sandbox, limits = config.child.sandbox, config.child.limits
@@ -185,7 +174,7 @@ class LiveChild:
             type="ExecutionCancelled",
             message="cancelled before it began",
         )
-        self._on_stream_end(stream, terminal)
+        self.on_stream_end(stream, terminal)
 
     @property
     def queues(self) -> QueueStats:
@@ -282,14 +271,14 @@ class LiveChild:
 
     # --- messages of the child -----------------------------------------------------------------
 
-    def _on_fault(self, fault: BadFrame) -> None:
+    def on_fault(self, fault: BadFrame) -> None:
         self.kill(KillReason(str(fault), wire.ErrorKind.LOST, expected=False))
 
-    def _on_beat(self, heartbeat: wire.Heartbeat) -> None:
+    def on_heartbeat(self, heartbeat: wire.Heartbeat) -> None:
         self.watch.on_heartbeat(heartbeat)
         self._on_heartbeat(heartbeat)
 
-    def _on_ready(self, message: wire.Ready | wire.Rejected) -> None:
+    def on_ready(self, message: wire.Ready | wire.Rejected) -> None:
         if self._ready.done():
             return
         if isinstance(message, wire.Rejected):

@@ -63,21 +63,19 @@ class Parent:
         self.streams = Streams(OutputSettings(), channel)
         self.ends: list[tuple[str, Terminal]] = []
         nothing: Any = lambda _: None  # noqa: E731
-        self.router = Router(
-            "s",
-            RoutingSettings(
-                session_queue=GENERAL, session_queue_bytes=GENERAL_BYTES, log_output=True
-            ),
-            self.streams,
-            channel,
-            self.counters,
-            interceptors,
+        child: Any = SimpleNamespace(
+            streams=self.streams,
+            channel=channel,
             on_ready=nothing,
             on_heartbeat=nothing,
             on_session_output=nothing,
             on_stream_end=self.on_stream_end,
             on_fault=self.on_fault,
         )
+        routing = RoutingSettings(
+            session_queue=GENERAL, session_queue_bytes=GENERAL_BYTES, log_output=True
+        )
+        self.router = Router(child, "s", routing, self.counters, interceptors)
         for name in ("e", "f"):
             self.streams.open(name)
 

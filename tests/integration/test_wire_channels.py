@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from capsule_tasks.settings import (
     ChildSettings,
     DiagnosticSettings,
     OutputSettings,
-    RoutingSettings,
 )
 from tests.sessions import Watched, collect, eventually
 
@@ -66,7 +66,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
             super().__init__(*arguments)
             name = ("control", "bulk")[Reader.made % 2]
             Reader.made += 1
-            decoder: Any = self._decoder
+            decoder: Any = self.decoder
             feed = decoder.feed
 
             def feeding(data: bytes) -> Any:
@@ -142,7 +142,8 @@ async def test_what_waits_for_a_child_that_is_gone_is_dropped_at_once(
 
     monkeypatch.setattr(channel_module._Writer, "_send", counted)
     with contextlib.closing(ChildDescriptors()) as descriptors:
-        channel = Channel(descriptors, RoutingSettings(), 2**20, lambda: False)
+        process: Any = SimpleNamespace(descriptors=descriptors)
+        channel = Channel(process, SessionConfig())
         channel.start(print, lambda *_: True, lambda _: None)
         while channel._control_out.buffered < 100_000:
             channel.send_control(Interrupt())

@@ -83,7 +83,9 @@ class ProfilePool:
         self._timer: asyncio.TimerHandle | None = None
         self._running = False
         self._deciding = False
-        self._totals: Counter[str] = Counter()
+        self._totals = Counter(
+            starts_total=0, start_failures_total=0, acquires_total=0, lost_total=0
+        )
         self._retired: Counter[str] = Counter()
         self._last_error = ""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,7 +129,7 @@ class ProfilePool:
         except asyncio.CancelledError:
             self._cancel_wait(waiter)
             raise
-        self._totals["acquires"] += 1
+        self._totals["acquires_total"] += 1
         assert slot.session is not None
         return slot.session
 
@@ -199,21 +201,14 @@ class ProfilePool:
         stages = Counter(slot.stage for slot in list(self.plan.slots.values()))
         return PoolInfo(
             profile=self._name,
-            starting=stages[Stage.STARTING],
-            idle=stages[Stage.IDLE],
-            borrowed=stages[Stage.BORROWED],
-            working=stages[Stage.WORKING],
-            retiring=stages[Stage.RETIRING],
+            **{stage.name.lower(): stages[stage] for stage in Stage},
+            **self._totals,
             waiting=len(self.plan.waiters),
             breaker_open=self.plan.breaker.open_until is not None,
             template_pid=self.spawner.template_pid,
-            starts_total=self._totals["starts"],
-            start_failures_total=self._totals["start_failures"],
             forks_total=self.spawner.forks,
             cold_starts_total=self.spawner.cold_starts,
             templates_lost_total=self.spawner.templates_lost,
-            acquires_total=self._totals["acquires"],
-            lost_total=self._totals["lost"],
             early_exits=self.plan.early_exits,
             retired=dict(self._retired),
             last_error=self._last_error or self.spawner.last_error,
@@ -279,7 +274,7 @@ class ProfilePool:
     async def _start(self, slot: Slot) -> None:
         slot.session = session = Session(self._config, spawner=self.spawner)
         self._slots[session] = slot
-        self._totals["starts"] += 1
+        self._totals["starts_total"] += 1
         session.add_heartbeat_listener(partial(self._on_heartbeat, slot, session))
         session.add_health_listener(partial(self._on_health, slot))
         session.add_state_listener(partial(self._on_state, slot, session), OVER)
@@ -304,7 +299,7 @@ class ProfilePool:
         if slot.stage is Stage.RETIRING:  # stopped on purpose
             self.plan.stopped(slot)
             return
-        self._totals["start_failures"] += 1
+        self._totals["start_failures_total"] += 1
         self._last_error = error
         log.warning("a session of pool %r did not start: %s", self._name, error)
         self.plan.start_failed(slot, error, self._now())
@@ -360,7 +355,7 @@ class ProfilePool:
 
     def _on_loss(self, slot: Slot, session: Session) -> None:
         reason = session.info.last_error or "its child ended"
-        self._totals["lost"] += self.plan.lost(slot, reason, self._now())
+        self._totals["lost_total"] += self.plan.lost(slot, reason, self._now())
 
     def _check_memory(self, slot: Slot, session: Session, rss_bytes: int) -> None:
         if self.plan.reported(slot, rss_bytes):

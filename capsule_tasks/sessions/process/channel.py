@@ -19,8 +19,8 @@ from typing import Any
 from capsule_tasks.errors import BadFrame, SessionLost
 from capsule_tasks.protocol.codec import MessageDecoder, encode_frame
 from capsule_tasks.protocol.messages import Message, Stream, ToParent
-from capsule_tasks.sessions.process.child_process import ChildDescriptors
-from capsule_tasks.settings import RoutingSettings
+from capsule_tasks.sessions.process.child_process import ChildProcess
+from capsule_tasks.settings import SessionConfig
 
 _WRITE_BUFFER = 1024 * 1024
 _DRAIN_BYTES = 256 * 1024
@@ -43,36 +43,30 @@ class _Writer:
         self._loop = loop
         self._sock = sock
         self._waiting: deque[memoryview] = deque()
-        self._drained: asyncio.Future[None] | None = None
+        self._drained = asyncio.Event()
         self.buffered = 0
 
     def write(self, frame: bytearray) -> None:
+        sent = 0 if self._waiting else self._send(frame)
+        if sent is None or sent == len(frame):
+            return
         if not self._waiting:
-            sent = self._send(frame)
-            if sent is None or sent == len(frame):
-                return
             self._loop.add_writer(self._sock, self._flush)
-            self._queue(memoryview(frame)[sent:])
-        else:
-            self._queue(memoryview(frame))
+        self._waiting.append(memoryview(frame)[sent:])
+        self.buffered += len(frame) - sent
 
     async def drained(self) -> None:
         """Wait until the buffer is small again."""
         while self.buffered > _WRITE_BUFFER:
-            if self._drained is None or self._drained.done():
-                self._drained = self._loop.create_future()
-            await asyncio.shield(self._drained)
+            self._drained.clear()
+            await self._drained.wait()
 
     def close(self) -> None:
         if self._waiting:
             self._loop.remove_writer(self._sock)
         self._waiting.clear()
         self.buffered = 0
-        self._wake()
-
-    def _queue(self, rest: memoryview) -> None:
-        self._waiting.append(rest)
-        self.buffered += len(rest)
+        self._drained.set()
 
     def _send(self, data: bytearray | memoryview) -> int | None:
         """How many bytes were taken; None if the child has closed its end."""
@@ -96,11 +90,7 @@ class _Writer:
                 return
             self._waiting.popleft()
         self._loop.remove_writer(self._sock)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._drained.set()
 
 
 class _Reader:
@@ -113,12 +103,7 @@ class _Reader:
         self.queue: deque[Any] = deque()
         self.at_end = False
         self.received = 0
-        self._decoder: MessageDecoder[Any] = MessageDecoder(ToParent, ceiling)
-
-    @property
-    def half_frame_bytes(self) -> int:
-        """Bytes of a frame whose rest has not arrived."""
-        return self._decoder.pending_bytes
+        self.decoder: MessageDecoder[Any] = MessageDecoder(ToParent, ceiling)
 
     def pull(self, size: int) -> bool:
         """Read once and decode; False at the end. Messages before a BadFrame are queued."""
@@ -129,14 +114,14 @@ class _Reader:
         except OSError:
             return False
         self.received += len(data)
-        self.queue.extend(self._decoder.feed(data))
+        self.queue.extend(self.decoder.feed(data))
         return bool(data)
 
     def pull_all(self) -> None:
         """Read and decode all that a dead child sent; half a frame at the end is dropped."""
         with contextlib.suppress(OSError, BadFrame):
             while data := self.sock.recv(_DRAIN_BYTES):
-                self.queue.extend(self._decoder.feed(data))
+                self.queue.extend(self.decoder.feed(data))
 
 
 class RawOutput:
@@ -157,12 +142,12 @@ class RawOutput:
     def resume(self) -> None:
         if not self._reading and not self._at_end:
             self._reading = True
-            self._loop.add_reader(self._descriptor, self._on_readable)
+            self._loop.add_reader(self._descriptor, self._read)
 
     def catch_up(self) -> None:
         """Read the bytes that are in the pipe now, even in a pause."""
         for _ in range(_RAW_READS):
-            if self._at_end or self._read(_RAW_BYTES) < _RAW_BYTES:
+            if self._at_end or self._read() < _RAW_BYTES:
                 break
 
     def finish(self) -> None:
@@ -176,12 +161,9 @@ class RawOutput:
         self._pause()
         self._at_end = True
 
-    def _on_readable(self) -> None:
-        self._read(_RAW_BYTES)
-
-    def _read(self, size: int) -> int:
+    def _read(self) -> int:
         try:
-            data = os.read(self._descriptor, size)
+            data = os.read(self._descriptor, _RAW_BYTES)
         except (BlockingIOError, InterruptedError):
             return 0
         text = self._decoder.decode(data, final=not data)
@@ -200,22 +182,14 @@ class RawOutput:
 class Channel:
     """The only reader of a child's sockets and of its descriptors 1 and 2, from `start` on."""
 
-    def __init__(
-        self,
-        descriptors: ChildDescriptors,
-        routing: RoutingSettings,
-        ceiling: int,
-        is_stopped: Callable[[], bool],
-        *,
-        bulk_alone: bool = False,
-    ) -> None:
-        """`bulk_alone` says that no bulk message has to come after a control message."""
+    def __init__(self, process: ChildProcess, config: SessionConfig) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        self._descriptors = descriptors
-        self._ceiling = ceiling
-        self._routing = routing
-        self._is_stopped = is_stopped
-        self._bulk_alone = bulk_alone
+        self._process = process
+        self._routing = routing = config.routing
+        self._ceiling = ceiling = config.child.max_frame_bytes
+        self._bulk_alone = config.child.tasks is not None
+        """Whether no bulk message has to come after a control message."""
+        descriptors = process.descriptors
         self._control = _Reader(descriptors.control, ceiling, routing.control_weight)
         self._bulk = _Reader(descriptors.bulk, ceiling, routing.bulk_weight)
         self._control_out = _Writer(loop, descriptors.control)
@@ -232,9 +206,10 @@ class Channel:
         """`deliver` gets every message from now on, `raw` the raw output, `lost` the fault."""
         self._deliver = deliver
         self._lost = lost
+        descriptors = self._process.descriptors
         self._raw = (
-            RawOutput(self._loop, self._descriptors.stdout, "stdout", raw),
-            RawOutput(self._loop, self._descriptors.stderr, "stderr", raw),
+            RawOutput(self._loop, descriptors.stdout, "stdout", raw),
+            RawOutput(self._loop, descriptors.stderr, "stderr", raw),
         )
         self._listen()
 
@@ -310,14 +285,14 @@ class Channel:
             return
         if not open_still:
             self._end(reader, "the child closed its end of the connection")
-        elif reader.half_frame_bytes:
+        elif reader.decoder.pending_bytes:
             self._loop.call_later(_HALF_FRAME_S, self._check_half_frame, reader, reader.received)
 
     def _check_half_frame(self, reader: _Reader, received: int) -> None:
         """Fail on half a frame with nothing behind it: garbage that looks like the start of one."""
-        if reader.received != received or not reader.half_frame_bytes or self._closed:
+        if reader.received != received or not reader.decoder.pending_bytes or self._closed:
             return
-        if self._is_stopped():
+        if self._process.process_stats()[0] in ("T", "t"):  # stopped
             self._loop.call_later(_HALF_FRAME_S, self._check_half_frame, reader, received)
         else:
             self._end(reader, f"the child left a frame unfinished for {_HALF_FRAME_S} s")

@@ -72,13 +72,7 @@ class LiveChild:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self.process = process
-        self.channel = channel = Channel(
-            process.descriptors,
-            config.routing,
-            config.child.max_frame_bytes,
-            lambda: process.process_stats()[0] in ("T", "t"),
-            bulk_alone=config.child.tasks is not None,
-        )
+        self.channel = channel = Channel(process, config)
         self.send_control = channel.send_control
         self.post_bulk = channel.post_bulk
         self.send_bulk = channel.send_bulk

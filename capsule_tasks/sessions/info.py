@@ -7,7 +7,6 @@ from collections import deque
 from typing import Any
 
 from capsule_tasks.protocol.messages import Heartbeat
-from capsule_tasks.sessions.health import Health
 from capsule_tasks.sessions.states import SessionState
 
 _LATENCIES = 1000
@@ -36,6 +35,16 @@ class QueueStats:
     control_handled: int = 0
     bulk_handled: int = 0
     priority_reads: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Health:
+    """Whether heartbeats are missing, and the state and stack of the child when they were."""
+
+    unresponsive: bool = False
+    process_state: str = ""
+    cpu_s: float = 0.0
+    stack: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

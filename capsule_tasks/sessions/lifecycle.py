@@ -12,22 +12,20 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from capsule_tasks.errors import (
-    IncompatibleProtocol,
+    OperatorError,
     SessionStartFailed,
     SessionStateError,
-    Unconfined,
     reason_of,
 )
-from capsule_tasks.protocol.messages import Error, ErrorKind, Terminal, new_id
+from capsule_tasks.protocol.messages import Error, ErrorKind, Shutdown, Terminal, new_id
 from capsule_tasks.sessions.arguments import check_callable, check_loop, check_text, check_type
-from capsule_tasks.sessions.health import Health
-from capsule_tasks.sessions.info import Counters, QueueStats, SessionInfo
+from capsule_tasks.sessions.info import Counters, Health, QueueStats, SessionInfo
 from capsule_tasks.sessions.listeners import SessionListeners, notify
 from capsule_tasks.sessions.process.child_process import ChildProcess, ColdSpawner, Spawner
 from capsule_tasks.sessions.process.live_child import LiveChild
 from capsule_tasks.sessions.states import ALIVE, OVER, TRANSITIONS, SessionState
 from capsule_tasks.sessions.stopping import KillReason
-from capsule_tasks.sessions.stream import ExecutionStream
+from capsule_tasks.sessions.stream import CANCEL_CREDIT, ExecutionStream
 from capsule_tasks.sessions.tasks import SessionTasks, shielded
 from capsule_tasks.settings import SessionConfig
 
@@ -162,13 +160,10 @@ class SessionLifecycle(SessionListeners):
 
     def _on_idle_timer(self) -> None:
         self._idle_timer = None
-        if self._state is not SessionState.READY:
-            return
-        loop = asyncio.get_running_loop()
-        idle_at = self._ready_since + self.config.timeouts.idle_s
-        if loop.time() < idle_at:
+        loop, idle_at = asyncio.get_running_loop(), self._ready_since + self.config.timeouts.idle_s
+        if self._state is SessionState.READY and loop.time() < idle_at:
             self._idle_timer = loop.call_at(idle_at, self._on_idle_timer)
-        else:
+        elif self._state is SessionState.READY:
             self._move(SessionState.IDLE)
 
     # --- start and stop ------------------------------------------------------------------------
@@ -211,13 +206,7 @@ class SessionLifecycle(SessionListeners):
                 await self._discard(reason)
             finally:
                 self._fail_start()
-            passed_on = (
-                asyncio.CancelledError,
-                SessionStartFailed,
-                IncompatibleProtocol,
-                Unconfined,
-            )
-            if isinstance(error, passed_on):
+            if isinstance(error, asyncio.CancelledError | OperatorError):
                 raise
             raise SessionStartFailed(f"the session did not start: {error}") from error
 
@@ -272,7 +261,9 @@ class SessionLifecycle(SessionListeners):
             message = f"the session was shut down{f': {reason}' if reason else ''}"
             child.expect_exit(KillReason(message, ErrorKind.SHUTDOWN))
             self._count_ended_waits(child, message)
-            child.send_shutdown(reason)
+            for stream in child.streams.values():  # a paused consumer must not hold it up
+                stream.allow_cancel_credit()
+            child.send_control(Shutdown(reason=reason, credit=CANCEL_CREDIT))
         try:
             async with asyncio.timeout(self.config.timeouts.shutdown_s):
                 await asyncio.shield(child.ended)

@@ -17,8 +17,7 @@ from typing import Any
 
 from capsule_tasks.protocol.messages import Heartbeat, Output
 from capsule_tasks.sessions.arguments import check_callable
-from capsule_tasks.sessions.health import Health
-from capsule_tasks.sessions.info import Counters
+from capsule_tasks.sessions.info import Counters, Health
 from capsule_tasks.sessions.states import EVERY, SessionState
 from capsule_tasks.settings import RoutingSettings
 

@@ -103,8 +103,8 @@ class Router:
             wire.Ready: child.on_ready,
             wire.Rejected: child.on_ready,
             wire.Heartbeat: child.on_heartbeat,
-            wire.Ack: self._on_ack,
-            wire.Started: self._on_started,
+            wire.Ack: self._on_start,
+            wire.Started: self._on_start,
             wire.Output: self._on_output,
             wire.Progress: self._to_stream,
             wire.Gap: self._to_stream,
@@ -137,12 +137,11 @@ class Router:
         reply.add_done_callback(lambda _: self._replies.pop(request.id, None))
         return reply
 
-    def fail_replies(self, reason: str) -> int:
-        """Fail every open request, for a child that has ended; how many there were."""
-        replies = [reply for _, reply in self._replies.values() if not reply.done()]
-        for reply in replies:
-            reply.set_exception(SessionLost(reason))
-        return len(replies)
+    def fail_replies(self, reason: str) -> None:
+        """Fail every open request, for a child that has ended."""
+        for _, reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(SessionLost(reason))
 
     def _open_reply(self, request_id: str | None) -> asyncio.Future[Any] | None:
         _, reply = self._replies.get(request_id or "", (None, None))
@@ -276,20 +275,14 @@ class Router:
         else:
             self._to_stream(message)
 
-    def _on_ack(self, message: wire.Ack) -> None:
-        if stream := self._stream_of(message):
-            stream.push(message)
-
-    def _on_started(self, message: wire.Started) -> None:
-        if stream := self._stream_of(message):
-            stream.mark_started()
-
-    def _stream_of(self, message: wire.Ack | wire.Started) -> ExecutionStream | None:
-        """The execution; None if its end came first, on the other channel, and the id is reused."""
+    def _on_start(self, message: wire.Ack | wire.Started) -> None:
         stream = self._streams.get(message.execution_id)
-        if stream is not None and message.seq in (None, stream.seq):
-            return stream
-        return None
+        if stream is None or message.seq not in (None, stream.seq):
+            return  # its end came first, on the other channel, and the id may be used again
+        if isinstance(message, wire.Ack):
+            stream.push(message)
+        else:
+            stream.mark_started()
 
     def _on_end(self, message: wire.Terminal) -> None:
         stream = self._streams.get(message.execution_id)

@@ -60,7 +60,8 @@ class CollectedOutput:
         self._max_bytes = max_bytes
         self._size = 0
         self._kept: deque[wire.Output] = deque()
-        self._gaps: dict[wire.Stream, wire.Gap] = {}
+        self.gaps: dict[wire.Stream, wire.Gap] = {}
+        """One for each stream of which output was dropped."""
 
     def add(self, message: wire.Message) -> None:
         """Keep output, and count the output that the child has dropped."""
@@ -77,12 +78,8 @@ class CollectedOutput:
     def text(self, stream: wire.Stream) -> str:
         return "".join(output.data for output in self._kept if output.stream == stream)
 
-    def gaps(self) -> tuple[wire.Gap, ...]:
-        """One for each stream of which output was dropped."""
-        return tuple(self._gaps.values())
-
     def _count(self, stream: wire.Stream, lost_bytes: int, lost_messages: int) -> None:
-        gap = self._gaps.setdefault(stream, wire.Gap(stream=stream, lost_bytes=0, lost_messages=0))
+        gap = self.gaps.setdefault(stream, wire.Gap(stream=stream, lost_bytes=0, lost_messages=0))
         gap.lost_bytes += lost_bytes
         gap.lost_messages += lost_messages
 
@@ -115,9 +112,9 @@ class Session(SessionLifecycle):
         check_seconds("timeout_s", timeout_s)
         check_one_of("on_busy", on_busy, ("refuse", "wait"))
         child = await self._accepting("execute()")
-        stream = self._open(child, execution_id or wire.new_id())
+        code = wire.Code(source=source)
+        stream = self._begin(child, execution_id or wire.new_id(), code, timeout_s, on_busy)
         try:
-            self._send(child, stream, wire.Code(source=source), timeout_s, on_busy)
             while True:
                 message = await stream.next()
                 yield message
@@ -127,7 +124,9 @@ class Session(SessionLifecycle):
             if stream.terminal is None:
                 self._abandon(child, stream)
         if isinstance(message, wire.Error) and message.kind == wire.ErrorKind.TIMEOUT:
-            raise _timeout_error(message, timeout_s or 0.0)
+            timeout = ExecutionTimeout(message.execution_id, timeout_s or 0.0)
+            timeout.add_note(f"the last known stack:\n{message.stack or '(none)'}")
+            raise timeout
 
     async def run(
         self,
@@ -150,7 +149,7 @@ class Session(SessionLifecycle):
             raise failure
         assert isinstance(message, wire.Result)
         out, err = written.text("stdout"), written.text("stderr")
-        return Completed(message.value, out, err, message, written.gaps())
+        return Completed(message.value, out, err, message, tuple(written.gaps.values()))
 
     def submit(
         self,
@@ -171,10 +170,7 @@ class Session(SessionLifecycle):
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
         child = self._accepting_now("submit()")
-        stream = self._open(child, execution_id, consumer)
-        if isinstance(payload, wire.TaskCall):
-            stream.task_name = payload.name
-        self._send(child, stream, payload, timeout_s, on_busy)
+        self._begin(child, execution_id, payload, timeout_s, on_busy, consumer)
 
     def resume_output(self, execution_id: str) -> None:
         """Report that the consumer of an execution has room again; ignored after its end."""
@@ -194,36 +190,30 @@ class Session(SessionLifecycle):
         if self._state not in ACCEPTING or child is None or child.is_over:
             hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
             raise SessionStateError(call, self._state, hint)
-        if child.stopper.condemners:
-            hint = f"it is condemned by {child.stopper.condemned_by} and is about to be replaced"
+        if (condemner := child.stopper.condemned_by) is not None:
+            hint = f"it is condemned by {condemner} and is about to be replaced"
             raise SessionStateError(call, self._state, hint)
         return child
 
-    def _open(
+    def _begin(
         self,
         child: LiveChild,
         execution_id: str,
+        payload: wire.Code | wire.TaskCall,
+        timeout_s: float | None,
+        on_busy: OnBusy,
         consumer: Callable[[wire.Message], object] | None = None,
     ) -> ExecutionStream:
+        """Send an execution; have it stopped at its CPU time limit and its caller's deadline."""
         if execution_id in child.streams:
             raise ValueError(f"execution {execution_id!r} is running already")
         stream = child.streams.open(execution_id, consumer)
         stream.limit_output(self.config.child.limits.output_bytes, self._on_excess)
+        if isinstance(payload, wire.TaskCall):
+            stream.task_name = payload.name
         self._move(SessionState.BUSY)
         self._last_used_at = time.monotonic()
         self._counters.execution_count += 1
-        return stream
-
-    def _send(
-        self,
-        child: LiveChild,
-        stream: ExecutionStream,
-        payload: wire.Code | wire.TaskCall,
-        timeout_s: float | None,
-        on_busy: OnBusy,
-    ) -> None:
-        """Send an execution; have it stopped at its CPU time limit and its caller's deadline."""
-        execution_id = stream.execution_id
         execute = wire.Execute(
             execution_id=execution_id, seq=stream.seq, payload=payload, on_busy=on_busy
         )
@@ -236,7 +226,7 @@ class Session(SessionLifecycle):
                 execution_id=execution_id, kind=kind, type=type_, message=str(error)
             )
             self._on_stream_end(stream, terminal)
-            return
+            return stream
         cpu_limit_s = self.config.child.limits.cpu_time_s
         if cpu_limit_s is not None:
             self._background.spawn(child.stopper.kill_at_cpu_limit(stream, cpu_limit_s))
@@ -244,6 +234,7 @@ class Session(SessionLifecycle):
             loop = asyncio.get_running_loop()
             timer = loop.call_later(timeout_s, self._on_deadline, child, stream, timeout_s)
             stream.ended.add_done_callback(lambda _: timer.cancel())
+        return stream
 
     def _on_deadline(self, child: LiveChild, stream: ExecutionStream, timeout_s: float) -> None:
         if stream.terminal is None and not stream.abandoned:
@@ -398,9 +389,3 @@ class Session(SessionLifecycle):
         except (TimeoutError, asyncio.CancelledError):
             child.send_control(wire.Cancel(execution_id=request.id, seq=0))
             raise
-
-
-def _timeout_error(error: wire.Error, timeout_s: float) -> ExecutionTimeout:
-    timeout = ExecutionTimeout(error.execution_id, timeout_s)
-    timeout.add_note(f"the last known stack:\n{error.stack or '(none)'}")
-    return timeout

@@ -12,7 +12,7 @@ import pytest
 
 from capsule_tasks.protocol.messages import ErrorKind, Heartbeat
 from capsule_tasks.sessions import Session
-from capsule_tasks.sessions.health import Health
+from capsule_tasks.sessions.info import Health
 from capsule_tasks.settings import (
     ChildSettings,
     DiagnosticSettings,

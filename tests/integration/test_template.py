@@ -284,15 +284,6 @@ def test_a_daemon_of_a_forked_child_that_died_by_itself_is_known_by_its_marker()
     assert of_caller("import logging; logging.disable()", body) == "gone\n"
 
 
-def test_a_caller_with_threads_is_not_copied() -> None:
-    busy = (
-        "import threading\n"
-        "threading.Thread(target=threading.Event().wait, name='busy', daemon=True).start()"
-    )
-    with pytest.raises(AssertionError, match=r"one thread can be forked; here run .*'busy'"):
-        of_caller(busy, "pass")
-
-
 async def test_imports_that_leave_a_native_thread_are_refused(tmp_path: Path) -> None:
     (tmp_path / "native.py").write_text(
         "import ctypes\n"

@@ -16,7 +16,7 @@ from capsule_tasks.sessions.console.blocks import Block
 from capsule_tasks.sessions.console.commands import Leave, parse
 from capsule_tasks.sessions.console.foreground import Foreground, show
 from capsule_tasks.sessions.console.frontend import FIRST_PROMPT, NEXT_PROMPT, make_frontend
-from capsule_tasks.sessions.health import Health
+from capsule_tasks.sessions.info import Health
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import SessionConfig

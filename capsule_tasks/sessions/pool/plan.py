@@ -25,7 +25,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -77,31 +77,27 @@ class Slot:
     """Why the session takes nothing new and is retired as soon as it is free; empty otherwise."""
 
 
-@dataclass(frozen=True)
-class Assign:
+class Assign(NamedTuple):
     """Hand the slot's session to the waiter."""
 
     waiter: Waiter
     slot: Slot
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """Start a session in the slot."""
 
     slot: Slot
 
 
-@dataclass(frozen=True)
-class Retire:
+class Retire(NamedTuple):
     """Stop the slot's session."""
 
     slot: Slot
     reason: str
 
 
-@dataclass(frozen=True)
-class Refuse:
+class Refuse(NamedTuple):
     """Fail the waiter, with the reason why there is no session for it."""
 
     waiter: Waiter
@@ -351,29 +347,19 @@ class PoolPlan:
         return [self._retire(slot, "another borrower needs its place") for slot in named[:wanted]]
 
     def _start(self, now: float) -> list[Action]:
-        if not self._may_start(now):
+        open_until, starting = self.breaker.open_until, len(self._in(Stage.STARTING))
+        if open_until is not None and (now < open_until or starting):
             return []
-        starting = len(self._in(Stage.STARTING))
         wanted = self._unserved() + self.settings.min_idle - len(self._unnamed_idle()) - starting
-        wanted = max(wanted, self._missing(now))
+        if self.size is not None and (self.paused_until is None or now >= self.paused_until):
+            filled = sum(map(self._counts_for_size, self.slots.values()))
+            wanted = max(wanted, self.size - filled)
         wanted = min(wanted, self.settings.max_sessions - len(self.slots))
-        if self.breaker.open_until is not None:  # half open: one attempt decides
+        if open_until is not None:  # half open: one attempt decides
             wanted = min(wanted, 1)
         new = [Slot(number) for number in itertools.islice(self._numbers, max(0, wanted))]
         self.slots.update((slot.number, slot) for slot in new)
         return [Start(slot) for slot in new]
-
-    def _missing(self, now: float) -> int:
-        """Sessions to start so that the pool has its size."""
-        if self.size is None or (self.paused_until is not None and now < self.paused_until):
-            return 0
-        return self.size - sum(map(self._counts_for_size, self.slots.values()))
-
-    def _may_start(self, now: float) -> bool:
-        open_until = self.breaker.open_until
-        if open_until is None:
-            return True
-        return now >= open_until and not self._in(Stage.STARTING)
 
     def _refuse(self, now: float) -> list[Action]:
         """Fail the waiters while the breaker is open and no session can become free."""

@@ -18,19 +18,8 @@ import msgspec
 from capsule_tasks.errors import NotBorrowed, PoolUnavailable, SessionBusy, reason_of
 from capsule_tasks.protocol.messages import Heartbeat
 from capsule_tasks.sessions.arguments import check_loop, check_type
-from capsule_tasks.sessions.health import Health
-from capsule_tasks.sessions.info import PoolInfo
-from capsule_tasks.sessions.pool.plan import (
-    Action,
-    Assign,
-    PoolPlan,
-    Refuse,
-    Retire,
-    Slot,
-    Stage,
-    Start,
-    Waiter,
-)
+from capsule_tasks.sessions.info import Health, PoolInfo
+from capsule_tasks.sessions.pool.plan import Assign, PoolPlan, Refuse, Retire, Slot, Stage, Start
 from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.states import OVER, SessionState
@@ -121,13 +110,17 @@ class ProfilePool:
         if not self._running:
             raise PoolUnavailable(self._name, "it has not been started")
         self._check_loop("acquire()")
-        waiter: Waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self.plan.wait(waiter, name)
         self.decide()
         try:
             slot = await waiter
         except asyncio.CancelledError:
-            self._cancel_wait(waiter)
+            self.plan.cancel_wait(waiter)
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                # It got a session just before.
+                self.plan.released(waiter.result(), self._now(), used=False)
+            self.decide()
             raise
         self._totals["acquires_total"] += 1
         assert slot.session is not None
@@ -218,13 +211,6 @@ class ProfilePool:
     def _check_loop(self, call: str) -> None:
         check_loop(call, f"pool {self._name!r}", self._loop)
 
-    def _cancel_wait(self, waiter: Waiter) -> None:
-        """Withdraw a waiter that was cancelled; return the session it may have got just before."""
-        self.plan.cancel_wait(waiter)
-        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-            self.plan.released(waiter.result(), self._now(), used=False)
-        self.decide()
-
     # --- doing what was decided ----------------------------------------------------------------
 
     def decide(self) -> None:
@@ -235,18 +221,15 @@ class ProfilePool:
         try:
             while actions := self.plan.decide(self._now()):
                 for action in actions:
-                    self._carry_out(action)
+                    try:
+                        self._carry_out(action)
+                    except Exception:  # the others have been booked as well, and must be done
+                        log.exception("pool %r could not carry out %r", self._name, action)
         finally:
             self._deciding = False
         self._check_later()
 
-    def _carry_out(self, action: Action) -> None:
-        try:
-            self._act(action)
-        except Exception:  # the plan has booked the other actions: they must be carried out
-            log.exception("pool %r could not carry out %r", self._name, action)
-
-    def _act(self, action: Action) -> None:
+    def _carry_out(self, action: Assign | Start | Retire | Refuse) -> None:
         match action:
             case Assign(waiter, slot):
                 if waiter.done():
@@ -347,9 +330,7 @@ class ProfilePool:
             self.plan.heartbeat_missed(slot)
             self.decide()
 
-    def _on_state(
-        self, slot: Slot, session: Session, _old: SessionState, _new: SessionState
-    ) -> None:
+    def _on_state(self, slot: Slot, session: Session, *_: SessionState) -> None:
         self._on_loss(slot, session)
         asyncio.get_running_loop().call_soon(self.decide)
 

@@ -28,7 +28,7 @@ from capsule_tasks.system.family import (
     kill_orphans,
     reap,
 )
-from capsule_tasks.system.portable import IS_LINUX, PROC
+from capsule_tasks.system.portable import PROC
 from capsule_tasks.system.sandbox.directories import SandboxDirectory, sweep_once
 
 SOURCE_ROOT = str(Path(capsule_tasks.__file__).parent.parent)
@@ -181,15 +181,13 @@ class ChildProcess:
     ) -> None:
         self.pid = spawned.pid
         self.descriptors = descriptors
-        self.directory = sandbox_directory.home if sandbox_directory is not None else None
+        self.sandbox_directory = sandbox_directory
         """The private working directory of a sandbox, removed with the child."""
-        self._sandbox_directory = sandbox_directory
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
         self._dumping: asyncio.Task[str] | None = None
         self._collect = spawned.collect
         self._marker = marker
-        self._pidfd = -1
         self._adopted: set[int] = set()
         self.signals_sent: set[int] = set()
         descriptors.close_theirs()
@@ -298,26 +296,22 @@ class ChildProcess:
         if self.descriptors.stacks >= 0:  # a dump may be in progress
             self._loop.remove_reader(self.descriptors.stacks)
         self.descriptors.close()
-        sandbox_directory, self._sandbox_directory = self._sandbox_directory, None
-        if sandbox_directory is not None:  # on a thread: it may hold many files
-            threading.Thread(target=sandbox_directory.remove).start()
+        if self.sandbox_directory is not None:  # on a thread: it may hold many files
+            threading.Thread(target=self.sandbox_directory.remove).start()
 
     def _watch_exit(self) -> None:
         try:
-            self._pidfd = os.pidfd_open(self.pid) if IS_LINUX else -1
-        except OSError:  # out of descriptors
-            self._pidfd = -1
-        if self._pidfd < 0:
+            pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # not Linux, or out of descriptors
             threading.Thread(target=self._wait_for_exit, daemon=True).start()
         else:
-            self._loop.add_reader(self._pidfd, self._on_exit)
+            self._loop.add_reader(pidfd, self._on_exit, pidfd)
 
-    def _on_exit(self) -> None:
+    def _on_exit(self, pidfd: int) -> None:
         # First the orphans: as long as a zombie is not collected, no other process gets its pid.
         orphans = kill_orphans(self.pid, self._marker)
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._pidfd = -1
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
         self.exited.set_result(ExitStatus(self._collect()))
         self._reap_orphans(orphans, iter(_LATE_CHECKS_S))
 

@@ -132,11 +132,11 @@ class Confinement:
         return f"disk limit of {limit} bytes: {used} were used" if used > limit else ""
 
     def _sizes(self, family: list[int]) -> Iterator[int]:
-        directory = self._child.process.directory
+        directory = self._child.process.sandbox_directory
         if directory is None:
             return
         try:
-            yield from sizes_of_deleted(family, directory)
-            yield from sizes_in_tree(directory)
+            yield from sizes_of_deleted(family, directory.home)
+            yield from sizes_in_tree(directory.home)
         except OSError:  # a directory that cannot be read counts as too large
             yield self._settings.max_disk_bytes + 1

@@ -22,22 +22,80 @@ from capsule_tasks.errors import (
     Unconfined,
 )
 from capsule_tasks.protocol import messages as wire
-from capsule_tasks.sessions.health import Health, HealthWatch
-from capsule_tasks.sessions.info import Counters, QueueStats
+from capsule_tasks.sessions.info import Counters, Health, QueueStats
 from capsule_tasks.sessions.listeners import Interceptors
 from capsule_tasks.sessions.process.channel import Channel
 from capsule_tasks.sessions.process.child_process import ChildProcess, ExitStatus
 from capsule_tasks.sessions.process.confinement import Confinement
 from capsule_tasks.sessions.router import Router
 from capsule_tasks.sessions.stopping import KillReason, Stopper
-from capsule_tasks.sessions.stream import CANCEL_CREDIT, ERROR_TYPES, ExecutionStream, Streams
-from capsule_tasks.settings import SessionConfig
+from capsule_tasks.sessions.stream import ERROR_TYPES, ExecutionStream, Streams
+from capsule_tasks.settings import SessionConfig, TimeoutSettings
 
 log = logging.getLogger("capsule_tasks.sessions")
 
 _MAX_FINAL_OUTPUT = 4000
 _LOST_GRACE_S = 0.05
 """After a channel broke, the exit status may take so long before the child is killed."""
+
+
+class HealthWatch:
+    """Watches the heartbeats of a ready child; calls `changed` when they go missing and come back.
+
+    A missing heartbeat is only reported: a long C call delays it, too.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        process: ChildProcess,
+        timeouts: TimeoutSettings,
+        changed: Callable[[Health], None],
+    ) -> None:
+        self.health = Health()
+        self.heartbeat: wire.Heartbeat | None = None
+        self.heartbeat_at: float | None = None
+        self._session_id = session_id
+        self._process = process
+        self._timeouts = timeouts
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._pending: asyncio.TimerHandle | asyncio.Task[None] | None = None
+        """The timer of the next heartbeat, then the report that it is missing."""
+
+    def start(self) -> None:
+        """Expect a heartbeat from now on."""
+        self.stop()
+        self._pending = self._loop.call_later(self._timeouts.unresponsive_s, self._on_missing)
+
+    def stop(self) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+
+    def on_heartbeat(self, heartbeat: wire.Heartbeat) -> None:
+        self.heartbeat, self.heartbeat_at = heartbeat, time.monotonic()
+        if self._pending is not None:
+            self.start()
+        if self.health.unresponsive:
+            log.info("session %s responds again", self._session_id)
+            self._become(Health())
+
+    def _on_missing(self) -> None:
+        self._pending = self._loop.create_task(self._report())
+
+    async def _report(self) -> None:
+        stack = await self._process.dump_stacks(self._timeouts.stack_s)
+        process_state, cpu_s = self._process.process_stats()
+        log.warning(
+            "session %s is unresponsive: process state %s, %.1f s of CPU time, stack:\n%s",
+            *(self._session_id, process_state, cpu_s, stack or "(none)"),
+        )
+        self._become(Health(True, process_state, cpu_s, stack))
+
+    def _become(self, health: Health) -> None:
+        self.health = health
+        self._changed(health)
 
 
 class LiveChild:
@@ -149,12 +207,6 @@ class LiveChild:
                 return await reply
         finally:
             reply.cancel()
-
-    def send_shutdown(self, reason: str) -> None:
-        """Ask the child to stop; consumers that are paused do not hold up its final output."""
-        for stream in self.streams.values():
-            stream.allow_cancel_credit()
-        self.send_control(wire.Shutdown(reason=reason, credit=CANCEL_CREDIT))
 
     def end_unstarted(self, stream: ExecutionStream) -> None:
         """End an execution that waits behind one that keeps the child from answering.

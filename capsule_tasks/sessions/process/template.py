@@ -304,27 +304,23 @@ class TemplateSpawner:
         delay_s = _MIN_RETRY_S
         while True:
             try:
-                template = await self._load()
+                self._template = template = await self._load()
             except (TemplateLost, OSError) as error:
-                self.last_error = reason_of(error)
-                log.warning(
-                    "no template: %s; the next attempt is in %.1f s", self.last_error, delay_s
-                )
+                self.last_error = why = reason_of(error)
+                log.warning("no template: %s; the next attempt is in %.1f s", why, delay_s)
+                self._first_tried.set()
             else:
                 delay_s = _MIN_RETRY_S
                 self._first_tried.set()
                 self.last_error = await template.ended()
                 self.templates_lost += 1
                 log.warning("the template of %s ended: %s", template.name, self.last_error)
-            self._first_tried.set()
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _MAX_RETRY_S)
 
     async def _load(self) -> Template:
-        session = self._profile.session
+        session, imports = self._profile.session, self._profile.imports
         template, self._first = self._first, None
-        if template is None:
-            template = Template.fresh(self._profile.imports, python=session.python, env=session.env)
+        template = template or Template.fresh(imports, python=session.python, env=session.env)
         await template.load(self._profile.template_timeout_s)
-        self._template = template
         return template

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -31,9 +30,7 @@ class Plan(PoolPlan):
 
     def decide(self, now: float) -> list[Any]:
         return [
-            dataclasses.replace(action, slot=action.slot.number)
-            if hasattr(action, "slot")
-            else action
+            action._replace(slot=action.slot.number) if hasattr(action, "slot") else action
             for action in super().decide(now)
         ]
 

@@ -179,7 +179,7 @@ class Ground:
         async with asyncio.timeout(HANG_S):
             for _ in range(3):  # a decision is made in the turn of the loop after a loss
                 await asyncio.sleep(0)
-            while tasks := {task for pool in pools for task in pool._tasks}:
+            while tasks := {task for pool in pools for task in pool._tasks._tasks}:
                 await asyncio.wait(tasks)
                 await asyncio.sleep(0)
 

@@ -301,17 +301,17 @@ class ChildProcess:
 
     def _watch_exit(self) -> None:
         try:
-            pidfd = os.pidfd_open(self.pid)
+            self._pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):  # not Linux, or out of descriptors
             threading.Thread(target=self._wait_for_exit, daemon=True).start()
         else:
-            self._loop.add_reader(pidfd, self._on_exit, pidfd)
+            self._loop.add_reader(self._pidfd, self._on_exit)
 
-    def _on_exit(self, pidfd: int) -> None:
+    def _on_exit(self) -> None:
         # First the orphans: as long as a zombie is not collected, no other process gets its pid.
         orphans = kill_orphans(self.pid, self._marker)
-        self._loop.remove_reader(pidfd)
-        os.close(pidfd)
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
         self.exited.set_result(ExitStatus(self._collect()))
         self._reap_orphans(orphans, iter(_LATE_CHECKS_S))
 

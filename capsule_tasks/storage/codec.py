@@ -107,11 +107,8 @@ def all_decoded(packed: list[bytes]) -> list[Item] | None:
 
 def unpacked(packed: list[bytes]) -> list[bytes]:
     """The records that Redis packed as MessagePack, whatever their bytes are."""
-    return [_without_head(raw) for some in packed for raw in map(bytes, _raws(some))]
-
-
-def _without_head(raw: bytes) -> bytes:
-    return raw[_HEAD_BYTES.get(raw[0], 1) :]
+    raws = (bytes(raw) for some in packed for raw in _raws(some))
+    return [raw[_HEAD_BYTES.get(raw[0], 1) :] for raw in raws]
 
 
 def _decoded_slowly(record: bytes) -> Item:

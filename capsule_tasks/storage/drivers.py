@@ -26,24 +26,25 @@ _RETRY_DELAY_S = 0.5
 """Between two operations while Redis is unavailable."""
 
 
-class AsyncStore(Protocol):
-    """Runs scripts for a caller that awaits; raises StorageError and nothing else."""
+class Store(Protocol):
+    """Runs scripts; raises StorageError and nothing else."""
 
     @property
     def is_closed(self) -> bool: ...
     @property
     def location(self) -> Location: ...
+
+
+class AsyncStore(Store, Protocol):
+    """For a caller that awaits."""
+
     async def run(self, call: Call) -> Reply: ...
     async def close(self) -> None: ...
 
 
-class SyncStore(Protocol):
-    """Runs scripts for a caller that blocks; raises StorageError and nothing else."""
+class SyncStore(Store, Protocol):
+    """For a caller that blocks."""
 
-    @property
-    def is_closed(self) -> bool: ...
-    @property
-    def location(self) -> Location: ...
     def run_blocking(self, call: Call) -> Reply: ...
     def close_blocking(self) -> None: ...
 

@@ -44,12 +44,11 @@ class LeaseCore:
         incarnation: str,
         settings: LeaseSettings,
         prefix: str = "capsule",
-        retry: RetrySettings | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.token = ""
         self._settings = settings
-        self._retry = retry or RetrySettings()
+        self._retry = RetrySettings()
         self._prefix = prefix
         self._keys = WorkerKeys(incarnation, prefix)
         self._lapsed_ttl_ms = int(settings.lapsed_ttl_s * 1000)

@@ -66,18 +66,15 @@ class RevokeCore:
         )
         found = Revoked(until_ms=int(reply[1]))
         for member in reply[2]:
-            _take(member.decode(), found)
+            kind, revoked = member[:1], member[1:].decode()
+            if kind == b"t":
+                found.ids.append(revoked)
+            elif kind == b"s":  # skips other kinds, which a newer release may store
+                header, value = json.loads(revoked)
+                found.stamps.append((header, value))
         return found
 
 
 def _batches(members: Iterator[str]) -> Iterator[list[str]]:
     while batch := list(islice(members, _BATCH_SIZE)):
         yield batch
-
-
-def _take(member: str, found: Revoked) -> None:
-    if member.startswith("t"):
-        found.ids.append(member[1:])
-    elif member.startswith("s"):  # skips other kinds, which a newer release may store
-        header, value = json.loads(member[1:])
-        found.stamps.append((header, value))

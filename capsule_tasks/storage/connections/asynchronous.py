@@ -85,15 +85,14 @@ class AsyncConnections:
                     self._by_loop.pop(loop, None)
                 await caller.close()
 
-    def leave_to_parent(self) -> list[object]:
-        """Forget everything, in a fork, and return what must live on untouched.
+    def leave_to_parent(self) -> None:
+        """Forget everything, in a fork, but let it live on untouched.
 
         The sockets are the parent's, too. Closing them here would write into its TLS streams and
         take them out of the poll set that both processes share.
         """
-        left: list[object] = list(self._by_loop.items())
+        _left_to_parent.extend(self._by_loop.items())
         self._forget_loops()
-        return left
 
 
 class InjectedClient(ClusterCaller):
@@ -115,7 +114,7 @@ _left_to_parent: list[object] = []
 
 def _after_fork() -> None:
     for connections in list(_all):
-        _left_to_parent.extend(connections.leave_to_parent())
+        connections.leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -49,12 +49,8 @@ def _pools(target: Target, library: ModuleType, **changes: Any) -> tuple[deque[A
         primary = sentinel.master_for(target.service, ssl=target.is_tls, **options)
         return deque([primary.connection_pool]), sentinel.sentinels
     # The URL was read for threads: the class that its options name is not for asyncio.
-    if target.is_tls:
-        options["connection_class"] = library.SSLConnection
-    elif "path" in options:
-        options["connection_class"] = library.UnixDomainSocketConnection
-    else:
-        options["connection_class"] = library.Connection
+    kind = "UnixDomainSocketConnection" if "path" in options else "Connection"
+    options["connection_class"] = getattr(library, "SSLConnection" if target.is_tls else kind)
     nodes = [{"host": host, "port": port} for host, port in target.addresses] or [{}]
     return deque(library.ConnectionPool(**options, **node) for node in nodes), []
 

@@ -64,6 +64,8 @@ class PipelinedConnection:
         if target.kind == "cluster" and replicas:
             raise InvalidSetting("replicas", replicas, "0 where the Redis is a cluster")
         self._others = AsyncConnections(url, settings) if target.kind == "cluster" else None
+        self.preserves_order = self._others is None
+        """Whether calls are done in the order in which they were made."""
         self._endpoint = AsyncEndpoint(target)
         self._link: PipelinedLink | None = None
         # redis-py's cluster client closes connections that are in use when it needs more than it
@@ -72,11 +74,6 @@ class PipelinedConnection:
         self._knows_cluster = False
         self._connecting = asyncio.Lock()
         self.is_closed = False
-
-    @property
-    def preserves_order(self) -> bool:
-        """Whether calls are done in the order in which they were made."""
-        return self._others is None
 
     async def run(self, call: Call, *, may_batch: bool = False) -> Reply:
         """The reply of a script; raises StorageError.
@@ -110,14 +107,11 @@ class PipelinedConnection:
         link.send_nowait(call, answer, may_batch)
 
     async def _run_in_cluster(self, cluster: AsyncConnections, call: Call) -> Reply:
-        if not self._knows_cluster:
-            # While the client learns the nodes, it serves no other call.
-            async with self._connecting:
-                reply = await cluster.run(call)
-                self._knows_cluster = True
-                return reply
-        async with self._permits:
-            return await cluster.run(call)
+        # While the client learns the nodes, it serves no other call.
+        async with self._permits if self._knows_cluster else self._connecting:
+            reply = await cluster.run(call)
+            self._knows_cluster = True
+            return reply
 
     async def close(self) -> None:
         """Close the connection; calls in flight fail. Safe twice, and each caller waits."""

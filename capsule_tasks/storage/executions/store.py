@@ -153,16 +153,13 @@ class ExecutionStore(AsyncFacade):
         self._retry = self.settings.retry
         self._doorbell_prefix = doorbell_prefix(prefix)
         self._recent = RecentKeys(prefix)
+        self.recent_channel = self._recent.channel
 
     def keys_of(self, execution_id: str) -> ExecutionKeys:
         return ExecutionKeys(execution_id, self.settings.prefix)
 
     def group_keys_of(self, group_id: str) -> GroupKeys:
         return GroupKeys(group_id, self.settings.prefix)
-
-    @property
-    def recent_channel(self) -> str:
-        return self._recent.channel
 
     def doorbell_of(self, incarnation: str) -> str:
         return self._doorbell_prefix + incarnation

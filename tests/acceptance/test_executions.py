@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery, group
+from celery import group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
@@ -25,7 +23,7 @@ from capsule_tasks.client.watching import watcher
 from capsule_tasks.errors import InvalidId, NoOpenQuestion
 from capsule_tasks.protocol.events import Accepted, AttemptClaimed, AttemptEnded, Ended, Outcome
 from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
-from capsule_tasks.testing.servers import PrivateServer, free_port
+from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually, unique
 
 WATCH = """
@@ -160,18 +158,6 @@ def test_an_execution_has_an_id(worker: Worker) -> None:
         Execution("", app=worker.app)
     with pytest.raises(TypeError, match="execution_id"):
         Execution(None, app=worker.app)  # type: ignore[arg-type]
-
-
-def test_apps_of_one_process_keep_to_their_own_prefixes(redis_url: str) -> None:
-    prefixes = (unique(), unique(), unique())
-    execution_id = unique()
-    with redis.from_url(redis_url) as client:
-        for count, prefix in enumerate(prefixes, start=1):
-            app = Celery(broker=redis_url, backend=redis_url)
-            app.conf.capsule_prefix = prefix
-            assert Execution(execution_id, app=app).interrupt() == "pending"
-            found = [key.decode() for key in client.scan_iter(f"*{execution_id}*:control")]
-            assert sorted(key.split(":")[0] for key in found) == sorted(prefixes[:count])
 
 
 def test_a_question_is_answered(worker: Worker) -> None:
@@ -478,31 +464,6 @@ def test_a_task_on_another_pool_ends_by_its_result_and_is_cancelled_by_revoke(
         assert end_of(execution).outcome == Outcome.CANCELLED
 
 
-@pytest.mark.parametrize("mode", ["drop_oldest", "block"])
-def test_every_byte_of_a_flood_is_there_or_counted(tmp_path: Path, mode: str) -> None:
-    """Whatever is not there is in a gap, to the byte; with `block` nothing is missing."""
-    size = 3_000_000
-    with (
-        PrivateServer(tmp_path / "broker") as broker,
-        PrivateServer(tmp_path / "streams", port=free_port()) as streams,
-    ):
-        with Worker(
-            broker.url,
-            tmp_path,
-            TEST_STREAMS_URL=streams.url,
-            TEST_OUTPUT=mode,
-            TEST_LIVE=str(8 * size),
-        ) as worker:
-            worker.app.conf.capsule_redis_url = streams.url
-            execution = Execution.of(worker.send("flood", size))
-            events = list(execution.events())
-        written = sum(len(e.message.data) for e in events if isinstance(e.message, Output))
-        lost = sum(e.message.lost_bytes for e in events if isinstance(e.message, Gap))
-        assert written + lost == size
-        if mode == "block":
-            assert lost == 0
-
-
 def test_a_flood_past_sys_stdout_is_read_at_the_rate_and_holds_up_no_other(
     worker: Worker,
 ) -> None:
@@ -520,49 +481,6 @@ def test_a_flood_past_sys_stdout_is_read_at_the_rate_and_holds_up_no_other(
     assert end_of(flooding).stdout_bytes == size
     assert time.monotonic() - begun_at > 1.0, "20 MiB a second, and a tenth of that at once"
     assert others > 3
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("mode", ["drop_oldest", "block"])
-def test_a_gigabyte_costs_bounded_memory_everywhere(tmp_path: Path, mode: str) -> None:
-    """The watcher takes its time; the worker, its children, Redis and the watcher stay small."""
-    size = 1_000_000_000
-    most = 0
-    with PrivateServer(tmp_path / "redis") as server:  # noqa: SIM117  one needs the other
-        with Worker(server.url, tmp_path, TEST_OUTPUT=mode) as worker:
-            client = worker.app.backend.client
-            before, ours = rss_of(worker.pid), own_rss()
-            execution = Execution.of(worker.send("flood", size))
-            written = lost = 0
-            for event in execution.events():
-                if isinstance(event.message, Output):
-                    written += len(event.message.data)
-                    time.sleep(0.0005)
-                elif isinstance(event.message, Gap):
-                    lost += event.message.lost_bytes
-                most = max(most, rss_of(worker.pid)) if event.seq % 50 == 0 else most
-            peak = client.info("memory")["used_memory_peak"]
-            grown = own_rss() - ours
-    assert isinstance(event.message, Ended)
-    assert event.message.outcome == Outcome.SUCCEEDED
-    assert written + lost == size
-    assert most - before < 100 * 2**20
-    assert peak < 50 * 2**20
-    assert grown < 50 * 2**20
-
-
-def own_rss() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def rss_of(pid: int) -> int:
-    """Bytes of a process and all below it."""
-    total = 0
-    with contextlib.suppress(OSError):
-        total = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += sum(rss_of(int(child)) for child in (task / "children").read_text().split())
-    return total
 
 
 def test_a_task_whose_id_no_stream_can_have_runs_and_gives_its_slot_back(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
 from celery import Celery
 
 import capsule_tasks
+from capsule_tasks.client import Execution
 from capsule_tasks.client.revokes import store_revokes
 from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.taskpool.options import loss_counter_of
@@ -51,3 +53,15 @@ def test_of_steps(app: Celery) -> None:
 
     assert pay.apply(task_id=ID).get() == 5
     assert f":{{E:{ID}}}:steps" in keys(app)
+
+
+def test_apps_of_one_process_keep_to_their_own_prefixes(valkey_url: str) -> None:
+    prefixes = [uuid4().hex for _ in range(3)]
+    execution_id = uuid4().hex
+    with redis.Redis.from_url(valkey_url) as client:
+        for count, prefix in enumerate(prefixes, start=1):
+            app = Celery(broker=valkey_url, backend=valkey_url, set_as_current=False)
+            app.conf.capsule_prefix = prefix
+            assert Execution(execution_id, app=app).interrupt() == "pending"
+            found = [key.decode() for key in client.scan_iter(f"*{execution_id}*:control")]
+            assert sorted(key.split(":")[0] for key in found) == sorted(prefixes[:count])

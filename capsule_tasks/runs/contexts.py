@@ -78,28 +78,24 @@ def restored_context(
     """
     if override is not None or saved.kind == "none":
         return override
-    if saved.kind == "omitted" or saved.value is None:
+    value = copy.deepcopy(saved.value)
+    if saved.kind == "omitted" or value is None:
         why = f"{saved.warning or 'not stored'}; give override= when the run is resumed"
-        raise ContextNotRestorable(saved.type or "unknown", why)
-    if deserializer is not None:
-        return _deserialized(saved, deserializer)
-    if saved.kind == "custom":
+    elif deserializer is not None:
+        try:
+            return deserializer(value)
+        except Exception as error:  # noqa: BLE001  the caller's code may raise anything
+            why = f"its deserializer raised {type(error).__qualname__}"
+    elif saved.kind == "custom":
         why = "it was stored by a serializer; give deserializer="
-        raise ContextNotRestorable(saved.type or "unknown", why)
-    return copy.deepcopy(saved.value)
+    else:
+        return value
+    # Raised outside of the clause, so that it has no link to an error that may contain the values.
+    raise ContextNotRestorable(saved.type or "unknown", why)
 
 
 def type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _deserialized(saved: SavedContext, deserializer: Deserializer) -> Any:
-    try:
-        return deserializer(copy.deepcopy(saved.value or {}))
-    except Exception as error:  # noqa: BLE001  the caller's code may raise anything
-        why = f"its deserializer raised {type(error).__qualname__}"
-    # Raised outside of the clause, so that it has no link to an error that may contain the values.
-    raise ContextNotRestorable(saved.type or "unknown", why)
 
 
 def _as_mapping(context: Any, serializer: Serializer | None) -> tuple[dict[str, Any] | None, str]:

@@ -62,8 +62,11 @@ def parked(
 
     An example is `bare:refund`. A name alone is refused, since it would limit nothing.
     """
+    kinds = tuple(f"{kind}:" for kind in get_args(ToolKind))
     for text in of_tool or {}:
-        _check_tool(text)
+        if not str(text).startswith(kinds):
+            must = "tools' keys as text, as ToolKey('refund').text is: 'bare:refund'"
+            raise InvalidSetting("of_tool", text, must)
     waiting = state.unresolved()
     _check_ids_differ(waiting, "$.calls")
     requests = tuple(
@@ -106,13 +109,6 @@ def _check_ids_differ(calls: Sequence[PendingCall], where: str) -> None:
                 "decision names a call by its id alone and would count for each of them. Have the "
                 "models give ids that are unique, as by a prefix for each agent",
             )
-
-
-def _check_tool(text: object) -> None:
-    kind, colon, _ = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if not colon or kind not in get_args(ToolKind):
-        must = "tools' keys as text, as ToolKey('refund').text is: 'bare:refund'"
-        raise InvalidSetting("of_tool", text, must)
 
 
 def readable_versions() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from capsule_tasks.runs.contexts import SavedContext, problem_in
 from capsule_tasks.runs.identity import AgentGraph, AgentId, AgentNode, ToolKey
 from capsule_tasks.runs.redaction import without_secrets
 from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, VERSION_FIELD, Part, migrated
+from capsule_tasks.settings import Count
 
 Item = dict[str, Any]
 
@@ -76,12 +77,12 @@ class RunState(Part, frozen=True):
     start_agent: AgentId
     agent: AgentId
     """The agent whose turn is next."""
-    turn: int = 0
+    turn: Count = 0
     """The number of completed turns."""
-    max_turns: int | None = None
+    max_turns: Count | None = None
     input: str | list[Item] = ""
     """The input that the run was started with, unless it is in the history."""
-    stored_items: int = 0
+    stored_items: Count = 0
     """How many items of this run are in the history."""
     held_items: list[Item] = msgspec.field(default_factory=list)
     """Items that wait for a guardrail before they may go into the history."""
@@ -297,9 +298,6 @@ def _converted(fields: dict[str, Any]) -> RunState:
 
 def _check(state: RunState) -> None:
     """Refuse what the types alone allow."""
-    numbers = (state.turn, state.stored_items, state.max_turns or 0)
-    if min(numbers) < 0:
-        raise InvalidRunState("$", "a number of turns or items is negative")
     ids = [call.call_id for call in state.calls]
     if len(set(ids)) != len(ids):
         raise InvalidRunState("$.calls", "two calls have one id")
@@ -319,7 +317,8 @@ def _refusal(message: str) -> InvalidRunState:
         why = "it is missing" if field[1] == "missing" else "there is no such field"
         return InvalidRunState(f"$.{field[2]}", why)
     place = re.search(r" - at (?:key in )?`(\$[^`]*)`$", message)
-    return InvalidRunState(place[1] if place else "$", "it has the wrong type")
+    why = "it is negative" if " >= 0" in message else "it has the wrong type"
+    return InvalidRunState(place[1] if place else "$", why)
 
 
 def _refuse_constant(name: str) -> None:

@@ -73,14 +73,13 @@ class AsyncFacade(Facade[AsyncTarget]):
     store: AsyncStore
 
     @staticmethod
-    def _store_of(redis: Any) -> AsyncStore:
+    def _store_of(redis: Any) -> Any:
         if isinstance(redis, str):
             return AsyncConnections(redis)
         if isinstance(redis, (Redis, RedisCluster)):
             return InjectedClient(redis)
         if hasattr(redis, "run"):
-            store: AsyncStore = redis
-            return store
+            return redis
         must = "a URL, AsyncConnections, or a client of redis.asyncio"
         raise InvalidSetting("redis", redis, must)
 
@@ -110,14 +109,13 @@ class SyncFacade(Facade[SyncTarget]):
     store: SyncStore
 
     @staticmethod
-    def _store_of(redis: Any) -> SyncStore:
+    def _store_of(redis: Any) -> Any:
         if isinstance(redis, str):
             return SyncConnections(redis)
         if isinstance(redis, (SyncRedis, SyncRedisCluster)):
             return InjectedSyncClient(redis)
         if hasattr(redis, "run_blocking"):
-            store: SyncStore = redis
-            return store
+            return redis
         raise InvalidSetting("redis", redis, "a URL, SyncConnections, or a client of redis")
 
     @staticmethod

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -405,33 +405,29 @@ class RunCore:
 
 
 def refusal(run_id: str, reply: Reply, readable: tuple[str, ...] = ()) -> Exception:
-    detail = reply[1].decode() if len(reply) > 1 and isinstance(reply[1], bytes) else ""
-    match reply[0]:
-        case Code.MISSING:
-            return RunNotFound(run_id)
-        case Code.WAITING if not detail:
-            return RunParked(run_id, int(reply[1]))
-        case Code.UNREADABLE:
-            return UnreadableSchema(detail, readable)
-        case Code.CONFLICT:
-            return RunConflict(run_id, int(reply[1]))
-    about_run, about_call = _ABOUT_RUN.get(reply[0]), _ABOUT_CALL.get(reply[0])
-    if about_run is not None:
-        return about_run(run_id, detail)
-    return about_call(detail) if about_call else refused(reply, f"run {run_id!r:.100}")
+    detail = reply[1] if len(reply) > 1 else ""
+    if isinstance(detail, bytes):
+        detail = detail.decode()
+    if reply[0] == Code.UNREADABLE:
+        return UnreadableSchema(detail, readable)
+    if reply[0] == Code.WAITING and isinstance(detail, int):
+        return RunParked(run_id, detail)
+    error = _REFUSALS.get(reply[0])
+    return error(run_id, detail) if error else refused(reply, f"run {run_id!r:.100}")
 
 
-_ABOUT_RUN: dict[int, Callable[[str, str], Exception]] = {
+_REFUSALS: dict[int, Callable[[str, Any], Exception]] = {
+    Code.MISSING: lambda run, _: RunNotFound(run),
+    Code.CONFLICT: RunConflict,
     Code.ENDED: RunEnded,
     Code.HELD: RunClaimed,
     Code.STALE: RunClaimLost,
+    Code.WAITING: lambda _, call: CallNotApproved(call),
+    Code.CHANGED: lambda _, call: CallChanged(call, "it had another tool or other arguments"),
+    Code.FINISHED: lambda _, call: CallChanged(call, "it gave another output"),
+    Code.UNKNOWN: lambda _, call: UnknownCall(call, "it was never started", "cannot be finished"),
 }
-_ABOUT_CALL: dict[int, Callable[[str], Exception]] = {
-    Code.WAITING: CallNotApproved,
-    Code.CHANGED: lambda call: CallChanged(call, "it had another tool or other arguments"),
-    Code.FINISHED: lambda call: CallChanged(call, "it gave another output"),
-    Code.UNKNOWN: lambda call: UnknownCall(call, "it was never started", "cannot be finished"),
-}
+"""What a refusal says of a run, or of one of its calls."""
 
 
 def claim_of(run_id: str, session_id: str, reply: Reply) -> Claim:

@@ -12,13 +12,7 @@ import click
 from celery.exceptions import OperationalError
 
 from capsule_tasks.cli import views
-from capsule_tasks.cli.broker import Queues
-from capsule_tasks.cli.health import (
-    destination_option,
-    health,
-    stack_by_inspect,
-    timeout_option,
-)
+from capsule_tasks.cli.broker import Queues, connected
 from capsule_tasks.cli.options import Duration, Unavailable, app_of, command_line, json_option
 from capsule_tasks.cli.terminal import cleaned, without_controls
 from capsule_tasks.client import Event, Execution, GroupExecution, GroupState
@@ -29,12 +23,20 @@ from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import CapsuleError, StorageNotReady, StorageUnavailable
 from capsule_tasks.protocol.events import Outcome
 from capsule_tasks.storage.executions.types import RecentEntry
+from capsule_tasks.taskpool import remote_commands  # noqa: F401 - registers them for `celery inspect`
 
 _MIN_REFRESH_S = 0.5
 _IDLE_REFRESH_S = 1.0
 _NOT_STARTED = 1
+_UNHEALTHY = 1
 _STATES = ("queued", "running", "waiting", *(outcome.value for outcome in Outcome))
 
+destination_option = click.option(
+    "-d", "--destination", multiple=True, metavar="NODE", help="Ask only these workers."
+)
+timeout_option = click.option(
+    "-t", "--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait."
+)
 queues_option = click.option(
     "-Q", "--queues", default="", metavar="NAMES", help="Count these queues (comma-separated)."
 )
@@ -61,9 +63,6 @@ def capsule(as_json: bool) -> None:
 def _command(function: Callable[..., None]) -> click.Command:
     """A command with `--json`, which is called with its context."""
     return capsule.command()(json_option(click.pass_context(function)))
-
-
-capsule.add_command(health)
 
 
 @_command
@@ -233,7 +232,7 @@ def stack(
     execution = Execution(execution_id, app=app_of(ctx))
     found = {} if destination else _stack_by_stream(execution, timeout, all_frames=all_frames)
     if not found:
-        found, reasons = stack_by_inspect(
+        found, reasons = _stack_by_inspect(
             ctx, execution_id, destination, timeout, all_frames=all_frames
         )
         if not found:
@@ -269,6 +268,59 @@ def _stack_by_stream(execution: Execution, timeout_s: float, *, all_frames: bool
         return {snapshot.worker: execution.stack(timeout_s, all_frames=all_frames)}
     except (CapsuleError, TimeoutError):
         return {}
+
+
+def _stack_by_inspect(
+    ctx: click.Context,
+    task_id: str,
+    destination: tuple[str, ...],
+    timeout: float,
+    *,
+    all_frames: bool,
+) -> tuple[dict[str, str], list[str]]:
+    """The stack by worker that runs the task, and the reasons of workers that do not."""
+    wanted = {"task_id": task_id, "all_frames": all_frames}
+    replies = _ask(ctx, destination, timeout, "capsule_stack", **wanted)
+    found = {name: reply["ok"] for name, reply in replies.items() if "ok" in reply}
+    return found, sorted({reply["error"] for reply in replies.values() if "error" in reply})
+
+
+def _ask(
+    ctx: click.Context, destination: tuple[str, ...], timeout: float, command: str, **arguments: Any
+) -> dict[str, Any]:
+    """The reply of each worker to a remote command; exits with status 69 if there is none."""
+    app = app_of(ctx)
+    with connected(app) as connection:
+        inspect = app.control.inspect(
+            destination=list(destination) or None,
+            timeout=timeout,
+            connection=connection,
+            limit=len(destination) or None,
+        )
+        replies: dict[str, Any] = inspect._request(command, **arguments) or {}  # noqa: SLF001 - as Celery's own commands do
+    if not replies:
+        raise Unavailable("no worker replied")
+    return replies
+
+
+@_command
+@destination_option
+@timeout_option
+def health(ctx: click.Context, destination: tuple[str, ...], timeout: float, as_json: bool) -> None:
+    """Show whether each worker can run tasks.
+
+    The exit status is 1 if a worker cannot, 69 if no worker replies or the broker is unavailable.
+    """
+    replies = _ask(ctx, destination, timeout, "capsule_health")
+    for name, reply in sorted(replies.items()):
+        if as_json:
+            click.echo(views.format_line({"worker": name, **reply}))
+            continue
+        reasons = reply.get("reasons") or [reply["error"]] if not reply.get("healthy") else []
+        children = len(reply.get("sessions", ()))
+        click.echo(f"{name}: {'; '.join(reasons) or f'healthy, {children} sessions'}")
+    if not all(reply.get("healthy") for reply in replies.values()):
+        ctx.exit(_UNHEALTHY)
 
 
 @_command

@@ -171,7 +171,14 @@ class PrivateServer:
         ports = [self._port] if self._port else (free_port() for _ in range(PORT_ATTEMPTS))
         for port in ports:
             self._child = self._spawn(binary, directory, port)
-            self._guard = _guard(self._child.pid, self._temporary)
+            # The system closes the guard's pipe when this process dies, and the guard acts.
+            self._guard = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARD, "sh", str(self._child.pid), str(self._temporary or "")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
             if running := _wait_until_ready(self._child, binary, directory, port):
                 return running
             self._end_guard()
@@ -248,17 +255,6 @@ def _wait_until_ready(
 def _log_of(directory: Path) -> str:
     """The end of the server's log."""
     return (directory / LOG_NAME).read_text(errors="replace")[-2000:]
-
-
-def _guard(pid: int, temporary: Path | None) -> subprocess.Popen[bytes]:
-    """Start a guard; the system closes its pipe when this process dies, and the guard acts."""
-    return subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD, "sh", str(pid), str(temporary or "")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 def find_server(name: str | None) -> Path:

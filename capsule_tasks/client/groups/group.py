@@ -223,12 +223,8 @@ def saved_group(app: Any, group_id: str) -> GroupResult | None:
 
 def saved_groups(app: Any, ids: Sequence[str]) -> dict[str, GroupResult]:
     """The saved group results among the ids."""
-    found: dict[str, GroupResult] = {}
-    for some in in_batches(ids):
-        for one in _possible_groups(app.backend, some):
-            if (saved := saved_group(app, one)) is not None:
-                found[one] = saved
-    return found
+    possible = [one for some in in_batches(ids) for one in _possible_groups(app.backend, some)]
+    return {one: saved for one in possible if (saved := saved_group(app, one)) is not None}
 
 
 def _possible_groups(backend: Any, ids: Sequence[str]) -> Sequence[str]:

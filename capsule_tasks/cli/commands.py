@@ -17,7 +17,7 @@ from capsule_tasks.cli.options import Duration, Unavailable, app_of, command_lin
 from capsule_tasks.cli.terminal import cleaned, without_controls
 from capsule_tasks.client import Event, Execution, GroupExecution, GroupState
 from capsule_tasks.client.cancelling import cancel_all
-from capsule_tasks.client.groups.group import saved_group, saved_groups
+from capsule_tasks.client.group import saved_group, saved_groups
 from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import CapsuleError, StorageNotReady, StorageUnavailable

@@ -14,7 +14,7 @@ from celery import group
 from celery.exceptions import WorkerLostError
 
 from capsule_tasks.client.execution import Execution
-from capsule_tasks.client.groups.group import GroupExecution
+from capsule_tasks.client.group import GroupExecution
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded, Ended, Outcome
 from capsule_tasks.storage.executions.types import Event

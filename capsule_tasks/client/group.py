@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from celery.result import GroupResult
 
 from capsule_tasks.client.cancelling import CancelAnswer, cancel_all, check_type
 from capsule_tasks.client.execution import Execution
-from capsule_tasks.client.groups.group_count import GroupCount, GroupState
 from capsule_tasks.client.watching.results import keeps_results, stored_ends
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
 from capsule_tasks.client.watching.watcher import (
@@ -24,8 +24,9 @@ from capsule_tasks.client.watching.watcher import (
     in_batches,
     wait_for_ring,
 )
-from capsule_tasks.protocol.events import Ended
+from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.storage.drivers import retry_while_unavailable
+from capsule_tasks.storage.executions.types import GroupProgress
 
 _MIN_POLL_S = 1.0
 _MAX_POLL_S = 15.0
@@ -33,11 +34,43 @@ _SHARE = 20
 """Lookups in the result backend take at most one part in so many of the time."""
 _BATCH_SIZE = 200
 """Members that are looked up in one call; the backend answers with their results."""
-_FAILURES = 100
+_MAX_FAILURES = 100
 """Failures that are read in one call."""
+
+_FAILED = (Outcome.FAILED, Outcome.LOST)
 
 AskMany = Callable[[Sequence[str]], Mapping[str, Ended]]
 """The ends that the result backend has stored for these ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A member that failed or was lost, and why."""
+
+    execution_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """The progress of a group. `failures` holds failures that were not reported before."""
+
+    total: int
+    counts: dict[str, int]
+    """Members that ended, by outcome."""
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def done(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def failed(self) -> int:
+        return sum(self.counts.get(outcome, 0) for outcome in _FAILED)
+
+    @property
+    def is_over(self) -> bool:
+        return self.done >= self.total
 
 
 class GroupExecution:
@@ -135,6 +168,97 @@ class GroupExecution:
     cancel = blocking(acancel)
 
 
+class GroupCount:
+    """The members of a group that have ended, by its counter and the result backend. No I/O.
+
+    Workers with streams count each member once, by its index. A member that ran on another pool, or
+    whose counter has expired, is in the result backend only. Without `members` only the counter is
+    used.
+    """
+
+    def __init__(self, total: int, members: Sequence[str] = ()) -> None:
+        self.total = total
+        self.failures: list[Failure] = []
+        """Failures that `state` has not reported yet."""
+        self.after = ""
+        """The id of the last failure that was read from the stream of failures."""
+        self.members = members
+        self._size = -(-len(members) // 8)
+        self._counts: dict[str, int] = {}
+        self._counted = bytes(self._size)
+        self._from_backend: dict[int, str] = {}
+        self._from_backend_bits = bytearray(self._size)
+        self._from_backend_counts: Counter[str] = Counter()
+        self._known_failures: set[str] = set()
+
+    def state(self) -> GroupState:
+        """The progress, with the failures since the last call."""
+        failures, self.failures = tuple(self.failures), []
+        counts = Counter(self._counts) + self._from_backend_counts
+        return GroupState(self.total, dict(counts), failures)
+
+    @property
+    def done(self) -> int:
+        return sum(self._counts.values()) + len(self._from_backend)
+
+    @property
+    def has_backend_ends(self) -> bool:
+        """Whether members were found in the backend that the counter may count later."""
+        return bool(self._from_backend)
+
+    def take(self, progress: GroupProgress) -> None:
+        """Take the counter's progress."""
+        self._counts = progress.counts
+        if progress.counted is not None:
+            self._take_places(progress.counted, progress.done)
+        if progress.failures:
+            self.after = progress.failures[-1][0]
+        for _, execution_id, reason in progress.failures:
+            self._add_failure(execution_id, reason)
+
+    def missing(self) -> list[int]:
+        """The indexes of members that neither source has, by the last progress with bits."""
+        indexes = range(len(self.members))
+        return [
+            index
+            for index in indexes
+            if index not in self._from_backend and not _has(self._counted, index)
+        ]
+
+    def add(self, indexes: Sequence[int], ends: Mapping[str, Ended]) -> None:
+        """Take ends from the result backend."""
+        for index in indexes:
+            ended = ends.get(self.members[index])
+            if ended is None:
+                continue
+            outcome = str(ended.outcome)
+            self._from_backend[index] = outcome
+            self._from_backend_counts[outcome] += 1
+            self._from_backend_bits[index >> 3] |= 0x80 >> (index & 7)
+            if ended.outcome in _FAILED:
+                self._add_failure(self.members[index], f"{ended.type}: {ended.message}")
+
+    def _take_places(self, counted: bytes, done: int) -> None:
+        """Take the members that the counter has counted; they no longer count as found."""
+        if int.from_bytes(counted).bit_count() != done:
+            # A part of the counter is lost, so its counts cannot be trusted.
+            self._counts, counted = {}, b""
+        self._counted = counted[: self._size].ljust(self._size, b"\0")
+        if int.from_bytes(self._counted) & int.from_bytes(self._from_backend_bits):
+            for index in [index for index in self._from_backend if _has(self._counted, index)]:
+                self._from_backend_counts[self._from_backend.pop(index)] -= 1
+                self._from_backend_bits[index >> 3] &= ~(0x80 >> (index & 7))
+
+    def _add_failure(self, execution_id: str, reason: str) -> None:
+        if execution_id not in self._known_failures:
+            self._known_failures.add(execution_id)
+            self.failures.append(Failure(execution_id, reason))
+
+
+def _has(bits: bytes, index: int) -> bool:
+    return bool(bits[index >> 3] & 0x80 >> (index & 7))
+
+
 @dataclass(eq=False)
 class _GroupWatch:
     """One watcher of one group: by its counter while that moves, else by the result backend."""
@@ -182,10 +306,10 @@ class _GroupWatch:
 
     async def _read(self, *, which: bool) -> None:
         progress = None
-        while progress is None or len(progress.failures) == _FAILURES:
+        while progress is None or len(progress.failures) == _MAX_FAILURES:
             progress = await retry_while_unavailable(
                 lambda: self.watcher.store.read_group(
-                    self.group_id, self.count.after, _FAILURES, which=which
+                    self.group_id, self.count.after, _MAX_FAILURES, which=which
                 ),
                 MAX_OUTAGE_S,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule_tasks.client.groups.group_count import GroupCount
+from capsule_tasks.client.group import GroupCount
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.storage.executions.types import GroupProgress
 

@@ -1,1 +1,0 @@
-"""Groups of executions: watch, count and cancel them."""

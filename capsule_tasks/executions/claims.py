@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from capsule_tasks.errors import InternalError
 from capsule_tasks.executions import actions as do
 from capsule_tasks.executions import states
 from capsule_tasks.executions.actions import Action, Timer
@@ -51,10 +50,6 @@ class Refusal(Enum):
     """Another attempt has the execution, the execution has ended, or Redis refused the call."""
 
 
-def _unhandled(action: Action) -> None:
-    raise InternalError(f"{action!r} follows from no event")
-
-
 @dataclass(eq=False, slots=True)
 class ClaimAxis:
     """Decides about `claim` and `ack`; the subclass decides about `run`, `report` and the end."""
@@ -66,7 +61,7 @@ class ClaimAxis:
     ack: states.Ack = states.CELERY
     owner: str = ""
     """The incarnation under which the execution is claimed."""
-    _do: Callable[[Action], object] = _unhandled
+    _do: Callable[[Action], object] = field(init=False)
     """Appends to the actions of the event that is being handled."""
     _end: End | None = None
     _last: LastEvent | None = None

@@ -66,14 +66,6 @@ class End(msgspec.Struct, frozen=True, gc=False):
 # --- how an execution ended --------------------------------------------------------------------
 
 
-def is_killed_at_limit(
-    stop_signum: int | None, status: int | None, *, is_over_limit: bool, is_async: bool
-) -> bool:
-    """Whether the hard limit ended the execution; a signal that it had refused before did not."""
-    has_refused = stop_signum != signal.SIGKILL and not is_async and status == -signal.SIGKILL
-    return is_over_limit and (stop_signum is None or has_refused)
-
-
 def end_of_lost(stop_signum: int | None, terminal: Terminal, status: int | None) -> End:
     """The end of an execution that its child did not finish; `status` if the child has ended."""
     has_crashed = status is not None and -status in CRASHES and -status != stop_signum

@@ -202,12 +202,7 @@ class Lifecycle(ClaimAxis):
         ):
             self._finish(ends.end_of_traced(terminal))
             return
-        if ends.is_killed_at_limit(
-            self.stop_signum,
-            status,
-            is_over_limit=self._is_over_limit,
-            is_async=self.origin.is_async,
-        ):
+        if self._is_killed_at_limit(status):
             message = f"TimeLimitExceeded({self.origin.hard_limit_s},)"
             self._finish(End(EndKind.OVER_LIMIT, message).with_bytes_of(terminal))
             return
@@ -223,6 +218,12 @@ class Lifecycle(ClaimAxis):
             self._do(do.JudgeLoss(end))
         else:
             self._finish(end)
+
+    def _is_killed_at_limit(self, status: int | None) -> bool:
+        """Whether the hard limit ended the execution, and no signal before that did."""
+        has_refused = self.stop_signum != signal.SIGKILL and status == -signal.SIGKILL
+        is_cause = self.stop_signum is None or (has_refused and not self.origin.is_async)
+        return self._is_over_limit and is_cause
 
     # --- stopping ------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,8 +45,7 @@ class Claimer:
         self._doorbells = doorbells
         self._reaper = reaper
         self._keeps_order = publisher.connection.preserves_order
-        self._to_claim: deque[StreamWriter] = deque()
-        self._has_claims = asyncio.Event()
+        self._to_claim: asyncio.Queue[StreamWriter] = asyncio.Queue()
         self.awaiting_renewal: dict[Execution, str] = {}
         """Executions whose owner's lease is in doubt, with that owner."""
         self.rung: dict[str, None] = {}
@@ -74,28 +72,23 @@ class Claimer:
         if writer.previous_released is not None:
             self.call_after_previous(writer, partial(self.claim_first, writer))
             return
-        self._to_claim.append(writer)
-        self._has_claims.set()
+        self._to_claim.put_nowait(writer)
 
     async def run(self) -> None:
         """Claim what has to be claimed before it starts; until cancelled."""
-        while True:
-            await self._has_claims.wait()
-            self._has_claims.clear()
-            while self._to_claim:
-                await self._publisher.lease.is_held.wait()
-                count = min(len(self._to_claim), _BATCH_SIZE)
-                await self._claim([self._to_claim.popleft() for _ in range(count)])
-
-    async def _claim(self, writers: list[StreamWriter]) -> None:
         lease, spawn = self._publisher.lease, self._publisher.background.spawn
-        if self._keeps_order:  # the record is sent before the claims
-            spawn(lease.hold_until_recorded(writers))
-        elif not await lease.hold(writers):
-            self._to_claim.extendleft(reversed(writers))
-            return
-        for writer in writers:
-            spawn(writer.claim_first())
+        while True:
+            writers = [await self._to_claim.get()]
+            await lease.is_held.wait()
+            while len(writers) < _BATCH_SIZE and not self._to_claim.empty():
+                writers.append(self._to_claim.get_nowait())
+            if self._keeps_order:  # the record is sent before the claims
+                spawn(lease.hold_until_recorded(writers))
+            else:
+                while not await lease.hold(writers):
+                    await lease.is_held.wait()
+            for writer in writers:
+                spawn(writer.claim_first())
 
     def call_after_previous(self, writer: StreamWriter, claim: Callable[[], object]) -> None:
         """Make a claim once this worker has released the previous attempt of the execution.

@@ -18,13 +18,12 @@ _MAX_STEPS = 256
 """Progress events that may wait; beyond that only the latest is kept."""
 
 
-class _Text:
+class _Text(msgspec.Struct):
     """Output that waits; more output of the same stream is added to it."""
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.parts: list[str] = []
-        self.size = 0
+    stream: Stream
+    parts: list[str] = []
+    size: int = 0
 
 
 class _Piece(Output, kw_only=True, tag="output"):

@@ -143,13 +143,11 @@ class StreamWriter:
         self._ending = event
         self.publisher.claimer.due.discard(self.execution)
         self.publisher.ends_waiting.add(self.execution)
-        if self._may_append:
-            self._send_next()
+        self._send_next()
 
     def flush(self) -> None:
         self._is_due = True
-        if self._may_append:
-            self._send_next()
+        self._send_next()
 
     def _filled(self) -> EventBuffer:
         """The buffer, with the start in it if that was not sent."""
@@ -269,10 +267,10 @@ class StreamWriter:
     # --- calls ---------------------------------------------------------------------------------
 
     def _send_next(self) -> None:
-        """Append the events that wait, unless a call is on its way."""
+        """Append the events that wait, if the attempt is claimed and no call is on its way."""
         waits = self._start is not None or bool(self.buffer)
         has_work = self._ending is not None or (self._is_due and waits)
-        if self.is_busy or self._awaits_in_flight or self._is_closed or not has_work:
+        if self.is_busy or not self._may_append or self._is_closed or not has_work:
             return
         batch = self._next_batch(is_claim=False)
         ending = batch.ending

@@ -17,7 +17,6 @@ from capsule_tasks.executions.ends import (
     end_of_traced,
     failure_of,
     human_status,
-    is_killed_at_limit,
     last_event,
     lost,
     outcome_of,
@@ -65,23 +64,6 @@ def test_a_crash_is_no_signal_that_was_sent_before(
     assert end.kind is kind
     assert (end.stdout_bytes, end.stderr_bytes) == (3, 4)
     assert end.signum == (signum if kind is EndKind.TERMINATED else 0)
-
-
-@pytest.mark.parametrize(
-    ("signum", "status", "is_limit"),
-    [(None, -KILL, True), (TERM, -KILL, True), (TERM, -TERM, False), (KILL, -KILL, False)],
-)
-def test_a_signal_that_was_refused_until_the_hard_limit_is_not_what_ended_it(
-    signum: int | None, status: int, is_limit: bool
-) -> None:
-    for is_over_limit in (True, False):
-        is_killed = is_killed_at_limit(signum, status, is_over_limit=is_over_limit, is_async=False)
-        assert is_killed is (is_limit and is_over_limit)
-
-
-def test_a_coroutine_that_was_stopped_before_its_limit_has_refused_nothing() -> None:
-    assert not is_killed_at_limit(TERM, -KILL, is_over_limit=True, is_async=True)
-    assert is_killed_at_limit(None, None, is_over_limit=True, is_async=True)
 
 
 def test_who_is_lost_with_a_neighbour_is_told_why() -> None:

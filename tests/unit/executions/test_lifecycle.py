@@ -366,6 +366,41 @@ def test_a_cancel_of_what_runs_is_done_in_the_child_and_names_the_asker() -> Non
     assert life.handle(*command) == [do.CancelInChild(2.0, "'me\\n' (Execution.cancel)")]
 
 
+def is_killed_at_limit(
+    origin: Origin, signum: int | None, status: int | None, *, is_over_limit: bool = True
+) -> bool:
+    life = running(origin, admitted=NO_STREAM)
+    if signum is not None:
+        life.handle(Lifecycle.on_stop_requested, signum, SOMEBODY)
+    if is_over_limit:
+        life.handle(*fired(Timer.HARD_LIMIT))
+    (*_, reported) = life.handle(Lifecycle.on_finished, DIED, status, 2.0)
+    assert isinstance(reported, do.ReportEnd)
+    return reported.end.kind is EndKind.OVER_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("signum", "status", "is_limit"),
+    [
+        (None, -signal.SIGKILL, True),
+        (signal.SIGTERM, -signal.SIGKILL, True),
+        (signal.SIGTERM, -signal.SIGTERM, False),
+        (signal.SIGKILL, -signal.SIGKILL, False),
+    ],
+)
+def test_a_signal_that_was_refused_until_the_hard_limit_is_not_what_ended_it(
+    signum: int | None, status: int, is_limit: bool
+) -> None:
+    assert is_killed_at_limit(LATE, signum, status) is is_limit
+    assert not is_killed_at_limit(LATE, signum, status, is_over_limit=False)
+
+
+def test_a_coroutine_that_was_stopped_before_its_limit_has_refused_nothing() -> None:
+    coroutine = origin(is_async=True)
+    assert not is_killed_at_limit(coroutine, signal.SIGTERM, -signal.SIGKILL)
+    assert is_killed_at_limit(coroutine, None, None)
+
+
 def test_a_cancel_after_the_end_does_nothing() -> None:
     life = claimed(LATE, ENDS_WELL)
     for event in (

@@ -118,7 +118,7 @@ def _rule(kind: Any) -> _Rule:
         item = _rule(args[0])
         return _Rule(
             lambda value: isinstance(value, tuple) and all(map(item.allows, value)),
-            f"a tuple of {args[0].__name__}",
+            f"a tuple of {getattr(args[0], '__origin__', args[0]).__name__}",
         )
     if origin is dict:
         key, item = map(_rule, args)

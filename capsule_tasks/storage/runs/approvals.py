@@ -17,7 +17,7 @@ from capsule_tasks.errors import (
     UnknownCall,
 )
 from capsule_tasks.protocol.values import sendable
-from capsule_tasks.settings import RunSettings, Text, check_value
+from capsule_tasks.settings import RunSettings, check_value
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named
 from capsule_tasks.storage.runs import scripts
@@ -25,6 +25,7 @@ from capsule_tasks.storage.runs.approval_index import IDLE_MS, Entry
 from capsule_tasks.storage.runs.core import RunCore, pack, refusal, status_of, unpack
 from capsule_tasks.storage.runs.types import (
     Expired,
+    OptionalName,
     OptionalText,
     PageSize,
     PendingApproval,
@@ -96,9 +97,8 @@ class ApprovalCore:
     ) -> Operation[PendingApprovalPage]:
         """Calls that wait in all runs, oldest first; only of an agent or of a tool, if given."""
         check_value("limit", limit, PageSize)
-        for name, value in (("agent", agent), ("tool", tool)):
-            if value is not None:
-                check_value(name, value, Text)
+        check_value("agent", agent, OptionalName)
+        check_value("tool", tool, OptionalName)
         check_value("cursor", cursor, OptionalText)
         if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
             raise InvalidSetting("cursor", cursor, "the cursor of the page before")

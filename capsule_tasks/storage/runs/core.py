@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import msgspec
@@ -65,7 +66,7 @@ from capsule_tasks.storage.runs.types import (
     pending_approval,
     time_of,
 )
-from capsule_tasks.storage.scripts import Argument, Call, Code
+from capsule_tasks.storage.scripts import Call, Code
 
 INDEX_ATTEMPTS = 5
 
@@ -329,18 +330,12 @@ class RunCore:
         """
         check_claim(claim)
         keys = self.locations.keys(claim.session_id, claim.run_id)
-        check_outputs(outputs)
-        parts: list[Argument] = []
-        for call_id, output in outputs.items():
-            if len(output) > self.settings.max_output_bytes:
-                what = f"the output of call {call_id!r:.100}"
-                raise RunTooLarge(what, len(output), self.settings.max_output_bytes)
-            parts += [call_id, output]
+        check_outputs(outputs, self.settings.max_output_bytes)
         finish = scripts.run_finish_calls.call(
             keys,
             operation_id=named("run_finish_calls", operation_id),
             token=claim.token,
-            parts=parts,
+            parts=list(chain.from_iterable(outputs.items())),
         )
         yield from self._done(claim.run_id, finish)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.errors import InvalidSetting, RunTooLarge
 from capsule_tasks.settings import Checked, PositiveSeconds, Text, check_value
 from capsule_tasks.storage.keys import escaped
 
@@ -36,6 +36,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 Turn = Annotated[int, Meta(ge=0, le=2**53)]
 """Numbers up to here are exact in Lua."""
 PageSize = Annotated[int, Meta(ge=1, le=10_000)]
+OptionalName = Text | None
 OptionalText = str | None
 """May be empty; characters that UTF-8 cannot encode are escaped."""
 MAX_CALLS = 1000
@@ -272,15 +273,17 @@ def check_claim(claim: Any) -> None:
     check_value("claim.revision", claim.revision, _Exact)
 
 
-def check_outputs(outputs: Any) -> None:
+def check_outputs(outputs: Any, max_bytes: int) -> None:
     if not isinstance(outputs, Mapping):
         raise InvalidSetting("outputs", type(outputs).__name__, "a mapping of call ids to bytes")
     _check_number("outputs", len(outputs))
     for call_id, output in outputs.items():
         escaped("call id", call_id)
+        what = f"the output of call {call_id!r:.100}"
         if not isinstance(output, bytes):
-            kind = type(output).__name__
-            raise InvalidSetting(f"the output of call {call_id!r:.100}", kind, "bytes")
+            raise InvalidSetting(what, type(output).__name__, "bytes")
+        if len(output) > max_bytes:
+            raise RunTooLarge(what, len(output), max_bytes)
 
 
 def check_calls(name: str, calls: Any, kind: type[ApprovalRequest | PlannedCall]) -> None:

@@ -26,7 +26,9 @@ from capsule_tasks.settings import (
     SessionConfig,
     Settings,
     TaskChildSettings,
+    Text,
     TimeoutSettings,
+    check_value,
 )
 
 for module in pkgutil.iter_modules(settings.__path__, f"{settings.__name__}."):
@@ -366,3 +368,17 @@ def test_a_sandbox_has_a_default_for_every_limit_that_is_not_given() -> None:
 def test_what_is_trusted_has_no_limit_that_was_not_asked_for() -> None:
     assert ChildSettings(tasks=TaskChildSettings()).limits == ChildSettings().limits
     assert set(msgspec.structs.astuple(ChildSettings().limits)) == {None}
+
+
+@pytest.mark.parametrize("value", ["", "\ud800", b"text", 5, None])
+def test_text_that_is_empty_or_no_utf_8_is_refused_by_its_name_and_value(value: object) -> None:
+    check_value("tool", "pay", Text)
+    with pytest.raises(InvalidSetting, match="tool") as caught:
+        check_value("tool", value, Text)
+    assert caught.value.value == value
+    check_value("tool", None, Text | None)
+
+
+def test_a_group_of_texts_says_of_what_it_must_be() -> None:
+    with pytest.raises(InvalidSetting, match="a tuple of str"):
+        check_value("roles", ["ann"], tuple[Text, ...])

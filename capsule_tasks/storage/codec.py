@@ -8,6 +8,7 @@ library decides whether the item is JSON at all.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 import msgspec
@@ -62,14 +63,11 @@ def encoded(item: Item) -> bytes:
     if not isinstance(item, dict):
         raise TypeError(f"an item is a dict, and this is {type(item).__name__}: {item!r:.100}")
     try:
-        record = _encode(item)
-        if _decode(record) == item:
-            return record
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
-        pass  # the standard library knows why, or does better
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    try:
+        # The standard library knows why this fails, or does better.
+        with suppress(TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+            record = _encode(item)
+            if _decode(record) == item:
+                return record
         record = json.dumps(item, allow_nan=False, separators=(",", ":")).encode()
         decoded(record)
     except RecursionError:

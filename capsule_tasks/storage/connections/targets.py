@@ -113,30 +113,44 @@ class Target:
         return Location(self.kind, _spelled(self.addresses), name)
 
 
+class _Refused(ValueError):
+    """Says what the URL must be."""
+
+
 def parsed(url: str, settings: ConnectionSettings) -> Target:
     """The target of a URL; refuses what is none, without repeating a password."""
     try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise _no_url(url) from None
+        return _parsed(url, settings)
+    except _Refused as refused:
+        must = str(refused)
+    except ValueError:  # Python's own message is not repeated: it may show a password as the port
+        must = (
+            "a URL of Redis: hosts, ports up to 65535, options with values of their kind, and "
+            "/ ? # @ in a password written as %2F %3F %23 %40"
+        )
+    raise InvalidSetting("url", _without_password(url), must)
+
+
+def _parsed(url: str, settings: ConnectionSettings) -> Target:
+    parts = urlsplit(url)
     if parts.scheme not in _KINDS:
-        raise InvalidSetting("url", _without_password(url), f"one of {', '.join(_KINDS)}://…")
+        raise _Refused(f"one of {', '.join(_KINDS)}://…")
     kind, scheme = _KINDS[parts.scheme]
     sentinel_options, query = _split_query(parts.query)
     userinfo, at, hosts = parts.netloc.rpartition("@")
     addresses: tuple[Address, ...] = ()
     service, path = "", parts.path
     if kind != "server":
-        addresses = tuple(_address(host, kind, url) for host in hosts.split(","))
+        addresses = tuple(_address(host, kind) for host in hosts.split(","))
         hosts = f"{_bracketed(addresses[0][0])}:{addresses[0][1]}"
     if kind == "sentinel":
         service, _, database = path.strip("/").partition("/")
         path = f"/{database}"
         if not service:
-            raise InvalidSetting("url", _without_password(url), "…/name/db for Sentinels")
+            raise _Refused("…/name/db for Sentinels")
     # Not by urlunsplit, which leaves out the slashes where there is no host, as with a socket.
     plain = f"{scheme}://{userinfo}{at}{hosts}{path}" + (f"?{query}" if query else "")
-    options = _options(plain, url)
+    options = _options(plain)
     is_tls = scheme == "rediss"
     if kind != "server":
         for name in ("host", "port", "connection_class"):
@@ -150,11 +164,8 @@ def parsed(url: str, settings: ConnectionSettings) -> Target:
     return Target(kind, addresses, service, is_tls, options, sentinel_options, settings)
 
 
-def _options(plain: str, url: str) -> dict[str, Any]:
-    try:
-        options = dict(parse_url(plain))
-    except ValueError:
-        raise _no_url(url) from None
+def _options(plain: str) -> dict[str, Any]:
+    options = dict(parse_url(plain))
     # Stored values are bytes, in as many connections as the settings allow and in one protocol,
     # whatever the URL says.
     for name in ("decode_responses", "max_connections", "protocol"):
@@ -162,49 +173,33 @@ def _options(plain: str, url: str) -> dict[str, Any]:
     # As Celery spells it in the URL of a broker or a result backend.
     if str(options.get("ssl_cert_reqs", "")).startswith("CERT_"):
         options["ssl_cert_reqs"] = options["ssl_cert_reqs"].removeprefix("CERT_").lower()
-    _check_known(options, url)
+    _check_known(options)
     return options
 
 
-def _check_known(options: dict[str, Any], url: str) -> None:
+def _check_known(options: dict[str, Any]) -> None:
     """Refuse here what redis-py would refuse as it connects: a connection is made, not opened."""
     names = {name: value for name, value in options.items() if name != "connection_class"}
     try:
         options.get("connection_class", Connection)(**names)
     except (TypeError, ValueError, RedisError) as error:
         why = str(error).partition("() ")[2] or str(error)
-        must = f"a URL whose options redis-py knows: {why}"
-        raise InvalidSetting("url", _without_password(url), must) from None
+        raise _Refused(f"a URL whose options redis-py knows: {why}") from None
 
 
 def _split_query(query: str) -> tuple[dict[str, Any], str]:
-    mine, rest = {}, []
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name in ("sentinel_username", "sentinel_password"):
-            mine[name.removeprefix("sentinel_")] = value
-        else:
-            rest.append((name, value))
-    return mine, urlencode(rest)
+    pairs = parse_qsl(query, keep_blank_values=True)
+    theirs = {"sentinel_username": "username", "sentinel_password": "password"}
+    mine = {theirs[name]: value for name, value in pairs if name in theirs}
+    return mine, urlencode([pair for pair in pairs if pair[0] not in theirs])
 
 
-def _address(host: str, kind: Kind, url: str) -> Address:
-    try:
-        split = urlsplit(f"//{host}")
-        port = split.port or _DEFAULT_PORT[kind]
-    except ValueError:
-        raise _no_url(url) from None
+def _address(host: str, kind: Kind) -> Address:
+    split = urlsplit(f"//{host}")
+    port = split.port or _DEFAULT_PORT[kind]
     if not split.hostname:
-        raise InvalidSetting("url", _without_password(url), "host:port,host:port")
+        raise _Refused("host:port,host:port")
     return split.hostname, port
-
-
-def _no_url(url: str) -> InvalidSetting:
-    """Python's own message is not repeated: it may show a password as the port."""
-    must = (
-        "a URL of Redis: hosts, ports up to 65535, options with values of their kind, and / ? # @ "
-        "in a password written as %2F %3F %23 %40"
-    )
-    return InvalidSetting("url", _without_password(url), must)
 
 
 def _bracketed(host: str) -> str:

@@ -362,8 +362,6 @@ class SessionLifecycle(SessionListeners):
             self._move(SessionState.READY)
 
     def _on_child_end(self, reason: KillReason) -> None:
-        if self._child is not None:
-            self._child.router.fail_receivers(reason.message)
         self._interceptors.finish()
         if not reason.expected:
             self._last_error = reason.message

@@ -105,7 +105,7 @@ class Router:
             wire.Heartbeat: child.on_heartbeat,
             wire.Ack: self._on_start,
             wire.Started: self._on_start,
-            wire.Output: self._on_output,
+            wire.Output: self._to_stream,
             wire.Progress: self._to_stream,
             wire.Gap: self._to_stream,
             wire.InputRequest: self._on_input_request,
@@ -262,18 +262,12 @@ class Router:
                 self._close_input(request_id, "cancelled")
 
     def _to_stream(self, message: Any) -> None:
-        execution_id = message.execution_id
-        stream = self._streams.get(execution_id) if execution_id is not None else None
-        if stream is not None:
+        stream = self._streams.get(message.execution_id)
+        is_late = isinstance(message, wire.Output) and message.late
+        if stream is None or is_late:  # not for a later execution of the same name
+            self._to_session(message)
+        else:
             stream.push(message)
-        else:
-            self._to_session(message)
-
-    def _on_output(self, message: wire.Output) -> None:
-        if message.late:  # not for a later execution of the same name
-            self._to_session(message)
-        else:
-            self._to_stream(message)
 
     def _on_start(self, message: wire.Ack | wire.Started) -> None:
         stream = self._streams.get(message.execution_id)

@@ -190,8 +190,8 @@ class Session(SessionLifecycle):
         if self._state not in ACCEPTING or child is None or child.is_over:
             hint = "call start()" if self._state is SessionState.CREATING else "call restart()"
             raise SessionStateError(call, self._state, hint)
-        if (condemner := child.stopper.condemned_by) is not None:
-            hint = f"it is condemned by {condemner} and is about to be replaced"
+        if child.stopper.condemners:
+            hint = f"it is condemned by {child.stopper.condemned_by} and is about to be replaced"
             raise SessionStateError(call, self._state, hint)
         return child
 

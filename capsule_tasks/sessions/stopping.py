@@ -66,12 +66,12 @@ class Stopper:
         self._child = child
         self._timeouts = timeouts
         self._counters = counters
-        self._condemners: dict[str, None] = {}
+        self.condemners: dict[str, None] = {}
 
     @property
     def condemned_by(self) -> str | None:
         """The execution that does not stop, so that the child is about to be killed."""
-        return next(iter(self._condemners), None)
+        return next(iter(self.condemners), None)
 
     async def cancel(self, execution_id: str, grace_s: float | None) -> StopOutcome:
         stream = self._child.streams.get(execution_id)
@@ -212,7 +212,7 @@ class Stopper:
 
         The child takes no executions meanwhile. It lives on if the execution stops after all.
         """
-        self._condemners[stream.execution_id] = None
+        self.condemners[stream.execution_id] = None
         try:
             reason = f"{stream.execution_id} did not stop"
             if self._running_neighbours(stream):
@@ -230,7 +230,7 @@ class Stopper:
                 self._child.kill(kill_reason)
                 await asyncio.shield(self._child.ended)
         finally:
-            self._condemners.pop(stream.execution_id, None)
+            self.condemners.pop(stream.execution_id, None)
 
     async def _main_thread_holder(self, stream: ExecutionStream) -> str:
         """Which neighbour has the main thread, so that no coroutine can be stopped; else empty."""

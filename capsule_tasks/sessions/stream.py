@@ -172,9 +172,8 @@ class ExecutionStream:
         """Queue the last message. The first one wins; later ones are ignored."""
         if self.terminal is not None:
             return
-        self.acked = True  # an Ack that has not come yet is not waited for
-        self._put_deferred()
         self.terminal = terminal
+        self._put_deferred()
         # Bytes from descriptors are counted by the parent only, and a killed child counts nothing.
         terminal.stdout_bytes = self._received_bytes["stdout"]
         terminal.stderr_bytes = self._received_bytes["stderr"]
@@ -218,7 +217,7 @@ class ExecutionStream:
 
     def _put(self, message: Message, cost: int, raw: bool) -> None:
         """Hand on a message, behind the Ack: raw bytes, and bulk, may arrive before it."""
-        if not self.acked:
+        if not self.acked and self.terminal is None:
             self._before_ack.append((message, cost, raw))
         elif self.abandoned or self.ended.done():
             self._account(cost, raw)

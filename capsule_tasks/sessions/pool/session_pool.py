@@ -31,6 +31,7 @@ log = logging.getLogger("capsule_tasks.sessions")
 
 DEFAULT_PROFILE = "app"
 _MAX_REASONS = 100
+"""Reasons that are counted apart: some name a number of bytes or an execution."""
 _OTHER_REASONS = "other reasons"
 
 
@@ -241,18 +242,14 @@ class ProfilePool:
             case Start(slot):
                 self._tasks.spawn(self._start(slot))
             case Retire(slot, reason):
-                self._retired[self._counted_as(reason)] += 1
+                is_known = reason in self._retired or len(self._retired) < _MAX_REASONS
+                self._retired[reason if is_known else _OTHER_REASONS] += 1
                 if self._listener is not None:
                     self._listener.child_retired(slot)
                 self._tasks.spawn(self._end(slot))
             case Refuse(waiter, reason):
                 if not waiter.done():
                     waiter.set_exception(PoolUnavailable(self._name, reason))
-
-    def _counted_as(self, reason: str) -> str:
-        """The key of a reason in the totals, which would grow without bound."""
-        is_new = reason not in self._retired
-        return _OTHER_REASONS if is_new and len(self._retired) >= _MAX_REASONS else reason
 
     async def _start(self, slot: Slot) -> None:
         slot.session = session = Session(self._config, spawner=self.spawner)

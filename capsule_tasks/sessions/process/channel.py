@@ -194,7 +194,6 @@ class Channel:
         self._bulk = _Reader(descriptors.bulk, ceiling, routing.bulk_weight)
         self._control_out = _Writer(loop, descriptors.control)
         self._bulk_out = _Writer(loop, descriptors.bulk)
-        self._raw: tuple[RawOutput, ...] = ()
         self._closed = False
         self._dispatch_planned = False
         self.priority_reads = 0

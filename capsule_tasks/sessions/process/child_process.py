@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
@@ -191,7 +192,12 @@ class ChildProcess:
         self._adopted: set[int] = set()
         self.signals_sent: set[int] = set()
         descriptors.close_theirs()
-        self._watch_exit()
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # not Linux, or out of descriptors
+            threading.Thread(target=self._wait_for_exit, daemon=True).start()
+        else:
+            self._loop.add_reader(self._pidfd, self._on_exit)
 
     @classmethod
     async def start(cls, spawner: Spawner, config: SessionConfig) -> Self:
@@ -299,14 +305,6 @@ class ChildProcess:
         if self.sandbox_directory is not None:  # on a thread: it may hold many files
             threading.Thread(target=self.sandbox_directory.remove).start()
 
-    def _watch_exit(self) -> None:
-        try:
-            self._pidfd = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):  # not Linux, or out of descriptors
-            threading.Thread(target=self._wait_for_exit, daemon=True).start()
-        else:
-            self._loop.add_reader(self._pidfd, self._on_exit)
-
     def _on_exit(self) -> None:
         # First the orphans: as long as a zombie is not collected, no other process gets its pid.
         orphans = kill_orphans(self.pid, self._marker)
@@ -321,10 +319,8 @@ class ChildProcess:
         self._reap_adopted(_REAP_ATTEMPTS)
         delay_s = next(checks, None) if orphans.is_incomplete else None
         if delay_s is not None:
-            self._loop.call_later(delay_s, self._find_late_orphans, orphans.born_at, checks)
-
-    def _find_late_orphans(self, born_at: int, checks: Iterator[float]) -> None:
-        self._reap_orphans(kill_late_orphans(self._marker, born_at), checks)
+            find = partial(kill_late_orphans, self._marker, orphans.born_at)
+            self._loop.call_later(delay_s, lambda: self._reap_orphans(find(), checks))
 
     def _reap_adopted(self, attempts: int) -> None:
         """Collect killed descendants: children of this process now, if it is a subreaper."""

@@ -273,6 +273,7 @@ class LiveChild:
             self.router.end(stream, terminal)
         self.watch.stop()
         self.router.fail_replies(reason.message)
+        self.router.fail_receivers(reason.message)
         if not self._ready.done():
             self._ready.set_exception(self._start_failure(reason))
             self._ready.exception()  # retrieved: the caller of `start` may have been cancelled
@@ -328,9 +329,8 @@ class LiveChild:
         if self._ready.done():
             return
         if isinstance(message, wire.Rejected):
-            refusal = (
-                Unconfined if message.kind == wire.ErrorKind.UNCONFINED else IncompatibleProtocol
-            )
+            is_unconfined = message.kind == wire.ErrorKind.UNCONFINED
+            refusal = Unconfined if is_unconfined else IncompatibleProtocol
             self.expect_exit(KillReason(message.message, wire.ErrorKind.LOST))
             self._ready.set_exception(refusal(f"{message.kind}: {message.message}"))
             return

@@ -143,8 +143,7 @@ class Template:
             raise TemplateLost(self.name, "it is not running")
         number, me = next(self._ids), os.getpid()
         request = Fork(id=number, marker=marker, parent_pid=me, cwd=config.cwd, env=config.env)
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
+        self._answers[number] = answer = asyncio.get_running_loop().create_future()
         outputs = (descriptors.child_stdout, descriptors.child_stderr)
         handed_on = [*descriptors.child_numbers, *outputs]
         try:

@@ -96,11 +96,7 @@ def kill_orphans(leader: int, marker: str) -> Orphans:
     """
     _kill_group(leader)
     born_at = _born_at(leader)
-    members = {
-        pid
-        for pid in _children(os.getpid())
-        if pid != leader and _or_zero(os.getsid, pid) == leader
-    }
+    members = _members(leader)
     orphans = _kill_found(leader, marker, born_at)
     return orphans._replace(killed=orphans.killed | members)
 
@@ -142,14 +138,19 @@ def kill_members(leader: int, spared: frozenset[int] | set[int]) -> None:
     The leader must not have been reaped yet, so that no other process can have its number.
     """
     for _ in range(_MAX_PASSES):  # a process may have forked just before it was killed
-        members = {pid for pid in _children(os.getpid()) if _or_zero(os.getsid, pid) == leader}
-        members -= {leader, *spared}
+        members = _members(leader) - spared
         if not members:
             return
         _signal_all(members, signal.SIGKILL)
         for pid in members:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def _members(leader: int) -> set[int]:
+    """The children of this process that belong to the leader's POSIX session."""
+    sessions = {pid: _or_zero(os.getsid, pid) for pid in _children(os.getpid())}
+    return {pid for pid, session in sessions.items() if session == leader and pid != leader}
 
 
 def reap(pids: Iterable[int]) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -38,10 +37,28 @@ class ConsumerStep(bootsteps.StartStopStep):
         # Now, since each task's strategy keeps both when the consumer starts.
         add_to_tasks(parent.app)
         parent.on_task_request = pool.without_slots(parent.on_task_request)
-        self._failover = Failover()
-        self._failover.watch(parent.blueprint)
-        parent.ensure_connected = self._prepared(parent.ensure_connected)
-        parent.cancel_active_requests = _reporting_shutdown(pool, parent.cancel_active_requests)
+        failover = Failover()
+        failover.watch(parent.blueprint)
+        connect, cancel = parent.ensure_connected, parent.cancel_active_requests
+
+        def ensure_connected(connection: Any) -> Any:
+            """Each connection of the consumer is prepared before it is made."""
+            self._renewal.prepare(connection)
+            close_wholly(connection)
+            failover.connection = connection
+            return connect(connection)
+
+        def cancel_active_requests() -> object:
+            """Start the shutdown's deadline before a cold shutdown cancels its requests.
+
+            Celery stores the end of each request first. A result backend that does not answer
+            blocks the main thread there for minutes, before Celery announces the shutdown.
+            """
+            pool.on_close()
+            return cancel()
+
+        parent.ensure_connected = ensure_connected
+        parent.cancel_active_requests = cancel_active_requests
 
     def start(self, parent: Any) -> None:
         count_coroutines_apart(parent)
@@ -49,35 +66,10 @@ class ConsumerStep(bootsteps.StartStopStep):
         self._revokes.start()
         self._renewal.start()
 
-    def _prepared(self, connect: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Each connection of the consumer is prepared before it is made."""
-
-        def ensure_connected(connection: Any) -> Any:
-            self._renewal.prepare(connection)
-            close_wholly(connection)
-            self._failover.watch_connection(connection)
-            return connect(connection)
-
-        return ensure_connected
-
     def shutdown(self, _parent: Any) -> None:
         """After the pool has ended: until then its last tasks have unacknowledged messages."""
         self._revokes.stop()
         self._renewal.stop()
-
-
-def _reporting_shutdown(pool: Any, cancel: Callable[[], object]) -> Callable[[], object]:
-    """Start the shutdown's deadline before a cold shutdown cancels its requests.
-
-    Celery stores the end of each request first. A result backend that does not answer blocks the
-    main thread there for minutes, before Celery announces the shutdown.
-    """
-
-    def cancel_active_requests() -> object:
-        pool.on_close()
-        return cancel()
-
-    return cancel_active_requests
 
 
 def close_wholly(connection: Any) -> None:
@@ -114,7 +106,7 @@ class Failover:
         self._pauses = 0
         self._pause_s = 0.0
         self._leaves: SimpleQueue[None] = SimpleQueue()
-        self._made: Any = None
+        self.connection: Any = None
         """The consumer's latest connection; Celery forgets one whose first commands are refused."""
         signals.worker_shutting_down.connect(self._on_shutting_down)
 
@@ -137,12 +129,8 @@ class Failover:
 
         blueprint.start = start_after_pause
 
-    def watch_connection(self, connection: Any) -> None:
-        """The connection is about to be made."""
-        self._made = connection
-
     def _forget_connection(self, consumer: Any) -> None:
-        made, self._made = self._made, None
+        made, self.connection = self.connection, None
         if consumer.connection is None and made is not None:
             with contextlib.suppress(Exception):  # the broker may refuse again
                 made.close()

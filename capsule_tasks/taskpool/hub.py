@@ -181,23 +181,19 @@ class _Selector(selectors.DefaultSelector):
         self.may_wait = False
         self.idle_s: float | None = None
         """The time until the loop's next timer, as it was when the iteration ended."""
-        self._may_poll = False
-        self._rounds = 0
-
-    def start_iteration(self) -> None:
-        self._may_poll = True
-        self._rounds = 0
+        self.may_poll = False
+        self.rounds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.may_wait:
             return super().select(timeout)
         events: list[tuple[selectors.SelectorKey, int]] = []
-        if self._may_poll:
-            self._may_poll = False
+        if self.may_poll:
+            self.may_poll = False
             events = super().select(0)
-        self._rounds += 1
+        self.rounds += 1
         is_idle = not events and (timeout is None or timeout > 0)
-        if is_idle or self._rounds > _MAX_ROUNDS:
+        if is_idle or self.rounds > _MAX_ROUNDS:
             self.idle_s = timeout
             self.end_iteration()
         return events
@@ -231,7 +227,7 @@ class SharedLoop:
             return  # in a signal handler, after all
         old_mask = self._acquire()
         try:
-            self._selector.start_iteration()
+            self._selector.may_poll, self._selector.rounds = True, 0
             self.asyncio_loop.run_forever()
             idle_s = self._selector.idle_s
             self.due_at = math.inf if idle_s is None else self.asyncio_loop.time() + idle_s

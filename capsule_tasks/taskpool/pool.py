@@ -67,10 +67,8 @@ class TaskPool(prefork.TaskPool):
         self._consumer: Any = None
         self._hub: Any = None
         self._last_info: dict[str, Any] = {}
-        # Celery takes the slots where it has a hub, and the pool where it has none.
-        self._slots: Any = self.options.get("semaphore")
-        if self.putlocks:
-            self._slots = LaxBoundedSemaphore(self._size)
+        # Celery takes the slots where it has a hub, and the pool (`waitforslot`) where it has none.
+        self._slots: Any = self.options.get("semaphore") or LaxBoundedSemaphore(self._size)
         check(self.app)
         limits = (
             setting(self.app, name) for name in ("capsule_child_stop_s", "capsule_worker_stop_s")
@@ -278,17 +276,17 @@ class TaskPool(prefork.TaskPool):
 
     def on_over(self, task: TaskReporter) -> None:
         self._coroutine_jobs.discard(task)
-        if task.has_slot and self._slots is not None:
+        if task.has_slot:
             self._slots.release()
 
     # --- stopping one task ---------------------------------------------------------------------
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
         signum = int(signal or _TERM)
-        task = pid.reporter() if isinstance(pid, ExecutionPid) else None
-        if task is not None:
-            task.terminate(signum)
-        elif self._runtime is not None and not isinstance(pid, ExecutionPid):
+        if isinstance(pid, ExecutionPid):
+            if (task := pid.reporter()) is not None:
+                task.terminate(signum)
+        elif self._runtime is not None:
             self._thread.post(self._runtime.supervisor.stop_process, pid, signum)
 
     def request_stop(self, execution: Execution, *request: object) -> None:
@@ -301,9 +299,8 @@ class TaskPool(prefork.TaskPool):
 
     def grow(self, n: int = 1) -> None:
         self._resize(self._size + n)
-        if self._slots is not None:
-            for _ in range(n):
-                self._slots.grow()
+        for _ in range(n):
+            self._slots.grow()
 
     def shrink(self, n: int = 1) -> None:
         """ValueError if fewer than `n` children are idle."""
@@ -312,9 +309,8 @@ class TaskPool(prefork.TaskPool):
         if self._runtime is not None and self._runtime.dispatcher.free_slots() < n:
             raise ValueError("Can't shrink pool. All processes busy!")
         self._resize(self._size - n)
-        if self._slots is not None:
-            for _ in range(n):
-                self._slots.shrink()
+        for _ in range(n):
+            self._slots.shrink()
 
     def maintain_pool(self, *_: Any, **__: Any) -> None:
         """Do nothing: the pool replaces a child as soon as it ends."""

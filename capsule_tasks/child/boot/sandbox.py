@@ -20,7 +20,8 @@ import capsule_tasks
 from capsule_tasks.child.boot.limits import lower
 from capsule_tasks.errors import Unconfined
 from capsule_tasks.settings import SandboxSettings
-from capsule_tasks.system.sandbox import capabilities, landlock, seccomp
+from capsule_tasks.system.prctl import drop_capabilities
+from capsule_tasks.system.sandbox import landlock, seccomp
 
 REQUIRED = ("reads", "writes", "network", "signals")
 """The promises of a sandbox. With `required` it does not start without all of them."""
@@ -60,7 +61,7 @@ def apply(settings: SandboxSettings) -> tuple[str, ...]:
     lower(resource.RLIMIT_SIGPENDING, _QUEUED_SIGNALS)
     readable = (*needed_paths(), "/proc/self", *settings.readable)
     applied: list[str] = []
-    if capabilities.drop_all():
+    if drop_capabilities():
         applied.append("capabilities")
     is_open = settings.network == "open"
     with contextlib.suppress(OSError):  # the kernel lacks or refuses it: see `missing`

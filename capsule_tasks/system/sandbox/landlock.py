@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from enum import IntFlag
 
 from capsule_tasks.system.portable import IS_LINUX
-from capsule_tasks.system.prctl import forbid_new_privileges, libc
+from capsule_tasks.system.prctl import forbid_new_privileges, libc, os_error
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
@@ -96,8 +96,7 @@ def _allow(ruleset: int, path: str, access: int) -> None:
 def _checked(number: int, *arguments: object) -> int:
     answer = _syscall(number, *arguments)
     if answer < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"landlock: {os.strerror(error)}")
+        raise os_error("landlock")
     return answer
 
 

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterator, Mapping
 
 from capsule_tasks.system.portable import IS_LINUX
-from capsule_tasks.system.prctl import forbid_new_privileges, libc
+from capsule_tasks.system.prctl import forbid_new_privileges, libc, os_error
 from capsule_tasks.system.sandbox import syscalls
 
 _PR_SET_SECCOMP = 22
@@ -208,5 +208,4 @@ def _install(program: bytes) -> None:
     filter_ = _Filter(len(program) // 8, program)
     mode = ctypes.c_ulong(_MODE_FILTER)
     if libc.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(filter_), unused, unused) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"seccomp: {os.strerror(error)}")
+        raise os_error("seccomp")

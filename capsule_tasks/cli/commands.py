@@ -232,11 +232,12 @@ def stack(
     execution = Execution(execution_id, app=app_of(ctx))
     found = {} if destination else _stack_by_stream(execution, timeout, all_frames=all_frames)
     if not found:
-        found, reasons = _stack_by_inspect(
-            ctx, execution_id, destination, timeout, all_frames=all_frames
-        )
+        wanted = {"task_id": execution_id, "all_frames": all_frames}
+        replies = _ask(ctx, destination, timeout, "capsule_stack", **wanted)
+        found = {name: reply["ok"] for name, reply in replies.items() if "ok" in reply}
         if not found:
-            raise click.ClickException(_why_no_stack(execution, reasons))
+            reasons = {reply["error"] for reply in replies.values() if "error" in reply}
+            raise click.ClickException(_why_no_stack(execution, sorted(reasons)))
     for name, text in found.items():
         if as_json:
             click.echo(views.format_line({"id": execution_id, "worker": name, "stack": text}))
@@ -268,21 +269,6 @@ def _stack_by_stream(execution: Execution, timeout_s: float, *, all_frames: bool
         return {snapshot.worker: execution.stack(timeout_s, all_frames=all_frames)}
     except (CapsuleError, TimeoutError):
         return {}
-
-
-def _stack_by_inspect(
-    ctx: click.Context,
-    task_id: str,
-    destination: tuple[str, ...],
-    timeout: float,
-    *,
-    all_frames: bool,
-) -> tuple[dict[str, str], list[str]]:
-    """The stack by worker that runs the task, and the reasons of workers that do not."""
-    wanted = {"task_id": task_id, "all_frames": all_frames}
-    replies = _ask(ctx, destination, timeout, "capsule_stack", **wanted)
-    found = {name: reply["ok"] for name, reply in replies.items() if "ok" in reply}
-    return found, sorted({reply["error"] for reply in replies.values() if "error" in reply})
 
 
 def _ask(

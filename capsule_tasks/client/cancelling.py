@@ -111,9 +111,7 @@ def check_type(name: str, value: Any, kind: type) -> None:
 
 
 def check_grace(grace_s: float | None) -> None:
-    if grace_s is None:
-        return
-    if not isinstance(grace_s, int | float):
+    if not isinstance(grace_s, int | float | None):
         raise TypeError(f"grace_s = {grace_s!r}: must be a number of seconds, from 0 to 86400")
-    if not 0 <= grace_s <= 86400:
+    if grace_s is not None and not 0 <= grace_s <= 86400:
         raise ValueError(f"grace_s = {grace_s!r}: must be from 0 to 86400 seconds")

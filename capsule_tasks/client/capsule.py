@@ -30,7 +30,8 @@ class Capsule:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self._mix_into_class()
+        app.task_cls = mixed(Task, symbol_by_name(app.task_cls))
+        app.__dict__.pop("Task", None)  # a cached class, made of the old one
         self._mix_into_tasks()
         app.on_after_configure.connect(self._on_configured, weak=False)
         if app.configured:
@@ -52,10 +53,6 @@ class Capsule:
         return await cancel_all(self.app, [ids] if isinstance(ids, str) else ids, grace_s)
 
     cancel = blocking(acancel)
-
-    def _mix_into_class(self) -> None:
-        self.app.task_cls = mixed(Task, symbol_by_name(self.app.task_cls))
-        self.app.__dict__.pop("Task", None)  # a cached class, made of the old one
 
     def _mix_into_tasks(self) -> None:
         """Mix into tasks that exist and tasks to come, also those with a `base` of their own."""

@@ -97,15 +97,9 @@ def _ext(code: int, payload: object) -> msgspec.msgpack.Ext:
 
 _PLAIN = frozenset({type(None), bool, float, bytes})
 _NUMPY_ITEMS: dict[str, tuple[type, ...]] = {
-    "b": (bool,),
-    "i": (int,),
-    "u": (int,),
-    "f": (float,),
-    "c": (complex,),
-    "U": (str,),
-    "S": (bytes,),
-    "M": (dt.date, dt.datetime),  # not the bare number that a finer unit than ours gives
-    "m": (dt.timedelta,),
+    **dict.fromkeys("biufcUS", (bool, int, float, complex, str, bytes)),
+    # not the bare number that a finer unit than ours gives
+    **dict.fromkeys("Mm", (dt.date, dt.datetime, dt.timedelta)),
 }
 
 

@@ -140,44 +140,31 @@ class _SpareChild:
 
     def __init__(self, connection: socket.socket) -> None:
         self._our_end, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self.pid = self._fork_twice(connection, its_end)
-        except BaseException:
-            self._our_end.close()
-            raise
-        finally:
+        with its_end, contextlib.ExitStack() as undo:
+            undo.enter_context(self._our_end)
+            between = os.fork()
+            if between == 0:
+                self._fork_again(connection, its_end)
             its_end.close()
+            os.waitpid(between, 0)  # only now has the subreaper adopted the copy
+            answer = self._our_end.recv(32)
+            if not answer:
+                raise OSError("the second fork failed")
+            self.pid = int(answer)
+            undo.pop_all()
 
     def send(self, data: bytes, descriptors: list[int]) -> None:
         """Have the copy become the child that `data` describes; OSError if the copy has ended."""
         with self._our_end:
             socket.send_fds(self._our_end, [data], descriptors)
 
-    def _fork_twice(self, connection: socket.socket, requests: socket.socket) -> int:
-        """The pid of a copy that is not a child of this process."""
-        reading, writing = socket.socketpair()
-        with reading, writing:
-            between = os.fork()
-            if between == 0:
-                self._fork_again((connection, self._our_end, reading), requests, writing)
-            writing.close()
-            answer = reading.recv(32)
-            os.waitpid(between, 0)  # only now has the subreaper adopted the copy
-        if not answer:
-            raise OSError("the second fork failed")
-        return int(answer)
-
-    def _fork_again(
-        self, unneeded: tuple[socket.socket, ...], requests: socket.socket, writing: socket.socket
-    ) -> NoReturn:
+    def _fork_again(self, connection: socket.socket, requests: socket.socket) -> NoReturn:
         try:
             between = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                for sock in (*unneeded, writing):
-                    sock.close()
+            if os.fork() == 0:
+                connection.close()
+                self._our_end.close()
                 _await_request(requests, between)
-            writing.send(str(pid).encode())
         finally:
             os._exit(0)
 
@@ -224,6 +211,7 @@ def _await_request(requests: socket.socket, between: int) -> NoReturn:
             # global generator would draw the same numbers in every copy.
             numbers.seed()
         with requests:
+            requests.send(str(os.getpid()).encode())
             data, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, _MAX_DESCRIPTORS)
         if data:
             _become_child(msgspec.msgpack.decode(data, type=Fork), descriptors)

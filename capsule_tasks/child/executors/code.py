@@ -45,13 +45,12 @@ class Cell(NamedTuple):
         return any(code.co_flags & CO_COROUTINE for code in self if code)
 
 
-class Compiler:
+class Compiler(msgspec.Struct, eq=False):
     """Compiles cells; remembers `from __future__` imports, and sources for tracebacks."""
 
-    def __init__(self) -> None:
-        self._flags = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        self._sources: OrderedDict[str, int] = OrderedDict()
-        self._chars = 0
+    flags: int = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    sources: OrderedDict[str, int] = msgspec.field(default_factory=OrderedDict)
+    chars: int = 0
 
     def compile(self, source: str, filename: str) -> Cell:
         self._remember(source, filename)
@@ -62,25 +61,25 @@ class Compiler:
         body = self._run(tree, filename, "exec") if tree.body else None
         if body is not None:
             for feature in _FUTURES:
-                self._flags |= body.co_flags & feature.compiler_flag
+                self.flags |= body.co_flags & feature.compiler_flag
         tail = None
         if value is not None:
             tail = self._run(_ast.Expression(body=value), filename, "eval")
         return Cell(body, tail)
 
     def _run(self, source: Any, filename: str, mode: str, extra: int = 0) -> Any:
-        return compile(source, filename, mode, flags=self._flags | extra, dont_inherit=True)
+        return compile(source, filename, mode, flags=self.flags | extra, dont_inherit=True)
 
     def _remember(self, source: str, filename: str) -> None:
         lines = io.StringIO(source, newline=None).readlines()  # ends as the compiler sees them
         linecache.cache[filename] = (len(source), None, lines, filename)
-        self._chars += len(source) - self._sources.pop(filename, 0)
-        self._sources[filename] = len(source)
-        while len(self._sources) > _MAX_SOURCES or self._chars > _MAX_SOURCE_CHARS:
-            if len(self._sources) == 1:
+        self.chars += len(source) - self.sources.pop(filename, 0)
+        self.sources[filename] = len(source)
+        while len(self.sources) > _MAX_SOURCES or self.chars > _MAX_SOURCE_CHARS:
+            if len(self.sources) == 1:
                 break
-            oldest, size = self._sources.popitem(last=False)
-            self._chars -= size
+            oldest, size = self.sources.popitem(last=False)
+            self.chars -= size
             linecache.cache.pop(oldest, None)
 
 

@@ -35,10 +35,10 @@ class EndReporter(msgspec.Struct, eq=False):
             return self._describe(execution, error)
         except BaseException as fault:  # the execution was stopped while `__str__` ran
             kind = self._kind(execution, fault)
+            type_, reason = type_name(type(fault)), "raised while an error was described"
             if _is_stop(fault):
-                return self._failed(execution, kind, _STOPPED, kind.value)
-            reason = "raised while an error was described"
-            return self._failed(execution, kind, type_name(type(fault)), reason)
+                type_, reason = _STOPPED, kind.value
+            return self._failed(execution, kind, type_, reason)
 
     def _describe(self, execution: Execution, error: BaseException) -> Message:
         kind = self._kind(execution, error)

@@ -50,8 +50,6 @@ class CpuLimitReached(ExecutionCancelled):
 class ControlThread(msgspec.Struct, kw_only=True, eq=False):
     """Serves the parent until that sends `Shutdown` or exits."""
 
-    control: socket.socket
-    bulk: socket.socket
     outbox: Outbox
     registry: Registry
     executor: Executor
@@ -80,7 +78,9 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
             messages.NamespaceRequest: self._on_namespace,
             messages.StackRequest: self._on_stack,
             messages.Shutdown: self._on_shutdown,
-            messages.Unsupported: self._on_unsupported,
+            messages.Unsupported: lambda message: log.warning(
+                "the parent did not understand a %r message", message.what
+            ),
         }
 
     def start(self) -> None:
@@ -96,15 +96,13 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
 
     def _serve(self) -> None:
         ceiling = self.config.max_frame_bytes
-        channels: list[tuple[socket.socket, MessageDecoder[ToChild]]] = [
-            (sock, MessageDecoder(ToChild, ceiling)) for sock in (self.control, self.bulk)
-        ]
+        channels = [(sock, MessageDecoder(ToChild, ceiling)) for sock in self.outbox.channels]
         poller = select.poll()
         for sock, _ in channels:
             poller.register(sock, select.POLLIN)
         while True:
             readable = {fd for fd, _ in poller.poll(self._timeout_ms())}
-            if self.bulk.fileno() in readable:
+            if channels[1][0].fileno() in readable:  # bulk
                 # The answer of `poll` may be old, if a C call kept the GIL meanwhile. A cancel on
                 # the control channel must be read before the execute on bulk that it is for.
                 readable.update(fd for fd, _ in poller.poll(0))
@@ -291,9 +289,9 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
             if message.execution_id in (None, execution.id)
         ]
         for execution in targets:
-            if execution.stop_kind is not None:
-                continue  # a cancel is under way, and code that handles Ctrl-C must not swallow it
-            self._interrupt(execution, KeyboardInterrupt)
+            # Code that handles Ctrl-C must not swallow a cancel that is under way.
+            if execution.stop_kind is None:
+                self._interrupt(execution, KeyboardInterrupt)
         self._reply(
             messages.InterruptReply(
                 in_reply_to=message.id,
@@ -349,9 +347,6 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
                     in_reply_to=reply.in_reply_to, size=fault.size, ceiling=fault.ceiling
                 )
             )
-
-    def _on_unsupported(self, message: messages.Unsupported) -> None:
-        log.warning("the parent did not understand a %r message", message.what)
 
     def _beat(self) -> None:
         self.timers.enter(self.config.diagnostics.heartbeat_interval_s, 0, self._beat)

@@ -88,7 +88,7 @@ def main(control_fd: int, bulk_fd: int, stack_fd: int, parent_pid: int) -> NoRet
         python=sys.version.split()[0],
         isolation=isolation,
     )
-    _run_session(config, ready, control, bulk, outbox)
+    _run_session(config, ready, outbox)
     kill_descendants(os.getpid())
     with contextlib.suppress(ChildProcessError):
         while True:  # orphans that this subreaper adopted; else they would go to the parent
@@ -106,13 +106,7 @@ def _confine(config: ChildSettings) -> tuple[ChildSettings, tuple[str, ...]]:
     return config, sandbox.apply(config.sandbox)
 
 
-def _run_session(
-    config: ChildSettings,
-    ready: Ready,
-    control: socket.socket,
-    bulk: socket.socket,
-    outbox: Outbox,
-) -> None:
+def _run_session(config: ChildSettings, ready: Ready, outbox: Outbox) -> None:
     sys.setswitchinterval(config.executor.switch_interval_s)
     session_sink = OutputSink(None, outbox, config.output)
     registry, timers = Registry(), sched.scheduler(time.monotonic)
@@ -139,8 +133,6 @@ def _run_session(
         executor = celery_app.make_executor(config.tasks, capture, *parts)
     interrupter.install(executor.current)
     ControlThread(
-        control=control,
-        bulk=bulk,
         outbox=outbox,
         registry=registry,
         executor=executor,

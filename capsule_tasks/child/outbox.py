@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+import msgspec
+
 from capsule_tasks.protocol.codec import encode_frame
 from capsule_tasks.protocol.messages import Message
 
@@ -17,33 +19,32 @@ EXIT_CHANNEL_CLOSED = 74
 """EX_IOERR: the connection to the parent was closed from within."""
 
 
-class OutputPump:
+class OutputPump(msgspec.Struct, eq=False):
     """Makes the calls that flush output, every few milliseconds; sleeps while there are none.
 
     These calls send what no writer has sent in time. Each returns whether it is to be made again.
     """
 
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._added: SimpleQueue[Callable[[], bool]] = SimpleQueue()
+    interval_s: float
+    added: SimpleQueue[Callable[[], bool]] = msgspec.field(default_factory=SimpleQueue)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="capsule-pump", daemon=True).start()
 
     def add(self, flush: Callable[[], bool]) -> None:
         """Call `flush` now, and again for as long as it asks for that."""
-        self._added.put(flush)
+        self.added.put(flush)
 
     def _run(self) -> None:
         flushes: set[Callable[[], bool]] = set()
         while True:
             if not flushes:
-                flushes.add(self._added.get())
-            while not self._added.empty():
-                flushes.add(self._added.get())
+                flushes.add(self.added.get())
+            while not self.added.empty():
+                flushes.add(self.added.get())
             flushes = {flush for flush in flushes if flush()}
             if flushes:
-                time.sleep(self._interval_s)
+                time.sleep(self.interval_s)
 
 
 class Outbox:
@@ -59,8 +60,8 @@ class Outbox:
     ) -> None:
         self.pump = OutputPump(flush_interval_s)
         self.ceiling = ceiling
-        self._control = control
-        self._bulk = bulk
+        self.channels = control, bulk
+        """The sockets, which the control thread reads."""
         self._control_lock = threading.Lock()
         self._bulk_lock = threading.Lock()
         self._deferred: bytearray | None = None
@@ -70,7 +71,7 @@ class Outbox:
         """Send on the channel that nothing large ever blocks."""
         frame = encode_frame(message, self.ceiling)
         with self._control_lock:
-            self._send(self._control, frame)
+            self._send(self.channels[0], frame)
 
     def bulk(self, message: Message, *, deferred_until: float | None = None) -> None:
         """Send in order with output; FrameTooLarge leaves the channel as it was.
@@ -88,7 +89,7 @@ class Outbox:
                 if time.monotonic() < deferred_until:
                     return
                 self._deferred = None
-            self._send(self._bulk, frame)
+            self._send(self.channels[1], frame)
 
     def flush_deferred_soon(self) -> None:
         """Have the pump, which may block, send a message that still waits for the next one."""
@@ -99,7 +100,7 @@ class Outbox:
         with self._bulk_lock:
             frame, self._deferred = self._deferred, None
             if frame is not None:
-                self._send(self._bulk, frame)
+                self._send(self.channels[1], frame)
         return False
 
     def _send(self, sock: socket.socket, frame: bytearray) -> None:

@@ -7,6 +7,7 @@ understand each other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Literal
 
@@ -163,13 +164,12 @@ class StackCommand(_Tagged, kw_only=True, frozen=True, tag="stack"):
 
 Command = CancelCommand | InterruptCommand | RespondCommand | StackCommand
 encode_command = _encode
-_decode_command = msgspec.msgpack.Decoder(Command).decode
+_decode_command: Callable[[bytes], Command] = msgspec.msgpack.Decoder(Command).decode
 
 
 def decode_command(data: bytes) -> Command | None:
     """The command, or None for one that this version does not know."""
     try:
-        command: Command = _decode_command(data)
+        return _decode_command(data)
     except msgspec.MsgspecError:
         return None
-    return command

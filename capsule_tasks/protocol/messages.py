@@ -43,11 +43,10 @@ class _Ids:
         os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        self._prefix = os.urandom(8).hex()
-        self._count = itertools.count(1)
+        self._ids = map(f"{os.urandom(8).hex()}-{{:x}}".format, itertools.count(1))
 
     def __call__(self) -> str:
-        return f"{self._prefix}-{next(self._count):x}"
+        return next(self._ids)
 
 
 new_id = _Ids()

@@ -28,9 +28,7 @@ class NotCarried(Exception):
 def sendable(text: str) -> str:
     """`text` as a plain str, with escapes for what UTF-8 cannot encode. Runs no user code."""
     text = str.__str__(text)
-    if _is_utf8(text):
-        return text
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if _is_utf8(text) else text.encode("utf-8", "backslashreplace").decode()
 
 
 def to_wire(value: object) -> Any:

@@ -19,13 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from logging.handlers import SocketHandler, SysLogHandler, WatchedFileHandler
 from typing import Any
 
+from capsule_tasks.child.executors import tasks
 from capsule_tasks.child.executors.executor import Executor
-from capsule_tasks.child.executors.tasks import (
-    AsyncTaskExecutor,
-    BlockingTaskExecutor,
-    Tracer,
-    current_execution,
-)
 from capsule_tasks.child.io.capture import Capture
 from capsule_tasks.settings import TaskChildSettings
 
@@ -67,10 +62,10 @@ def make_executor(settings: TaskChildSettings, capture: Capture, *parts: Any) ->
         _share_backend(app)
         tracer = _make_tracer(app, settings)
         threads = ThreadPoolExecutor(settings.async_limit, "capsule-tracer")
-        executor = AsyncTaskExecutor(*parts, tracer=tracer, tracers=threads)
+        executor = tasks.AsyncTaskExecutor(*parts, tracer=tracer, tracers=threads)
         _bridge_coroutines(app, executor.bridge)
     else:
-        executor = BlockingTaskExecutor(*parts, tracer=_make_tracer(app, settings))
+        executor = tasks.BlockingTaskExecutor(*parts, tracer=_make_tracer(app, settings))
     _finish_start(app, settings.hostname)
     return executor
 
@@ -194,7 +189,7 @@ def _bridge_coroutines(app: Any, bridge: Callable[[Any], Any]) -> None:
     thread = threading.get_ident
 
     def ident() -> object:
-        return current_execution.get() or thread()
+        return tasks.current_execution.get() or thread()
 
     _task_stack.__ident_func__ = ident
     for task in app.tasks.values():
@@ -213,13 +208,13 @@ def _bridge_coroutines(app: Any, bridge: Callable[[Any], Any]) -> None:
             )
 
 
-def _make_tracer(app: Any, settings: TaskChildSettings) -> Tracer:
+def _make_tracer(app: Any, settings: TaskChildSettings) -> tasks.Tracer:
     from billiard.exceptions import SoftTimeLimitExceeded
     from celery import signals
     from kombu.serialization import loads, prepare_accept_content
 
     hostname, shutdown = settings.hostname, signals.worker_process_shutdown
-    return Tracer(
+    return tasks.Tracer(
         app.tasks,
         loads,
         prepare_accept_content(app.conf.accept_content),

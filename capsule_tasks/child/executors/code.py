@@ -123,9 +123,6 @@ class CodeExecutor(Executor, kw_only=True):
     compiler: Compiler = msgspec.field(default_factory=Compiler)
     next_alone: Execution | None = None
 
-    def soft_limit(self) -> BaseException:
-        return TimeoutError("the soft time limit has passed")
-
     def run(self) -> None:
         while not self.is_stopping or self.by_task:  # their `finally` blocks need the loop
             if self.loop is None:

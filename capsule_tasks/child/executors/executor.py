@@ -83,7 +83,7 @@ class Executor(msgspec.Struct, eq=False):
 
     def soft_limit(self) -> BaseException:
         """The exception that a soft time limit raises."""
-        raise NotImplementedError
+        return TimeoutError("the soft time limit has passed")
 
     def run(self) -> None:
         """Serve on the main thread until stopped."""

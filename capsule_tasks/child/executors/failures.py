@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capsule_tasks.child.executors.outcomes import (
-    MAX_TEXT,
-    MAX_TRACEBACK,
-    message_of,
-    notes_of,
-    repr_of,
-    shortened,
-    traceback_of,
-)
+from capsule_tasks.child.executors import outcomes
 from capsule_tasks.protocol.messages import Failure, Raised
 from capsule_tasks.protocol.values import NotCarried, sendable, to_wire
 
@@ -25,7 +17,7 @@ def describe_info(info: Any) -> Failure:
     error = getattr(info.exception, "exc", None)
     is_wrapped = type(info.exception).__name__ == "ExceptionWithTraceback"
     failure = describe(error if is_wrapped and error is not None else info.exception)
-    failure.traceback = sendable(str(info.traceback or ""))[-MAX_TRACEBACK:]
+    failure.traceback = sendable(str(info.traceback or ""))[-outcomes.MAX_TRACEBACK :]
     failure.internal = bool(info.internal)
     return failure
 
@@ -35,7 +27,7 @@ def describe(error: BaseException) -> Failure:
     inner = getattr(error, "exc", None)
     return Failure(
         **_fields(error),
-        traceback=traceback_of(error),
+        traceback=outcomes.traceback_of(error),
         inner=Raised(**_fields(inner)) if isinstance(inner, BaseException) else None,
     )
 
@@ -46,9 +38,9 @@ def _fields(error: BaseException) -> dict[str, Any]:
         "module": sendable(str(getattr(kind, "__module__", ""))),
         "name": sendable(kind.__qualname__),
         "args": _args(error),
-        "message": shortened(message_of(error), MAX_TEXT),
-        "text": shortened(repr_of(error), MAX_TEXT),
-        "notes": notes_of(error),
+        "message": outcomes.shortened(outcomes.message_of(error), outcomes.MAX_TEXT),
+        "text": outcomes.shortened(outcomes.repr_of(error), outcomes.MAX_TEXT),
+        "notes": outcomes.notes_of(error),
         "state": _state(error),
     }
 

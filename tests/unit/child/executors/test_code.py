@@ -173,7 +173,7 @@ def test_a_future_of_one_session_is_not_that_of_another(compiler: Compiler) -> N
 
 
 def test_the_futures_of_this_package_are_not_the_users(compiler: Compiler) -> None:
-    assert compiler._flags & __future__.annotations.compiler_flag == 0
+    assert compiler.flags & __future__.annotations.compiler_flag == 0
 
 
 def test_a_future_that_does_not_exist_changes_nothing(compiler: Compiler) -> None:

@@ -337,10 +337,8 @@ class RuntimeThread(ThreadService):
             self._inbox.flush()
 
     def _wake_loop(self) -> None:
-        loop = self._loop
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):  # the runtime has stopped
-                loop.asyncio_loop.call_soon_threadsafe(self._inbox.run)
+        with contextlib.suppress(RuntimeError):  # the runtime has stopped
+            self._shared_loop.asyncio_loop.call_soon_threadsafe(self._inbox.run)
 
     def start_coroutine(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the loop; the future has its result."""
@@ -351,16 +349,11 @@ class RuntimeThread(ThreadService):
         self._loop = None  # nothing is posted any more
         self._wakeup.ring()
 
-    @property
-    def is_running(self) -> bool:
-        return self._loop is not None
-
     # --- from the hub thread -------------------------------------------------------------------
 
     def fileno(self) -> int:
         """Readable when `run_once` has something to do."""
-        assert self._loop is not None
-        return self._loop.fileno()
+        return self._shared_loop.fileno()
 
     def attach_hub(self) -> None:
         """The hub thread runs the loop from now on."""

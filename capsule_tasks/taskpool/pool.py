@@ -98,7 +98,7 @@ class TaskPool(prefork.TaskPool):
         return self._runtime is None or not self._runtime.sessions.info("blocking").breaker_open
 
     def register_with_event_loop(self, hub: Any) -> None:
-        if not self._thread.is_running:  # a cold shutdown while the worker was still starting
+        if not self._thread.is_started:  # a cold shutdown while the worker was still starting
             return
         hub.add_reader(self._bridge, self._bridge.drain)
         # The hub was woken by messages of children: no other thread need be woken for their ends.

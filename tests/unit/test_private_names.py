@@ -27,7 +27,7 @@ import capsule_tasks
 from capsule_tasks.client import task
 from capsule_tasks.client.capsule import TaskMixin
 from capsule_tasks.client.task import mixed
-from capsule_tasks.taskpool.prefetch import SlotScaler
+from capsule_tasks.taskpool.consumer_step import SlotScaler
 from capsule_tasks.taskpool.reporting.requests import PoolRequest
 from capsule_tasks.taskpool.stock_redis.batched_acks import BatchedAckQoS, RenewalMarkQoS
 from tests.private_names import NAMES, Names

@@ -13,6 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from io import StringIO
 from typing import Any, NamedTuple
 
 from celery.signals import setup_logging
@@ -59,8 +60,7 @@ class Lines:
 
     def __init__(self, put: Callable[[_Source, str], object]) -> None:
         self._put = put
-        self._unfinished: dict[_Key, list[str]] = {}
-        self._sizes: dict[_Key, int] = {}
+        self._unfinished: dict[_Key, StringIO] = {}
 
     def __len__(self) -> int:
         """The number of unfinished lines."""
@@ -73,9 +73,9 @@ class Lines:
             for line in lines:
                 self._put_line(key, line)
         if rest:
-            self._unfinished.setdefault(key, []).append(rest)
-            self._sizes[key] = self._sizes.get(key, 0) + len(rest)
-            if self._sizes[key] >= _MAX_LINE:
+            unfinished = self._unfinished.setdefault(key, StringIO(newline=""))
+            unfinished.write(rest)
+            if unfinished.tell() >= _MAX_LINE:
                 self.end(key)
 
     def end(self, key: _Key) -> None:
@@ -87,8 +87,7 @@ class Lines:
             self.end(key)
 
     def _take(self, key: _Key) -> str:
-        self._sizes.pop(key, None)
-        return "".join(self._unfinished.pop(key, ()))
+        return self._unfinished.pop(key, StringIO()).getvalue()
 
     def _put_line(self, key: _Key, line: str) -> None:
         if line.strip():

@@ -21,12 +21,12 @@ from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.taskpool.hub import Bridge
-from capsule_tasks.taskpool.prefetch import Prefetch
 from capsule_tasks.taskpool.reporting.exception_info import info_of, rebuild_info
 from capsule_tasks.taskpool.reporting.requests import PoolRequest
 from capsule_tasks.taskpool.reporting.task_frames import only_task_frames
 
 if TYPE_CHECKING:
+    from capsule_tasks.taskpool.consumer_step import Prefetch
     from capsule_tasks.taskpool.pool import TaskPool
 
 

@@ -79,8 +79,6 @@ def _describe(message: Any, respond_with: str) -> str:
             return without_controls(message.text)
         case events.UnknownEvent():
             return f"-- event of an unknown type: {cleaned(message.type)}"
-        case events.Accepted():
-            return ""
     return ""
 
 

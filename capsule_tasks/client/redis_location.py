@@ -37,11 +37,6 @@ def current_execution_id() -> str | None:
     return None
 
 
-def given_store() -> Any:
-    """The store that the app uses instead of Redis, or None."""
-    return app_of_task().conf.get(STORE_SETTING)
-
-
 def app_of_task() -> Any:
     """The app of the running task, which need not be Celery's current app."""
     task = _task_stack.top

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 
 from capsule_tasks.client.configuration import retention_settings
 from capsule_tasks.client.redis_location import (
+    STORE_SETTING,
     app_of_task,
     current_execution_id,
-    given_store,
     needed_redis_url,
 )
 from capsule_tasks.errors import CapsuleError, StepMisused, StorageError
@@ -108,7 +108,8 @@ class Steps:
         return execution_id
 
     def _store_of(self, kind: Callable[[str], Any]) -> Any:
-        store = self._store or given_store() or needed_redis_url(app_of_task())
+        app = app_of_task()
+        store = self._store or app.conf.get(STORE_SETTING) or needed_redis_url(app)
         return _shared(kind, store) if isinstance(store, str) else store
 
 

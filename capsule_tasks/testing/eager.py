@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-_SETTINGS: dict[str, Any] = {"task_always_eager": True, "task_store_eager_result": False}
-
 
 @contextlib.contextmanager
 def eager(
@@ -28,8 +26,9 @@ def eager(
     """
     from capsule_tasks.testing.steps import StepsInMemory  # noqa: PLC0415  loads Redis's client
 
-    wanted = {
-        **_SETTINGS,
+    wanted: dict[str, Any] = {
+        "task_always_eager": True,
+        "task_store_eager_result": False,
         "task_eager_propagates": propagates,
         "capsule_store": StepsInMemory(),
     }
@@ -59,8 +58,8 @@ def _answering(answers: Iterable[str]) -> Iterator[None]:
 class _Answers:
     def __init__(self, answers: Any) -> None:
         is_many = isinstance(answers, Iterable) and not isinstance(answers, str)
-        given = list(answers) if is_many else [answers]
-        if not is_many or not all(isinstance(answer, str) for answer in given):
+        given: list[Any] = list(answers) if is_many else [None]
+        if not all(isinstance(answer, str) for answer in given):
             raise TypeError(
                 f"answers = {answers!r}: must be a list of texts, one for each question"
             )

@@ -208,6 +208,16 @@ async def test_an_execution_that_is_acknowledged_twice_is_a_bad_frame() -> None:
         parent.router.route(ack)
 
 
+async def test_an_ack_that_comes_after_the_end_is_no_fault() -> None:
+    """An execution that is ended before it has started keeps its id until the child reports it."""
+    parent = Parent()
+    stream = parent.stream("e")
+    stream.finish(Error(execution_id="e", kind="cancelled", type="X", message="before it began"))
+    parent.router.route(Ack(ack_of="x", execution_id="e", accepted_at=0.0))
+    assert isinstance(await stream.next(), Error)
+    assert stream.buffered_messages == 0
+
+
 async def test_what_is_said_before_the_ack_comes_after_it() -> None:
     parent = Parent()
     stream = parent.stream("e")

@@ -44,7 +44,6 @@ _SYSTEM = (
     "/proc/meminfo",
     "/sys/devices/system/cpu",
 )
-_WRITABLE_DEVICES = ("/dev/null",)
 _QUEUED_SIGNALS = 1024
 """Pending signals and timers of all processes of this user: a sandbox gets none beyond it."""
 
@@ -65,7 +64,7 @@ def apply(settings: SandboxSettings) -> tuple[str, ...]:
         applied.append("capabilities")
     is_open = settings.network == "open"
     with contextlib.suppress(OSError):  # the kernel lacks or refuses it: see `missing`
-        applied += landlock.restrict(readable, (own, *_WRITABLE_DEVICES), network=is_open)
+        applied += landlock.restrict(readable, (own, "/dev/null"), network=is_open)
     signals, truncation = "signals" not in applied, "truncation" not in applied
     with contextlib.suppress(OSError):
         applied += seccomp.confine(network=is_open, signals=signals, truncation=truncation)

@@ -16,7 +16,6 @@ import fcntl
 import functools
 import os
 import signal
-import struct
 import termios
 import threading
 import time
@@ -132,10 +131,8 @@ class _TaskExecutor(Executor, kw_only=True):
 def _has_unread_raw_output() -> bool:
     """Whether the parent has not read all that was written past `sys.stdout` and `sys.stderr`."""
     try:
-        return any(
-            struct.unpack("i", fcntl.ioctl(number, termios.FIONREAD, b"\0\0\0\0"))[0]
-            for number in (1, 2)
-        )
+        # FIONREAD answers with the bytes of an int: the number of bytes that nobody has read.
+        return any(any(fcntl.ioctl(number, termios.FIONREAD, bytes(4))) for number in (1, 2))
     except OSError:  # the task closed or replaced one: let the parent check
         return True
 

@@ -33,12 +33,9 @@ class DeferredStop(msgspec.Struct):
 
     is_pending: bool = False
     main: int | None = None
+    """The main thread, once the interrupter is installed."""
     raise_in: Callable[[FrameType], None] = lambda _: None
-
-    def connect(self, raise_in: Callable[[FrameType], None]) -> None:
-        """Called on the main thread; `raise_in` raises what is due in a frame, if anything is."""
-        self.main = threading.get_ident()
-        self.raise_in = raise_in
+    """Raises what is due in a frame, if anything is."""
 
     def raise_pending(self) -> None:
         """Raise a deferred stop in the caller, if the caller is on the main thread."""

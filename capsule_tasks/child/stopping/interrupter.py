@@ -77,7 +77,7 @@ class Interrupter:
     def install(self, current: Callable[[], Execution | None]) -> None:
         """Take over the signal; `current` names the execution that has the main thread."""
         self._current = current
-        deferred_stop.connect(self._raise_in)
+        deferred_stop.main, deferred_stop.raise_in = self._main, self._raise_in
         signal.signal(SIGNAL, lambda _, frame: self._raise_in(frame))
         sys.unraisablehook = self._on_unraisable
         _patch_subprocess()

@@ -125,7 +125,11 @@ class Failover:
                 if not is_temporary(error):
                     raise
                 self._forget_connection(consumer)
-                self._plan_pause(did_serve=blueprint.started == len(consumer.steps))
+                # Begin with short pauses again once the loop has run: earlier steps write, too.
+                did_serve = blueprint.started == len(consumer.steps)
+                self._pauses = 0 if did_serve else self._pauses + 1
+                longest_s = min(_MAX_PAUSE_S, _MIN_PAUSE_S * 2 ** min(self._pauses, 10))
+                self._pause_s = longest_s * _random.uniform(0.5, 1)
                 # Celery logs this, and closes the connection.
                 why = f"{error}; next try in {self._pause_s:.1f} s"
                 raise BrokerNotReadyError(why) from error
@@ -137,12 +141,6 @@ class Failover:
         if consumer.connection is None and made is not None:
             with contextlib.suppress(Exception):  # the broker may refuse again
                 made.close()
-
-    def _plan_pause(self, *, did_serve: bool) -> None:
-        """Begin with short pauses again once the loop has run: earlier steps write, too."""
-        self._pauses = 0 if did_serve else self._pauses + 1
-        longest_s = min(_MAX_PAUSE_S, _MIN_PAUSE_S * 2 ** min(self._pauses, 10))
-        self._pause_s = longest_s * _random.uniform(0.5, 1)
 
     def _pause(self) -> None:
         pause_s, self._pause_s = self._pause_s, 0.0

@@ -15,17 +15,6 @@ _MAX_IDS = 20
 """Of the coroutines that run in one session."""
 
 
-def settings(options: dict[str, Any], size: int) -> dict[str, Any]:
-    """The pool's options, named as prefork names them."""
-    return {
-        "max-concurrency": size,
-        "max-tasks-per-child": options.get("maxtasksperchild") or "N/A",
-        "max-memory-per-child-kb": options.get("max_memory_per_child") or "N/A",
-        "timeouts": [options.get("soft_timeout") or 0, options.get("timeout") or 0],
-        "writes": "N/A",
-    }
-
-
 def describe(child: Child) -> dict[str, Any]:
     """One child."""
     info = child.session.info

@@ -28,7 +28,7 @@ from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.taskpool.consumer_step import ConsumerStep
 from capsule_tasks.taskpool.hub import Bridge, RuntimeThread
-from capsule_tasks.taskpool.inspection import describe, health, settings, stack, totals
+from capsule_tasks.taskpool.inspection import describe, health, stack, totals
 from capsule_tasks.taskpool.options import check
 from capsule_tasks.taskpool.pool_runtime import PoolRuntime
 from capsule_tasks.taskpool.remote_commands import MailboxNode
@@ -331,7 +331,14 @@ class TaskPool(prefork.TaskPool):
         if runtime is None and self._last_info:
             return self._last_info
         named = BasePool._get_info(self)  # noqa: SLF001 - prefork's asks the processes of its own
-        named.update(settings(self.options, self._size))
+        options = self.options
+        named |= {  # as prefork names them
+            "max-concurrency": self._size,
+            "max-tasks-per-child": options.get("maxtasksperchild") or "N/A",
+            "max-memory-per-child-kb": options.get("max_memory_per_child") or "N/A",
+            "timeouts": [options.get("soft_timeout") or 0, options.get("timeout") or 0],
+            "writes": "N/A",
+        }
         if runtime is None:
             return dict(named)
         return {

@@ -92,7 +92,7 @@ def test_celerys_command_line_knows_them(worker: Worker) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert "no worker has started nowhere" in done.stderr
     done = celery(worker, "capsule", "health", "-d", "nobody@nowhere", "-t", "0.1")
-    assert (done.returncode, done.stderr.strip()) == (69, "no worker replied")
+    assert (done.returncode, done.stderr.strip()) == (69, "Error: no worker replied")
 
 
 def test_children_that_end_before_their_first_task_are_replaced_ever_more_slowly(

@@ -1,9 +1,9 @@
 """The parts of scripts/test: each with a section on the screen and a line in the result.
 
-The static checks run at the same time. Tests run after them, several at a time; chaos and soak
-tests, which would take the machine from the others, run last. Tests that fail run once more, alone:
-one that then passes is unsteady, a defect to mend, and is named in the result. The closing line
-counts the tests of all parts.
+The static checks run at the same time. Tests run after them, several at a time. Chaos and soak
+tests, which would take the machine from the others, run last, one at a time. Tests that fail run
+once more, alone: one that then passes is unsteady, a defect to mend, and is named in the result.
+The closing line counts the tests of all parts.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ class Scope:
 
     skipped: str
     chaos_scale: str
-    chaos_processes: int
-    """A storm of full size takes both cores."""
     part_limit_s: int
     test_limit_s: int
 
 
-PUSH = Scope(" and not full", "0.1", chaos_processes=2, part_limit_s=1200, test_limit_s=120)
-FULL = Scope("", "1.0", chaos_processes=1, part_limit_s=3600, test_limit_s=1800)
+PUSH = Scope(" and not full", "0.1", part_limit_s=1200, test_limit_s=120)
+FULL = Scope("", "1.0", part_limit_s=3600, test_limit_s=1800)
 
 
 @dataclass(frozen=True)
@@ -88,13 +86,12 @@ def test_parts(python: str, scope: Scope) -> Iterator[Part]:
     pytest = ["timeout", "--foreground", "--signal=INT", "--kill-after=30", str(scope.part_limit_s)]
     pytest += [python, "-m", "pytest", "-o", f"faulthandler_timeout={scope.test_limit_s}"]
     again = (*pytest, "--last-failed", "--last-failed-no-failures=none")
-    for name, marked, processes in (
-        ("tests", f"not {HEAVY}", PROCESSES),
-        ("chaos", HEAVY, scope.chaos_processes),
+    for name, marked, options in (
+        ("tests", f"not {HEAVY}", ["-n", str(PROCESSES)]),
+        ("chaos", HEAVY, []),
     ):
         chosen = ("-m", f"{marked}{scope.skipped}")
-        command = [*pytest, "-n", str(processes)] if processes > 1 else pytest
-        yield Part(f"{name} {version}", [*command, *chosen], again=(*again, *chosen))
+        yield Part(f"{name} {version}", [*pytest, *options, *chosen], again=(*again, *chosen))
 
 
 def run_live(part: Part, env: Mapping[str, str]) -> Outcome:

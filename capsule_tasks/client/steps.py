@@ -131,15 +131,12 @@ def _run(
     call: Callable[[], Any],
     no_effect: NoEffect,
 ) -> Any:
-    without_effect: NoEffect = (StepMisused, *no_effect)
     started = drive_blocking(start, store)
     if isinstance(started, StepDone):
         return started.value
     try:
         value = call()
-        if inspect.isawaitable(value):
-            _refuse_awaitable(started.name, value)
-    except without_effect:
+    except no_effect:
         drive_blocking(core.undo(started), store)
         raise
     except BaseException as error:
@@ -148,6 +145,9 @@ def _run(
         except StorageError as storage:
             error.add_note(f"the failure of step {started.name!r} could not be stored: {storage}")
         raise
+    if inspect.isawaitable(value):
+        drive_blocking(core.undo(started), store)
+        _refuse_awaitable(started.name, value)
     try:
         return drive_blocking(core.finish(started, value), store)
     except CapsuleError:

@@ -136,6 +136,16 @@ async def test_an_error_that_says_that_nothing_happened_lets_it_be_made_again(ta
     assert await task.deliver("charge", Card("done"), 1) == "done"
 
 
+async def test_a_misuse_inside_a_step_leaves_the_step_uncertain(task: Task) -> None:
+    """The function may have had its effect before it misused another step."""
+    card = Card(error=StepMisused("receipt", "its name comes first"))
+    with pytest.raises(StepMisused, match="receipt"):
+        await task.deliver("charge", card, 1)
+    with pytest.raises(EffectUncertain, match="it raised StepMisused"):
+        await task.deliver("charge", card, 1)
+    assert len(card.charges) == 1
+
+
 async def test_other_arguments_under_a_used_name_make_nothing(task: Task) -> None:
     card = Card()
     await task.deliver("charge", card, 1)

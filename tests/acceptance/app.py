@@ -108,7 +108,7 @@ def set_in_the_worker_alone(**_: Any) -> None:
 
 
 class SignalAtStart(bootsteps.StartStopStep):
-    """The worker is told to leave when its children run and its loop does not yet."""
+    """The worker is told to leave when its children run but its event loop does not run yet."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -167,10 +167,10 @@ def total(numbers: list[int]) -> int:
     return sum(numbers)
 
 
-@app.task(name="told")
-def told(key: str) -> str:
+@app.task(name="set_mark")
+def set_mark(key: str) -> str:
     mark(key)
-    return "told"
+    return "marked"
 
 
 @app.task(name="signalled")
@@ -485,7 +485,7 @@ def leave_things(key: str) -> int:
 
 @app.task(name="unacked_late", acks_late=True, acks_on_failure_or_timeout=False)
 def unacked_late(key: str, how: str) -> int:
-    """Ends as it is told to when it is delivered for the first time."""
+    """Ends as `how` says when it is delivered for the first time."""
     times = int(app.backend.client.incr(key))
     if times == 1 and how == "failure":
         raise ValueError("its own")
@@ -497,7 +497,7 @@ def unacked_late(key: str, how: str) -> int:
 @app.task(name="wait_for_another", acks_late=True, reject_on_worker_lost=True)
 def wait_for_another(key: str) -> Any:
     """Waits for a task that nobody runs."""
-    result = app.send_task("told", (key,), queue=f"nobody-{key}")
+    result = app.send_task("set_mark", (key,), queue=f"nobody-{key}")
     mark(key, os.getpid())
     with allow_join_result():
         return result.get()
@@ -550,10 +550,10 @@ def write_kept(path: str, until: str) -> int:
     return os.getpid()
 
 
-@app.task(name="told_late", acks_late=True)
-def told_late(key: str) -> str:
+@app.task(name="set_mark_late", acks_late=True)
+def set_mark_late(key: str) -> str:
     mark(key)
-    return "told"
+    return "marked"
 
 
 @app.task(name="tidy")

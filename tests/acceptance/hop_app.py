@@ -4,7 +4,7 @@ A profile function stands in every thread. While a path is open it records each 
 
 - *delivered*: from kombu's delivery of the message until the Execute frame is sent to the child;
 - *begun*: in the child, from the decoding of that frame to the first line of the task;
-- *ended*: from the decoding of the child's terminal message until Celery has been told of the end
+- *ended*: from the decoding of the terminal message until the end is reported to Celery
   and the message is acknowledged.
 """
 
@@ -79,11 +79,11 @@ class Recorder:
         self.records: SimpleQueue[dict[str, list[str]]] = SimpleQueue()
         self.begun = Path()
         self._delivered, self._ended = Path(), Path()
-        self._awaits_send = self._is_sent = self._is_told = self._is_acknowledged = False
+        self._awaits_send = self._is_sent = self._is_reported = self._is_acknowledged = False
         self._marks = {
             Consumer._receive_callback.__code__: self._on_delivery,
             codec.encode_frame.__code__: self._on_encoding,
-            task_ready.__code__: self._on_told,
+            task_ready.__code__: self._on_reported,
             CeleryMessage.ack.__code__: self._on_acknowledgement,
         }
 
@@ -107,14 +107,14 @@ class Recorder:
 
     def _on_delivery(self, frame: FrameType) -> None:
         if str(frame.f_locals["message"].headers.get("task")).startswith("hop_"):
-            self._is_sent = self._is_told = self._is_acknowledged = False
+            self._is_sent = self._is_reported = self._is_acknowledged = False
             self._delivered.begin(frame)
 
     def _on_encoding(self, frame: FrameType) -> None:
         self._awaits_send = isinstance(frame.f_locals["message"], Execute)
 
-    def _on_told(self, _frame: FrameType) -> None:
-        self._is_told = True
+    def _on_reported(self, _frame: FrameType) -> None:
+        self._is_reported = True
         self._end()
 
     def _on_acknowledgement(self, _frame: FrameType) -> None:
@@ -122,7 +122,7 @@ class Recorder:
         self._end()
 
     def _end(self) -> None:
-        if self._is_sent and self._is_told and self._is_acknowledged:
+        if self._is_sent and self._is_reported and self._is_acknowledged:
             self._is_sent = False
             self.records.put({"delivered": self._delivered.calls, "ended": self._ended.end()})
 

@@ -7,8 +7,8 @@ import os
 from tests.acceptance.app import app, hold
 
 
-@app.task(name="crash_when_told")
-def crash_when_told(key: str, signum: int) -> None:
+@app.task(name="crash_when_terminated")
+def crash_when_terminated(key: str, signum: int) -> None:
     try:
         hold(key)
     except SystemExit:

@@ -12,7 +12,7 @@ from tests.acceptance.workers import HANG_S, ROOT, Worker, unique
 
 def test_what_is_due_is_sent_and_runs(redis_url: str, tmp_path: Path, pool: str) -> None:
     key = unique()
-    schedule = {"tick": {"task": "told", "schedule": 1.0, "args": [key]}}
+    schedule = {"tick": {"task": "set_mark", "schedule": 1.0, "args": [key]}}
     command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.app", "beat", "-l", "INFO"]
     command += [f"--schedule={tmp_path / 'schedule'}", "--pidfile="]
     conf = json.dumps({"beat_schedule": schedule})
@@ -26,4 +26,4 @@ def test_what_is_due_is_sent_and_runs(redis_url: str, tmp_path: Path, pool: str)
                 worker.heard(key)
         finally:
             beat.terminate()
-            beat.wait(HANG_S)  # with a status of 1 if it is told so while it sends
+            beat.wait(HANG_S)  # with status 1 if the signal arrives while it sends

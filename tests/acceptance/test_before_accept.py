@@ -57,7 +57,7 @@ def test_one_that_is_only_revoked_runs_as_its_worker_asks_no_more(
 ) -> None:
     """Celery asks when it gives a task to its pool; who wants more than that says terminate."""
     key = unique()
-    result = worker.send("told", key)
+    result = worker.send("set_mark", key)
     eventually(lambda: worker.ask("query_task", result.id), "the task in its worker")
     worker.tell("revoke", result.id)
     gate.unlink()

@@ -55,7 +55,7 @@ def test_one_id_needs_no_list(worker: Worker) -> None:
     assert Capsule(worker.app).cancel([]) == {}
 
 
-def test_nobody_is_told_if_one_id_is_impossible(worker: Worker) -> None:
+def test_nothing_is_cancelled_if_one_id_is_invalid(worker: Worker) -> None:
     key = unique()
     held = worker.send("hold", key)
     worker.heard(key)

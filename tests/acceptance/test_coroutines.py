@@ -32,8 +32,8 @@ def test_hundreds_run_beside_each_other_in_one_process(worker: Worker) -> None:
 def test_each_has_its_own_context_and_request(worker: Worker) -> None:
     results = [worker.send("nap", 0.05) for _ in range(100)]
     for result in results:
-        told, colour, before, current = result.get(timeout=HANG_S)
-        assert told == colour == current == result.id
+        own_id, colour, before, current = result.get(timeout=HANG_S)
+        assert own_id == colour == current == result.id
         assert before == "none"
 
 
@@ -83,7 +83,7 @@ def test_retries(worker: Worker, name: str) -> None:
     assert worker.get(name, 2) == 2
 
 
-def test_a_failure_is_told_with_its_place(worker: Worker) -> None:
+def test_a_failure_shows_its_place_in_the_code(worker: Worker) -> None:
     result = worker.send("async_fail")
     with pytest.raises(Exception, match="code 4"):
         result.get(timeout=HANG_S)
@@ -101,8 +101,8 @@ def test_a_task_sent_by_a_coroutine_names_its_parent(worker: Worker) -> None:
     results = [worker.send("async_parent", 0.05) for _ in range(30)]
     for result in results:
         own, child = result.get(timeout=HANG_S)
-        told = worker.app.AsyncResult(child).get(timeout=HANG_S)
-        assert (told["parent_id"], own) == (result.id, result.id)
+        request = worker.app.AsyncResult(child).get(timeout=HANG_S)
+        assert (request["parent_id"], own) == (result.id, result.id)
 
 
 def test_a_soft_limit_is_raised_in_the_coroutine(worker: Worker) -> None:
@@ -167,7 +167,7 @@ def test_the_prefetch_counter_comes_back_to_where_it_was(worker: Worker) -> None
     eventually(lambda: math.isclose(worker.ask("stats")["prefetch_count"], before))
 
 
-def test_worn_children_that_finish_what_they_have_hold_up_no_other_coroutine(
+def test_retired_children_that_finish_what_they_have_hold_up_no_other_coroutine(
     redis_url: str, tmp_path: Path
 ) -> None:
     keys = [unique() for _ in range(11)]

@@ -85,8 +85,8 @@ def test_a_task_with_a_countdown_is_scheduled_and_can_be_revoked(worker: Worker)
     result = worker.send("add", 1, 1, countdown=3600)
     (entry,) = eventually(lambda: worker.ask("scheduled"), "the schedule")
     assert entry["request"]["id"] == result.id
-    ((state, told),) = worker.ask("query_task", result.id).values()
-    assert (state, told["id"]) == ("scheduled", result.id)
+    ((state, request),) = worker.ask("query_task", result.id).values()
+    assert (state, request["id"]) == ("scheduled", result.id)
     worker.tell("revoke", result.id)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=HANG_S)

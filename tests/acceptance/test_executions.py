@@ -182,8 +182,8 @@ def test_a_question_that_nobody_can_hear_ends_its_input(
     eventually(lambda: failed_by_its_input(again))
     unstreamed = json.dumps({"capsule_streams": False})
     with Worker(redis_url, tmp_path, TEST_CONF=unstreamed) as silent:
-        unheard = silent.send("ask", "name? ")
-        eventually(lambda: failed_by_its_input(unheard))
+        unanswered = silent.send("ask", "name? ")
+        eventually(lambda: failed_by_its_input(unanswered))
 
 
 def test_an_interrupt_is_for_the_task_to_answer(worker: Worker) -> None:
@@ -251,7 +251,7 @@ def test_a_watcher_of_a_stream_that_is_flushed_hears_soon_that_it_is_lost(tmp_pa
         assert (last.message.outcome, last.message.type) == (Outcome.LOST, "StreamExpired")
 
 
-def test_a_failure_and_a_retry_are_told_as_they_are(worker: Worker) -> None:
+def test_a_failure_and_a_retry_are_reported_as_they_are(worker: Worker) -> None:
     failed = end_of(Execution.of(worker.send("fail", "why")))
     assert (failed.outcome, failed.type) == (Outcome.FAILED, "ValueError")
     assert "why" in failed.message

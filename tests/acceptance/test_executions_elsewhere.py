@@ -8,7 +8,7 @@ import pytest
 
 from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.test_executions import (  # noqa: F401 - the tests themselves
-    test_a_failure_and_a_retry_are_told_as_they_are,
+    test_a_failure_and_a_retry_are_reported_as_they_are,
     test_a_group_is_cancelled_at_once,
     test_a_group_tells_its_progress_and_its_failures,
     test_a_lost_child_ends_its_execution_with_what_it_had_said,

@@ -113,7 +113,7 @@ class Page:
 
     def limit(self, worker: Worker, button: str, task: str, value: int) -> None:
         """Write it beside one of the buttons of a task's limits, and press that."""
-        # Flower leaves out what a worker has not told it within a second.
+        # Flower leaves out what a worker has not reported within a second.
         # Of the tasks of a worker it shows fifty, in the order of their names.
         self.shows(task, "Soft", "Hard", again=f"/worker/{worker.name}#limits")
         kind = {"task-rate-limit": "Rate limit"}.get(button, "Timeout")
@@ -244,15 +244,15 @@ def test_a_task_that_waits_is_revoked_from_its_page(worker: Worker, page: Page) 
     for hold in holds:
         worker.send("hold", hold)
         worker.heard(hold)
-    result = worker.send("told", key)
-    page.shows("told", "RECEIVED", again=f"/task/{result.id}")
+    result = worker.send("set_mark", key)
+    page.shows("set_mark", "RECEIVED", again=f"/task/{result.id}")
     page.click("task-revoke")
     eventually(lambda: result.id in worker.ask("revoked"), "the revoke")
     for hold in holds:
         worker.go(hold)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=HANG_S)
-    page.shows("told", "REVOKED", again=f"/task/{result.id}")
+    page.shows("set_mark", "REVOKED", again=f"/task/{result.id}")
     assert not worker.app.backend.client.exists(f"mark:{key}")
 
 
@@ -376,8 +376,8 @@ def test_the_range_of_an_autoscaler_is_set(
         page.write("#max-autoscale", "4")
         page.click("worker-pool-autoscale")
         page.shows("(min=2, max=4)")
-        told = scaled.ask("stats")["autoscaler"]
-        assert (told["min"], told["max"]) == (2, 4)
+        autoscaler = scaled.ask("stats")["autoscaler"]
+        assert (autoscaler["min"], autoscaler["max"]) == (2, 4)
         eventually(lambda: len(children(scaled)) == 2, "a second child")
         # What Celery refuses is said.
         page.click("worker-pool-grow")

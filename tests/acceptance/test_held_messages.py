@@ -1,4 +1,4 @@
-"""What a worker holds comes to nobody else while it lives, and to another soon after it died."""
+"""A worker keeps the messages it holds while it lives; another has them soon after its death."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def starts(worker: Worker, key: str) -> int:
 
 
 def see_a_sweep(worker: Worker, prefix: str = "", age_s: float = VISIBILITY_S) -> None:
-    """Returns once a message of nobody, made up here, has been put back and run.
+    """Return once a made-up message, held by no worker, has been put back and run.
 
-    It is as old as the timeout and not as old as kombu's own sweep waits for, unless told.
+    Unless told otherwise, it is as old as the timeout, and too young for kombu's own sweep.
     """
     client, key, side = worker.app.backend.client, unique(), unique("q")
-    worker.app.send_task("told", args=(key,), queue=side)
+    worker.app.send_task("set_mark", args=(key,), queue=side)
     raw = json.loads(eventually(lambda: client.rpop(f"{prefix}{side}"), "the message"))
     raw["properties"]["delivery_info"]["routing_key"] = worker.queue
     tag = raw["properties"]["delivery_tag"]
@@ -62,7 +62,7 @@ def test_a_long_task_and_a_long_eta_are_run_once(
         long, late = unique(), unique()
         held = worker.send("hold_late", long)
         worker.heard(long)
-        planned = worker.send("told_late", late, countdown=2 * VISIBILITY_S)
+        planned = worker.send("set_mark_late", late, countdown=2 * VISIBILITY_S)
         eventually(lambda: worker.ask("scheduled"), "the schedule")
         take_no_more(worker)
         with Worker(redis_url, tmp_path, queue=worker.queue, **settings) as other:
@@ -71,7 +71,7 @@ def test_a_long_task_and_a_long_eta_are_run_once(
             assert not other.ask("scheduled")
             worker.go(long)
             assert held.get(timeout=HANG_S) > 0
-            assert planned.get(timeout=HANG_S) == "told"
+            assert planned.get(timeout=HANG_S) == "marked"
             see_a_sweep(other, prefix)
             assert starts(worker, long) == 1
             assert worker.heard(late) == ""
@@ -112,7 +112,7 @@ def test_what_a_killed_worker_held_is_back_within_its_time(
         for key in keys:
             worker.heard(key)
         eventually(lambda: worker.ask("scheduled"), "the schedule")
-        # It sweeps by a phase of its own, and so is told of no death.
+        # It sweeps by a phase of its own, and so learns of no death.
         with Worker(redis_url, tmp_path, queue=worker.queue, **settings) as second:
             worker.kill()
             began = time.monotonic()
@@ -183,7 +183,7 @@ def test_a_long_task_that_a_lost_connection_cancels_comes_again(tmp_path: Path, 
         assert path.read_text() == "began\n" * 2 or pool == "prefork"
 
 
-def test_asking_for_health_robs_nobody(redis_url: str, tmp_path: Path) -> None:
+def test_asking_for_health_takes_no_worker_its_messages(redis_url: str, tmp_path: Path) -> None:
     """As `celery inspect` does, whose process was given the short timeout too."""
     asking = Worker(redis_url, tmp_path, TEST_VISIBILITY=str(VISIBILITY_S))  # never started
     client, held = asking.app.backend.client, unique()
@@ -207,8 +207,8 @@ def test_asking_for_health_robs_nobody(redis_url: str, tmp_path: Path) -> None:
     close(asking.app)
 
 
-def test_what_a_full_redis_keeps_from_being_settled_comes_again(tmp_path: Path) -> None:
-    """Neither does the worker end of it, nor does it hold the message for as long as it lives."""
+def test_a_message_that_a_full_redis_cannot_acknowledge_is_redelivered(tmp_path: Path) -> None:
+    """The worker survives, and does not hold the message for the rest of its life."""
     with (
         PrivateServer(tmp_path / "redis") as server,
         Worker(server.url, tmp_path, TEST_VISIBILITY=str(VISIBILITY_S)) as worker,

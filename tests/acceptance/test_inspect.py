@@ -9,18 +9,18 @@ def test_each_command_of_inspect_tells_where_a_task_is(worker: Worker) -> None:
     holds = [unique(), unique()]
     running = [worker.send("hold", key) for key in holds]
     pids = {int(worker.heard(key)) for key in holds}
-    waiting = worker.send("told", unique())
-    revoked = worker.send("told", unique())
-    later = worker.send("told", unique(), countdown=3600)
+    waiting = worker.send("set_mark", unique())
+    revoked = worker.send("set_mark", unique())
+    later = worker.send("set_mark", unique(), countdown=3600)
     worker.tell("revoke", revoked.id)
     worker.tell("revoke", later.id)
 
     # They are acknowledged when their streams are claimed, some milliseconds after they began.
     active = eventually(
         lambda: (
-            len(told := worker.ask("active")) == 2
-            and all(task["acknowledged"] for task in told)
-            and told
+            len(active := worker.ask("active")) == 2
+            and all(task["acknowledged"] for task in active)
+            and active
         ),
         "both",
     )
@@ -49,7 +49,7 @@ def test_each_command_of_inspect_tells_where_a_task_is(worker: Worker) -> None:
 
     for key in holds:
         worker.go(key)
-    assert waiting.get(timeout=HANG_S) == "told"
+    assert waiting.get(timeout=HANG_S) == "marked"
 
 
 def test_each_command_of_inspect_tells_what_the_worker_is(worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""A revoke is known to workers that were not there when it was told."""
+"""A revoke is known to workers that were not there when it was sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kept(worker: Worker, member: str) -> bool:
 def never_began(worker: Worker, key: str) -> bool:
     """Of a task before one that has run by now, in a worker that runs one after the other."""
     last = unique()
-    worker.send("told", last)
+    worker.send("set_mark", last)
     worker.heard(last)
     return not worker.app.backend.client.exists(f"mark:{key}")
 
@@ -37,17 +37,17 @@ def sent(redis_url: str) -> Iterator[Any]:
     app: Celery = producer(redis_url, unique("q"))
     Capsule(app)
 
-    @app.task(name="told")
-    def told(_key: str) -> None: ...
+    @app.task(name="set_mark")
+    def set_mark(_key: str) -> None: ...
 
-    yield told
+    yield set_mark
     close(app)
 
 
 def test_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> None:
     queue, key = unique("q"), unique()
     with Worker(redis_url, tmp_path, concurrency=1) as worker:
-        result = worker.send("told", key, queue=queue)
+        result = worker.send("set_mark", key, queue=queue)
         worker.tell("revoke", result.id)
         eventually(lambda: kept(worker, f"t{result.id}"), "the note in Redis")
         worker.kill()
@@ -62,7 +62,7 @@ def test_by_stamp_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> N
     """By a stamp that is a text, and by one that is a number."""
     queue, batches = unique("q"), {unique(): unique(), unique(): secrets.randbits(30)}
     with Worker(redis_url, tmp_path, concurrency=1) as worker:
-        results = [stamped(worker, batches[key], "told", key, queue=queue) for key in batches]
+        results = [stamped(worker, batches[key], "set_mark", key, queue=queue) for key in batches]
         for batch in batches.values():
             worker.tell("revoke_by_stamped_headers", {"batch": [batch]})
             note = f"s{json.dumps(['batch', batch])}"
@@ -75,7 +75,9 @@ def test_by_stamp_after_a_worker_was_killed(redis_url: str, tmp_path: Path) -> N
                     result.get(timeout=HANG_S)
 
 
-def test_told_while_no_worker_is_there(redis_url: str, tmp_path: Path, sent: Any) -> None:
+def test_a_revoke_sent_while_no_worker_runs_is_kept(
+    redis_url: str, tmp_path: Path, sent: Any
+) -> None:
     key = unique()
     execution = sent.delay(key)
     execution.revoke()

@@ -1,4 +1,4 @@
-"""A worker that is told to leave leaves: in bounded time, with nobody left behind, nothing lost."""
+"""A worker that is told to stop does so in bounded time, with no process left and no loss."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_cold_shutdown_gives_back_what_runs_and_what_waits(
 
 
 @pytest.mark.parametrize("soft_s", ["0", "0.5"], ids=["cold", "soft"])
-def test_a_child_that_is_stopped_holds_nobody_up(
+def test_a_child_that_is_stopped_delays_no_exit(
     redis_url: str, tmp_path: Path, soft_s: str
 ) -> None:
     """Under prefork it does, for ever; and so does one that is being started."""
@@ -89,7 +89,7 @@ def test_a_child_that_is_stopped_holds_nobody_up(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
-def test_children_that_are_being_started_hold_nobody_up(
+def test_children_that_are_being_started_delay_no_exit(
     redis_url: str, tmp_path: Path, signum: int
 ) -> None:
     gate = tmp_path / "gate"
@@ -97,7 +97,7 @@ def test_children_that_are_being_started_hold_nobody_up(
     with Worker(redis_url, tmp_path, TEST_CONF=SOON, TEST_GATE=str(gate)) as worker:
         eventually(lambda: worker.ask("stats"), "a worker that listens")
         if signum == signal.SIGQUIT:
-            worker.send("told_late", unique())
+            worker.send("set_mark_late", unique())
             eventually(lambda: worker.ask("reserved"), "the task in the worker")
         assert leave(worker, signum) != FORCED
         assert worker.app.backend.client.llen(worker.queue) == (signum == signal.SIGQUIT)
@@ -115,7 +115,7 @@ def test_a_worker_that_has_not_quite_begun_leaves_as_others_do(
         assert "Traceback" not in worker.log
 
 
-def test_a_redis_that_is_gone_holds_nobody_up(tmp_path: Path, pool: str) -> None:
+def test_a_redis_that_is_gone_delays_no_exit(tmp_path: Path, pool: str) -> None:
     with (
         PrivateServer(tmp_path / "redis") as server,
         Worker(server.url, tmp_path, pool=pool) as worker,
@@ -130,7 +130,7 @@ def test_a_redis_that_is_gone_holds_nobody_up(tmp_path: Path, pool: str) -> None
     [("", signal.SIGTERM), ("hold_late", signal.SIGQUIT), ("hold", signal.SIGQUIT)],
     ids=["idle and warm", "busy and cold", "acknowledged and cold"],
 )
-def test_a_redis_that_accepts_and_says_nothing_holds_nobody_up(
+def test_a_redis_that_accepts_and_says_nothing_delays_no_exit(
     tmp_path: Path, task: str, signum: int
 ) -> None:
     """Under prefork it does, for ever; here the log says where the worker hung.
@@ -162,7 +162,7 @@ def test_a_redis_that_accepts_and_says_nothing_holds_nobody_up(
                 assert result.get(timeout=HANG_S) > 0
 
 
-def test_a_result_that_a_silent_redis_does_not_take_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_result_that_a_silent_redis_does_not_take_delays_no_exit(tmp_path: Path) -> None:
     """The child hangs in Celery's result store; its message is delivered again."""
     began, until = tmp_path / "began", tmp_path / "until"
     with PrivateServer(tmp_path / "redis") as server:
@@ -183,7 +183,7 @@ def test_a_result_that_a_silent_redis_does_not_take_holds_nobody_up(tmp_path: Pa
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
-def test_a_redis_that_has_never_said_anything_holds_nobody_up(tmp_path: Path, signum: int) -> None:
+def test_a_redis_that_has_never_said_anything_delays_no_exit(tmp_path: Path, signum: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
         worker = Worker(url, tmp_path, TEST_CONF=VERY_SOON)
@@ -202,7 +202,7 @@ def test_a_redis_that_has_never_said_anything_holds_nobody_up(tmp_path: Path, si
 async def test_what_was_acknowledged_ends_for_who_watches_when_its_worker_leaves(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Nobody else would end it: its message is gone, and no reaper looks for what is given back."""
+    """No other worker would end it: its message is gone, and reapers ignore what was given back."""
     with Worker(redis_url, tmp_path) as worker:
         key = unique()
         running = GroupExecution.of(group([worker.sig("hold", key)], app=worker.app).apply_async())

@@ -111,8 +111,8 @@ def test_a_lost_child_is_a_warning_that_names_its_task_and_one_traceback(
         result.get(timeout=HANG_S)
     line = line_with(worker, f"lost its child, which ran die[{result.id}]: the child ")
     assert "WARNING/MainProcess" in line
-    told = eventually(lambda: traceback_of(worker.log[before:]), "the traceback")
-    assert told == ["Traceback (most recent call last):", f"{LOST}: {lost.value}"]
+    lines = eventually(lambda: traceback_of(worker.log[before:]), "the traceback")
+    assert lines == ["Traceback (most recent call last):", f"{LOST}: {lost.value}"]
 
 
 @pytest.mark.parametrize("name", ["sleep", "stubborn"])
@@ -146,10 +146,10 @@ def test_a_child_that_crashes_although_it_was_asked_to_leave_is_a_warning(
 ) -> None:
     """SIGKILL is what the kernel sends to a process that has no memory left."""
     key = unique()
-    result = worker.send("crash_when_told", key, int(signum))
+    result = worker.send("crash_when_terminated", key, int(signum))
     worker.heard(key)
     worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
-    line = line_with(worker, f"lost its child, which ran crash_when_told[{result.id}]")
+    line = line_with(worker, f"lost its child, which ran crash_when_terminated[{result.id}]")
     assert "WARNING/MainProcess" in line
     assert signum.name in line
 

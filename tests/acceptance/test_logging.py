@@ -64,8 +64,8 @@ def succeeds(worker: Worker, word: str) -> tuple[str, int]:
         pid = result.get(timeout=HANG_S)
         assert worker.heard(word) == str(pid)
         assert worker.heard(f"returned:{result.id}") == "SUCCESS"
-        told = [event["type"] for event in events.of(result.id, until=ENDS)]
-        assert [kind for kind in told if kind in ENDS] == ["task-succeeded"]
+        types = [event["type"] for event in events.of(result.id, until=ENDS)]
+        assert [kind for kind in types if kind in ENDS] == ["task-succeeded"]
         assert then.get(timeout=HANG_S) is None
     return result.id, pid
 

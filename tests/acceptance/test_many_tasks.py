@@ -50,12 +50,15 @@ def one_round(worker: Worker, number: int) -> list[tuple[Any, Any]]:
         (chain(s("add", number, 1), s("add", 2), s("add", 3), app=app)(), number + 6),
         (chain(s("async_retry", 1), s("add", 1), s("replace"), app=app)(), 13),
         (chain(s("nap", 0).set(immutable=True), s("conf", immutable=True), app=app)(), IN_CODE),
-        (chain(s("async_say", key), s("told", key, immutable=True), app=app)(), "told"),
+        (chain(s("async_say", key), s("set_mark", key, immutable=True), app=app)(), "marked"),
         (chain(s("reject", f"{key}-r"), s("add", "!"), app=app)(), "done!"),
         # Groups.
         (group([s("add", number, n) for n in range(3)], app=app)(), [number + n for n in range(3)]),
         (group([s("retry", 1), s("autoretry", 1)], app=app)(), [1, 1]),
-        (group([s("conf"), s("stamps"), s("told", f"{key}-t")], app=app)(), [IN_CODE, {}, "told"]),
+        (
+            group([s("conf"), s("stamps"), s("set_mark", f"{key}-t")], app=app)(),
+            [IN_CODE, {}, "marked"],
+        ),
         # Chords, one whose header fails.
         (chord([s("add", number, n) for n in range(3)], s("total"), app=app)(), 3 * number + 3),
         (chord([s("async_retry", 0), s("async_autoretry", 1)], s("total"), app=app)(), 1),

@@ -141,9 +141,9 @@ def test_broken_code_leaves_the_pool_as_it_was(
 
         pids = eventually(lambda: len(found := processes()) == 2 and found, "both children")
         code.save("this is no Python\n")
-        told = worker.tell("pool_restart", modules=[code.name], reload=reload)
+        reply = worker.tell("pool_restart", modules=[code.name], reload=reload)
         if reload:
-            assert "invalid syntax" in told["error"]
+            assert "invalid syntax" in reply["error"]
         else:
             eventually(lambda: "the pool was not restarted" in worker.log, "the news")
             assert "this is no Python" in worker.log

@@ -34,11 +34,11 @@ def skip_prefork(worker: Worker) -> None:
 
 
 def end_of(events: Events, result: Any) -> str:
-    """The one end that was told; it is the stored one."""
-    told = [e["type"] for e in events.of(result.id, until=ENDS) if e["type"] in ENDS]
-    assert len(told) == 1, told
-    assert ENDS[told[0]] == result.state
-    return told[0]
+    """The one end that was reported; it is also the stored end."""
+    reported = [e["type"] for e in events.of(result.id, until=ENDS) if e["type"] in ENDS]
+    assert len(reported) == 1, reported
+    assert ENDS[reported[0]] == result.state
+    return reported[0]
 
 
 def all_acknowledged(worker: Worker, result: Any) -> bool:
@@ -59,7 +59,7 @@ def test_a_task_that_refuses_to_leave_has_succeeded(worker: Worker, events: Even
     assert end_of(events, result) == "task-succeeded"
 
 
-def test_a_message_that_cannot_be_sent_to_a_child_is_settled(worker: Worker) -> None:
+def test_a_message_that_cannot_be_sent_to_a_child_fails_and_is_acknowledged(worker: Worker) -> None:
     if worker.is_prefork:
         pytest.skip("prefork sends it")
     result = worker.sig("add", 1, 1).apply_async(headers={"large": 1 << 70})
@@ -68,13 +68,17 @@ def test_a_message_that_cannot_be_sent_to_a_child_is_settled(worker: Worker) -> 
     eventually(lambda: all_acknowledged(worker, result), "its acknowledgement")
 
 
-def test_the_signal_that_ended_a_task_is_told(worker: Worker, events: Events) -> None:
+def test_the_signal_that_ended_a_task_is_reported(worker: Worker, events: Events) -> None:
     key = unique()
     result = worker.send("busy", key)
     worker.heard(key)
     worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
-    (told,) = [e for e in events.of(result.id, until=ENDS) if e["type"] == "task-revoked"]
-    assert (told["signum"], told["terminated"], told["expired"]) == (signal.SIGTERM, True, False)
+    (reported,) = [e for e in events.of(result.id, until=ENDS) if e["type"] == "task-revoked"]
+    assert (reported["signum"], reported["terminated"], reported["expired"]) == (
+        signal.SIGTERM,
+        True,
+        False,
+    )
 
 
 def test_a_stronger_signal_may_follow(worker: Worker, events: Events) -> None:
@@ -131,25 +135,25 @@ def test_a_revoked_message_that_has_failed_stays_failed(worker: Worker, events: 
         first.get(timeout=HANG_S)
     worker.tell("revoke", first.id)
     again = worker.send("fail", "again", task_id=first.id)
-    told = events.of(again.id, until=["task-failed"])
-    assert "task-revoked" not in [event["type"] for event in told]
+    reported = events.of(again.id, until=["task-failed"])
+    assert "task-revoked" not in [event["type"] for event in reported]
     assert worker.get("add", 1, 1) == 2
     assert again.state == "FAILURE"
 
 
 def test_a_hard_limit_is_one_failure(worker: Worker, events: Events) -> None:
     skip_prefork(worker)
-    key, told = unique(), unique()
+    key, on_error = unique(), unique()
     result = worker.send(
-        "sleep", 60, time_limit=0.5, link_error=worker.sig("told", told).set(immutable=True)
+        "sleep", 60, time_limit=0.5, link_error=worker.sig("set_mark", on_error).set(immutable=True)
     )
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=HANG_S)
     assert end_of(events, result) == "task-failed"
-    worker.heard(told)
-    assert worker.get("told", key) == "told"
+    worker.heard(on_error)
+    assert worker.get("set_mark", key) == "marked"
     worker.heard(key)
-    assert worker.app.backend.client.llen(f"mark:{told}") == 0
+    assert worker.app.backend.client.llen(f"mark:{on_error}") == 0
 
 
 def test_a_lost_child_is_one_failure(worker: Worker, events: Events) -> None:

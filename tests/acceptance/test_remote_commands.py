@@ -55,16 +55,16 @@ def test_a_healthy_worker_says_so_and_shows_its_sessions(worker: Worker) -> None
 @pytest.mark.parametrize(
     ("task", "line"), [("hold", "in hold"), ("async_hold", "in async_hold")], ids=["def", "async"]
 )
-def test_the_stack_of_a_running_task_is_told(worker: Worker, task: str, line: str) -> None:
+def test_the_stack_of_a_running_task_is_shown(worker: Worker, task: str, line: str) -> None:
     key, other = unique(), unique()
     result = worker.send(task, key)
     worker.send("hold", other)
     for mark in (key, other):
         worker.heard(mark)
-    told = ask(worker, "capsule_stack", task_id=result.id)["ok"]
-    assert line in told
-    assert "tests/acceptance/app.py" in told
-    assert key not in told  # values are never told
+    stack = ask(worker, "capsule_stack", task_id=result.id)["ok"]
+    assert line in stack
+    assert "tests/acceptance/app.py" in stack
+    assert key not in stack  # values are never shown
     for mark in (key, other):
         worker.go(mark)
     worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
@@ -103,7 +103,8 @@ def test_children_that_end_before_their_first_task_are_replaced_ever_more_slowly
     trap.touch()
     with Worker(redis_url, tmp_path, TEST_TRAP=str(trap)) as worker:
         said = eventually(
-            lambda: not (told := ask(worker, "capsule_health"))["healthy"] and told, "the complaint"
+            lambda: not (health := ask(worker, "capsule_health"))["healthy"] and health,
+            "the complaint",
         )
         assert "children end before their first task" in said["reasons"][0]
         trap.unlink()
@@ -124,7 +125,8 @@ def test_a_worker_whose_children_never_become_ready_says_so(redis_url: str, tmp_
     with Worker(redis_url, tmp_path, TEST_GATE=str(gate), TEST_READY_S="0.5") as worker:
         result = worker.send("add", 1, 1)
         said = eventually(
-            lambda: not (told := ask(worker, "capsule_health"))["healthy"] and told, "the breaker"
+            lambda: not (health := ask(worker, "capsule_health"))["healthy"] and health,
+            "the breaker",
         )
         assert said["breaker-open"] is True
         assert "was not ready within 0.5 s" in said["reasons"][0]

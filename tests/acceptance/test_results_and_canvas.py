@@ -54,7 +54,7 @@ def test_whoever_listens_to_events_hears_of_the_failure(worker: Worker, name: st
     assert all(failed[task_id]["exception"] for task_id in ids)
 
 
-def test_the_cause_of_an_exception_is_told(worker: Worker) -> None:
+def test_the_cause_of_an_exception_is_reported(worker: Worker) -> None:
     result = worker.send("fail_chained")
     with pytest.raises(RuntimeError, match="worse"):
         result.get(timeout=HANG_S)
@@ -77,7 +77,7 @@ def test_what_is_no_exception_but_a_base_one_is_the_tasks_failure_too(
     assert worker.get("add", 1, 1) == 2
 
 
-def test_an_exception_that_cannot_be_carried_is_told_in_words(worker: Worker) -> None:
+def test_an_exception_that_cannot_be_pickled_arrives_as_text(worker: Worker) -> None:
     with pytest.raises(Exception, match="lock"):
         worker.get("fail_local")
     assert worker.get("add", 1, 1) == 2
@@ -164,11 +164,11 @@ def test_a_task_may_replace_itself(worker: Worker) -> None:
 
 def test_the_request_is_what_it_was(worker: Worker) -> None:
     result = worker.sig("request", 1, kwargs={"b": 2}).apply_async()
-    told = result.get(timeout=HANG_S)
-    assert told["id"] == told["correlation_id"] == told["root_id"] == result.id
-    assert (told["args"], told["kwargs"]) == ([1], {"b": 2})
-    assert (told["queue"], told["hostname"]) == (worker.queue, worker.name)
-    assert told["is_eager"] is False
+    request = result.get(timeout=HANG_S)
+    assert request["id"] == request["correlation_id"] == request["root_id"] == result.id
+    assert (request["args"], request["kwargs"]) == ([1], {"b": 2})
+    assert (request["queue"], request["hostname"]) == (worker.queue, worker.name)
+    assert request["is_eager"] is False
 
 
 def test_the_first_task_protocol(worker: Worker) -> None:
@@ -176,8 +176,8 @@ def test_the_first_task_protocol(worker: Worker) -> None:
     try:
         worker.app.__dict__.pop("amqp", None)
         assert worker.get("add", 20, 2) == 22
-        told = worker.send("request", 1, kwargs=None).get(timeout=HANG_S)
-        assert told["args"] == [1]
+        request = worker.send("request", 1, kwargs=None).get(timeout=HANG_S)
+        assert request["args"] == [1]
     finally:
         worker.app.conf.task_protocol = 2
         worker.app.__dict__.pop("amqp", None)

@@ -92,7 +92,7 @@ def test_terminate_with_sigint_is_ignored_as_children_ignore_it(worker: Worker) 
     pid = int(worker.heard(key))
     worker.tell("revoke", result.id, terminate=True, signal="SIGINT")
     worker.go(key)
-    # Prefork has told that it is revoked before that.
+    # Prefork reports the revocation before that.
     eventually(lambda: worker.app.AsyncResult(result.id).result == pid, "its end")
     assert worker.get("add", 1, 1) == 2
 
@@ -120,7 +120,7 @@ def test_a_lost_child_is_reported_for_its_task_alone(worker: Worker, how: str, w
     ("name", "why"),
     [("SIGHUP", r"signal 1 \("), ("SIGTERM", r"signal 15 \("), ("SIGQUIT", "exitcode 131")],
 )
-def test_a_task_that_signals_its_process_may_tidy_up_and_the_signal_is_told(
+def test_a_task_that_signals_its_process_may_tidy_up_and_the_signal_is_reported(
     worker: Worker, name: str, why: str
 ) -> None:
     key = unique()
@@ -136,7 +136,7 @@ def test_a_task_that_signals_its_process_may_tidy_up_and_the_signal_is_told(
 
 
 @pytest.mark.parametrize("name", ["run_out_of_memory", "async_run_out_of_memory"])
-def test_a_task_that_runs_out_of_memory_fails_alone_and_is_settled(
+def test_a_task_that_runs_out_of_memory_fails_alone_and_is_acknowledged(
     worker: Worker, name: str
 ) -> None:
     """Under prefork the error is raised again in the worker's own process, which it ends."""

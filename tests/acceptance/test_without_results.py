@@ -132,7 +132,7 @@ def bare(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Celery]:
             yield app
 
 
-def test_an_unknown_id_is_told_as_such(bare: Celery) -> None:
+def test_an_unknown_id_is_reported_as_unknown(bare: Celery) -> None:
     unknown = Execution(unique(), app=bare)
     assert unknown.snapshot().state == "unknown"
     assert unknown.interrupt() == "pending"

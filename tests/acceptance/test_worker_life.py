@@ -132,9 +132,9 @@ def test_what_ends_while_redis_is_away_is_acknowledged_when_it_is_back(tmp_path:
             eventually(lambda: f"write_late[{result.id}] succeeded" in worker.log, "its end")
             with PrivateServer(tmp_path / "redis", port=port, aof=True):
                 eventually(lambda: client.hlen("unacked") == 0, "the acknowledgement")
-                told = unique()
-                worker.send("told", told)
-                worker.heard(told)
+                key = unique()
+                worker.send("set_mark", key)
+                worker.heard(key)
                 assert client.llen(worker.queue) == 0
                 assert began.read_text() == "began\n"
 
@@ -335,7 +335,7 @@ def test_who_does_not_read_what_a_worker_writes_holds_up_no_task(
             eventually(lambda: not is_running(pid), "the end of the task")
             worker.go(flooded)
             assert worker.get("add", 1, 1) == 2
-            # It is killed: told to leave, Celery says so to its standard output, and waits there.
+            # Killed, because Celery prints that it leaves, and the full pipe blocks it there.
     finally:
         os.close(reading)
         os.close(writing)

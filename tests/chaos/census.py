@@ -17,13 +17,13 @@ from capsule_tasks.sessions.process.live_child import LiveChild
 from capsule_tasks.sessions.stream import ExecutionStream
 
 TAG = "CAPSULE_CHAOS"
-SETTLE_S = 20.0
+BACK_TO_START_S = 20.0
 """How long the kernel and the event loop may take to let go of what was released."""
 _PAUSE_S = 0.01
 
 
 class Census:
-    """Counts what exists now; `settled` waits until nothing more than that exists again."""
+    """Counts what exists now; `back_to_start` waits until nothing more than that exists again."""
 
     def __init__(self) -> None:
         self.tag = uuid.uuid4().hex
@@ -35,9 +35,9 @@ class Census:
         """For a session's children: descendants that do not scrub it are found by their tag."""
         return {**os.environ, TAG: self.tag + name}
 
-    async def settled(self) -> None:
+    async def back_to_start(self) -> None:
         """AssertionError says what was left behind."""
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + BACK_TO_START_S
         while left := self.left_behind():
             assert time.monotonic() < deadline, "left behind:\n" + "\n".join(left)
             await asyncio.sleep(_PAUSE_S)

@@ -68,7 +68,7 @@ class Round:
         return self.execute(workloads.STOPPABLE[name])
 
     def call(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a call on the session; `settled` looks at how it ended."""
+        """Start a call on the session; `finished` looks at how it ended."""
         task = asyncio.create_task(work, name=f"{self.name} {work.__qualname__}")
         self.recorder.note(task.get_name())
         self.calls.append(task)
@@ -107,12 +107,12 @@ class Round:
             if not witness.task.done():
                 self.call(self.session.cancel(witness.execution_id, self.rng.choice((0.05, 0.3))))
 
-    async def settled(self) -> None:
+    async def finished(self) -> None:
         """Every call and every execution is over, each in a way that it may end."""
         for task in self.calls:
             await asyncio.wait({task})
             if task.cancelled():
-                assert task in self._cancelled, f"{task.get_name()}: cancelled by nobody"
+                assert task in self._cancelled, f"{task.get_name()}: nothing cancelled it"
             elif task.exception() is not None and not isinstance(task.exception(), ALLOWED):
                 raise AssertionError(f"{task.get_name()} failed") from task.exception()
         for witness in self.witnesses:

@@ -18,12 +18,12 @@ from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import Worker, close, eventually, is_running, unique
 
 VISIBILITY_S = 7
-"""Longer than Celery believes in whoever has said that it sends the body of a chord."""
+"""Longer than a worker's claim to send the body of a chord lasts in Celery."""
 _OWN_NAME = "the-test"
 
 
 class Fleet:
-    """As many workers, always; whoever goes is replaced."""
+    """A constant number of workers; one that exits is replaced."""
 
     def __init__(
         self,
@@ -226,6 +226,6 @@ class Fleet:
         eventually(lambda: not self.processes(), f"the end of {self.processes()}")
 
 
-def settled(fleet: Fleet) -> Any:
+def all_acknowledged(fleet: Fleet) -> Any:
     """Nothing waits and nothing is held any more."""
     return eventually(lambda: not fleet.waiting() and not fleet.held(), "the last acknowledgement")

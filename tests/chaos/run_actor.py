@@ -1,4 +1,4 @@
-"""One process of many that work on the same runs at random, and its log of what it was told.
+"""One process of many that work on the same runs at random, and its log of the replies.
 
     python -m tests.chaos.run_actor URL PREFIX NAME
 
@@ -46,11 +46,11 @@ class Actor:
             entry: dict[str, Any] = {"kind": chance.choice(kinds), "actor": self._name}
             try:
                 getattr(self, f"_{entry['kind']}")(run_id, chance, entry)
-                entry["told"] = "done"
+                entry["reply"] = "done"
             except DecisionExpired as late:
-                entry |= {"told": "expired", "updated": late.updated_us, "resume": late.resume}
+                entry |= {"reply": "expired", "updated": late.updated_us, "resume": late.resume}
             except CapsuleError as error:
-                entry["told"] = type(error).__name__
+                entry["reply"] = type(error).__name__
             entry["ended_at"] = time.time()
             log.append(entry)
         return log
@@ -58,7 +58,7 @@ class Actor:
     def _claim(self, run_id: str, chance: random.Random, entry: dict[str, Any]) -> None:
         claim = self.runs.claim(run_id, self._lease.core.incarnation)
         self._claims.append(claim)
-        # A claim whose reply was lost is told of what happened since; its token is of its moment.
+        # A claim repeated after a lost reply returns the state of now, and the token of its moment.
         entry |= {"updated": claim.token, "token": claim.token}
         entry |= {"revision": claim.revision, "owner": self._lease.core.incarnation}
         entry["decided"] = sorted(each.call for each in claim.decisions.exact)

@@ -79,7 +79,7 @@ lines = Lines(0)
 def deliver(
     task: Any, task_id: str, folder: Path, last_line: int = 0, is_behind: bool = False
 ) -> dict[str, Any] | None:
-    """What a delivery in a process of its own told; None if it was killed.
+    """Deliver in a process of its own; return its report, or None if it was killed.
 
     `last_line` counts from the beginning, or from where the effect has happened.
     """
@@ -89,15 +89,15 @@ def deliver(
         global lines  # noqa: PLW0603  the effect says at which line it happened
         lines = Lines(last_line, is_behind)
         sys.settrace(lines)
-        told: dict[str, Any] = {"uncertain": False, "output": None}
+        outcome: dict[str, Any] = {"uncertain": False, "output": None}
         try:
-            told["output"] = task.apply(args=(str(folder),), task_id=task_id, throw=True).get()
+            outcome["output"] = task.apply(args=(str(folder),), task_id=task_id, throw=True).get()
         except EffectUncertain:
-            told["uncertain"] = True
-        except BaseException as error:  # noqa: BLE001  it is told, and the test fails
-            told["error"] = repr(error)
+            outcome["uncertain"] = True
+        except BaseException as error:  # noqa: BLE001  it is reported, and the test fails
+            outcome["error"] = repr(error)
         sys.settrace(None)
-        os.write(writer, json.dumps({**told, "lines": lines.count}).encode())
+        os.write(writer, json.dumps({**outcome, "lines": lines.count}).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
@@ -113,13 +113,13 @@ def effects(folder: Path, task_id: str) -> list[str]:
 
 
 def lines_of(task: Any, folder: Path) -> int:
-    """Lines of a delivery that nobody kills; waiting for replies makes it a few more or less."""
+    """Count the lines of a whole delivery; waiting for replies makes it a few more or fewer."""
     counts = []
     for number in range(4):
-        told = deliver(task, f"whole-{task.name}-{number}", folder)
-        assert told is not None, "a delivery that nobody killed told nothing"
-        assert "error" not in told, told
-        counts.append(int(told["lines"]))
+        outcome = deliver(task, f"whole-{task.name}-{number}", folder)
+        assert outcome is not None, "a delivery that was not killed reported nothing"
+        assert "error" not in outcome, outcome
+        counts.append(int(outcome["lines"]))
     return min(counts)
 
 
@@ -148,7 +148,7 @@ def main(url: str, points: int, seed: int, folder: Path) -> list[dict[str, Any]]
                 "was_killed": first is None,
                 "recorded": recorded,
                 "happened": bool(after_kill),
-                "told": [told for told in (first, *rest) if told is not None],
+                "outcomes": [one for one in (first, *rest) if one is not None],
                 "effects": effects(folder, task_id),
             }
         )

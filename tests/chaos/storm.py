@@ -59,7 +59,7 @@ async def weather(
             if rng.random() < 0.3:
                 await round_.moment()
             await round_.stop_all()
-            await recorder.within(STEP_S, f"settling after {name}", round_.settled())
+            await recorder.within(STEP_S, f"finishing after {name}", round_.finished())
             await recorder.within(STEP_S, f"rest after {name}", at_rest(recorder, processes))
             await recorder.within(STEP_S, f"recovery from {name}", recovered(recorder, round_))
             assert not recorder.violations
@@ -78,7 +78,7 @@ async def at_rest(recorder: Recorder, processes: Callable[[], list[int]]) -> Non
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what nobody gives a signal of: a process's disappearance, say."""
+    """Poll for what gives no signal, such as the disappearance of a process."""
     while not holds():
         await asyncio.sleep(0.002)
 
@@ -132,7 +132,7 @@ def config(rng: random.Random, census: Census, number: int) -> SessionConfig:
 
 @contextmanager
 def unhandled_errors() -> Iterator[list[dict[str, Any]]]:
-    """What the event loop would only have logged: callbacks that raised, errors nobody read."""
+    """What the event loop would only have logged: callbacks that raised, errors never retrieved."""
     loop = asyncio.get_running_loop()
     found: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: found.append(context))

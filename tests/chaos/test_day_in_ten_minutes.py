@@ -1,4 +1,4 @@
-# ruff: noqa: T201 - what it prints is for whoever runs it with -s
+# ruff: noqa: T201 - the figures are for a person who runs it with -s
 """A day of three workers in ten minutes: whatever is done to them, each task has one outcome.
 
 What Celery stored, what its last event said and what the task itself wrote down must agree.
@@ -25,7 +25,7 @@ from celery.exceptions import TaskRevokedError
 from tests.acceptance.test_many_tasks import rss_kib
 from tests.acceptance.test_one_end import ENDS
 from tests.acceptance.workers import HANG_S, Worker, close, eventually, producer
-from tests.chaos.fleet import Fleet, settled
+from tests.chaos.fleet import Fleet, all_acknowledged
 
 SCALE = float(os.environ.get("CAPSULE_TEST_SCALE", "0.1"))
 SEED = os.environ.get("CAPSULE_CHAOS_SEED", "20261118")
@@ -36,11 +36,11 @@ ROUND_S, NIGHT_S = 15.0, 3.0
 """A busy time and a quiet one, in which an autoscaler shrinks."""
 TICK_S = 0.1
 MOST_CHILDREN = 4
-WORN_KB, FAT_MB = 250_000, 300
+RETIRE_AT_KB, FAT_MB = 250_000, 300
 OPTIONS = (
     f"--autoscale={MOST_CHILDREN},1",
     "--max-tasks-per-child=100",
-    f"--max-memory-per-child={WORN_KB}",
+    f"--max-memory-per-child={RETIRE_AT_KB}",
 )
 _BATCH_SIZE = 1000
 """Keys in one call of Redis."""
@@ -57,7 +57,7 @@ class Call:
     args: tuple[Any, ...] = ()
     ends: tuple[str, ...] = ("SUCCESS",)
     begins: int | None = 1
-    """How often; None if whoever stops it may be early or late."""
+    """How often; None if the stop may come early or late."""
     expires_s: float | None = None
     countdown_s: float | None = None
     soft_s: float | None = None
@@ -92,7 +92,7 @@ FAT = Call(0, "grow_fat", (FAT_MB,))
 
 
 class Callers(threading.Thread):
-    """Send tasks all day; nobody waits for them."""
+    """Send tasks all day, without waiting for their results."""
 
     def __init__(self, app: Celery, queue: str, rng: random.Random) -> None:
         super().__init__(name="callers")
@@ -271,12 +271,12 @@ def notes(fleet: Fleet, ids: list[str]) -> dict[str, Counter[str]]:
     return found
 
 
-def fault_of(call: Call, state: str, told: list[str], noted: Counter[str]) -> str:
+def fault_of(call: Call, state: str, reported: list[str], noted: Counter[str]) -> str:
     """What is wrong with the end of a task, if anything is."""
     if state not in call.ends:
         return f"it is {state}"
-    if told != [state]:
-        return f"it is {state}, and was told to be {told}"
+    if reported != [state]:
+        return f"it is {state}, and was reported as {reported}"
     if call.begins is not None and noted["began"] != call.begins:
         return f"it began {noted['began']} times"
     if call.begins is None and noted["began"] > 1:
@@ -334,7 +334,7 @@ def judge(fleet: Fleet, sent: dict[str, Call], listener: Listener) -> None:
         eventually(lambda: not open_ones(), "the end of each")
     except AssertionError:
         print(*(f"{one} {sent[one]}" for one in open_ones()), sep="\n")
-    settled(fleet)
+    all_acknowledged(fleet)
     states, noted = stored(fleet, ids), notes(fleet, ids)
     faults = [
         f"{one}: {fault}; {sent[one]}, {listener.ends[one]}, {dict(noted[one])}"

@@ -38,7 +38,7 @@ KINDS = ("count", "say_late", "say_early")
 
 @contextlib.contextmanager
 def fleet(url: str, directory: Path, **environment: str) -> Iterator[list[Worker]]:
-    """Workers on one queue, whoever of them is alive."""
+    """Workers on one queue; those that die stay in the list."""
     first = Worker(url, directory, **FAST, **environment)
     more = [
         Worker(url, directory, queue=first.queue, **FAST, **environment) for _ in range(WORKERS - 1)
@@ -158,7 +158,7 @@ def ended_once(first: list[Event], second: list[Event]) -> None:
     assert first[-1].is_last
     ids = [event.id for event in first]
     assert len(set(ids)) == len(ids)
-    # A worker that died between a task's result and its last word left the end to the result
+    # A worker that died between storing a result and the last event left the end to the result
     # backend; the message came again, and what it said then is there behind what was seen.
     there = [event.id for event in second]
     seen = ids if first[-1].at else ids[:-1]
@@ -206,7 +206,7 @@ async def all_over(
     workers: list[Worker],
     streams_url: str,
 ) -> list[Execution]:
-    """Wait for every end; those whose message is nowhere, and of which nobody has ever heard."""
+    """Wait for every end; return those whose message is gone and that were never heard of."""
     client, queue = workers[0].app.backend.client, workers[0].queue
     began = nowhere_since = time.monotonic()
     with redis.Redis.from_url(streams_url) as streams:

@@ -53,7 +53,7 @@ async def test_a_pool_survives_kills_cancels_and_recycling_with_nothing_left() -
         info = pool.info()
         assert info.borrowed == info.waiting == 0
         assert resident_mib() - warm_mib < _GROWTH_MIB
-    await census.settled()
+    await census.back_to_start()
 
 
 async def _one(session: Session, number: int, chance: random.Random) -> None:

@@ -1,5 +1,5 @@
-"""Four processes work on one run at random, over connections that are cut; the order of what they
-were told, played again one by one by the same scripts, gives the same answers and the same run.
+"""Four processes work on one run at random, over connections that are cut. Their calls, played
+again one by one in that order by the same scripts, give the same replies and the same run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Model:
         self._claims: dict[int, Claim] = {}
 
     def claim(self, owner: str) -> Claim:
-        """Whoever claims gets the run; that the real claim was right is checked beside this."""
+        """Every claim succeeds here; `check` decides whether the real claim was allowed."""
         holder = self.runs.read("r").owner
         if holder is not None:
             self._leases[holder].release()
@@ -60,7 +60,7 @@ class Model:
         return claim
 
     def play(self, entry: Entry) -> None:
-        """Do what was done, and compare what is told."""
+        """Do what was done, and compare the replies."""
         self._store.now_us = entry["updated"]
         kind = entry["kind"]
         if kind == "claim":
@@ -74,8 +74,8 @@ class Model:
             self._decide(entry)
         elif kind == "expire":
             expired = self.runs.approvals.expire("r")
-            told = (list(expired.calls), expired.resume, expired.status)
-            assert told == (entry["calls"], entry["resume"], entry["status"]), entry
+            reply = (list(expired.calls), expired.resume, expired.status)
+            assert reply == (entry["calls"], entry["resume"], entry["status"]), entry
         elif kind == "cancel":
             assert self.runs.cancel("r", by=entry["actor"]).status == entry["status"], entry
 
@@ -88,15 +88,15 @@ class Model:
             approval_requests=[ApprovalRequest(**ask) for ask in entry["asks"]],
             items=entry["items"],
         )
-        told = (done.status, done.claim.revision - 1, done.claim.cancelled_by)
-        assert told == (entry["status"], entry["revision"], entry["cancelled_by"]), entry
+        reply = (done.status, done.claim.revision - 1, done.claim.cancelled_by)
+        assert reply == (entry["status"], entry["revision"], entry["cancelled_by"]), entry
         self._claims[entry["token"]] = done.claim
 
     def _decide(self, entry: Entry) -> None:
         approvals = self.runs.approvals
         decide: Any = approvals.approve if entry["approved"] else approvals.reject
         about = {"always": entry["always"], "by": entry["actor"]}
-        if entry["told"] == "expired":
+        if entry["reply"] == "expired":
             with pytest.raises(DecisionExpired) as late:
                 decide("r", entry["call"], **about)
             assert late.value.resume == entry["resume"], entry
@@ -168,7 +168,7 @@ def check(
         model.play(entry)
     assert seen(model.runs.read("r")) == seen(record)
     assert model.items() == items
-    assert not changes or record.updated_us == changes[-1]["updated"], "a change nobody was told"
+    assert not changes or record.updated_us == changes[-1]["updated"], "a change without a reply"
 
 
 def test_any_interleaving_ends_as_one_after_the_other_would(valkey_url: str) -> None:
@@ -193,12 +193,12 @@ def test_any_interleaving_ends_as_one_after_the_other_would(valkey_url: str) -> 
                     with history:
                         check(client, real, run_id, history.get_items(), log)
                 for entry in log:
-                    word = f"{entry['kind']} {entry['told']}"
-                    counts[word] = counts.get(word, 0) + 1
+                    key = f"{entry['kind']} {entry['reply']}"
+                    counts[key] = counts.get(key, 0) + 1
         assert proxy.cuts > ROUNDS
     assert counts["stale RunClaimLost"] > 0, "no stale owner tried to commit"
-    for word in ("claim done", "commit done", "park done", "decide done", "expire done"):
-        assert counts[word] >= ROUNDS / 10, counts
+    for key in ("claim done", "commit done", "park done", "decide done", "expire done"):
+        assert counts[key] >= ROUNDS / 10, counts
 
 
 def test_the_model_refuses_what_a_stale_owner_commits(valkey_url: str) -> None:

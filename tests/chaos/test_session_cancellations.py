@@ -181,7 +181,7 @@ async def cancelled_at(scene: Callable[[Session], Awaitable[Work]], *turns: int)
     """Play the scene; whether its caller was still at work at that turn."""
     census = Census()
     came_in_time = await played(scene, census, turns)
-    await census.settled()
+    await census.back_to_start()
     return came_in_time
 
 
@@ -210,7 +210,7 @@ async def played(
 
 def check_end(victim: asyncio.Task[Any], was_cancelled: bool) -> None:
     if victim.cancelled():
-        assert was_cancelled, "cancelled by nobody"
+        assert was_cancelled, "nothing cancelled it"
         return
     error = victim.exception()
     errors = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)

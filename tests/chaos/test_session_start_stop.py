@@ -26,7 +26,7 @@ ALLOWED = (SessionStartFailed, SessionStateError)
 
 
 @pytest.mark.parametrize("share", SHARES)
-async def test_whoever_stops_a_session_while_it_starts_leaves_nothing_of_it(share: int) -> None:
+async def test_a_session_stopped_while_it_starts_leaves_nothing_behind(share: int) -> None:
     print(f"CAPSULE_CHAOS_SEED={SEED}")  # noqa: T201 - shown when the test fails
     rng = random.Random(f"{SEED} {share}")
     with unhandled_errors() as unhandled:
@@ -36,7 +36,7 @@ async def test_whoever_stops_a_session_while_it_starts_leaves_nothing_of_it(shar
                 for _ in range(AT_ONCE):
                     group.create_task(disturbed_life(random.Random(rng.random()), census))
             del group
-            await census.settled()
+            await census.back_to_start()
     assert not unhandled, unhandled
 
 
@@ -66,7 +66,7 @@ async def disturbed_life(rng: random.Random, census: Census) -> None:
         await recorder.within(STEP_S, "what was called", asyncio.wait(calls))
         for call in calls:
             if call.cancelled():
-                assert call in cancelled, f"{call.get_name()} was cancelled by nobody"
+                assert call in cancelled, f"{call.get_name()}: nothing cancelled it"
             else:
                 assert isinstance(call.exception(), (*ALLOWED, type(None))), call.exception()
         if rng.random() < 0.3:

@@ -39,6 +39,6 @@ async def test_every_execution_ends_once_and_nothing_is_left(share: int) -> None
         grown_mib = resident_mib() - before_mib
         assert all(r.session.state is SessionState.TERMINATED for r in recorders)
         del recorders, recorder
-        await census.settled()
+        await census.back_to_start()
     assert not unhandled, unhandled
     assert grown_mib < GROWTH_MIB, f"memory grew by {grown_mib:.1f} MiB over {faults} faults"

@@ -33,14 +33,14 @@ def test_an_effect_happens_at_most_once_and_a_recorded_output_is_never_lost(
     reports = json.loads(done.stdout)
     assert len(reports) == POINTS
     for report in reports:
-        assert not any("error" in told for told in report["told"]), report
+        assert not any("error" in each for each in report["outcomes"]), report
         assert len(report["effects"]) <= 1, report
-        outputs = [told["output"] for told in report["told"] if not told["uncertain"]]
+        outputs = [each["output"] for each in report["outcomes"] if not each["uncertain"]]
         assert all([output] == report["effects"] for output in outputs), report
         if report["recorded"]:
-            assert len(outputs) == len(report["told"]), f"a recorded output was lost: {report}"
+            assert len(outputs) == len(report["outcomes"]), f"a recorded output is lost: {report}"
         if not outputs:
-            assert all(told["uncertain"] for told in report["told"]), report
+            assert all(each["uncertain"] for each in report["outcomes"]), report
     kinds = {(report["happened"], report["recorded"]) for report in reports}
     assert sum(report["was_killed"] for report in reports) >= POINTS * 0.7
     assert kinds >= {(False, False), (True, False), (True, True)}, "kills came at too few places"

@@ -1,4 +1,4 @@
-# ruff: noqa: T201 - what it prints is for whoever runs it with -s
+# ruff: noqa: T201 - the figures are for a person who runs it with -s
 """Thousands of tasks through canvas, while all that can die dies: none is lost, all are right."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.acceptance.test_many_tasks import (
     rss_kib,
 )
 from tests.acceptance.workers import close, eventually, producer
-from tests.chaos.fleet import Fleet, settled
+from tests.chaos.fleet import Fleet, all_acknowledged
 
 SEED = os.environ.get("CAPSULE_CHAOS_SEED", "20261118")
 ROUNDS = max(14, int(10_000 * SCALE) // TASKS_IN_A_ROUND)
@@ -54,12 +54,12 @@ class Caller:
 
 
 def forget(result: Any) -> Any:
-    """Nobody is told that a result is not waited for any more."""
+    """Stand in for telling Celery that nothing waits for the result any more."""
     return result
 
 
 def outcome(app: Any, result: Any) -> Any:
-    """What became of it, asked anew: whoever sent it may have lost its connection since."""
+    """Ask again for its state: its sender may have lost the connection since."""
     if isinstance(result, GroupResult):
         return [outcome(app, child) for child in result.results]
     return AsyncResult(result.id, app=app).get(timeout=ANSWER_S)
@@ -78,10 +78,10 @@ def is_noted_late(app: Any, result: Any, logs: str) -> bool:
 
 
 def is_claimed_by_the_dead(app: Any, result: Any, logs: str) -> bool:
-    """Whether all parts of a chord have ended and nobody has sent its body: Celery's own doing.
+    """Whether all parts of a chord have ended and its body was never sent: a limit of Celery.
 
-    Whoever returns the last part claims the sending for some seconds. If it is killed just then,
-    and the part is delivered again before the claim has lapsed, nobody sends.
+    The worker that returns the last part claims the sending for some seconds. If it is killed
+    just then, and the part is delivered again before the claim has lapsed, no worker sends.
     """
     parts = getattr(result.parent, "results", None)
     if parts is None or result.id in logs:
@@ -110,7 +110,7 @@ def judge(app: Any, sent: list[tuple[Any, Any]], logs: str, fleet: Fleet) -> lis
         else:
             if isinstance(expected, Fails) or (expected is not ... and got != expected):
                 wrong.append(f"{result!r}: {got!r} instead of {expected!r}")
-    print(f"chords that died with whoever was to send their body: {stuck}; noted late: {late}")
+    print(f"chords that died with the sender of their body: {stuck}; noted late: {late}")
     for excused, most in ((stuck, fleet.kills // 2), (late, fleet.holds)):
         wrong += excused if len(excused) > most else []
     return wrong
@@ -138,7 +138,7 @@ def test_all_that_was_sent_comes_to_its_right_end(tmp_path: Path) -> None:
         stormed = time.monotonic()
         print(f"{stormed - began:.1f} s, the last fault")
         asker = producer(fleet.url, fleet.queue)
-        settled(fleet)
+        all_acknowledged(fleet)
         wrong = judge(asker, sent, fleet.logs(), fleet)
         assert not wrong, f"CAPSULE_CHAOS_SEED={SEED}\n" + "\n".join(wrong) + fleet.logs()
         after = rss_kib(fleet.processes())

@@ -54,7 +54,7 @@ class Witness:
         self.resume.set()
         await asyncio.wait({self.task})
         if self.task.cancelled():
-            assert self.cancelled_by_us, f"{self.execution_id}: cancelled by nobody"
+            assert self.cancelled_by_us, f"{self.execution_id}: nothing cancelled it"
             return
         self.task.result()
 

@@ -31,7 +31,7 @@ async def census() -> AsyncIterator[Census]:
     """Nothing that the test starts is left when it ends."""
     census = Census()
     yield census
-    await census.settled()
+    await census.back_to_start()
 
 
 def session_of(census: Census, **settings: Any) -> Session:

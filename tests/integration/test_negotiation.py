@@ -36,7 +36,7 @@ async def census() -> AsyncIterator[Census]:
     """Nothing of a start that fails is left."""
     census = Census()
     yield census
-    await census.settled()
+    await census.back_to_start()
 
 
 def script(tmp_path: Path, source: str) -> str:

@@ -53,7 +53,7 @@ async def test_restarts_that_meet_a_terminate_leave_one_child() -> None:
     assert (await session.run("1 + 1")).value == 2
     await session.terminate()
     del session, calls, ends  # a session keeps its last child, an error the session
-    await census.settled()
+    await census.back_to_start()
 
 
 async def test_the_caller_of_start_is_not_cancelled_by_who_terminates_the_session() -> None:

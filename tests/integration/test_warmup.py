@@ -20,7 +20,7 @@ from tests.sessions import HANG_S, Watched, collect, end_of, eventually, text
 async def census() -> AsyncIterator[Census]:
     census = Census()
     yield census
-    await census.settled()
+    await census.back_to_start()
 
 
 def warmed(census: Census, warmup: str, **settings: Any) -> Session:

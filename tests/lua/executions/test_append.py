@@ -93,7 +93,7 @@ def test_a_hole_is_refused(bench: Bench) -> None:
     assert bench.said() == ["BEGUN"]
 
 
-def test_nothing_is_written_for_what_nobody_claimed(bench: Bench) -> None:
+def test_nothing_is_written_for_an_unclaimed_execution(bench: Bench) -> None:
     assert bench.append(1, 1, "A") == [Code.MISSING]
     assert bench.reap("w1", 1, "lost") == [Code.MISSING]
     assert bench.read() == [Code.MISSING]

@@ -59,7 +59,7 @@ def test_a_claim_may_bring_the_whole_attempt_and_be_repeated(
     assert most / 2 < bench.client.pttl(bench.keys.meta) <= most
 
 
-def test_who_found_nobody_there_takes_it_from_nobody(bench: Bench) -> None:
+def test_a_claim_that_expects_no_owner_is_refused_if_there_is_one(bench: Bench) -> None:
     attempt = bench.claim("c1", "w1", held_by="-")[1]
     before = bench.meta()
     assert bench.claim("c1", "w1", held_by="-")[:2] == [Code.DONE, attempt]
@@ -72,7 +72,7 @@ def test_who_found_nobody_there_takes_it_from_nobody(bench: Bench) -> None:
     assert bench.claim("c4", "w4", held_by="-") == [Code.ENDED, b"succeeded"]
 
 
-def test_a_claim_that_ends_tells_what_was_told(bench: Bench) -> None:
+def test_a_claim_that_ends_returns_the_commands(bench: Bench) -> None:
     bench.control("k1", "ONE")
     assert bench.claim("c1", "w1", "-", "END", state="ended", outcome="succeeded")[4:] == [b"ONE"]
     assert bench.client.pttl(bench.keys.control) <= QUIET_MS
@@ -105,7 +105,7 @@ def test_a_claim_returns_what_waited_for_it(bench: Bench) -> None:
     assert bench.claim()[4::2] == [b"ONE", b"TWO"]
 
 
-def test_a_claim_that_names_the_holder_takes_from_nobody_else(bench: Bench) -> None:
+def test_a_claim_that_names_the_holder_takes_from_no_other(bench: Bench) -> None:
     assert bench.claim("c1", "w1", held_by="w0") == [Code.STALE, b"0", b""]
     assert bench.kinds() == {}
     first = bench.claim("c1", "w1")[1]
@@ -122,7 +122,7 @@ def test_an_ended_execution_is_not_claimed(bench: Bench) -> None:
     assert bench.meta() == before
 
 
-def test_nothing_is_written_for_what_nobody_claimed(bench: Bench) -> None:
+def test_nothing_is_written_for_an_unclaimed_execution(bench: Bench) -> None:
     assert bench.append(1, 1, "A") == [Code.MISSING]
     assert bench.reap("w1", 1, "lost") == [Code.MISSING]
     assert bench.read() == [Code.MISSING]
@@ -130,7 +130,7 @@ def test_nothing_is_written_for_what_nobody_claimed(bench: Bench) -> None:
     assert bench.kinds() == {}
 
 
-def test_a_waiting_execution_is_claimed_by_whoever_comes(bench: Bench) -> None:
+def test_a_waiting_execution_is_claimed_by_any_worker(bench: Bench) -> None:
     attempt = bench.claim()[1]
     bench.append(attempt, 2, "RETRY", state="waiting")
     assert bench.meta()["state"] == "waiting"
@@ -139,8 +139,8 @@ def test_a_waiting_execution_is_claimed_by_whoever_comes(bench: Bench) -> None:
     assert bench.said() == ["BEGUN", "RETRY", "BEGUN"]
 
 
-def test_a_claim_hears_the_newest_of_more_commands_than_are_kept(bench: Bench) -> None:
+def test_a_claim_returns_the_newest_of_more_commands_than_are_kept(bench: Bench) -> None:
     for number in range(1250):
         bench.control(f"k{number}", str(number))
-    told = bench.claim()[4::2]
-    assert told == [str(number).encode() for number in range(250, 1250)]
+    commands = bench.claim()[4::2]
+    assert commands == [str(number).encode() for number in range(250, 1250)]

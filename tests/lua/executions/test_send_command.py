@@ -8,26 +8,26 @@ from tests.lua.executions.bench import Bench
 
 def test_a_command_is_kept_once_and_rings_the_owner(bench: Bench) -> None:
     bench.claim()
-    with bench.client.pubsub() as bell:
-        bell.subscribe(f"{bench.prefix}:bell:w1")
-        assert bell.get_message(timeout=10)["type"] == "subscribe"
+    with bench.client.pubsub() as doorbell:
+        doorbell.subscribe(f"{bench.prefix}:bell:w1")
+        assert doorbell.get_message(timeout=10)["type"] == "subscribe"
         assert bench.control("k1") == [Code.DONE, b"running"]
         assert bench.control("k1") == [Code.DONE, b"running"]
-        assert bell.get_message(timeout=10)["data"] == b"e"
-    told = bench.call("executions/commands", "")
-    assert told[2:] == [b"CANCEL"]
-    assert bench.call("executions/commands", told[1]) == [Code.DONE]
+        assert doorbell.get_message(timeout=10)["data"] == b"e"
+    reply = bench.call("executions/commands", "")
+    assert reply[2:] == [b"CANCEL"]
+    assert bench.call("executions/commands", reply[1]) == [Code.DONE]
 
 
 def test_a_command_rings_every_worker_where_no_owner_is_known(bench: Bench) -> None:
-    with bench.client.pubsub() as bell:
-        bell.subscribe(f"{bench.prefix}:bell:")
-        assert bell.get_message(timeout=10)["type"] == "subscribe"
+    with bench.client.pubsub() as doorbell:
+        doorbell.subscribe(f"{bench.prefix}:bell:")
+        assert doorbell.get_message(timeout=10)["type"] == "subscribe"
         assert bench.control("k1") == [Code.DONE, b""]
-        assert bell.get_message(timeout=10)["data"] == b"e"
+        assert doorbell.get_message(timeout=10)["data"] == b"e"
 
 
-def test_an_ended_execution_is_told_nothing(bench: Bench) -> None:
+def test_an_ended_execution_takes_no_command(bench: Bench) -> None:
     attempt = bench.claim()[1]
     bench.append(attempt, 2, "END", state="ended", outcome="failed")
     assert bench.control() == [Code.ENDED, b"failed"]

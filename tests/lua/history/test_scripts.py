@@ -6,7 +6,7 @@ from capsule_tasks.storage.scripts import Code
 from tests.lua.history.bench import TTL_MS, Bench, replace
 
 
-def test_a_settled_operation_is_never_done_later(bench: Bench) -> None:
+def test_an_abandoned_operation_is_never_done_later(bench: Bench) -> None:
     assert bench.call("operation_abandon", "gone", 5) == [Code.DONE, 0]
     before = bench.everything()
     assert bench.append("gone", b"{}") == [Code.ABANDONED]

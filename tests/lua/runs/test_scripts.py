@@ -249,7 +249,7 @@ def test_a_turn_is_one_command_and_with_tools_three(scene: Scene) -> None:
     assert calls() - before == 4
 
 
-def test_where_a_run_lives_is_renewed_by_whoever_asks_and_never_shortened(scene: Scene) -> None:
+def test_the_expiry_of_a_run_is_renewed_by_any_caller_and_never_shortened(scene: Scene) -> None:
     place, year_ms = run_location("parked", scene.prefix), 365 * 86_400_000
 
     def read(ttl_s: float) -> int:

@@ -6,7 +6,7 @@ from capsule_tasks.storage.scripts import Code
 from tests.lua.workers.bench import KEEP_MS, Bench
 
 
-def test_what_is_held_is_told_to_nobody_before_the_lease_has_lapsed(bench: Bench) -> None:
+def test_holds_are_not_listed_before_the_lease_has_lapsed(bench: Bench) -> None:
     token = bench.leased()
     bench.call("workers/hold", token, KEEP_MS, 2, "a", "b")
     assert bench.call("workers/held", 10, "a") == [Code.HELD]

@@ -1,4 +1,4 @@
-"""What a worker tells whoever listens: its events, and what it writes."""
+"""What a worker publishes: Celery events, log lines, and the output of its tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.workers import HANG_S, Worker, eventually, listening, unique
 
 
-def test_with_events_switched_on_all_of_a_task_is_told(
+def test_with_events_switched_on_every_event_of_a_task_is_sent(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:
     silent = json.dumps({"worker_send_task_events": False})
@@ -20,16 +20,16 @@ def test_with_events_switched_on_all_of_a_task_is_told(
     ):
         word = unique()
         result = worker.send("tell_event", word)
-        told = {event["type"]: event for event in events.of(result.id, until=["task-succeeded"])}
-        assert set(told) == {"task-received", "task-started", "task-halfway", "task-succeeded"}
-        assert {event["hostname"] for event in told.values()} == {worker.name}
-        assert told["task-received"]["name"] == "tell_event"
-        assert told["task-received"]["args"] == f"('{word}',)"
-        assert told["task-received"]["root_id"] == result.id
-        assert told["task-started"]["pid"] == worker.pid
-        assert told["task-halfway"]["word"] == word
-        assert told["task-succeeded"]["result"] == "None"
-        assert told["task-succeeded"]["runtime"] >= 0
+        sent = {event["type"]: event for event in events.of(result.id, until=["task-succeeded"])}
+        assert set(sent) == {"task-received", "task-started", "task-halfway", "task-succeeded"}
+        assert {event["hostname"] for event in sent.values()} == {worker.name}
+        assert sent["task-received"]["name"] == "tell_event"
+        assert sent["task-received"]["args"] == f"('{word}',)"
+        assert sent["task-received"]["root_id"] == result.id
+        assert sent["task-started"]["pid"] == worker.pid
+        assert sent["task-halfway"]["word"] == word
+        assert sent["task-succeeded"]["result"] == "None"
+        assert sent["task-succeeded"]["runtime"] >= 0
         retried = worker.send("retry", 1)
         types = [event["type"] for event in events.of(retried.id, until=["task-succeeded"])]
         assert types.count("task-retried") == 1

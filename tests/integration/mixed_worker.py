@@ -1,4 +1,4 @@
-"""A worker of whichever copy of the package it is started with; told what to do line by line.
+"""A worker of the copy of the package it is started with; reads commands, one per line.
 
 python mixed_worker.py URL PREFIX INCARNATION
 """

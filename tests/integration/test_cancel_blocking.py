@@ -52,11 +52,11 @@ OBEDIENT = {
 
 STUBBORN = {
     "a loop that swallows everything": """
-        told = 0
+        has_reported = 0
         while True:
             try:
                 while True:
-                    told = told or os.write(1, b'stuck')
+                    has_reported = has_reported or os.write(1, b'stuck')
             except BaseException:
                 pass
         """,

@@ -1,4 +1,4 @@
-"""One blocking execution at a time, many coroutines at once, and nobody's output is another's."""
+"""One blocking execution at a time, many coroutines at once, and each has its own output only."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_more_coroutines_than_allowed_are_answered_busy() -> None:
 
 
 async def test_a_coroutine_beyond_the_limit_waits_if_it_may() -> None:
-    """And what comes behind it and may not wait does not, though nothing was told before."""
+    """One that may not wait is refused at once, although others wait in the queue."""
     source = "import asyncio\nprint('there')\nawait asyncio.sleep(3600)"
     async with Session(child_config(executor=ExecutorSettings(async_limit=2))) as session:
         running = [Watched(session, source) for _ in range(2)]

@@ -241,32 +241,32 @@ MISUNDERSTOOD = {
 
 def test_a_command_that_is_not_understood_says_why_and_the_session_goes_on() -> None:
     ended = console("\n".join([*MISUNDERSTOOD, "'on'", ""]))
-    told = ended.stderr.splitlines()
-    assert told == [f"CommandError: {answer}" for answer in MISUNDERSTOOD.values()]
+    shown = ended.stderr.splitlines()
+    assert shown == [f"CommandError: {answer}" for answer in MISUNDERSTOOD.values()]
     assert ended.stdout == "'on'\n"
 
 
 def test_help_names_every_command() -> None:
-    told = console(":help\n").stdout
+    shown = console(":help\n").stdout
     commands = "help info names stack checkpoint restore interrupt restart quit"
     for command in commands.split():
-        assert f"\n:{command}" in f"\n{told}"
+        assert f"\n:{command}" in f"\n{shown}"
 
 
 def test_info_and_names_tell_of_the_session() -> None:
-    told = console("x = 1\nmy_password = 'sesame'\n1 / 0\n:info\n:names\n").stdout
-    assert "3, 1 of them with an error" in told
-    assert "ZeroDivisionError: division by zero" in told
-    assert f"Python {sys.version.split()[0]}" in told
-    assert "x            int, 28 bytes\n" in told
-    assert "my_password  (withheld)\n" in told
-    assert "sesame" not in told
+    shown = console("x = 1\nmy_password = 'sesame'\n1 / 0\n:info\n:names\n").stdout
+    assert "3, 1 of them with an error" in shown
+    assert "ZeroDivisionError: division by zero" in shown
+    assert f"Python {sys.version.split()[0]}" in shown
+    assert "x            int, 28 bytes\n" in shown
+    assert "my_password  (withheld)\n" in shown
+    assert "sesame" not in shown
 
 
 def test_stack_and_interrupt_of_an_idle_session() -> None:
-    told = console(":stack\n:interrupt\n").stdout
-    assert "thread MainThread" in told
-    assert "nothing is running" in told
+    shown = console(":stack\n:interrupt\n").stdout
+    assert "thread MainThread" in shown
+    assert "nothing is running" in shown
 
 
 def test_a_checkpoint_outlives_the_console(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def new_work(name: str, task_id: str) -> Work:
 
 
 class Listener:
-    """Each future is set once: what is told twice fails."""
+    """Each future is set once: a second result would raise."""
 
     def feed(self, work: Execution, event: object, *args: float) -> None:
         assert isinstance(work, Work)

@@ -1,4 +1,4 @@
-"""How an execution fails: with its own error, told as Python tells it, and the session lives."""
+"""How an execution fails: with its own error, shown as Python shows it, and the session lives."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_types_are_named_with_their_module(session: Session) -> None:
     assert (own.type, own.message) == ("Own", "mine")
 
 
-async def test_causes_and_contexts_are_told_in_full(session: Session) -> None:
+async def test_causes_and_contexts_are_shown_in_full(session: Session) -> None:
     error = await failed(
         session,
         "try:\n"
@@ -61,23 +61,23 @@ async def test_causes_and_contexts_are_told_in_full(session: Session) -> None:
         "except ValueError:\n"
         "    raise RuntimeError('third')",
     )
-    told = error.traceback
+    shown = error.traceback
     assert error.type == "RuntimeError"
-    assert told.index("KeyError: 'key'") < told.index("direct cause of the following exception")
-    assert told.index("ValueError: second") < told.index("During handling of the above exception")
-    assert told.rstrip().endswith("RuntimeError: third")
-    assert "        {}['key']" not in told
-    assert "    {}['key']" in told
+    assert shown.index("KeyError: 'key'") < shown.index("direct cause of the following exception")
+    assert shown.index("ValueError: second") < shown.index("During handling of the above exception")
+    assert shown.rstrip().endswith("RuntimeError: third")
+    assert "        {}['key']" not in shown
+    assert "    {}['key']" in shown
 
 
-async def test_a_suppressed_context_is_not_told(session: Session) -> None:
+async def test_a_suppressed_context_is_not_shown(session: Session) -> None:
     error = await failed(
         session, "try: 1 / 0\nexcept ZeroDivisionError: raise ValueError('alone') from None"
     )
     assert "division by zero" not in error.traceback
 
 
-async def test_an_exception_group_is_told_with_its_members(session: Session) -> None:
+async def test_an_exception_group_is_shown_with_its_members(session: Session) -> None:
     error = await failed(
         session,
         "def member(): raise KeyError('inner')\n"
@@ -209,7 +209,7 @@ async def test_a_cancelled_error_that_user_code_raises_is_its_error(session: Ses
     assert error.type == "asyncio.exceptions.CancelledError"
 
 
-async def test_an_exception_in_a_thread_is_told_and_ends_nothing(session: Session) -> None:
+async def test_an_exception_in_a_thread_is_logged_and_ends_nothing(session: Session) -> None:
     done = await session.run(
         "import threading\n"
         "thread = threading.Thread(target=lambda: 1 / 0, name='worker')\n"

@@ -1,4 +1,4 @@
-"""What an execution that is over gives and is told, also where nothing is kept of its result."""
+"""Results and commands of an execution that is over, also where its result is not kept."""
 
 from __future__ import annotations
 

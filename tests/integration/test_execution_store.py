@@ -84,7 +84,7 @@ async def spoken(store: ExecutionStore, name: str, texts: list[str]) -> int:
     return claimed.attempt
 
 
-async def test_an_execution_is_claimed_told_and_ended(store: ExecutionStore) -> None:
+async def test_an_execution_is_claimed_commanded_and_ended(store: ExecutionStore) -> None:
     assert await store.send_command("e", CancelCommand(grace_s=1.5)) == "unknown"
     claimed = await claim(store, "e", owner="w", claim="c", task="t", worker="host")
     assert decode_command(claimed.commands[0].data) == CancelCommand(grace_s=1.5)

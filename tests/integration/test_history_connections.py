@@ -271,7 +271,7 @@ async def test_a_restarted_server_is_found_again(tmp_path: Path) -> None:
 # --- cancellation --------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_append_is_settled_before_the_caller_goes_on(valkey_url: str) -> None:
+async def test_a_cancelled_append_is_decided_before_the_caller_goes_on(valkey_url: str) -> None:
     """Cancelled at every possible await: whole or nothing, and nothing comes later."""
     connections = AsyncConnections(valkey_url, ConnectionSettings(max_connections=2))
     history = History("s", connections, settings=own_settings())

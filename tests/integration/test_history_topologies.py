@@ -74,7 +74,7 @@ async def test_a_failover_by_sentinels_is_followed(tmp_path: Path) -> None:
                     eventually(lambda: replica.llen("capsule:{S:s}:items") == 2)
                     watcher.execute_command("SENTINEL", "FAILOVER", "primary")
                     eventually(lambda: replica.role()[0] == b"master")
-                    # Until it is told, the old primary takes writes that are lost with it.
+                    # Until its demotion, the old primary takes writes that are lost with it.
                     eventually(lambda: primary.role()[0] == b"slave")
                     await history.add_items([{"n": 3}])
                     blocking.add_items([{"n": 4}])

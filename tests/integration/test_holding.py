@@ -75,7 +75,7 @@ def test_a_task_of_the_connection_before_the_last_is_acknowledged(
         assert client.hkeys("unacked") == []
 
 
-def test_a_redis_that_allows_no_scripts_is_told_of_once(
+def test_a_redis_that_allows_no_scripts_is_logged_once(
     server: PrivateServer,
     client: Any,
     consumer: Any,

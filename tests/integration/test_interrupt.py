@@ -28,11 +28,11 @@ caught
 DEAF = """
 import os, subprocess
 sleep = subprocess.Popen(['sleep', '3600'])
-told = 0
+has_reported = 0
 while True:
     try:
         while True:
-            told = told or os.write(1, b'deaf %d.' % sleep.pid)
+            has_reported = has_reported or os.write(1, b'deaf %d.' % sleep.pid)
     except BaseException:
         pass
 """
@@ -215,7 +215,7 @@ async def test_a_kill_that_overtakes_an_interrupt_is_its_answer_not_an_error() -
         watched = Watched(session, DEAF)
         await watched.until_output("deaf")
         assert session.info.pid is not None
-        os.kill(session.info.pid, signal.SIGSTOP)  # nobody answers the interrupt
+        os.kill(session.info.pid, signal.SIGSTOP)  # nothing answers the interrupt
         interrupt = asyncio.create_task(session.interrupt())
         await asyncio.sleep(0)
         assert await session.cancel(watched.execution_id, grace_s=0) == "killed"

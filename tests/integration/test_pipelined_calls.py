@@ -63,7 +63,7 @@ async def test_a_server_that_forgot_the_scripts_is_sent_them(
     assert replies == [[Code.MISSING]] * 3
 
 
-async def test_an_error_of_a_script_is_told_with_its_cause(
+async def test_an_error_of_a_script_is_raised_with_its_cause(
     ask: ApprovalRequest, valkey_url: str
 ) -> None:
     prefix = fresh_prefix()
@@ -77,23 +77,23 @@ async def test_an_error_of_a_script_is_told_with_its_cause(
     assert reply == [Code.MISSING]
 
 
-async def test_calls_in_flight_are_told_that_the_connection_is_closed(
+async def test_calls_in_flight_fail_when_the_connection_is_closed(
     connection: PipelinedConnection,
 ) -> None:
-    told: asyncio.Future[Reply | StorageError] = asyncio.Future()
+    answer: asyncio.Future[Reply | StorageError] = asyncio.Future()
     asked = asyncio.ensure_future(connection.run(look(fresh_prefix())))
-    connection.send_nowait(look(fresh_prefix()), told.set_result)
+    connection.send_nowait(look(fresh_prefix()), answer.set_result)
     await asyncio.sleep(0)
     await connection.close()
     async with asyncio.timeout(HANG_S):
         with pytest.raises(StorageClosed):
             await asked
-        error = await told
+        error = await answer
     assert isinstance(error, StorageUnavailable)
     assert error.may_have_written
 
 
-async def test_a_caller_that_leaves_disturbs_nobody(connection: PipelinedConnection) -> None:
+async def test_a_caller_that_leaves_disturbs_no_other_call(connection: PipelinedConnection) -> None:
     leaver = asyncio.ensure_future(connection.run(look(fresh_prefix())))
     await asyncio.sleep(0)
     leaver.cancel()

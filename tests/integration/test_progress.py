@@ -1,4 +1,4 @@
-"""`progress` tells whoever watches how far an execution is, in order with what it prints."""
+"""`progress` reports to watchers how far an execution is, in order with its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sessions import Watched, child_config, collect, end_of, eventually
 IMPORT = "from capsule_tasks import progress\n"
 
 
-async def told(session: Session, source: str) -> list[tuple[float, float | None, str]]:
+async def progress_of(session: Session, source: str) -> list[tuple[float, float | None, str]]:
     messages = await collect(session, IMPORT + source)
     return [(m.done, m.total, m.note) for m in messages if isinstance(m, Progress)]
 
@@ -40,16 +40,16 @@ async def test_it_keeps_its_place_between_what_is_printed(session: Session) -> N
 
 
 async def test_total_and_note_are_optional(session: Session) -> None:
-    assert await told(session, "progress(0.5)") == [(0.5, None, "")]
+    assert await progress_of(session, "progress(0.5)") == [(0.5, None, "")]
 
 
-async def test_numbers_of_any_kind_are_told(session: Session) -> None:
+async def test_numbers_of_any_kind_are_reported(session: Session) -> None:
     source = (
         "import fractions, numpy as np\n"
         "progress(np.float32(0.5), np.int64(2))\n"
         "progress(fractions.Fraction(1, 4), True)"
     )
-    assert await told(session, source) == [(0.5, 2.0, ""), (0.25, 1.0, "")]
+    assert await progress_of(session, source) == [(0.5, 2.0, ""), (0.25, 1.0, "")]
 
 
 @pytest.mark.parametrize("wrong", ["'half'", "None", "object()"])
@@ -59,9 +59,9 @@ async def test_what_is_no_number_is_the_callers_error(session: Session, wrong: s
     assert (await session.run("1")).value == 1
 
 
-async def test_any_note_can_be_told(session: Session) -> None:
+async def test_any_note_can_be_reported(session: Session) -> None:
     source = "progress(1, note='\\ud800')\nprogress(2, note=5)\nprogress(3, note='x' * 10_000_000)"
-    notes = [note for _, _, note in await told(session, source)]
+    notes = [note for _, _, note in await progress_of(session, source)]
     assert notes[:2] == ["\\ud800", "5"]
     assert notes[2] == "x" * len(notes[2])
     assert 100 < len(notes[2]) < 100_000
@@ -73,11 +73,11 @@ async def test_coroutines_and_threads_tell_their_own(session: Session) -> None:
     executions = [Watched(session, source.format(i)) for i in range(5)]
     for i, execution in enumerate(executions):
         await execution.ended()
-        told = [(m.done, m.total) for m in execution.messages if isinstance(m, Progress)]
-        assert told == [(i, None), (i, 10)]
+        reported = [(m.done, m.total) for m in execution.messages if isinstance(m, Progress)]
+        assert reported == [(i, None), (i, 10)]
 
 
-async def test_after_the_end_it_is_nobodys(session: Session) -> None:
+async def test_progress_after_the_end_belongs_to_no_execution(session: Session) -> None:
     await session.run(
         f"{IMPORT}import threading\n"
         "go = threading.Event()\n"

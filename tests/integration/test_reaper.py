@@ -87,7 +87,7 @@ class Ground:
         )
 
     async def look(self) -> None:
-        """All of them have one end, everybody has been told, and nothing is left to see to."""
+        """Each has one end that is reported everywhere, and nothing is left to do."""
         for name in HELD:
             page = await self.store.read(name)
             assert page is not None
@@ -96,8 +96,8 @@ class Ground:
             assert page.events[-1].is_last
         progress = await self.store.read_group("g")
         assert progress.counts == {"lost": len(HELD)}
-        told = {name: why for _, name, why in progress.failures}
-        assert told == dict.fromkeys(HELD, "WorkerLostError: its worker died")
+        failures = {name: why for _, name, why in progress.failures}
+        assert failures == dict.fromkeys(HELD, "WorkerLostError: its worker died")
         recent = await self.store.list_recent(state="lost", task="t", limit=100)
         assert {entry.execution_id for entry in recent} == set(HELD)
         assert self.failed == set(HELD)
@@ -121,7 +121,7 @@ async def test_two_reapers_at_once_write_one_end_each(ground: Ground) -> None:
 
 
 async def test_what_a_reaper_left_half_done_the_next_one_finishes(ground: Ground) -> None:
-    """It wrote ends, and died before it told the result backend, the group and the index."""
+    """It wrote ends, and died before it updated the result backend, the group and the index."""
     await ground.reaper(dies=True).reap(GONE)
     assert await ground.store.list_recent() == []
     await ground.reaper().reap(GONE)

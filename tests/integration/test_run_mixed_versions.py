@@ -55,9 +55,9 @@ class Worker:
         return found
 
     def do(self, *words: Any) -> Any:
-        told = self.ask(*words)
-        assert "error" not in told, told
-        return told["answer"]
+        reply = self.ask(*words)
+        assert "error" not in reply, reply
+        return reply["answer"]
 
 
 def installed(folder: Path, changes: dict[str, list[tuple[str, str]]]) -> Path:
@@ -98,10 +98,10 @@ def test_neither_harms_the_records_of_the_other(
     assert (old.do("version"), new.do("version")) == (CURRENT_SCHEMA_VERSION, NEXT)
     new.do("start", "newer", {"notes": "for the new"})
     before = store.read("newer")
-    told = old.ask("turn", "newer", False)
-    assert told["error"] == "UnreadableSchema"
-    assert f"'{NEXT}'" in told["text"]
-    assert ", ".join(SUPPORTED_SCHEMA_VERSIONS) in told["text"]
+    reply = old.ask("turn", "newer", False)
+    assert reply["error"] == "UnreadableSchema"
+    assert f"'{NEXT}'" in reply["text"]
+    assert ", ".join(SUPPORTED_SCHEMA_VERSIONS) in reply["text"]
     assert store.read("newer") == before, "a worker that cannot read it has touched it"
     assert new.do("turn", "newer", True) == {
         "status": "completed",
@@ -131,8 +131,8 @@ def test_runs_offered_to_both_at_once_are_all_done_and_none_fails(
     def offered(worker: Worker) -> None:
         """Every run twice, as often as needed until the last turn was done by somebody."""
         for run_id in runs * 2:
-            told = worker.ask("turn", run_id, False)
-            assert told.get("error") in {None, *allowed}, told
+            reply = worker.ask("turn", run_id, False)
+            assert reply.get("error") in {None, *allowed}, reply
 
     with ThreadPoolExecutor(2) as both:
         list(both.map(offered, workers))

@@ -391,8 +391,8 @@ async def test_another_process_goes_on_with_agents_used_as_tools(
     await store.approvals.approve("r", "c_in_b", always=True)
     command = (sys.executable, str(WORKER), valkey_url, prefix)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    told, _ = await process.communicate()
-    assert json.loads(told) == {"status": "completed", "done": [["pay", 7]]}
+    output, _ = await process.communicate()
+    assert json.loads(output) == {"status": "completed", "done": [["pay", 7]]}
 
 
 async def test_two_agents_used_as_tools_with_one_call_id_are_refused_with_the_reason() -> None:

@@ -221,7 +221,7 @@ async def test_a_cluster_tells_of_runs_on_all_of_its_nodes(
     assert {each.run for each in heard} == set(names)
 
 
-async def test_a_lost_connection_is_told_and_not_mended_in_silence(
+async def test_a_lost_connection_is_an_error_and_not_repaired_silently(
     valkey_url: str, prefix: str
 ) -> None:
     with redis.Redis.from_url(valkey_url) as client:

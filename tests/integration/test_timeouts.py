@@ -30,11 +30,11 @@ async def awork():
     finally:
         print('finally ran')
 def deaf():
-    told = 0
+    has_reported = 0
     while True:
         try:
             while True:
-                told = told or os.write(1, b'at work')
+                has_reported = has_reported or os.write(1, b'at work')
         except BaseException:
             pass
 async def adeaf():

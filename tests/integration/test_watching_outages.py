@@ -64,7 +64,7 @@ def test_a_result_backend_that_is_away_is_asked_again(
     def watch() -> None:
         try:
             found.put([event.message for event in execution.events()])
-        except BaseException as fault:  # noqa: BLE001 - told to the test
+        except BaseException as fault:  # noqa: BLE001 - reported to the test
             found.put(fault)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -128,8 +128,8 @@ async def test_what_began_before_it_could_be_claimed_is_heard_before_its_end(
     assert "said while Redis was away" in [m.data for m in said if isinstance(m, Output)]
 
 
-async def test_what_an_attempt_before_was_told_is_not_for_the_next(valkey_url: str) -> None:
-    """It began before it could be claimed, and so before it could know."""
+async def test_commands_for_an_earlier_attempt_are_not_for_the_next(valkey_url: str) -> None:
+    """The execution began before its claim, so that it could not know of the earlier attempt."""
     ground = Ground(valkey_url, claim_wait_s=0.0)
     await claim(ground.store, "again", owner="another", claim="c")
     await ground.store.send_command("again", InterruptCommand())
@@ -144,15 +144,15 @@ async def test_what_an_attempt_before_was_told_is_not_for_the_next(valkey_url: s
         assert ground.dispatcher.done == ["interrupt again"]
 
 
-async def test_an_order_is_heard_when_redis_can_say_it(
+async def test_a_command_is_read_as_soon_as_redis_answers(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "RETRY_DELAY_S", 0.0)
-    await ground.running("told")
+    await ground.running("commanded")
     monkeypatch.setattr(ground.store, "read_commands", Away(ground.store.read_commands, times=2))
-    await ground.store.send_command("told", CancelCommand())
+    await ground.store.send_command("commanded", CancelCommand())
     await eventually(lambda: ground.dispatcher.done)
-    assert ground.dispatcher.done == ["cancel told"]
+    assert ground.dispatcher.done == ["cancel commanded"]
 
 
 async def test_a_redis_that_lets_nobody_listen_delays_no_task_and_its_orders_come_late(
@@ -165,11 +165,11 @@ async def test_a_redis_that_lets_nobody_listen_delays_no_task_and_its_orders_com
         client.execute_command("ACL SETUSER", name, "on", ">p", "~*", "&*", "+@all", "-subscribe")
         deaf = Ground(valkey_url.replace("//", f"//{quote(name)}:p@"), claim_wait_s=10 * HANG_S)
         async with started(deaf):
-            await deaf.running("told")
-            await deaf.store.send_command("told", CancelCommand())
+            await deaf.running("commanded")
+            await deaf.store.send_command("commanded", CancelCommand())
             client.execute_command("ACL SETUSER", name, "+subscribe")
             await eventually(lambda: deaf.dispatcher.done)
-        assert deaf.dispatcher.done == ["cancel told"]
+        assert deaf.dispatcher.done == ["cancel commanded"]
         client.execute_command("ACL DELUSER", name)
 
 
@@ -279,7 +279,7 @@ async def test_with_output_that_waits_in_plenty_the_rest_runs_unseen_while_redis
     assert unseen.stream is None
 
 
-async def test_a_renewal_that_settles_the_doubt_has_the_message_acknowledged(
+async def test_a_renewal_that_confirms_the_lease_has_the_message_acknowledged(
     ground: Ground,
 ) -> None:
     ground.publisher.lease._certain_until = 0.0

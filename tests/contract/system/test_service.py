@@ -159,7 +159,7 @@ def test_stopped_while_it_is_started(make: Make) -> None:
 
 
 def test_stopped_half_way_through_its_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever stops it waits until it has started, and then for its end."""
+    """The caller of stop waits until the service has started, and then for its end."""
     service = make()
     stopping = threading.Thread(target=service.stop)
 

@@ -114,7 +114,7 @@ async def test_of_many_who_stop_it_each_waits_for_the_end(service: AsyncService)
 
 @pytest.mark.parametrize("turns", TURNS)
 async def test_stopped_half_way_through_its_start(service: AsyncService, turns: int) -> None:
-    """By another task; whoever starts it does not wait for ever."""
+    """Another task stops it; the caller of start does not wait for ever."""
     async with asyncio.timeout(HANG_S):
         before = asyncio.all_tasks()
         starting = asyncio.create_task(start(service))

@@ -122,7 +122,7 @@ def ask(call_id: str = "call-1", tool: str = "bare:pay", **changes: Any) -> Appr
 
 
 async def until(ask_again: Callable[[], Awaitable[Any]]) -> Any:
-    """The first answer that is not nothing; what time does is announced by nobody."""
+    """Poll for the first true answer: the passing of time gives no signal."""
     async with asyncio.timeout(LIMIT_S):
         while not (answer := await ask_again()):
             await asyncio.sleep(0.01)

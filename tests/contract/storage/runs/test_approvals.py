@@ -56,7 +56,7 @@ async def test_a_decision_needs_the_run_and_the_call_and_wakes_the_run_once(
     assert claim.decisions.standing == ()
 
 
-async def test_of_two_decisions_one_counts_and_the_other_is_told(subject: Subject) -> None:
+async def test_of_two_decisions_one_counts_and_the_other_is_refused(subject: Subject) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask())
     decisions = [
@@ -65,12 +65,12 @@ async def test_of_two_decisions_one_counts_and_the_other_is_told(subject: Subjec
         runs.approvals.approve("run-1", "call-1", by="ann"),
     ]
     outcomes = await asyncio.gather(*decisions, return_exceptions=True)
-    told = [each for each in outcomes if isinstance(each, AlreadyDecided)]
+    already_decided = [each for each in outcomes if isinstance(each, AlreadyDecided)]
     (taken,) = (each for each in outcomes if not isinstance(each, BaseException))
     assert taken.resume
-    assert len(told) == 2
+    assert len(already_decided) == 2
     claim = await runs.claim("run-1", "w1")
-    assert all(each.decision == claim.decisions.exact[0] for each in told)
+    assert all(each.decision == claim.decisions.exact[0] for each in already_decided)
 
 
 async def test_a_decision_repeated_under_its_operation_gets_the_same_answer(
@@ -83,7 +83,7 @@ async def test_a_decision_repeated_under_its_operation_gets_the_same_answer(
     assert answers[0].resume
 
 
-async def test_a_call_that_nobody_asked_for_cannot_be_decided(subject: Subject) -> None:
+async def test_a_call_without_an_approval_request_cannot_be_decided(subject: Subject) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask("c1"))
     with pytest.raises(UnknownCall, match="'c9'"):
@@ -255,7 +255,7 @@ async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
     ("on_expiry", "status", "approved"),
     [("reject", "queued", False), ("approve", "queued", True), ("cancel", "cancelled", False)],
 )
-async def test_what_nobody_decides_in_time_is_decided_as_it_said(
+async def test_an_approval_that_expires_is_decided_as_the_request_says(
     subject: Subject, on_expiry: str, status: str, approved: bool
 ) -> None:
     runs = subject.runs()
@@ -290,7 +290,7 @@ async def test_a_decision_after_its_time_is_refused_also_before_the_sweep(
     with pytest.raises(DecisionExpired) as caught:
         await runs.approvals.approve("run-1", "call-1", by="ann")
     assert caught.value.decision.by == "expiry"
-    assert caught.value.resume, "nobody was told to send the run on"
+    assert caught.value.resume, "no caller is asked to send the run on"
     assert not caught.value.decision.approved
     assert (await runs.read("run-1")).status == "queued"
 

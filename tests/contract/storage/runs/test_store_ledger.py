@@ -103,7 +103,7 @@ async def inherited(subject: Subject, runs: Any) -> tuple[Claim, Claim]:
 
 
 async def test_the_owner_says_what_became_of_a_call_that_it_inherited(subject: Subject) -> None:
-    """The owner was told that it had lost the run."""
+    """The owner was refused as if it had lost the run."""
     runs = subject.runs()
     former, owner = await inherited(subject, runs)
     start = (await runs.start_calls(owner, [PlannedCall("c1", PRINT)])).calls[0]
@@ -150,7 +150,7 @@ async def test_a_call_under_a_standing_approval_that_was_made_cannot_be_decided_
 
 
 async def test_what_was_cancelled_before_it_was_done_can_be_repeated(subject: Subject) -> None:
-    """The caller left before the command was sent; a repeat was told `done`, or `forgotten`."""
+    """The caller left before the command was sent; a repeat was answered `done`, or `forgotten`."""
     runs = subject.runs()
     claim = await subject.claimed(runs)
     await runs.start_calls(claim, [PlannedCall("c", PRINT)])

@@ -99,7 +99,7 @@ async def test_a_repeat_under_one_operation_is_the_same_run(subject: Subject) ->
 async def test_a_claim_from_a_lapsed_owner_is_repeated_under_its_operation(
     subject: Subject,
 ) -> None:
-    """Whoever had lost the reply was told that the run was held: by itself."""
+    """A caller that had lost the reply was refused because the run was held: by itself."""
     runs = subject.runs()
     await subject.worker("w1")
     await runs.create("run-1", "user-42", b"", schema="1.2", agent="a")
@@ -156,7 +156,7 @@ async def test_a_lapsed_lease_gives_the_run_to_another_and_fences_the_first(
     assert (known.calls[0].state, known.calls[0].output) == ("finished", b"it happened")
 
 
-async def test_nobody_claims_a_run_without_a_lease(subject: Subject) -> None:
+async def test_a_run_cannot_be_claimed_without_a_lease(subject: Subject) -> None:
     """Its owner looked as if it were gone: any other worker could take the run at once."""
     runs = subject.runs()
     await runs.create("run-1", "user-42", b"", schema="1.2", agent="a")
@@ -252,7 +252,7 @@ async def test_a_turn_committed_again_with_another_status_is_no_repeat(subject: 
 
 
 @pytest.mark.parametrize("meanwhile", ["cancel", "approve", "nothing"])
-async def test_a_parked_turn_committed_again_is_told_what_it_became(
+async def test_a_parked_turn_committed_again_returns_what_became_of_it(
     subject: Subject, meanwhile: str
 ) -> None:
     runs = subject.runs()
@@ -341,7 +341,7 @@ async def test_items_are_stored_as_the_sessions_history_stores_them(subject: Sub
 # --- cancel ---------------------------------------------------------------------------------------
 
 
-async def test_a_cancel_ends_what_nobody_holds_at_once(subject: Subject) -> None:
+async def test_a_cancel_ends_a_run_without_an_owner_at_once(subject: Subject) -> None:
     runs = subject.runs()
     await runs.create("queued", "user-42", b"", schema="1", agent="a")
     await subject.parked(runs, ask(), run_id="parked")
@@ -356,7 +356,7 @@ async def test_a_cancel_ends_what_nobody_holds_at_once(subject: Subject) -> None
     assert (await runs.approvals.pending()).calls == []
 
 
-async def test_a_cancel_of_a_running_run_is_told_to_its_owner(subject: Subject) -> None:
+async def test_a_cancel_of_a_running_run_is_reported_to_its_owner(subject: Subject) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)
     for by in ("ann", "bob"):

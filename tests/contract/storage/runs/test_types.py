@@ -1,4 +1,4 @@
-"""What no caller should hand over, and is told so."""
+"""Arguments that are refused, each with its own message."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_an_error_is_no_longer_than_a_screen_however_long_the_value_is(
     assert len(str(caught.value)) < 1000
 
 
-async def test_one_call_twice_in_one_start_is_told_go_not_even_once(subject: Subject) -> None:
+async def test_one_call_twice_in_one_start_is_never_told_to_go(subject: Subject) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)
     for other in (PRINT, "fedcba"):
@@ -190,7 +190,7 @@ async def test_a_sweep_without_a_limit_is_refused(subject: Subject) -> None:
 async def test_more_calls_at_once_than_a_script_should_handle_are_refused(
     subject: Subject,
 ) -> None:
-    """Of many thousands, expiring failed behind its writes: nobody was told to send the run on."""
+    """Of many thousands, expiring failed behind its writes: no caller was asked to send the run on."""
     runs = subject.runs()
     claim = await subject.claimed(runs)
     many = [ask(f"c{number}", expires_in_s=0.001) for number in range(1001)]

@@ -181,15 +181,15 @@ def test_each_example_is_written_and_read_as_the_page_says(row: list[str]) -> No
     if payload.startswith("raw"):
         assert wire.data.hex() == written
     else:
-        assert _told(msgspec.msgpack.decode(wire.data)) == ast.literal_eval(_python(written))
+        assert _as_written(msgspec.msgpack.decode(wire.data)) == ast.literal_eval(_python(written))
     revived = revive(wire.code, memoryview(wire.data))
     assert (type(revived), revived) == (type(value), value)
 
 
-def _told(payload: Any) -> Any:
+def _as_written(payload: Any) -> Any:
     """An extension inside a payload as the page writes it."""
     if isinstance(payload, list):
-        return [_told(item) for item in payload]
+        return [_as_written(item) for item in payload]
     return f"<{payload.code}>" if isinstance(payload, msgspec.msgpack.Ext) else payload
 
 

@@ -81,7 +81,7 @@ def test_conflicts_are_right_at_once_and_stay_so() -> None:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "capsule_tasks.taskpool:Other", Base])
-def test_another_pool_is_told(pool: Any) -> None:
+def test_another_pool_is_reported_as_a_conflict(pool: Any) -> None:
     (conflict,) = conflicts(pool)
     assert "tasks do not run in sessions" in conflict
 

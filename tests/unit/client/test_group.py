@@ -30,7 +30,7 @@ def ends(of: set[int]) -> dict[str, Ended]:
 
 
 @given(places, places, places)
-def test_each_member_counts_once_whoever_tells_of_it_first(
+def test_each_member_counts_once_whether_counter_or_stream_is_read_first(
     counted: set[int], stored: set[int], later: set[int]
 ) -> None:
     tally = GroupCount(len(MEMBERS), MEMBERS)
@@ -53,13 +53,13 @@ def test_a_counter_that_lost_a_part_is_not_believed(counted: set[int], stored: s
     assert tally.state().counts.get("succeeded", 0) == tally.done == len(stored)
 
 
-def test_a_failure_is_told_once() -> None:
+def test_a_failure_is_listed_once() -> None:
     tally = GroupCount(len(MEMBERS), MEMBERS)
     tally.take(counter(set()))
     failed = Ended(outcome=Outcome.FAILED, type="ValueError", message="why")
     tally.add([3], {"m3": failed})
-    (told,) = tally.state().failures
-    assert (told.execution_id, told.reason) == ("m3", "ValueError: why")
+    (failure,) = tally.state().failures
+    assert (failure.execution_id, failure.reason) == ("m3", "ValueError: why")
     again = GroupProgress({"failed": 2}, (("1-0", "m3", "why"), ("2-0", "m4", "too")), bits({3, 4}))
     tally.take(again)
     state = tally.state()

@@ -34,7 +34,7 @@ def test_an_error_of_ours_always_says_something(kind: type[errors.CapsuleError])
     assert not str(error).startswith(" ")
 
 
-def test_an_error_of_ours_keeps_what_it_is_told() -> None:
+def test_an_error_of_ours_keeps_its_text() -> None:
     assert str(errors.SessionLost("the child is gone")) == "the child is gone"
     assert str(errors.SessionLost()) == "SessionLost"
     assert str(errors.StorageFull("")) == "StorageFull (nothing was written)"

@@ -90,13 +90,13 @@ def test_each_docstring_is_the_message(kind: type) -> None:
 
 
 @each_leaf
-def test_each_error_tells_its_parts_in_its_text_and_keeps_the_ids_as_attributes(
+def test_each_error_names_its_parts_in_its_text_and_keeps_the_ids_as_attributes(
     kind: type[CapsuleError],
 ) -> None:
     error = made(kind)
     for name in parts(kind):
-        told = f"<{name}>" in str(error)
-        assert told or hasattr(error, name), f"{name} is neither in the text nor an attribute"
+        is_in_text = f"<{name}>" in str(error)
+        assert is_in_text or hasattr(error, name), f"{name} is neither in the text nor an attribute"
     assert str(error)
 
 

@@ -167,8 +167,8 @@ class Ground:
         sessions: list[Any] = [child.session for child in self.dispatcher.children()]
         return sessions
 
-    async def settled(self) -> None:
-        """Starts and ends of sessions have happened."""
+    async def quiescent(self) -> None:
+        """Wait until no session is being started or ended."""
         pools = [self.sessions.profile_pool(kind) for kind in ("blocking", "async")]
         async with asyncio.timeout(HANG_S):
             for _ in range(3):  # a decision is made in the turn of the loop after a loss
@@ -186,5 +186,5 @@ async def ground(blocking: int = 1, asynchronous: int = 0, **changes: object) ->
         async with made.sessions:
             made.dispatcher.resize("blocking", blocking)
             made.dispatcher.resize("async", asynchronous)
-            await made.settled()
+            await made.quiescent()
             yield made

@@ -76,7 +76,7 @@ async def test_work_that_its_child_refuses_is_the_first_to_be_sent_elsewhere() -
         here.enqueue(one, two)
         assert [what[:2] for what in here.heard] == [("sent", one), ("refused", one), ("sent", one)]
         assert here.child_of(one) is not first
-        await here.settled()
+        await here.quiescent()
         assert here.listener.of(two) == ["sent"]  # by the successor of the first
         assert first not in here.children()
 
@@ -89,16 +89,16 @@ async def test_a_child_that_refuses_keeps_what_it_has() -> None:
         condemned.refuses = True
         here.enqueue(two)
         assert here.listener.of(two) == ["sent", "refused"]
-        await here.settled()
+        await here.quiescent()
         assert here.child_of(two) is not condemned
         assert here.child_of(one) is condemned
         condemned.end("1")
-        await here.settled()
+        await here.quiescent()
         assert here.children() == [here.child_of(two)]
         assert here.dispatcher.lanes["async"].pool.info().lost_total == 0
 
 
-async def test_a_child_whose_end_nobody_has_heard_of_yet_is_counted_as_lost_once() -> None:
+async def test_a_child_whose_end_is_not_yet_known_is_counted_as_lost_once() -> None:
     async with ground() as here:
         (child,) = here.children()
         child.is_alive = False
@@ -106,7 +106,7 @@ async def test_a_child_whose_end_nobody_has_heard_of_yet_is_counted_as_lost_once
         here.enqueue(work)
         child.is_alive = True
         child.die(-9)
-        await here.settled()
+        await here.quiescent()
         assert here.listener.of(work) == ["sent", "refused", "sent"]
         assert here.dispatcher.lanes["blocking"].pool.info().lost_total == 1
 
@@ -138,7 +138,7 @@ async def test_work_that_dies_with_its_child_finishes_with_its_exit_status() -> 
         dead.die(-11)
         assert here.listener.of(one) == ["sent", "finished"]
         assert here.heard[1] == ("finished", one, Error, -11)
-        await here.settled()
+        await here.quiescent()
         assert here.listener.of(two) == ["sent"]
         assert here.child_of(two) is not dead
         assert here.dispatcher.lanes["blocking"].pool.info().lost_total == 1
@@ -151,7 +151,7 @@ async def test_a_task_that_tried_to_end_its_process_is_the_last_of_its_child() -
         child = here.child_of(one)
         child.end("1", TaskResult(execution_id="1", escaped_tracer=True))
         assert here.listener.of(two) == []
-        await here.settled()
+        await here.quiescent()
         assert here.child_of(two) is not child
 
 
@@ -195,7 +195,7 @@ async def test_a_child_that_survives_a_signal_gets_nothing_new() -> None:
         here.dispatcher.signal(
             one, signal.SIGKILL, "a test"
         )  # too late, and no matter to whom the child belongs now
-        await here.settled()
+        await here.quiescent()
         assert here.listener.of(two) == ["sent"]
 
 
@@ -205,7 +205,7 @@ async def test_a_child_that_is_killed_was_not_lost() -> None:
         here.enqueue(one)
         busy = here.child_of(one)
         dispatcher.signal(one, signal.SIGKILL, "a test")
-        await here.settled()
+        await here.quiescent()
         assert not busy.is_alive
         assert len(here.children()) == 2
         info = dispatcher.lanes["blocking"].pool.info()
@@ -222,7 +222,7 @@ async def test_a_lane_that_shrinks_lets_busy_children_finish() -> None:
         children = {work: here.child_of(work) for work in (one, two)}
         for work, child in children.items():
             child.end(work.call.task_id)
-        await here.settled()
+        await here.quiescent()
         assert here.listener.of(three) == ["sent"]
         assert len(here.children()) == 1
 
@@ -234,10 +234,10 @@ async def test_children_that_are_all_replaced_finish_what_they_have() -> None:
         old = set(here.children())
         here.dispatcher.replace_all("new code")
         here.enqueue(two)
-        await here.settled()
+        await here.quiescent()
         assert here.child_of(two) not in old
         here.child_of(one).end("1")
-        await here.settled()
+        await here.quiescent()
         assert not old & set(here.children())
         assert len(here.children()) == 2
 
@@ -249,11 +249,11 @@ async def test_coroutines_wait_where_too_many_children_finish_their_last() -> No
         for work in works:
             assert not lane.is_stuck
             here.enqueue(work)
-            await here.settled()
+            await here.quiescent()
         assert here.listener.of(works[-1]) == []
         assert lane.is_stuck
         here.child_of(works[0]).end("0")
-        await here.settled()
+        await here.quiescent()
         assert here.listener.of(works[-1]) == ["sent"]
 
 
@@ -310,15 +310,15 @@ async def happen(events: list[tuple[str, bool, int]], max_uses: int | None) -> N
             elif sent_executions := here.dispatcher.sent_executions():
                 happen_to(here, sent_executions[choice % len(sent_executions)], event)
             if choice % 2:
-                await here.settled()
+                await here.quiescent()
             check(here, works)
         here.dispatcher.resize("blocking", 1)
         here.dispatcher.resize("async", 1)
-        await here.settled()
+        await here.quiescent()
         while sent_executions := here.dispatcher.sent_executions():
             for work in sent_executions:
                 here.child_of(work).end(work.call.task_id)
-            await here.settled()
+            await here.quiescent()
             check(here, works)
         counts = Counter((what[0], what[1]) for what in here.heard)
         for work in works:

@@ -66,7 +66,7 @@ def test_a_crash_is_no_signal_that_was_sent_before(
     assert end.signum == (signum if kind is EndKind.TERMINATED else 0)
 
 
-def test_who_is_lost_with_a_neighbour_is_told_why() -> None:
+def test_a_task_lost_with_a_neighbour_is_given_the_reason() -> None:
     said = "its child was killed because one did not stop (the main thread was in two (hold))"
     end = end_of_lost(None, error(ErrorKind.LOST_WITH_NEIGHBOUR, said), -KILL)
     assert end.message == f"Worker exited prematurely: signal 9 (SIGKILL). I{said[1:]}."

@@ -1,4 +1,4 @@
-"""The life of an execution, told as short stories: an event comes in, these actions come out."""
+"""The life of an execution in short stories: an event comes in, these actions come out."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def test_a_short_task_is_claimed_with_its_end() -> None:
         do.PublishEnd(SUCCESS),
         do.ClaimWithEvents(takes_over=False),
     ]
-    told = do.ReportEnd(end_of_traced(WELL), frees_slot=False)
-    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(SUCCESS), told]
+    reported = do.ReportEnd(end_of_traced(WELL), frees_slot=False)
+    assert life.handle(Lifecycle.on_end_stored) == [do.RecordEnd(SUCCESS), reported]
     assert life.claim is Claim.CLOSED
 
 
@@ -187,7 +187,7 @@ def test_a_claim_that_redis_refuses_acknowledges_at_once() -> None:
     ]
 
 
-def test_a_task_without_a_stream_is_acknowledged_by_celery_and_told_at_once() -> None:
+def test_a_task_without_a_stream_is_acknowledged_by_celery_and_reported_at_once() -> None:
     life = life_of(EARLY, NO_STREAM, (Lifecycle.on_sent,))
     assert life.handle(*STARTED) == [do.ReportAccepted(1.0, defers_ack=False)]
     assert life.handle(*ENDS_WELL) == [
@@ -195,7 +195,7 @@ def test_a_task_without_a_stream_is_acknowledged_by_celery_and_told_at_once() ->
     ]
 
 
-def test_a_question_is_claimed_for_at_once_and_ended_when_nobody_can_hear_it() -> None:
+def test_a_question_claims_at_once_and_is_closed_when_it_cannot_be_published() -> None:
     life = running()
     question = InputRequest(execution_id="id", id="question")
     assert life.handle(Lifecycle.on_input_requested, question) == [
@@ -443,8 +443,10 @@ def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_what_ended_it() -> No
     assert life.handle(*STOP) == [do.Signal(signal.SIGTERM, SOMEBODY)]
     assert life.handle(*fired(Timer.HARD_LIMIT)) == [do.Signal(signal.SIGKILL, "")]
     life.handle(*DIES)
-    (told,) = [one for one in life.handle(Lifecycle.on_end_stored) if isinstance(one, do.ReportEnd)]
-    assert told.end == End(EndKind.OVER_LIMIT, "TimeLimitExceeded(3.0,)")
+    (reported,) = [
+        one for one in life.handle(Lifecycle.on_end_stored) if isinstance(one, do.ReportEnd)
+    ]
+    assert reported.end == End(EndKind.OVER_LIMIT, "TimeLimitExceeded(3.0,)")
 
 
 def test_a_hard_limit_asks_first_and_kills_what_does_not_leave() -> None:
@@ -603,12 +605,12 @@ def test_an_end_that_waits_for_a_new_claim_is_published_once_and_nothing_after_i
     assert life.handle(Lifecycle.on_claim_stored, "new", "new") == [do.Flush()]
 
 
-def test_5000_ends_while_redis_is_away_are_told_in_time_and_stored_later() -> None:
+def test_5000_ends_while_redis_is_away_are_reported_in_time_and_stored_later() -> None:
     lives = [running(EARLY, (Lifecycle.on_claim_due,), ENDS_WELL) for _ in range(5000)]
-    told = [do.Acknowledge(), do.ReportEnd(end_of_traced(WELL), frees_slot=False)]
+    reported = [do.Acknowledge(), do.ReportEnd(end_of_traced(WELL), frees_slot=False)]
     for life in lives:
         assert life.run is Run.OVER
-        assert life.handle(Lifecycle.on_end_wait) == told
+        assert life.handle(Lifecycle.on_end_wait) == reported
         assert life.handle(Lifecycle.on_end_wait) == []
     for life in lives:
         assert life.handle(*CLAIMED) == [do.Flush()]
@@ -646,7 +648,7 @@ def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
 # --- what ends otherwise -----------------------------------------------------------------------
 
 
-def test_what_celery_discarded_has_its_end_in_the_stream_and_is_told_nobody() -> None:
+def test_a_task_that_celery_discarded_ends_in_the_stream_and_is_not_reported() -> None:
     life = Lifecycle(LATE)
     end = Ended(outcome=Outcome.CANCELLED, type="TaskRevokedError", message="revoked")
     assert life.handle(Lifecycle.on_discarded, Streaming.CLAIM_LATER, "revoked") == [
@@ -690,7 +692,7 @@ def test_a_worker_that_stops_leaves_no_trace_of_what_has_not_begun() -> None:
 
 # --- the tables --------------------------------------------------------------------------------
 
-_TOLD = End(EndKind.TOO_MANY_LOSSES, "")
+_TOO_MANY = End(EndKind.TOO_MANY_LOSSES, "")
 AGAIN = origin(acks_late=True, is_redelivered=True)
 RETRIED = origin(acks_late=True, is_retry=True)
 WAY_TO: dict[tuple[object, object], tuple[Origin, list[Event]]] = {
@@ -702,7 +704,10 @@ WAY_TO: dict[tuple[object, object], tuple[Origin, list[Event]]] = {
     (Run.AWAITING_CLAIM, Run.QUEUED): (LATE, [CLAIM_FIRST, CLAIMED]),
     (Run.AWAITING_CLAIM, Run.OVER): (LATE, [CLAIM_FIRST, STOP]),
     (Run.AWAITING_JUDGEMENT, Run.QUEUED): (AGAIN, [NO_STREAM, (Lifecycle.on_loss_judged, None)]),
-    (Run.AWAITING_JUDGEMENT, Run.OVER): (AGAIN, [NO_STREAM, (Lifecycle.on_loss_judged, _TOLD)]),
+    (Run.AWAITING_JUDGEMENT, Run.OVER): (
+        AGAIN,
+        [NO_STREAM, (Lifecycle.on_loss_judged, _TOO_MANY)],
+    ),
     (Run.QUEUED, Run.SENT): (LATE, [CLAIM_LATER, (Lifecycle.on_sent,)]),
     (Run.QUEUED, Run.OVER): (LATE, [CLAIM_LATER, STOP]),
     (Run.SENT, Run.QUEUED): (

@@ -226,10 +226,10 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.world.command(command)
         self.world.store()
 
-    @when(lambda self: self.world.is_settling and self.world.call is None)
+    @when(lambda self: self.world.awaits_in_flight and self.world.call is None)
     @step()
     def nothing_is_on_its_way(self) -> None:
-        self.world.settle()
+        self.world.finish_in_flight()
 
     @when(lambda self: self.world.is_looking)
     @step()
@@ -261,13 +261,13 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @in_case_of(Trouble.NEWS)
     @step()
-    def bell_rings(self) -> None:
+    def doorbell_rings(self) -> None:
         self.world.feed(Lifecycle.on_doorbell_rang)
 
     @when(lambda self: self.world.is_reading)
     @when(lambda self: not self.is_redis_away)
     @step(command=st.sampled_from(COMMANDS))
-    def is_told(self, command: Command) -> None:
+    def command_arrives(self, command: Command) -> None:
         self.world.command(command)
 
     @in_case_of(Trouble.REDIS)
@@ -413,7 +413,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @invariant()
     def slot_and_report_are_single(self) -> None:
         world = self.world
-        assert len(world.told) <= 1
+        assert len(world.reported) <= 1
         assert world.freed <= 1
         assert world.acks <= 1
         assert len(world.notes) <= 1

@@ -129,7 +129,7 @@ class World:
         self.backlog = 0
         self.end: LastEvent | None = None
         self.is_end_stored = False
-        self.may_append = self.is_settling = self.is_looking = self.is_reading = False
+        self.may_append = self.awaits_in_flight = self.is_looking = self.is_reading = False
         self.is_closed = streaming is Streaming.NONE
         self.is_released = self.is_closed
         self.holds: set[str] = set()
@@ -141,7 +141,7 @@ class World:
         self.has_waited = self.has_end_waited = False
         # the reporter
         self.accepted: do.ReportAccepted | None = None
-        self.told: list[End] = []
+        self.reported: list[End] = []
         self.acks = self.freed = 0
 
     def feed(self, event: Event[P], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -194,8 +194,8 @@ class World:
         self.timers -= set(Wait)
 
     def report(self, action: Action) -> None:
-        assert not self.told, "the end is the last that is told"
-        assert not self.is_left, "a message that is left to other workers is not spoken of"
+        assert not self.reported, "the end is the last report"
+        assert not self.is_left, "a message that is left to other workers is not reported"
         match action:
             case do.ReportAccepted():
                 assert self.accepted is None
@@ -212,7 +212,7 @@ class World:
             case do.FreeSlot():
                 self.freed += 1
             case do.ReportEnd(end, frees_slot):
-                self.told.append(end)
+                self.reported.append(end)
                 self.freed += frees_slot
 
     def publish(self, action: Action) -> None:  # noqa: C901, PLR0912 - a clause for each action
@@ -232,7 +232,7 @@ class World:
             case do.ConfirmLease(owner):
                 self.confirms.add(owner)
             case do.AwaitInFlight():
-                self.may_append, self.is_settling = False, True
+                self.may_append, self.awaits_in_flight = False, True
                 self.stored_owner = ""
             case do.Publish() | do.PublishStart():
                 assert self.end is None, "output comes before the end"
@@ -341,9 +341,9 @@ class World:
             else:
                 self.feed(Lifecycle.on_claim_refused, reason)
 
-    def settle(self) -> None:
+    def finish_in_flight(self) -> None:
         asked = [] if self.is_closed else list(self.questions.values())
-        self.is_settling = False
+        self.awaits_in_flight = False
         actions = self.life.handle(Lifecycle.on_in_flight_done)
         for action in actions:
             self.carry_out(action)
@@ -390,8 +390,8 @@ class World:
             self.look()
         elif self.call is not None and not is_redis_away:
             self.store()
-        elif self.is_settling and self.call is None:
-            self.settle()
+        elif self.awaits_in_flight and self.call is None:
+            self.finish_in_flight()
         elif self.holds and not is_redis_away:
             self.note_hold(min(self.holds))
         else:
@@ -414,19 +414,19 @@ class World:
 
     def check_over(self, *, is_redis_away: bool) -> None:
         """Nothing hangs, and everything was said once."""
-        life, told = self.life, [end.kind for end in self.told]
+        life, reported = self.life, [end.kind for end in self.reported]
         assert life.run is Run.OVER, life
         assert life.report is Report.ENDED, life
         assert not self.timers
         if self.is_left:
-            assert not told
+            assert not reported
             assert not self.freed
         elif self.is_discarded:
-            assert not told
+            assert not reported
             assert not self.freed
             assert self.accepted is None
         else:
-            assert len(told) == 1
+            assert len(reported) == 1
             assert self.freed == 1
             assert self.acks == (self.accepted is not None and self.accepted.defers_ack)
         assert is_redis_away or life.claim is Claim.CLOSED, life

@@ -31,7 +31,7 @@ class Handoff:
 
 
 def team(reverse: bool = False) -> dict[str, Agent]:
-    """Two agents of one name that differ in what they are told, and two that differ by place."""
+    """Two agents of one name that differ in their instructions, and two that differ by place."""
     roles = {
         "start": Agent("triage"),
         "refunds": Agent("clerk", "refunds"),

@@ -61,7 +61,7 @@ class Slow:
 
 
 class Blocking:
-    """Does not return before it is told to."""
+    """Return only when told to."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -178,7 +178,7 @@ def test_a_fast_one_beside_a_slow_one_stays_where_it_was(make: Any, counters: Co
     assert fast[0] == (1, threading.get_ident())
 
 
-def test_one_in_quarantine_delays_nobody(make: Any) -> None:
+def test_one_in_quarantine_delays_no_other(make: Any) -> None:
     interceptors, blocking = make(STRICT), Blocking()
     quarantined(interceptors, blocking)
     interceptors.observe("a")

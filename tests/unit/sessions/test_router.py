@@ -100,7 +100,7 @@ anything = st.one_of(*map(messages_of, KINDS)) | st.builds(
 )
 
 
-def retold(message: Any, name: str | None) -> Any:
+def addressed(message: Any, name: str | None) -> Any:
     """The same message about an execution that exists, or the session."""
     if hasattr(message, "execution_id") and (name or isinstance(message, (Output, Gap))):
         message.execution_id = name
@@ -116,7 +116,7 @@ def test_any_message_is_routed_or_a_bad_frame(story: list[tuple[Any, str | None]
         replies = [parent.router.expect(request) for request in requests]
         for message, name in story:
             try:
-                parent.router.route(retold(message, name))
+                parent.router.route(addressed(message, name))
             except BadFrame:
                 break
         assert len(parent.router.session_messages) <= GENERAL
@@ -161,7 +161,7 @@ async def test_a_reply_of_another_kind_is_a_bad_frame() -> None:
     assert not reply.done()
 
 
-async def test_a_reply_that_nobody_waits_for_is_kept_for_whoever_looks() -> None:
+async def test_a_reply_without_a_waiter_is_kept_among_the_session_messages() -> None:
     parent = Parent()
     late = CancelReply(in_reply_to="?", execution_id="e", done="not_running")
     parent.router.route(late)
@@ -180,7 +180,7 @@ async def test_a_request_whose_reply_is_too_large_fails_and_says_so() -> None:
     parent, request = Parent(), NamespaceRequest()
     reply = parent.router.expect(request)
     parent.router.route(ReplyTooLarge(in_reply_to=request.id, size=200, ceiling=100))
-    parent.router.route(ReplyTooLarge(in_reply_to="of nobody", size=200, ceiling=100))
+    parent.router.route(ReplyTooLarge(in_reply_to="of none", size=200, ceiling=100))
     with pytest.raises(FrameTooLarge, match="200 bytes is over the ceiling of 100"):
         await reply
 
@@ -367,8 +367,8 @@ async def test_raw_bytes_belong_to_the_only_execution_that_runs() -> None:
     assert parent.streams.raw_owner is parent.stream("e")
     router.route(Result(execution_id="e"))
     assert parent.streams.raw_owner is None
-    assert router.on_raw("stderr", "of nobody", 9)
-    assert list(router.session_messages)[-1].data == "of nobody"
+    assert router.on_raw("stderr", "of none", 9)
+    assert list(router.session_messages)[-1].data == "of none"
 
 
 async def test_raw_bytes_that_overtake_the_ack_follow_it() -> None:
@@ -395,7 +395,7 @@ async def test_raw_bytes_ask_for_a_pause_when_a_window_of_them_waits() -> None:
 # --- waiting -----------------------------------------------------------------------------------
 
 
-async def test_whoever_waits_for_a_message_gets_one_each_in_order() -> None:
+async def test_each_waiter_for_a_message_gets_one_in_order() -> None:
     parent = Parent()
     waiting = [asyncio.ensure_future(parent.router.receive()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -414,7 +414,7 @@ async def test_one_that_is_cancelled_as_it_is_woken_leaves_the_message_to_the_ne
     assert first.cancelled()
 
 
-async def test_when_the_child_is_gone_everyone_who_waits_is_told() -> None:
+async def test_when_the_child_is_gone_every_waiter_is_woken() -> None:
     parent = Parent()
     waiting = asyncio.ensure_future(parent.router.receive())
     reply = parent.router.expect(Checkpoint())

@@ -344,7 +344,7 @@ def test_a_knob_that_does_not_exist_is_refused() -> None:
         OutputSettings(colour="red")  # type: ignore[call-arg]
 
 
-def test_what_the_child_is_told_is_checked_again_where_it_arrives() -> None:
+def test_settings_for_the_child_are_checked_again_where_they_arrive() -> None:
     wire = msgspec.msgpack.encode({"output": {"window_bytes": 0}})
     with pytest.raises(msgspec.ValidationError, match=r">= 1 - at `\$.output.window_bytes`"):
         msgspec.msgpack.decode(wire, type=ChildSettings)

@@ -1,4 +1,4 @@
-"""What is repeated, how often, and what is settled: decided without a server."""
+"""Which calls are repeated, how often, and which are abandoned: decided without a server."""
 
 from __future__ import annotations
 
@@ -127,22 +127,22 @@ def test_a_forgotten_operation_may_have_written() -> None:
 
 @pytest.mark.parametrize("leaving", [asyncio.CancelledError, KeyboardInterrupt, ZeroDivisionError])
 @pytest.mark.parametrize("in_pause", [False, True])
-def test_a_caller_who_leaves_has_its_write_settled(
+def test_a_write_is_abandoned_when_its_caller_leaves(
     leaving: type[BaseException], in_pause: bool
 ) -> None:
     operation = call_script(write(), RETRY)
     next(operation)
     if in_pause:
         operation.throw(lost())
-    settle = operation.throw(leaving())
-    assert isinstance(settle, Abandon)
-    assert settle.call.keys == ("b",)
-    assert settle.call.operation_id == "w:op"
+    abandon = operation.throw(leaving())
+    assert isinstance(abandon, Abandon)
+    assert abandon.call.keys == ("b",)
+    assert abandon.call.operation_id == "w:op"
     with pytest.raises(leaving):
         next(operation)
 
 
-def test_a_read_needs_no_settling() -> None:
+def test_a_read_is_not_abandoned() -> None:
     operation: Any = call_script(read(), RETRY)
     next(operation)
     with pytest.raises(asyncio.CancelledError):
@@ -165,7 +165,7 @@ def test_the_pauses_of_a_thousand_attempts_stay_bounded() -> None:
     assert delay_s(5000, RETRY) <= RETRY.max_delay_s
 
 
-async def test_who_waits_through_outages_hears_of_each_and_is_told_at_last() -> None:
+async def test_a_retry_reports_each_outage_and_returns_the_answer() -> None:
     faults = [lost(), StorageDenied("who are you")]
     heard: list[StorageError] = []
 
@@ -178,7 +178,7 @@ async def test_who_waits_through_outages_hears_of_each_and_is_told_at_last() -> 
     assert [type(fault) for fault in heard] == [StorageUnavailable, StorageDenied]
 
 
-async def test_an_outage_that_is_too_long_is_told() -> None:
+async def test_an_outage_that_is_too_long_is_raised() -> None:
     async def ask() -> str:
         raise lost()
 

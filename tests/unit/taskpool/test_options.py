@@ -14,7 +14,9 @@ from capsule_tasks.settings import TaskChildSettings
 from capsule_tasks.taskpool.options import check, lane_settings, profile
 
 
-def test_a_name_that_nobody_knows_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_setting_is_logged_with_the_nearest_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     app = Celery("shop")
     app.conf.update(capsule_ready=5, capsule_revoke_ttl_s=10, capsule_streams=False)
     check(app)
@@ -73,7 +75,7 @@ def test_a_loop_that_is_blocked_may_be_sent_all_that_it_may_run() -> None:
         assert executor.max_waiting >= limit
 
 
-def test_what_nobody_reads_is_not_kept() -> None:
+def test_messages_that_are_not_read_are_not_kept() -> None:
     routing = profile(Celery("shop"), TaskChildSettings(), {}).session.routing
     assert (routing.session_queue, routing.session_queue_bytes) == (1, 1024)
     assert not routing.log_output
@@ -105,7 +107,7 @@ def test_a_time_that_cannot_be_kept_is_refused_when_the_worker_starts(revoke_ttl
 
 
 @pytest.fixture
-def told() -> TaskChildSettings:
+def lane() -> TaskChildSettings:
     app = Celery("shop", set_as_current=False)
     app.config_from_object({"task_ignore_result": True})
     app.add_defaults({"added": 1, "both": "as a default"})
@@ -116,9 +118,9 @@ def told() -> TaskChildSettings:
     return lane_settings(app, "worker@host")
 
 
-def test_what_was_assigned_or_added_is_told(told: TaskChildSettings) -> None:
-    assert told.conf == {"added": 1, "both": "assigned", "queues": ("a", "b")}
+def test_values_that_were_assigned_or_added_reach_the_child(lane: TaskChildSettings) -> None:
+    assert lane.conf == {"added": 1, "both": "assigned", "queues": ("a", "b")}
 
 
-def test_what_would_arrive_as_something_else_is_named_only(told: TaskChildSettings) -> None:
-    assert told.unsendable == ("colours", "expires", "owner")
+def test_values_that_cannot_be_sent_unchanged_are_only_named(lane: TaskChildSettings) -> None:
+    assert lane.unsendable == ("colours", "expires", "owner")

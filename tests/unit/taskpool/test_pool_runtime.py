@@ -22,13 +22,13 @@ class Spawner:
 def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
     runtime: Any = object.__new__(PoolRuntime)
     runtime._reloading, runtime._is_closed, runtime._spawner = asyncio.Lock(), False, Spawner()
     runtime._names = set()
-    runtime.sessions = SimpleNamespace(renew=lambda *_: told.append("renewed"))
-    runtime.supervisor = SimpleNamespace(tasks_known=told.append)
-    runtime.dispatcher = SimpleNamespace(replace_all=told.append)
+    runtime.sessions = SimpleNamespace(renew=lambda *_: calls.append("renewed"))
+    runtime.supervisor = SimpleNamespace(tasks_known=calls.append)
+    runtime.dispatcher = SimpleNamespace(replace_all=calls.append)
 
     async def start_trial_child(*_: object) -> Spawner:
         return Spawner()
@@ -37,9 +37,9 @@ def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
     lane = TaskChildSettings(app="shop:app")
     profiles = {"blocking": profile(Celery("shop"), lane, {})}
     asyncio.run(runtime._reload(profiles, {"new"}))
-    assert told == ["renewed", {"new"}]  # `renew` replaces every child: once is enough
+    assert calls == ["renewed", {"new"}]  # `renew` replaces every child: once is enough
     assert "old template did not stop cleanly" in caplog.text
     runtime.sessions.renew = None
     asyncio.run(runtime._reload(profiles, {"newer"}))
-    assert told[2:] == [{"newer"}]
+    assert calls[2:] == [{"newer"}]
     assert "or only in part" in caplog.text

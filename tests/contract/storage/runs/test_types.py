@@ -190,7 +190,7 @@ async def test_a_sweep_without_a_limit_is_refused(subject: Subject) -> None:
 async def test_more_calls_at_once_than_a_script_should_handle_are_refused(
     subject: Subject,
 ) -> None:
-    """Of many thousands, expiring failed behind its writes: no caller was asked to send the run on."""
+    """With many thousands, expiring failed after its writes, and no caller sent the run on."""
     runs = subject.runs()
     claim = await subject.claimed(runs)
     many = [ask(f"c{number}", expires_in_s=0.001) for number in range(1001)]

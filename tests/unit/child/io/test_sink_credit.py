@@ -1,4 +1,4 @@
-"""Output that nobody reads: the writer waits, or the oldest text goes and says so."""
+"""Output that is not read: the writer waits, or the oldest text is dropped and counted."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_less_than_a_chunk_waits_for_the_pump_and_not_the_writer() -> None:
     assert bench.outbox.sent == [("stdout", "small")]
 
 
-def test_credit_for_a_sink_with_nothing_to_say_calls_nobody() -> None:
+def test_credit_for_a_sink_without_output_calls_no_listener() -> None:
     bench = Bench()
     bench.sink.add_credit(1)
     assert bench.pump.calls == []
@@ -104,11 +104,11 @@ def test_the_end_waits_for_the_consumer() -> None:
     assert bench.sink.is_closed
 
 
-def test_who_ends_on_an_event_loop_is_told_of_credit() -> None:
-    bench, told = blocking(), []
-    bench.sink.on_credit = lambda: told.append(bench.sink.credit)
+def test_a_sink_that_ends_on_an_event_loop_reports_new_credit() -> None:
+    bench, granted = blocking(), []
+    bench.sink.on_credit = lambda: granted.append(bench.sink.credit)
     bench.sink.add_credit(5000)
-    assert told == [bench.sink.credit]
+    assert granted == [bench.sink.credit]
 
 
 class CancellingGate(InterruptibleCondition):

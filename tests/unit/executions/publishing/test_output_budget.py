@@ -90,7 +90,7 @@ def test_of_progress_that_waits_only_the_latest_is_kept_when_there_is_much() -> 
     assert sum(len(m.data) for m in said if isinstance(m, Output)) == 1000
 
 
-def test_a_little_progress_is_told_as_it_was_said() -> None:
+def test_a_little_progress_is_published_unchanged() -> None:
     budget = new_budget()
     buffer = a_writer(budget).buffer
     for _ in range(3):

@@ -20,11 +20,11 @@ class Plan(PoolPlan):
 
 
 def by_number(event: Callable[..., Any]) -> Callable[..., Any]:
-    def told(plan: PoolPlan, slot: Any, *details: Any, **named: Any) -> Any:
+    def call_by_number(plan: PoolPlan, slot: Any, *details: Any, **named: Any) -> Any:
         slot = plan.slots[slot] if isinstance(slot, int) else slot
         return event(plan, slot, *details, **named)
 
-    return told
+    return call_by_number
 
 
 EVENTS = (

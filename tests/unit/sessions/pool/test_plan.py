@@ -82,7 +82,7 @@ def test_a_session_given_back_unused_is_still_fresh() -> None:
         ({}, "loss", "killed"),
     ],
 )
-def test_a_worn_session_is_retired_and_replaced(
+def test_a_session_past_its_limits_is_retired_and_replaced(
     changes: dict[str, object], wear: str, reason: str
 ) -> None:
     plan = make(min_idle=1, max_sessions=2, **changes)
@@ -196,8 +196,8 @@ def test_the_half_open_breaker_tries_one_start_and_closes_when_it_succeeds() -> 
     assert len(started(plan, [only], 5.0)) == 2
 
 
-def test_a_breaker_whose_time_is_over_asks_for_no_more_looks() -> None:
-    """Neither while its one attempt runs, nor while nobody wants a session: that was a spin."""
+def test_a_breaker_that_may_close_plans_no_more_wake_ups() -> None:
+    """Neither while its one attempt runs, nor while no borrower waits: no busy loop."""
     for min_idle in (0, 1):
         plan = make(min_idle=min_idle, max_sessions=1, breaker_failures=1, breaker_reset_s=5.0)
         plan.wait(1)

@@ -21,7 +21,7 @@ from tests.unit.sessions.pool.plans import make
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Any order of events: the maximum holds, nobody is served twice, nothing is forgotten."""
+    """Any order of events: the maximum holds, no waiter is served twice, nothing is forgotten."""
 
     capacity = 1
 
@@ -35,7 +35,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.tickets = itertools.count(1)
         self.waiting: list[int] = []
         self.cancelled: set[int] = set()
-        """Those of `waiting` that were cancelled, and have not yet told the plan."""
+        """Members of `waiting` that were cancelled and have not yet informed the plan."""
         self.borrowed_by: dict[int, int] = {}
         self.retiring: set[int] = set()
         self.starting: set[int] = set()
@@ -209,7 +209,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert look is None or look > self.now
 
     @invariant()
-    def nobody_waits_beside_an_idle_session(self) -> None:
+    def no_waiter_beside_an_idle_session(self) -> None:
         free = [s for s in self.plan.slots.values() if s.stage is Stage.IDLE and s.name is None]
         assert not (free and any(self.names[waiter] is None for waiter in self.waiting))
 

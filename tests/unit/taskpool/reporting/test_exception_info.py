@@ -1,4 +1,4 @@
-"""A failure is told to Celery whatever the exception's type does: also if it cannot be made."""
+"""A failure is reported to Celery even if its exception cannot be made again."""
 
 from __future__ import annotations
 

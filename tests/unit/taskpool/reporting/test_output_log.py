@@ -105,13 +105,15 @@ def test_a_line_names_its_task_its_id_and_its_process_also_after_the_end(
     output_log.write(FinishedTask("never heard of", 18), text("unknown\n", late=True))
     output_log.write(one, Gap(stream="stdout", lost_bytes=7, lost_messages=1))
     heard.take(4)
-    told = [(record.processName, record.process, record.getMessage()) for record in heard.records]
-    assert told[:3] == [
+    records = [
+        (record.processName, record.process, record.getMessage()) for record in heard.records
+    ]
+    assert records[:3] == [
         ("Session-17", 17, "shop.count[one]: 50 % done"),
         ("Session-17", 17, "shop.count[one]: late"),
         ("Session-18", 18, "???[never heard of]: unknown"),
     ]
-    assert told[3][2] == "7 bytes of the output of task shop.count[one] were dropped"
+    assert records[3][2] == "7 bytes of the output of task shop.count[one] were dropped"
     assert vars(heard.records[0])["task_id"] == "one"
 
 

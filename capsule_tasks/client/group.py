@@ -115,7 +115,7 @@ class GroupExecution:
 
         Workers with streams count their members. Members that no worker counted (they ran on
         another pool, were discarded, or the counter has expired) are looked up in the result
-        backend: many in a call, ever more seldom, and only while the counter does not move. The
+        backend: many in a call, with growing pauses, and only while the counter does not move. The
         lookup needs the members' ids: from `of`, or from a group result that was saved.
         """
         watcher = await watch_thread.watcher(self.app)

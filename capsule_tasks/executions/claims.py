@@ -148,7 +148,7 @@ class ClaimAxis:
         if self.run is not states.AWAITING_CLAIM:
             return
         if reason is Refusal.CANCELLED:
-            self._finish(End(EndKind.TERMINATED, signum=int(signal.SIGTERM)))
+            self._finish(End(EndKind.STOPPED, signum=int(signal.SIGTERM)))
         else:
             self._start()
 

@@ -29,7 +29,8 @@ class EndKind(StrEnum):
 
     TRACED = ""
     """The task ended by itself."""
-    TERMINATED = "Terminated"
+    STOPPED = "Terminated"
+    """It was cancelled, terminated or killed before it ended by itself."""
     OVER_LIMIT = "TimeLimitExceeded"
     LOST = "WorkerLostError"
     """The child ended before the task did."""
@@ -66,11 +67,11 @@ class End(msgspec.Struct, frozen=True, gc=False):
 # --- how an execution ended --------------------------------------------------------------------
 
 
-def end_of_lost(stop_signum: int | None, terminal: Terminal, status: int | None) -> End:
+def end_of_unfinished(stop_signum: int | None, terminal: Terminal, status: int | None) -> End:
     """The end of an execution that its child did not finish; `status` if the child has ended."""
     has_crashed = status is not None and -status in CRASHES and -status != stop_signum
     if stop_signum is not None and not has_crashed:
-        end = End(EndKind.TERMINATED, signum=stop_signum)
+        end = End(EndKind.STOPPED, signum=stop_signum)
     elif isinstance(terminal, Error) and terminal.kind in _NOT_CARRIED:
         # The child is not lost: every other delivery would end in the same way.
         end = End(EndKind.NOT_CARRIED, _text_of(terminal))
@@ -120,7 +121,7 @@ def last_event(end: End, origin: Origin, *, is_worker_stopping: bool = False) ->
             return Ended(outcome=Outcome.CANCELLED, type=end.kind.value, message=end.message)
     if _is_requeued(end.kind, origin, is_worker_stopping=is_worker_stopping):
         return another_follows("requeued", _message(end, origin))
-    is_cancelled = end.kind is EndKind.TERMINATED
+    is_cancelled = end.kind is EndKind.STOPPED
     return Ended(
         outcome=Outcome.CANCELLED if is_cancelled else Outcome.FAILED,
         type=end.kind.value,
@@ -142,7 +143,7 @@ def lost(reason: str) -> Ended:
 
 def _message(end: End, origin: Origin) -> str:
     match end.kind:
-        case EndKind.TERMINATED:
+        case EndKind.STOPPED:
             return "its worker was stopped"
         case EndKind.NOT_CARRIED:
             return str(TaskNotCarried(origin.task, origin.execution_id, end.message))
@@ -152,7 +153,7 @@ def _message(end: End, origin: Origin) -> str:
 def _is_requeued(kind: EndKind, origin: Origin, *, is_worker_stopping: bool) -> bool:
     """Whether Celery requeues the message, or sends another, after this end."""
     match kind:
-        case EndKind.TERMINATED:
+        case EndKind.STOPPED:
             return origin.acks_late and is_worker_stopping
         case EndKind.LOST:
             return origin.continues_after_loss

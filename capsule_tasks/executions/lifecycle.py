@@ -56,7 +56,8 @@ class Lifecycle(ClaimAxis):
     """
 
     stop_signum: int | None = None
-    """The signal that the execution was requested to be ended with."""
+    """The signal that the execution was requested to be ended with; for a cancel, which sends none,
+    the one that Celery reports: SIGTERM."""
     _is_worker_stopping: bool = False
     _is_over_limit: bool = False
     _suspected: End | None = None
@@ -206,7 +207,7 @@ class Lifecycle(ClaimAxis):
             message = f"TimeLimitExceeded({self.origin.hard_limit_s},)"
             self._finish(End(EndKind.OVER_LIMIT, message).with_bytes_of(terminal))
             return
-        end = ends.end_of_lost(self.stop_signum, terminal, status)
+        end = ends.end_of_unfinished(self.stop_signum, terminal, status)
         # Coroutines share a child: the one that killed it cannot be identified.
         is_cause_known = (
             status is not None and self.stop_signum is None and not self.origin.is_async
@@ -239,7 +240,7 @@ class Lifecycle(ClaimAxis):
         self.stop_signum = signum  # a second request, stronger, may follow
         self._is_worker_stopping = self._is_worker_stopping or is_worker_stopping
         if not self.is_with_child:
-            self._finish(End(EndKind.TERMINATED, signum=signum))
+            self._finish(End(EndKind.STOPPED, signum=signum))
         elif self.origin.is_async:
             self._do(do.CancelInChild(_ASYNC_GRACE_S, requested_by))
         else:
@@ -251,7 +252,7 @@ class Lifecycle(ClaimAxis):
             return
         signum = self.stop_signum = self.stop_signum or int(signal.SIGTERM)
         if not self.is_with_child:
-            self._finish(End(EndKind.TERMINATED, signum=signum))
+            self._finish(End(EndKind.STOPPED, signum=signum))
         else:
             self._do(do.CancelInChild(grace_s, requested_by))
 

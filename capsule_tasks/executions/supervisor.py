@@ -40,7 +40,7 @@ from capsule_tasks.protocol.messages import (
     InputRequest,
     Message,
     Output,
-    Progress,
+    Streamed,
     Terminal,
 )
 from capsule_tasks.sessions import SessionPool
@@ -197,7 +197,7 @@ class Supervisor:
             self.feed(work, Lifecycle.on_input_requested, message)
         elif isinstance(message, InputClosed):
             self.feed(work, Lifecycle.on_input_answered, message)
-        elif isinstance(message, (Gap, Progress)):
+        elif isinstance(message, Streamed):
             if isinstance(message, Gap):
                 work.has_output = True
                 self._output_log.write(work, message)

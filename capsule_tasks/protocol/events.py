@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from capsule_tasks.protocol.messages import Gap, InputClosed, InputRequest, Output, Progress
+from capsule_tasks.protocol.messages import InputClosed, InputRequest, Streamed
 
 
 class Outcome(StrEnum):
@@ -88,11 +88,9 @@ class UnknownEvent(msgspec.Struct, kw_only=True, frozen=True):
 EventMessage = (
     AttemptClaimed
     | Accepted
-    | Output
-    | Progress
+    | Streamed
     | InputRequest
     | InputClosed
-    | Gap
     | Stacks
     | AttemptEnded
     | Ended

@@ -386,6 +386,10 @@ class Gap(ToParent, kw_only=True, tag="gap"):
     execution_id: str | None = None
 
 
+Streamed = Output | Progress | Gap
+"""What a child sends while code runs and the parent hands on as it is: these are events too."""
+
+
 class Raised(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Enough of an exception to rebuild it where its type is known."""
 

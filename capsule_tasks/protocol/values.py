@@ -169,7 +169,7 @@ _SCALARS: dict[type, tuple[int, Callable[[Any], object], _Reader, Callable[[Any]
     bytearray: (13, bytes, bytes, bytearray),
     range: (14, _bounds, _integers, lambda v: range(*v)),
 }
-"""Of each type: its code, its payload, how that is read, and the value of what was read."""
+"""By type: the code, the payload, how that is read, and the value of what was read."""
 
 _REVIVERS: dict[int, tuple[_Reader, Callable[[Any], object]]] = {
     _BIG_INT: (_text, lambda v: int(v, 16)),

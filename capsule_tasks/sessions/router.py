@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from capsule_tasks.errors import BadFrame, FrameTooLarge, SessionLost
 from capsule_tasks.protocol import messages as wire
@@ -69,7 +69,7 @@ class SessionQueue:
 
 
 def _size(message: Any) -> int:
-    if isinstance(message, wire.Output | wire.Gap | wire.Progress):
+    if isinstance(message, wire.Streamed):
         return message_cost(message)
     return len(encode_frame(message, _NO_CEILING))  # a reply without a request, which is rare
 
@@ -105,9 +105,7 @@ class Router:
             wire.Heartbeat: child.on_heartbeat,
             wire.Ack: self._on_start,
             wire.Started: self._on_start,
-            wire.Output: self._to_stream,
-            wire.Progress: self._to_stream,
-            wire.Gap: self._to_stream,
+            **dict.fromkeys(get_args(wire.Streamed), self._to_stream),
             wire.InputRequest: self._on_input_request,
             wire.InputClosed: self._on_input_closed,
             wire.Result: self._on_end,
@@ -214,7 +212,7 @@ class Router:
                 receiver.set_result(None)
                 break
 
-    def _to_session(self, message: wire.Output | wire.Gap | wire.Progress) -> None:
+    def _to_session(self, message: wire.Streamed) -> None:
         """Handle output of the session itself, or of an execution that has already ended."""
         self._channel.send_control(wire.Credit(execution_id=None, bytes=message_cost(message)))
         if isinstance(message, wire.Output):

@@ -53,7 +53,7 @@ class WakeupFd:
 
     def ring(self) -> None:
         if not self._is_closed:  # its number may be another descriptor's by now
-            # Nobody needs another wake-up while the pipe is full, or once it is closed.
+            # No other wake-up is needed while the pipe is full, or once it is closed.
             with contextlib.suppress(OSError):
                 os.write(self._writer, b"!")
 
@@ -84,7 +84,7 @@ class CallQueue:
         return len(self._calls)
 
     def put(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Wakes nobody: `flush` does."""
+        """Does not wake the other thread: `flush` does."""
         self._calls.append((call, arguments))
 
     def flush(self) -> None:

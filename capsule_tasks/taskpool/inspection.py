@@ -12,7 +12,7 @@ from capsule_tasks.sessions.pool.plan import EARLY_EXITS
 from capsule_tasks.taskpool.reporting.task_frames import only_task_frames
 
 _MAX_IDS = 20
-"""Of the coroutines that run in one session."""
+"""How many running coroutines of one session are listed at most."""
 
 
 def describe(child: Child) -> dict[str, Any]:

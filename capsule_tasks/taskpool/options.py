@@ -57,7 +57,7 @@ def check(app: Any) -> None:
 def lane_settings(app: Any, hostname: str, **changes: Any) -> TaskChildSettings:
     """The settings that a child of this worker is sent."""
     made = _made_in_code(app)
-    conf = {name: value for name, value in made.items() if _can_be_told(value)}
+    conf = {name: value for name, value in made.items() if _is_sendable(value)}
     return TaskChildSettings(
         hostname=hostname,
         app=_path_of(app),
@@ -77,7 +77,7 @@ def _made_in_code(app: Any) -> dict[str, Any]:
     return found
 
 
-def _can_be_told(value: Any) -> bool:
+def _is_sendable(value: Any) -> bool:
     """Whether the child would have the same; lists for tuples, which Celery takes as well."""
     try:
         decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(value))

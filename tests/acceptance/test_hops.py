@@ -18,10 +18,11 @@ from tests.acceptance.workers import Worker
 LIMITS = {
     ("on", "delivered"): 21,
     ("on", "ended"): 22,
-    ("off", "delivered"): 17,
-    ("off", "ended"): 14,
+    ("off", "delivered"): 18,
+    ("off", "ended"): 15,
 }
-"""Modules with streams on and off. Decision 025 says why they are not the 15 that were aimed at."""
+"""Modules with streams on and off: one more than was measured, since under load a heartbeat or a
+late Ack adds one. Decision 025 says why they are not the 15 that were aimed at."""
 CODECS = {"protocol.codec", "protocol.framing", "protocol.messages", "protocol.events"}
 """Not counted: they turn messages into bytes and back, decide nothing, and pass nothing on."""
 WAYS = {

@@ -14,7 +14,7 @@ _LIMITS = (
     ("open_files", resource.RLIMIT_NOFILE, errno.EMFILE, "limit of {} open files"),
     ("file_bytes", resource.RLIMIT_FSIZE, errno.EFBIG, "file size limit of {} bytes"),
 )
-"""Of each limit: its setting, its resource, the error of those who reach it, and its name."""
+"""One row for each limit: setting, resource, error of those who reach it, name."""
 
 
 def apply(limits: LimitSettings) -> LimitSettings:

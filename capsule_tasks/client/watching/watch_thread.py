@@ -118,19 +118,19 @@ class WatchThread:
         """Iterate over an asynchronous generator from a thread; leaving early closes it."""
         loop = self.loop
         found: Queue[T | Future[None]] = Queue()
-        room = asyncio.Semaphore(_AHEAD)
+        slots = asyncio.Semaphore(_AHEAD)
 
         async def drive() -> None:
             async with aclosing(make()) as items:
                 async for item in items:
                     found.put(item)
-                    await room.acquire()
+                    await slots.acquire()
 
         driving = asyncio.run_coroutine_threadsafe(drive(), loop)
         driving.add_done_callback(found.put)
         try:
             while not isinstance(item := found.get(), Future):
-                loop.call_soon_threadsafe(room.release)
+                loop.call_soon_threadsafe(slots.release)
                 yield item
             item.result()  # raises the error that ended it
         finally:

@@ -2,7 +2,7 @@
 
 Redis is the truth. A doorbell wakes a watcher, and the watcher reads the events after the last one
 it has seen. An execution without a stream is looked up in the result backend: when the backend's
-own channel rings, if the backend is a Redis, and otherwise ever more seldom.
+own channel rings, if the backend is a Redis, and otherwise with growing pauses.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ class ExecutionWatcher:
         rings = {one: partial(ring, one) for one in unclaimed}
         try:
             await _for_each(unclaimed, lambda one: self.bells.listen(channels[one], rings[one]))
-            heard = await self.states(unclaimed)
-            silent -= {one for one, state in heard.items() if state != states[one]}
+            later_states = await self.states(unclaimed)
+            silent -= {one for one, state in later_states.items() if state != states[one]}
             if silent:
                 await wait_for_ring(all_rang, _CLAIM_S)
             rang = [one for one in unclaimed if one not in silent]
-            return states | heard | await self.states(rang)
+            return states | later_states | await self.states(rang)
         finally:
             for one in unclaimed:
                 self.bells.leave(channels[one], rings[one])
@@ -173,7 +173,7 @@ class BackendOutage:
 
 @dataclass(eq=False)
 class StreamWatch:
-    """One watcher of one stream. Asks the result backend, ever more seldom, while there is none."""
+    """One watcher of one stream. While there is none, asks the result backend, ever less often."""
 
     watcher: ExecutionWatcher
     cursor: StreamCursor

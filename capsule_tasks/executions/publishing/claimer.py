@@ -1,4 +1,4 @@
-"""Claims executions under the worker's lease, and rings those that were sent commands."""
+"""Claims executions under the worker's lease, and listens to its doorbells."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Claimer:
                 writer.feed(Lifecycle.on_lease_begun, incarnation)
 
     def worker_lapsed(self, worker: str) -> None:
-        """Another worker was not heard of for so long that it may have died."""
+        """Another worker has not renewed its lease for so long that it may have died."""
         self._publisher.background.spawn(self._reap(worker))
 
     async def _reap(self, worker: str) -> None:

@@ -39,7 +39,7 @@ class OutputBudget:
         """
         self._refresh()
         self._tokens = max(-self._rate, self._tokens - utf8_size(output.data))
-        is_lossy = output.raw and self.may_drop  # it has no credit to lose: its buffer may_drop
+        is_lossy = output.raw and self.may_drop  # its buffer may drop it, and it has no credit
         if self._tokens < 0:
             self._await_refill()
         elif is_lossy or not self._is_full(writer):
@@ -51,8 +51,8 @@ class OutputBudget:
         """Output of the writer was stored: resume those that waited for room."""
         if not self._paused or self._refill is not None:
             return
-        is_roomy = self.waiting_bytes <= self._total_bytes // 2
-        for one in list(self._paused) if is_roomy else [writer]:
+        has_space = self.waiting_bytes <= self._total_bytes // 2
+        for one in list(self._paused) if has_space else [writer]:
             if one in self._paused and _waiting(one) <= self._window_bytes // 2:
                 self._paused.discard(one)
                 one.execution.resume_output()

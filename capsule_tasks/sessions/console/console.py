@@ -157,7 +157,7 @@ class Console:
             try:
                 works_now = parse(self._session, line)[0].works_while_running
             except CapsuleError:
-                works_now = True  # to be told so
+                works_now = True  # its error is shown now
             if works_now:
                 self._spawn(self._attempt(self._obey(line)))
                 return True

@@ -86,15 +86,15 @@ class Doorbells:
         if name not in self._channels:
             self._channels[name] = _Channel()
             self._send_soon(name)
-        heard = self._channels[name]
-        heard.rings.append(ring)
+        doorbell = self._channels[name]
+        doorbell.rings.append(ring)
         if self._server is None:
             self._server = asyncio.get_running_loop().create_task(self._serve())
         try:
             async with asyncio.timeout(self._timeout_s):
-                await heard.is_subscribed.wait()
+                await doorbell.is_subscribed.wait()
         except TimeoutError:
-            heard.has_missed = True
+            doorbell.has_missed = True
             fault = reason_of(self._fault) if self._fault is not None else "no answer"
             why = f"{fault} (for {self._timeout_s:g} s)"
             raise StorageUnavailable(f"Redis: {why}") from self._fault
@@ -104,12 +104,12 @@ class Doorbells:
     def leave(self, channel: str, ring: OnRing) -> None:
         """Stop calling `ring`; safe if it never was."""
         name = channel.encode()
-        heard = self._channels.get(name)
-        if heard is not None and ring in heard.rings:
-            heard.rings.remove(ring)
-            if not heard.rings:
+        doorbell = self._channels.get(name)
+        if doorbell is not None and ring in doorbell.rings:
+            doorbell.rings.remove(ring)
+            if not doorbell.rings:
                 del self._channels[name]
-                heard.is_subscribed.set()  # a `listen` that waits returns
+                doorbell.is_subscribed.set()  # a `listen` that waits returns
                 self._send_soon(name)
 
     async def close(self) -> None:
@@ -119,8 +119,8 @@ class Doorbells:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        for heard in self._channels.values():
-            heard.is_subscribed.set()  # a `listen` that waits raises StorageClosed
+        for doorbell in self._channels.values():
+            doorbell.is_subscribed.set()  # a `listen` that waits raises StorageClosed
         await self._endpoint.close()
 
     # --- the connection ------------------------------------------------------------------------
@@ -140,9 +140,9 @@ class Doorbells:
                 self._note_fault(error)
             finally:
                 self._connection = None
-                for heard in self._channels.values():
-                    heard.has_missed |= heard.is_subscribed.is_set()
-                    heard.is_subscribed.clear()
+                for doorbell in self._channels.values():
+                    doorbell.has_missed |= doorbell.is_subscribed.is_set()
+                    doorbell.is_subscribed.clear()
                 if connection is not None:
                     with contextlib.suppress(*FAULTS):
                         await connection.disconnect(nowait=True)
@@ -177,16 +177,16 @@ class Doorbells:
 
     def _on_message(self, message: Any) -> None:
         kind = message[0] if isinstance(message, list) and len(message) > 2 else b""
-        heard = self._channels.get(message[1]) if kind in (b"message", b"subscribe") else None
-        if heard is None:
+        doorbell = self._channels.get(message[1]) if kind in (b"message", b"subscribe") else None
+        if doorbell is None:
             return
         if kind == b"message":
-            heard.ring(message[2])
+            doorbell.ring(message[2])
             return
-        heard.is_subscribed.set()
-        if heard.has_missed:
-            heard.has_missed = False
-            heard.ring(None)
+        doorbell.is_subscribed.set()
+        if doorbell.has_missed:
+            doorbell.has_missed = False
+            doorbell.ring(None)
 
     def _send_soon(self, name: bytes) -> None:
         """Send a change together with all others of this iteration of the loop."""

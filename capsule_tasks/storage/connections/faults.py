@@ -75,8 +75,8 @@ def to_storage_error(error: BaseException, *, was_sent: bool) -> StorageError:
         if isinstance(error, kind):
             return ours(text)
     if isinstance(error, raised.ResponseError):
-        told = str(error)
-        return next(kind for reply, kind in _KIND_OF_REPLY if reply.match(told))(text)
+        text_of_reply = str(error)
+        return next(kind for reply, kind in _KIND_OF_REPLY if reply.match(text_of_reply))(text)
     return StorageUnavailable(text, may_have_written=was_sent)
 
 

@@ -148,7 +148,7 @@ class TaskReporter(Reporter):
             case EndKind.TRACED:
                 assert end.traced is not None
                 self._report_result(end.traced)
-            case EndKind.TERMINATED:
+            case EndKind.STOPPED:
                 self.report_failure(Terminated(-end.signum))
             case EndKind.OVER_LIMIT:
                 self.report_failure(TimeLimitExceeded(hard_limit_s))

@@ -38,7 +38,7 @@ class BatchedAcks:
     """
 
     def __init__(self) -> None:
-        self._line: Any = None
+        self._writer: Any = None
         self._hub: Any = None
         self._is_planned = False
         self._patience_s = _TIMEOUT_S
@@ -46,21 +46,21 @@ class BatchedAcks:
 
     def follow(self, qos: Any, hub: Any, *, has_marks: bool) -> None:
         """Write over the channel of `qos` from now on, which has had no message yet."""
-        before, self._line = self._line, UnackedWriter(qos.channel, has_marks=has_marks)
+        before, self._writer = self._writer, UnackedWriter(qos.channel, has_marks=has_marks)
         self._hub, self._is_planned = hub, False
         base = mixed(RenewalMarkQoS, qos.__class__) if has_marks else qos.__class__
         qos.__class__ = mixed(BatchedAckQoS, base)
         qos.acks = self
         if before is not None:
-            self._line.take_over(before)
+            self._writer.take_over(before)
             self.write()
 
     def hold(self, tag: str, message: str) -> None:
-        self._line.deliver(tag, message)
+        self._writer.deliver(tag, message)
         self.write()
 
     def ack(self, tag: str) -> None:
-        self._line.ack(tag)
+        self._writer.ack(tag)
         if self._hub is None:
             self.write()
         else:
@@ -68,19 +68,19 @@ class BatchedAcks:
 
     def write(self) -> None:
         """Send what was not sent yet."""
-        self._make(self._line.write)
+        self._make(self._writer.write)
         self._plan()
 
     def flush(self) -> None:
         """Write all and wait until it is confirmed, unless Redis does not answer."""
-        if self._line is not None and not self._line.is_flushed:
-            self._make(self._line.flush)
+        if self._writer is not None and not self._writer.is_flushed:
+            self._make(self._writer.flush)
 
     def stop(self) -> None:
         """Write the rest; idempotent."""
         self.flush()
-        if self._line is not None:
-            self._line.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _make(self, call: Any) -> None:
         try:
@@ -94,18 +94,18 @@ class BatchedAcks:
 
     def _plan(self) -> None:
         """Check again soon, if anything is not confirmed."""
-        if self._hub is not None and not self._is_planned and not self._line.is_flushed:
+        if self._hub is not None and not self._is_planned and not self._writer.is_flushed:
             self._is_planned = True
             self._hub.call_later(self._patience_s, self._on_time)
 
     def _on_time(self) -> None:
         self._is_planned = False
         self._patience_s = min(2 * self._patience_s, _MAX_TIMEOUT_S)
-        if self._line.is_answered:
+        if self._writer.is_answered:
             self.write()
         else:
             self._plan()
-        if self._line.is_flushed:
+        if self._writer.is_flushed:
             self._patience_s = _TIMEOUT_S
 
 

@@ -13,8 +13,8 @@ from capsule_tasks.executions.ends import (
     End,
     EndKind,
     LastEvent,
-    end_of_lost,
     end_of_traced,
+    end_of_unfinished,
     failure_of,
     human_status,
     last_event,
@@ -47,10 +47,10 @@ def failed(name: str, message: str = "", module: str = "celery.exceptions", **st
 @pytest.mark.parametrize(
     ("signum", "status", "kind"),
     [
-        (TERM, -TERM, EndKind.TERMINATED),
-        (TERM, -KILL, EndKind.TERMINATED),
-        (SEGV, -SEGV, EndKind.TERMINATED),
-        (TERM, None, EndKind.TERMINATED),
+        (TERM, -TERM, EndKind.STOPPED),
+        (TERM, -KILL, EndKind.STOPPED),
+        (SEGV, -SEGV, EndKind.STOPPED),
+        (TERM, None, EndKind.STOPPED),
         (INT, -SEGV, EndKind.LOST),
         (TERM, -SEGV, EndKind.LOST),
         (None, -KILL, EndKind.LOST),
@@ -60,20 +60,20 @@ def failed(name: str, message: str = "", module: str = "celery.exceptions", **st
 def test_a_crash_is_no_signal_that_was_sent_before(
     signum: int | None, status: int | None, kind: EndKind
 ) -> None:
-    end = end_of_lost(signum, error(ErrorKind.KILLED, stdout_bytes=3, stderr_bytes=4), status)
+    end = end_of_unfinished(signum, error(ErrorKind.KILLED, stdout_bytes=3, stderr_bytes=4), status)
     assert end.kind is kind
     assert (end.stdout_bytes, end.stderr_bytes) == (3, 4)
-    assert end.signum == (signum if kind is EndKind.TERMINATED else 0)
+    assert end.signum == (signum if kind is EndKind.STOPPED else 0)
 
 
 def test_a_task_lost_with_a_neighbour_is_given_the_reason() -> None:
     said = "its child was killed because one did not stop (the main thread was in two (hold))"
-    end = end_of_lost(None, error(ErrorKind.LOST_WITH_NEIGHBOUR, said), -KILL)
+    end = end_of_unfinished(None, error(ErrorKind.LOST_WITH_NEIGHBOUR, said), -KILL)
     assert end.message == f"Worker exited prematurely: signal 9 (SIGKILL). I{said[1:]}."
 
 
 def test_a_child_that_goes_on_says_why_the_task_did_not() -> None:
-    end = end_of_lost(None, error(ErrorKind.TIMEOUT, "too late"), None)
+    end = end_of_unfinished(None, error(ErrorKind.TIMEOUT, "too late"), None)
     assert end.message == "The task did not come to its end: SessionLost: too late."
 
 
@@ -86,7 +86,7 @@ def test_an_exit_status_is_said_as_prefork_says_it(status: int) -> None:
 def test_what_does_not_fit_into_a_frame_is_no_lost_child(kind: ErrorKind) -> None:
     """Another delivery would end in the same way."""
     origin = Origin(execution_id="id", task="app.task", continues_after_loss=True)
-    end = end_of_lost(None, error(kind, "2 GiB"), None)
+    end = end_of_unfinished(None, error(kind, "2 GiB"), None)
     assert end == End(EndKind.NOT_CARRIED, "SessionLost: 2 GiB")
     message = str(TaskNotCarried("app.task", "id", "SessionLost: 2 GiB"))
     expected = Ended(outcome=Outcome.FAILED, type="TaskNotCarried", message=message)
@@ -129,7 +129,7 @@ def test_the_tracer_says_what_became_of_the_task(end: End, outcome: Outcome) -> 
     assert failure_of(event) == f"{event.type}: {event.message}"
 
 
-TERMINATED = End(EndKind.TERMINATED, signum=TERM)
+STOPPED = End(EndKind.STOPPED, signum=TERM)
 OVER_LIMIT = End(EndKind.OVER_LIMIT, str(TimeLimitExceeded(3.0)))
 LOST = End(EndKind.LOST, "Worker exited prematurely: exitcode 1.")
 TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five")
@@ -138,7 +138,7 @@ TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five")
 @pytest.mark.parametrize(
     ("end", "promise", "is_worker_stopping", "detail"),
     [
-        (TERMINATED, "acks_late", True, "its worker was stopped"),
+        (STOPPED, "acks_late", True, "its worker was stopped"),
         (LOST, "continues_after_loss", False, LOST.message),
         (OVER_LIMIT, "redelivers_over_limit", False, "TimeLimitExceeded(3.0,)"),
     ],
@@ -167,7 +167,7 @@ PROMISED = Origin(
     ("end", "event"),
     [
         (
-            TERMINATED,
+            STOPPED,
             Ended(outcome=Outcome.CANCELLED, type="Terminated", message="it was cancelled"),
         ),
         (TOO_OFTEN, Ended(outcome=Outcome.FAILED, type="TooManyLosses", message="five")),

@@ -316,7 +316,7 @@ def test_an_attempt_that_is_to_be_retried_takes_nothing_over() -> None:
 
 
 def terminated() -> End:
-    return End(EndKind.TERMINATED, signum=signal.SIGTERM)
+    return End(EndKind.STOPPED, signum=signal.SIGTERM)
 
 
 def test_a_cancel_before_the_claim_ends_what_never_began() -> None:

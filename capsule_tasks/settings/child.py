@@ -27,7 +27,7 @@ class ExecutorSettings(Settings, frozen=True, kw_only=True):
     """How the child runs code."""
 
     max_waiting: Count = 1000
-    """Executions that may wait for their turn; one more is answered `busy`."""
+    """Executions that may wait until others have ended; one more is answered `busy`."""
     async_limit: PositiveCount = 1000
     """Coroutine executions that may run at once; one more waits, or is answered `busy`."""
     switch_interval_s: Annotated[float, Meta(ge=1e-6)] = 0.0005

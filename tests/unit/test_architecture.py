@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import re
 import tomllib
@@ -11,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import unquote
 
 import pytest
 
 from capsule_tasks import storage
 from capsule_tasks.executions import states
+from capsule_tasks.protocol.events import EventMessage, UnknownEvent
 from capsule_tasks.storage import keys
 from capsule_tasks.storage.runs import types
 from capsule_tasks.storage.scripts import text_of
@@ -186,6 +188,46 @@ def test_a_link_within_the_page_leads_to_a_heading() -> None:
     headings = re.findall(r"^#+ (.+)$", PAGE.read_text(), re.MULTILINE)
     places = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
     assert set(re.findall(r"\]\(#([^)]+)\)", PAGE.read_text())) <= places
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+DEFINED = {name for tree in TREES.values() for name in names_of(tree.body)}
+
+
+def test_every_name_in_the_page_exists_in_the_package() -> None:
+    text = re.sub(r"^```.*?^```", "", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    spans = set(re.findall(r"`([^`\n]+)`", text))
+    named = {name for span in spans for name in re.findall(r"\b(?:[A-Z]\w*[a-z]|on_\w)\w*", span)}
+    assert len(named) > 100
+    known = {part for name in DEFINED for part in name.split(".")} | set(dir(builtins))
+    assert named - known == set()
+
+
+def users_of(name: str) -> set[str]:
+    """The modules that define a class of the protocol, or use it."""
+    return {
+        str(path.relative_to(ROOT))
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.ClassDef | ast.alias) and node.name == name)
+        or (isinstance(node, ast.Attribute) and node.attr == name)
+    } - {"capsule_tasks/cli/screen.py"}  # has the Progress of rich
+
+
+@pytest.mark.parametrize("example", ["Progress", "Stacks"])
+def test_a_new_kind_of_event_is_added_where_the_page_says(example: str) -> None:
+    (where,) = [row[1] for row in architecture_page.rows_under("what") if f"`{example}`" in row[0]]
+    linked = re.findall(r"\(\.\./(capsule_tasks/[^)]+)\)", where)
+    assert sorted(linked) == sorted(users_of(example))
+
+
+def test_the_guide_lists_every_kind_of_event() -> None:
+    guide = (PAGE.parent / "executions.md").read_text()
+    heads = " ".join(re.findall(r"^- `.*?:", guide, re.MULTILINE))
+    kinds = {kind.__name__ for kind in (*get_args(EventMessage), UnknownEvent)}
+    assert kinds <= set(re.findall(r"`(\w+)", heads))
 
 
 # --- states --------------------------------------------------------------------------------------

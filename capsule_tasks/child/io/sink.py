@@ -26,7 +26,7 @@ from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.stopping.deferred_stop import InterruptibleCondition
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost, utf8_size
-from capsule_tasks.protocol.messages import Gap, Message, Output, Stream
+from capsule_tasks.protocol.messages import Gap, Message, Output, Progress, Stream
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import OutputSettings
 
@@ -148,13 +148,16 @@ class OutputSink:
         if not self._send_ready() and not self._blocks:
             self._drop_excess()
 
-    def send(self, message: Message) -> None:
-        """Send a message in order with the text, at the price of its size."""
+    def send(self, message: Progress) -> None:
+        """Send a message in order with the text, at the price of its size.
+
+        Without credit it is superseded by the next, unless output blocks.
+        """
         self.flush()
         if self._blocks:
             self._wait_for_credit()
         elif self.credit <= 0:
-            return  # progress that is not read in time is superseded by the next
+            return
         if not self._is_closed_for_writers:
             self._send_at_cost(message)
 

@@ -40,7 +40,7 @@ class EventBatch(msgspec.Struct):
     size: int = 0
     """Bytes of output in them."""
     has_stream_content: bool = False
-    """Whether there is output, progress or a question among them."""
+    """Whether there is anything but claims, starts and ends among them."""
     ending: LastEvent | None = None
     """The last event, if it is among them."""
     is_claim: bool = False

@@ -3,7 +3,7 @@
 -- The record is a hash: `state` (running, waiting, ended), `attempt`, `seq`, `owner`, `claim`,
 -- `ack`, `outcome`, times in milliseconds of Redis's clock (`claimed`, `ended`), and `task`,
 -- `worker`, `group`, `index`. A stream costs more than everything else together, so an execution
--- has none until it has output, progress or a question, or more than MAX_INLINE events. Until then
+-- has none until it has events besides claims, starts and ends, or over MAX_INLINE. Until then
 -- `inline` lists the ids of its events, and each event is a field. `stream` is set together with
 -- the stream: `content`, or `events` if there were only too many of them. `bytes` counts what the
 -- stream was given. Trim points are places where the stream can be cut without reading it:

@@ -131,7 +131,7 @@ class _TaskExecutor(Executor, kw_only=True):
 def _has_unread_raw_output() -> bool:
     """Whether the parent has not read all that was written past `sys.stdout` and `sys.stderr`."""
     try:
-        # FIONREAD answers with the bytes of an int: the number of bytes that nobody has read.
+        # FIONREAD answers with the bytes of an int: the number of unread bytes.
         return any(any(fcntl.ioctl(number, termios.FIONREAD, bytes(4))) for number in (1, 2))
     except OSError:  # the task closed or replaced one: let the parent check
         return True

@@ -35,7 +35,7 @@ def read_snapshot(snapshot: bytes) -> tuple[str, AgentId, list[PendingCall]]:
     """The schema version, the agent and the waiting calls of a snapshot.
 
     The calls are in the order of the SDK's `get_interruptions`. InvalidRunState refuses data that
-    is not a snapshot of openai-agents, and calls that nobody could judge.
+    is not a snapshot of openai-agents, and calls that a person could not judge.
     """
     try:
         data = json.loads(snapshot)

@@ -94,7 +94,7 @@ class Watched:
 
 
 async def eventually(condition: Callable[[], Any]) -> Any:
-    """Wait for what nobody announces; the first true value of `condition`."""
+    """Poll `condition`, which gives no signal, and return its first true value."""
     async with asyncio.timeout(HANG_S):
         while not (value := condition()):
             await asyncio.sleep(0.001)
@@ -102,7 +102,7 @@ async def eventually(condition: Callable[[], Any]) -> Any:
 
 
 async def until_exited(pid: int) -> None:
-    """Wait until a process has exited, whoever its parent is."""
+    """Wait until a process has exited, whichever process is its parent."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

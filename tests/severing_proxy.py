@@ -53,7 +53,7 @@ class SeveringProxy:
         self._loop.call_soon_threadsafe(self._sever, random.Random(seed))
 
     def stall_at(self, pattern: bytes) -> None:
-        """Let nothing pass to the server from the first words on that have this in them.
+        """Pass nothing to the server from the first bytes that match this pattern.
 
         What another call had stalled goes on.
         """
@@ -67,7 +67,7 @@ class SeveringProxy:
 
     def stalled(self, timeout_s: float) -> None:
         """Wait until that is so."""
-        assert self._is_stalled.wait(timeout_s), f"nobody said {self._pattern!r}"
+        assert self._is_stalled.wait(timeout_s), f"no client sent {self._pattern!r}"
 
     def go_on(self) -> None:
         """Pass on what was held up."""

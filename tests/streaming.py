@@ -85,7 +85,7 @@ class OutputLog:
 
 
 class Ground:
-    """A supervisor with a publisher in one Redis, and who looks at what is stored."""
+    """A supervisor with a publisher in one Redis, and a reader of what is stored."""
 
     def __init__(
         self, url: str, *, may_drop: bool = True, lease_s: float = 15.0, **settings: Any
@@ -172,7 +172,7 @@ def is_held(execution: Execution) -> bool:
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    """Wait for what nobody announces."""
+    """Poll for what gives no signal."""
     async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.002)

@@ -246,7 +246,7 @@ def autoretry(self: Any, times: int) -> int:
 
 @app.task(name="retry_elsewhere", bind=True)
 def retry_elsewhere(self: Any) -> None:
-    """Stays in that state: nobody takes what it sends."""
+    """Stay in the state of a retry: no worker consumes the new message."""
     raise self.retry(countdown=0, queue=f"nobody-{self.request.id}")
 
 
@@ -472,7 +472,7 @@ def tell_event(self: Any, word: str) -> None:
 
 @app.task(name="leave_things")
 def leave_things(key: str) -> int:
-    """A process, one that has left its family, and a thread: nobody waits for them."""
+    """Leave a process, one that has left its family, and a thread, without waiting for them."""
     code = "import time; time.sleep(60)"
     left = [
         subprocess.Popen([sys.executable, "-c", code], start_new_session=is_alone)
@@ -496,7 +496,7 @@ def unacked_late(key: str, how: str) -> int:
 
 @app.task(name="wait_for_another", acks_late=True, reject_on_worker_lost=True)
 def wait_for_another(key: str) -> Any:
-    """Waits for a task that nobody runs."""
+    """Wait for a task that no worker runs."""
     result = app.send_task("set_mark", (key,), queue=f"nobody-{key}")
     mark(key, os.getpid())
     with allow_join_result():
@@ -852,7 +852,7 @@ async def async_hold(self: Any, key: str) -> str:
 
 @app.task(name="async_late", acks_late=True, reject_on_worker_lost=True)
 async def async_late(key: str) -> int:
-    """Lasts until whoever runs it is killed; the second delivery ends."""
+    """Run until the worker is killed; the second delivery ends."""
     times = int(app.backend.client.incr(f"times:{key}"))
     mark(key, os.getpid())
     if times == 1:

@@ -134,8 +134,9 @@ _feed = MessageDecoder.feed
 def feed(self: MessageDecoder[Any], data: bytes) -> Iterator[Any]:
     """Show each message to the recorder first.
 
-    Whoever reads messages gets the profile function here: a child's control thread may have been
-    started before this app was imported, and Python 3.11 sets the function of no other thread.
+    The thread that reads messages gets the profile function here: a child's control thread may
+    have been started before this app was imported, and Python 3.11 sets the function of no other
+    thread.
     """
     if sys.getprofile() is not recorder:
         sys.setprofile(recorder)

@@ -20,7 +20,7 @@ KINDS = pytest.mark.parametrize("name", ["blip", "async_blip"], ids=["def", "asy
 
 
 def run_all(worker: Worker, results: dict[int, Any], meant: range) -> Counter[str]:
-    """Whoever was not meant has its own result; what became of those that were."""
+    """Check that tasks that were not targets have their own results; return the targets' ends."""
     for number, result in results.items():
         if number not in meant:
             assert result.get(timeout=HANG_S) == number

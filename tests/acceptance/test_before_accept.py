@@ -55,7 +55,7 @@ def test_a_terminated_task_does_not_run(worker: Worker, gate: Path, signame: str
 def test_one_that_is_only_revoked_runs_as_its_worker_asks_no_more(
     worker: Worker, gate: Path
 ) -> None:
-    """Celery asks when it gives a task to its pool; who wants more than that says terminate."""
+    """Celery checks for a revoke when it gives a task to its pool; later only terminate helps."""
     key = unique()
     result = worker.send("set_mark", key)
     eventually(lambda: worker.ask("query_task", result.id), "the task in its worker")

@@ -165,7 +165,7 @@ def test_no_redis_at_all(redis_url: str, tmp_path: Path, files: dict[str, Any], 
 
 
 def test_a_broker_in_memory(redis_url: str, tmp_path: Path, pool: str) -> None:
-    """Nobody else can send there, but the worker starts and leaves."""
+    """No other process can send there, but the worker starts and stops."""
     conf = json.dumps({"broker_url": "memory://", "result_backend": "cache+memory://"})
     with Worker(redis_url, tmp_path, pool=pool, TEST_CONF=conf) as worker:
         assert worker.stop() == 0

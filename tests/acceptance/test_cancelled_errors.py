@@ -1,4 +1,4 @@
-"""A CancelledError that nobody asked for is the failure of its task, and asyncio's own type."""
+"""A CancelledError without a cancel is a failure of its task, of asyncio's own type."""
 
 from __future__ import annotations
 

@@ -308,21 +308,21 @@ def test_ps_takes_times_with_a_unit(worker: Worker) -> None:
 
 def test_ps_and_top_show_what_is_queued(redis_url: str, tmp_path: Path) -> None:
     """In lists of their own for each priority, which count as one queue."""
-    nobody = Worker(redis_url, tmp_path)
+    stopped = Worker(redis_url, tmp_path)
     for priority in (0, 3, 6, 9):
-        nobody.send("add", 1, 1, priority=priority)
+        stopped.send("add", 1, 1, priority=priority)
     empty = unique("q")
     for shows in ("ps", "top"):
-        shown = typed_here(nobody.app, shows).stdout
-        assert shown.splitlines()[0] == f"queued: {nobody.queue} 4"
-    both = f"{nobody.queue},{empty}"
-    listed = typed_here(nobody.app, "ps", "--state", "queued", "-Q", both, "--json").stdout
+        shown = typed_here(stopped.app, shows).stdout
+        assert shown.splitlines()[0] == f"queued: {stopped.queue} 4"
+    both = f"{stopped.queue},{empty}"
+    listed = typed_here(stopped.app, "ps", "--state", "queued", "-Q", both, "--json").stdout
     assert [json.loads(line) for line in listed.splitlines()] == [
-        {"id": None, "state": "queued", "queue": nobody.queue, "length": 4},
+        {"id": None, "state": "queued", "queue": stopped.queue, "length": 4},
         {"id": None, "state": "queued", "queue": empty, "length": 0},
     ]
-    assert "queued" not in typed_here(nobody.app, "ps", "--state", "running").stdout
-    close(nobody.app)
+    assert "queued" not in typed_here(stopped.app, "ps", "--state", "running").stdout
+    close(stopped.app)
 
 
 def test_queue_lengths_are_unknown_while_only_the_broker_is_unavailable(

@@ -48,7 +48,7 @@ class Services:
         return folder
 
     def command_of(self, service: str) -> list[str]:
-        """Paths in a container are others here; a server of tests is nobody else's."""
+        """The command of a service, with the paths and ports of this test."""
         places = {
             "/etc/redis.conf": str(ROOT / "compose/redis.conf"),
             "/data": str(self._directory),

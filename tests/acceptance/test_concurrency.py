@@ -1,4 +1,4 @@
-"""How many children a worker has when nobody says it in figures."""
+"""How many children a worker has when no number is given."""
 
 from __future__ import annotations
 

@@ -171,9 +171,9 @@ def test_eager_tasks_need_no_redis_coroutines_included(eager_tasks: Any) -> None
 
 
 def test_eager_tasks_ask_no_redis_that_is_configured() -> None:
-    """As a user's own tests have it: nothing but the setting, and nobody at that address."""
-    nobody = f"redis://127.0.0.1:{free_port()}"
-    app = Celery("dropin", broker=nobody, backend=nobody, set_as_current=False)
+    """As a user's own tests have it: only the setting, and no server at that address."""
+    nowhere = f"redis://127.0.0.1:{free_port()}"
+    app = Celery("dropin", broker=nowhere, backend=nowhere, set_as_current=False)
     app.conf.task_always_eager = True
     Capsule(app)
 

@@ -263,7 +263,7 @@ def test_a_failure_and_a_retry_are_reported_as_they_are(worker: Worker) -> None:
 
 
 def test_a_task_that_replaced_itself_goes_on_in_its_stream(worker: Worker) -> None:
-    """Who takes its place may be there before it has said its last words."""
+    """The successor may run before the last output of the replaced attempt is stored."""
     executions = [Execution.of(worker.send("replace_by", word)) for word in "abcdefghij" * 5]
     for word, execution in zip("abcdefghij" * 5, executions, strict=True):
         said = [event.message for event in execution.events()]

@@ -298,7 +298,7 @@ def test_the_other_pages_open(worker: Worker, page: Page) -> None:
     page.shows("flower_worker_online", worker.name, again="/metrics")
     page.shows("page not found", again="/nowhere")
     page.shows("You have been logged out", again="/logout")
-    page.shows("page not found", again="/login")  # where nobody need log in
+    page.shows("page not found", again="/login")  # where no login is needed
 
 
 def test_a_queue_is_added_and_cancelled(worker: Worker, page: Page) -> None:

@@ -193,7 +193,7 @@ def test_a_result_backend_that_cannot_be_asked_ends_no_watcher(
 
 
 def hang_up(rude: socket.socket) -> None:
-    """On whoever comes, until the socket is closed."""
+    """Accept every connection until the socket is closed."""
     with contextlib.suppress(OSError):
         while True:
             rude.accept()[0].close()

@@ -191,7 +191,7 @@ def test_asking_for_health_takes_no_worker_its_messages(redis_url: str, tmp_path
     command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.app"]
 
     def ask(*words: str) -> bool:
-        """Whether it is still held after a question that nobody answers."""
+        """Whether the message is still held after a request without an answer."""
         subprocess.run(
             [*command, *words, "-t", "0.2", "-d", "nobody"],
             cwd=ROOT,

@@ -101,7 +101,7 @@ def test_a_worker_listens_for_what_is_kept(worker: Worker) -> None:
     if worker.is_prefork:
         pytest.skip("prefork never finds what it has not heard")
     client = worker.app.backend.client
-    eventually(lambda: client.pubsub_numsub(RevokeKeys().channel)[0][1], "somebody who listens")
+    eventually(lambda: client.pubsub_numsub(RevokeKeys().channel)[0][1], "a listener")
 
 
 def test_without_streams_a_worker_looks_for_what_is_kept(redis_url: str, tmp_path: Path) -> None:

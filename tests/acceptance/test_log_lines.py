@@ -32,7 +32,7 @@ def worker(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def other(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A second worker, with a queue of its own, so that a test decides who runs what."""
+    """A second worker, with a queue of its own, so that a test decides which worker runs a task."""
     with Worker(redis_url, tmp_path_factory.mktemp("other"), concurrency=1) as other:
         yield other
 

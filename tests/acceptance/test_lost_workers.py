@@ -60,7 +60,7 @@ def test_what_a_killed_worker_had_acknowledged_is_ended_by_another(
 def test_two_that_look_after_a_dead_worker_write_one_end_for_each(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """And whoever lists what was lately finds all of them."""
+    """And the list of recent executions has all of them."""
     keys = [unique() for _ in range(4)]
     with Worker(redis_url, tmp_path, concurrency=len(keys), **LEASE) as dying:
         members = [dying.sig("steps", key, 1) for key in keys]
@@ -152,7 +152,7 @@ def test_a_stopped_worker_is_taken_for_dead_and_what_it_says_later_is_refused(
 def test_a_worker_that_stood_still_alone_goes_on_where_it_was(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Nobody took what it held, so that it takes it anew under its next lease."""
+    """No other worker took its executions, so that it claims them again under its next lease."""
     key = unique()
     with Worker(redis_url, tmp_path, **LEASE) as stopped:
         execution = Execution.of(stopped.send("steps", key, 2))
@@ -255,7 +255,7 @@ def test_a_claim_that_comes_after_its_lease_is_taken_anew(
 def test_a_message_is_kept_until_its_claim_is_under_a_lease_that_lasts(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Whoever dies with a claim that no reaper looks for has not acknowledged: it comes again."""
+    """A worker that dies with a claim no reaper finds has not acknowledged: it is redelivered."""
     key = unique()
     patient = {"TEST_CONF": json.dumps({"capsule_publish": {"claim_wait_s": 600}})}
     options = {**LEASE, **patient, "TEST_VISIBILITY": "2"}

@@ -109,7 +109,7 @@ def test_every_result_is_right_and_memory_stays_flat(redis_url: str, tmp_path: P
         assert max(grown.values()) < MOST_GROWN_KIB, f"{grown} KiB more than {before} KiB"
         kinds = {name: n for w in (first, second) for name, n in w.ask("stats")["total"].items()}
         assert len(kinds) >= 20, kinds
-        print(  # noqa: T201 - for whoever runs it with -s
+        print(  # noqa: T201 - for a person who runs it with -s
             f"{ROUNDS * TASKS_IN_A_ROUND} tasks of {len(kinds)} kinds, {seconds:.1f} s for all but "
             f"the first {WARM_UP * TASKS_IN_A_ROUND}; grown by {sorted(grown.values())} KiB"
         )

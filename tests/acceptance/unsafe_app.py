@@ -1,7 +1,7 @@
 """An app whose modules use libraries before a worker has children: one may be forked, one may not.
 
 numpy ends the threads of its BLAS before a fork and starts them again. asgiref, of Django, keeps
-one executor for all calls, whose only thread is missing in a copy: whoever calls it there waits.
+one executor for all calls, whose only thread is missing in a copy: a call there blocks for ever.
 """
 
 from __future__ import annotations

@@ -138,9 +138,9 @@ class Worker:
         return self.send(name, *args, **options).get(timeout=HANG_S)
 
     def heard(self, mark: str) -> str:
-        """Wait until a task has said this; what it said with it."""
+        """Wait until a task has set this mark; return the value it set."""
         found = self.app.backend.client.blpop(f"mark:{mark}", HANG_S)
-        assert found is not None, f"nobody said {mark!r}:\n{self.log[-5000:]}"
+        assert found is not None, f"no task set the mark {mark!r}:\n{self.log[-5000:]}"
         return str(found[1].decode())
 
     def go(self, key: str) -> None:
@@ -168,7 +168,7 @@ class Worker:
 
 
 class Events:
-    """What a worker tells whoever listens; subscribed when it is made."""
+    """The Celery events of a worker; subscribed when this is made."""
 
     def __init__(self, worker: Worker, receiver: Any, connection: Any) -> None:
         self._connection = connection
@@ -225,7 +225,7 @@ def producer(url: str, queue: str) -> Celery:
     say_good_bye = app.backend.remove_pending_result
 
     def quietly(result: Any) -> Any:
-        """A result that nobody waited for may go after the server has gone."""
+        """A result without a waiter may be dropped after the server has gone."""
         with contextlib.suppress(Exception):
             say_good_bye(result)
         return result
@@ -263,7 +263,7 @@ def unique(prefix: str = "k") -> str:
 
 
 def eventually(condition: Any, what: str = "it") -> Any:
-    """Wait for what nobody announces; the first true value of `condition`."""
+    """Poll `condition`, which gives no signal, and return its first true value."""
     deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         if value := condition():

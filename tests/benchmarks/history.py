@@ -259,7 +259,7 @@ async def _side_by_side(ours: Step, peer: Step) -> tuple[tuple[float, float], fl
     """Median seconds of both, and the median of how often ours goes into a peer's beside it.
 
     These steps are too long to find a moment when nothing interrupts them, and the longer one finds
-    fewer of those. So each is compared with its neighbour, who met the same machine, and who was
+    fewer of those. So each is compared with its neighbour, which met the same machine, and was
     before it as often as behind it.
     """
     taken: tuple[list[float], list[float]] = ([], [])

@@ -277,7 +277,7 @@ async def input_is_answered_badly(round_: Round) -> None:
     await asyncio.wait({asyncio.ensure_future(witness.acked.wait())}, timeout=1.0)
     await asyncio.sleep(rng.random() * 0.05)
     asked = [m.id for m in witness.messages if isinstance(m, InputRequest)]
-    for request_id in ["nobody asked", *asked * rng.randrange(3)]:
+    for request_id in ["not asked", *asked * rng.randrange(3)]:
         answer = session.input_response(
             "text", request_id=request_id, execution_id=witness.execution_id, eof=rng.random() < 0.3
         )

@@ -135,7 +135,7 @@ class Fleet:
         return int(self.admin.hlen("unacked"))
 
     def processes(self) -> list[int]:
-        """Everybody who was started for this fleet, however far from home."""
+        """Every process that was started for this fleet, however distant a descendant."""
         mark = f"TEST_QUEUE={self.queue}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):

@@ -28,7 +28,7 @@ app = Celery("victim", broker="memory://")
 
 
 def effect(folder: str, task_id: str) -> str:
-    """It happens when the line is in the file; what it gives is only known to who did it."""
+    """The effect is the line in the file; its return value is known only to its caller."""
     given = os.urandom(8).hex()
     descriptor = os.open(Path(folder) / task_id, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(descriptor, f"{given}\n".encode())

@@ -71,7 +71,7 @@ def check_batches(items: list[dict[str, Any]], expected: dict[int, int]) -> None
     assert done == expected
 
 
-async def test_of_two_rewinders_of_one_suffix_exactly_one_wins(valkey_url: str) -> None:
+async def test_exactly_one_of_two_rewinders_of_a_suffix_wins(valkey_url: str) -> None:
     connections = AsyncConnections(valkey_url)
     one, other = (History("s", connections, settings=s) for s in [own_settings()] * 2)
     suffix = [{"turn": 1}, {"turn": 2}]

@@ -99,7 +99,7 @@ async def test_drop_oldest_loses_visibly_and_the_counts_add_up() -> None:
             "'through'"
         )
         messages = await pause_after_output(stream)
-        await eventually(lambda: session.state is not SessionState.BUSY)  # nobody had to read
+        await eventually(lambda: session.state is not SessionState.BUSY)  # without a reader
         messages += await the_rest(stream)
     assert messages[-1].value == "through"  # type: ignore[attr-defined]
     gaps = [m for m in messages if isinstance(m, Gap)]
@@ -138,8 +138,8 @@ async def test_drop_oldest_loses_nothing_that_the_consumer_keeps_up_with() -> No
     assert text(messages) == "".join(f"{i}\n" for i in range(1000))
 
 
-async def test_a_writer_that_writes_for_nobody_gives_way() -> None:
-    """A tight loop of writes would take a core from those who have something to do."""
+async def test_a_writer_whose_output_is_not_read_yields() -> None:
+    """A tight loop of writes would otherwise take a core from the others."""
     loop = """
 import sys, time
 text, began = "x" * 65535 + "\\n", time.monotonic()
@@ -272,7 +272,7 @@ async def test_a_paused_coroutine_that_loses_output_does_not_stop_its_neighbours
     assert messages[-1].value == "through"  # type: ignore[attr-defined]
 
 
-async def test_progress_that_nobody_reads_is_bounded_too() -> None:
+async def test_progress_that_is_not_read_is_bounded_too() -> None:
     async with Session(limited()) as session:
         stream = session.execute(
             "from capsule_tasks import progress\n"

@@ -127,7 +127,7 @@ async def test_a_subprocess_that_is_waited_for_ends_too(session: Session) -> Non
         assert descendants(pid) == []
 
 
-async def test_input_that_nobody_answers_is_stopped(session: Session) -> None:
+async def test_input_without_an_answer_is_stopped(session: Session) -> None:
     pid = session.info.pid
     watched = Watched(session, guarded("input('name? ')"))
     await watched.until(InputRequest)
@@ -136,7 +136,7 @@ async def test_input_that_nobody_answers_is_stopped(session: Session) -> None:
     assert session.info.inputs.pending == 0
 
 
-async def test_output_that_nobody_reads_is_stopped(session: Session) -> None:
+async def test_output_that_is_not_read_is_stopped(session: Session) -> None:
     messages = session.execute("while True:\n    print('x' * 1000)", execution_id="flood")
     await anext(messages)
     await eventually(lambda: session.info.queues.buffered_bytes > 1_000_000)
@@ -184,7 +184,7 @@ FAMILY = """
 
 
 @pytest.mark.parametrize("snippet", STUBBORN.values(), ids=STUBBORN.keys())
-async def test_what_does_not_stop_is_killed_with_its_descendants_and_replaced(
+async def test_a_child_that_does_not_stop_is_killed_with_its_descendants_and_replaced(
     snippet: str, gil_hold: GilHold
 ) -> None:
     config = SessionConfig(warmup="warm = 1", timeouts=TimeoutSettings(stack_s=1.0))

@@ -83,7 +83,9 @@ async for _ in ticks():
 
 
 @pytest.mark.parametrize("source", OBEDIENT.values(), ids=OBEDIENT.keys())
-async def test_it_is_cancelled_and_its_finally_block_may_await(ready: Session, source: str) -> None:
+async def test_a_coroutine_is_cancelled_and_its_finally_block_may_await(
+    ready: Session, source: str
+) -> None:
     pid = ready.info.pid
     body = textwrap.indent(source, "    ")
     watched = Watched(
@@ -156,7 +158,7 @@ async def test_a_task_that_keeps_the_loop_is_not_hit_in_its_neighbours_place(
     assert (await ready.run("background.done() and hits")).value == []
 
 
-async def test_one_that_catches_the_cancel_and_returns_has_a_result(ready: Session) -> None:
+async def test_a_coroutine_that_catches_the_cancel_and_returns_has_a_result(ready: Session) -> None:
     source = (
         f"print('at work')\ntry:\n    {FOREVER}\nexcept asyncio.CancelledError:\n    kept = 7\n7"
     )
@@ -261,7 +263,7 @@ async def test_neighbours_that_do_not_finish_in_time_are_lost_with_it(
         assert (await session.run("40 + 2")).value == 42
 
 
-async def test_who_has_the_loop_is_named_where_another_cannot_stop_for_it() -> None:
+async def test_the_coroutine_that_blocks_the_loop_is_named_if_another_cannot_stop() -> None:
     async with impatient(drain_s=0.1) as session:
         await a_session_with_imports(session)
         target = Watched(session, f"print('waits')\n{FOREVER}")

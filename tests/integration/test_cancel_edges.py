@@ -15,7 +15,7 @@ from tests.sessions import HANG_S, GilHold, Watched, collect, eventually, text
 SLEEP = "import time\nprint('asleep')\ntime.sleep(3600)"
 
 
-async def test_one_that_waits_ends_at_once_and_never_runs(session: Session) -> None:
+async def test_an_execution_that_waits_ends_at_once_and_never_runs(session: Session) -> None:
     first = Watched(session, SLEEP, execution_id="first")
     await first.until_output("asleep")
     waiting = Watched(session, "print('ran')", execution_id="waiting", on_busy="wait")
@@ -29,7 +29,7 @@ async def test_one_that_waits_ends_at_once_and_never_runs(session: Session) -> N
     assert (await first.ended()).kind == ErrorKind.CANCELLED
 
 
-async def test_one_that_waits_is_ended_without_harm_to_the_call_that_holds_the_gil(
+async def test_an_execution_that_waits_is_ended_without_harm_to_the_call_that_holds_the_gil(
     gil_hold: GilHold,
 ) -> None:
     async with Session() as session:
@@ -115,7 +115,7 @@ async def test_twice_at_once_on_stubborn_code_is_one_kill(
     assert session.info.restarts == 1
 
 
-async def test_where_nothing_runs_it_does_nothing(session: Session) -> None:
+async def test_a_cancel_while_nothing_runs_does_nothing(session: Session) -> None:
     never_started = Session()
     assert await never_started.cancel("anything") == "not_running"
     assert await session.cancel("unknown") == "not_running"
@@ -155,7 +155,7 @@ async def test_a_caller_that_does_not_wait_for_it_does_not_undo_it(gil_hold: Gil
 
 
 @pytest.mark.parametrize("same_name", [True, False], ids=["one id", "many ids"])
-async def test_it_never_hits_another_execution(session: Session, same_name: bool) -> None:
+async def test_a_cancel_never_hits_another_execution(session: Session, same_name: bool) -> None:
     """Short executions, each cancelled about when it ends, with another right behind it."""
     chance = random.Random(20)
     counts = {"ended": 0, "cancelled": 0}

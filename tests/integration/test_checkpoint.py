@@ -85,7 +85,7 @@ async def test_merge_keeps_other_names_and_replace_drops_them(session: Session) 
     assert (await session.run("(x, __name__)")).value == ("saved", "__main__")
 
 
-async def test_what_cannot_be_saved_is_reported_by_name_and_the_rest_is_saved(
+async def test_values_that_cannot_be_saved_are_named_and_the_rest_is_saved(
     session: Session,
 ) -> None:
     await session.run(
@@ -219,7 +219,7 @@ async def test_a_checkpoint_over_the_frame_ceiling_is_an_error_and_the_session_l
         assert (await session.checkpoint()).saved == ("small",)
 
 
-async def test_what_pickling_prints_belongs_to_the_session(session: Session) -> None:
+async def test_output_of_pickling_belongs_to_the_session(session: Session) -> None:
     await session.run(
         "class Chatty:\n"
         "    def __reduce__(self):\n"

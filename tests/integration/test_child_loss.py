@@ -139,7 +139,7 @@ async def test_the_exit_is_noticed_while_a_descendant_holds_the_pipes(session: S
     assert "exited with status 7" in error.message
 
 
-async def test_what_was_said_before_a_kill_arrives(session: Session) -> None:
+async def test_output_from_before_a_kill_arrives(session: Session) -> None:
     messages = await collect(
         session,
         "import os\nprint('x' * 500_000)\nprint('last', flush=True)\nos.kill(os.getpid(), 9)",

@@ -41,7 +41,7 @@ async def test_a_second_blocking_execution_is_answered_busy(session: Session) ->
     assert text(first.messages) == "there\n"
 
 
-async def test_one_that_waits_runs_when_the_first_has_ended(session: Session) -> None:
+async def test_an_execution_that_waits_runs_when_the_first_has_ended(session: Session) -> None:
     first = Watched(session, "x = 1\n" + SLEEP)
     await first.until_output("there")
     second = Watched(session, "print(x); x = 2", on_busy="wait")
@@ -65,7 +65,7 @@ async def test_those_that_wait_run_in_the_order_of_their_arrival(session: Sessio
     assert (await session.run("order")).value == list(range(50))
 
 
-async def test_of_two_executions_sent_in_one_write_only_one_runs(session: Session) -> None:
+async def test_only_one_of_two_executions_sent_in_one_write_runs(session: Session) -> None:
     """Whether the second is refused before or after its Ack, it never runs beside the first."""
     await session.run("ran = []")
     source = "ran.append(1)\nprint('a')\ninput()\nprint('b')"
@@ -162,7 +162,9 @@ async def test_a_coroutine_beyond_the_limit_waits_if_it_may() -> None:
         await stopped(session, *running)
 
 
-async def test_what_a_cancelled_execution_held_up_begins_at_once(session: Session) -> None:
+async def test_an_execution_that_waited_for_a_cancelled_one_begins_at_once(
+    session: Session,
+) -> None:
     """Blocking code that waits for coroutines holds up the coroutine behind it."""
     running = Watched(session, "import asyncio\nprint('there')\nawait asyncio.sleep(3600)")
     await running.until_output("there")

@@ -115,7 +115,7 @@ def test_progress_is_shown() -> None:
     assert ended.stderr == "# 1 of 4 rows\n"
 
 
-def test_what_is_written_on_the_way_out_is_shown() -> None:
+def test_output_written_during_exit_is_shown() -> None:
     assert console("import atexit; _ = atexit.register(print, 'bye')\n").stdout == "bye\n"
 
 
@@ -152,7 +152,7 @@ def test_sigint_between_executions_ends_it(open_console: subprocess.Popen[str]) 
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_sigint_is_heard_also_where_it_was_ignored_at_the_start() -> None:
+def test_sigint_works_even_if_it_was_ignored_at_the_start() -> None:
     pipe, shell = subprocess.PIPE, "trap '' INT; exec \"$@\""
     command = ["/bin/sh", "-c", shell, "sh", *CONSOLE]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:

@@ -73,7 +73,7 @@ async def test_a_doorbell_connection_that_cannot_be_made_is_logged_once_and_trie
         await bells.close()
 
 
-async def test_who_waited_in_vain_for_a_doorbell_is_rung_once_it_is_heard(valkey_url: str) -> None:
+async def test_a_listener_that_could_not_subscribe_is_rung_once_it_can(valkey_url: str) -> None:
     """What was said meanwhile may have been missed."""
     channel = fresh_prefix()
     rung: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -87,7 +87,7 @@ async def test_who_waited_in_vain_for_a_doorbell_is_rung_once_it_is_heard(valkey
         await bells.close()
 
 
-async def test_who_listened_before_an_outage_is_rung_after_it_whoever_came_meanwhile(
+async def test_listeners_from_before_an_outage_are_rung_after_it_though_others_came_meanwhile(
     valkey_url: str,
 ) -> None:
     channel = fresh_prefix()

@@ -124,7 +124,7 @@ def test_an_execution_of_an_ignored_result_is_ignored_too(app: Celery) -> None:
     assert Execution.of(result).ignored
 
 
-async def test_what_comes_after_the_end_is_ignored_with_a_trace(
+async def test_events_after_the_end_are_ignored_and_logged(
     app: Celery, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "capsule_tasks.client")

@@ -130,7 +130,7 @@ async def test_recent_executions_are_found_by_state_task_and_time(store: Executi
     assert await store.list_recent(since=latest[0].recorded_at + 1) == []
 
 
-async def test_what_a_lapsed_worker_held_is_listed_until_it_is_seen_to(
+async def test_holds_of_a_lapsed_worker_are_listed_until_they_are_ended(
     store: ExecutionStore,
 ) -> None:
     holdings = HoldStore(store.store, store.settings)
@@ -176,7 +176,7 @@ async def test_watchers_early_late_and_resuming_see_each_event_once(
         await watcher.close()
 
 
-async def test_what_was_trimmed_is_a_gap_with_its_size(valkey_url: str) -> None:
+async def test_trimmed_output_is_a_gap_with_its_size(valkey_url: str) -> None:
     watcher = ExecutionWatcher(valkey_url, settings(live_bytes=4096, retention_bytes=2048), None)
     try:
         store = watcher.store
@@ -214,7 +214,7 @@ async def test_events_that_were_evicted_are_a_gap_and_the_end_that_is_known(
         await watcher.close()
 
 
-async def test_a_watcher_hears_that_a_running_stream_vanished_with_its_worker(
+async def test_a_watcher_is_notified_that_a_running_stream_vanished_with_its_worker(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watcher_module, "_CHECK_S", 0.05)
@@ -329,7 +329,7 @@ async def test_a_silent_server_fails_every_call_in_flight(valkey_url: str) -> No
         await silent.wait_closed()
 
 
-async def test_what_is_stored_is_on_the_replica_or_has_been_waited_for(
+async def test_a_write_waits_for_the_replica(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (

@@ -68,7 +68,7 @@ def fails() -> str:
     raise ValueError("no such thing")
 
 
-def test_it_is_a_session(valkey_url: str) -> None:
+def test_a_history_is_a_session_of_openai_agents(valkey_url: str) -> None:
     assert isinstance(History("s", valkey_url), Session)
 
 

@@ -96,7 +96,7 @@ def test_show_tells_about_it_and_its_latest_items(shell: Shell) -> None:
     assert b"nobody" in missing.stderr
 
 
-def test_show_tells_an_odd_id_in_one_line_of_ascii(shell: Shell) -> None:
+def test_show_prints_an_odd_id_in_one_line_of_ascii(shell: Shell) -> None:
     odd = "ü\nitems        99"
     assert shell.run("import", odd, stdin=b'{"n":1}').returncode == 0
     shown = shell.run("show", odd)
@@ -128,9 +128,7 @@ def test_a_password_need_not_stand_in_the_list_of_processes(shell: Shell) -> Non
         (["import", "s", "--from", "missing"], None, b"missing"),
     ],
 )
-def test_what_goes_wrong_is_one_line(
-    shell: Shell, words: list[str], url: str | None, said: bytes
-) -> None:
+def test_an_error_is_one_line(shell: Shell, words: list[str], url: str | None, said: bytes) -> None:
     ended = shell.run(*words, url=url)
     assert ended.returncode == 1
     assert ended.stderr.startswith(b"error: ")

@@ -235,7 +235,7 @@ async def test_many_calls_at_once_use_no_more_connections_than_allowed(
 
 
 @pytest.mark.parametrize("wrong", [None, 5, redis.Redis()], ids=lambda value: type(value).__name__)
-def test_what_is_no_way_to_redis_is_refused(wrong: Any) -> None:
+def test_an_invalid_redis_target_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidSetting, match=r"redis\.asyncio"):
         History("s", wrong)
 
@@ -296,7 +296,7 @@ async def test_a_cancelled_append_is_decided_before_the_caller_goes_on(valkey_ur
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_what_was_cancelled_before_it_was_done_can_be_repeated(
+async def test_a_write_cancelled_before_it_was_done_can_be_repeated(
     valkey_url: str, times: int
 ) -> None:
     """As a task does that is cancelled, and delivered again with the operation of its turn."""

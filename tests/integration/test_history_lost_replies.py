@@ -99,7 +99,7 @@ async def test_a_corrupt_tail_is_quarantined_once(proxy: CuttingProxy, valkey_ur
         assert (await history.info()).quarantined == 2
 
 
-def test_when_it_gives_up_the_error_says_whether_it_may_have_written(proxy: CuttingProxy) -> None:
+def test_the_final_error_says_whether_the_write_may_have_happened(proxy: CuttingProxy) -> None:
     with SyncHistory("user-42", proxy.url, settings=own_settings()) as history:
         proxy.plan(["after"] * RETRY.attempts)
         with pytest.raises(StorageUnavailable, match="may have happened") as failure:
@@ -154,7 +154,7 @@ def test_the_operation_of_a_lost_replacement_repeats_it(proxy: CuttingProxy) -> 
 
 
 async def test_a_repeat_by_redis_py_itself_takes_one_item(proxy: CuttingProxy) -> None:
-    """An injected client repeats a command that lost its reply, and nobody hears of it."""
+    """An injected client repeats a command that lost its reply by itself, without an error."""
     own = own_settings(RetrySettings(attempts=1))
     awaited = redis.asyncio.Redis.from_url(
         proxy.url, protocol=2, retry=redis.asyncio.retry.Retry(NoBackoff(), 3)

@@ -102,7 +102,7 @@ def test_a_redis_that_allows_no_scripts_is_logged_once(
     assert len(connections) <= 5
 
 
-def test_what_lives_is_renewed_while_much_is_requeued(
+def test_held_messages_are_renewed_while_many_others_are_requeued(
     server: PrivateServer, client: Any, consumer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message that is put back takes a second here."""

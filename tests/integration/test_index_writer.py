@@ -1,4 +1,4 @@
-"""The indexes of executions are written once, whoever writes them."""
+"""An entry of the indexes of executions is written once, by one writer or another."""
 
 from __future__ import annotations
 

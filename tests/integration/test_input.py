@@ -80,7 +80,7 @@ ASK = {
 
 
 @pytest.mark.parametrize(("source", "prompt", "password"), ASK.values(), ids=ASK.keys())
-async def test_whoever_watches_is_asked_and_answers(
+async def test_a_watcher_is_asked_and_answers(
     session: Session, source: str, prompt: str, password: bool
 ) -> None:
     await session.run("'so that this is not the first execution'")
@@ -168,7 +168,7 @@ async def test_a_question_is_answered_once(session: Session) -> None:
             await respond(session, request, "third")
 
 
-async def test_nobody_can_be_answered_who_did_not_ask(session: Session) -> None:
+async def test_a_response_without_a_question_is_refused(session: Session) -> None:
     with pytest.raises(UnknownInputRequest, match="'nothing'"):
         await session.input_response("x", request_id="nothing", execution_id="nobody")
     with pytest.raises(UnknownInputRequest):
@@ -281,7 +281,7 @@ async def test_a_question_is_not_held_up_by_unread_output() -> None:
         assert message.value == "found"
 
 
-async def test_what_became_of_questions_is_counted(session: Session) -> None:
+async def test_outcomes_of_questions_are_counted(session: Session) -> None:
     counts = session.info.inputs
     assert (counts.pending, counts.high_water, counts.timeouts, counts.cancels) == (0, 0, 0, 0)
     source = "import asyncio\nawait asyncio.to_thread(input)"

@@ -81,7 +81,7 @@ async def test_without_a_name_whatever_runs_is_interrupted(session: Session, bus
     assert (await watched.ended()).type == "KeyboardInterrupt"
 
 
-async def test_where_nothing_runs_it_does_nothing(session: Session) -> None:
+async def test_an_interrupt_while_nothing_runs_does_nothing(session: Session) -> None:
     assert await Session().interrupt() == "not_running"
     assert await session.interrupt() == "not_running"
     assert await session.interrupt(force_restart=True) == "not_running"
@@ -96,7 +96,7 @@ async def test_where_nothing_runs_it_does_nothing(session: Session) -> None:
     assert (await waiting.ended()).value == 1
 
 
-async def test_one_execution_by_name_and_not_its_neighbours(session: Session) -> None:
+async def test_an_interrupt_stops_the_named_execution_and_no_neighbour(session: Session) -> None:
     forever = "import asyncio\nprint('at work')\nawait asyncio.Event().wait()"
     watched = {name: Watched(session, forever, execution_id=name) for name in ("a", "b")}
     for execution in watched.values():

@@ -83,7 +83,7 @@ async def test_a_kept_revoke_reaches_a_worker_that_never_polls(
         revokes.stop()
 
 
-async def test_one_that_was_kept_before_the_bell_was_heard_is_found(
+async def test_a_revoke_kept_before_the_worker_subscribed_is_found(
     ground: Ground, app: Celery
 ) -> None:
     revokes = Revokes(app, None, ground.publisher.listen, poll_s=NEVER_S, reread_s=NEVER_S)
@@ -127,7 +127,7 @@ async def test_an_announcement_that_was_missed_is_found_on_reconnect(valkey_url:
             app.close()
 
 
-async def test_polled_until_the_bell_is_heard_and_read_once_for_each_ring_from_then_on(
+async def test_revokes_are_polled_until_the_worker_subscribes_and_then_read_once_per_ring(
     streaming: Ground, app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = Reads(monkeypatch)
@@ -157,7 +157,7 @@ async def test_polled_until_the_bell_is_heard_and_read_once_for_each_ring_from_t
         revokes.stop()
 
 
-async def test_where_no_bell_is_heard_revokes_are_polled(app: Celery) -> None:
+async def test_revokes_are_polled_without_a_doorbell(app: Celery) -> None:
     revokes = Revokes(app, None, lambda _channel, _ring: None, poll_s=0.001, reread_s=NEVER_S)
     revokes.start()
     try:
@@ -181,7 +181,7 @@ def test_a_revoke_that_is_kept_already_is_not_announced(app: Celery, valkey_url:
         assert list(itertools.takewhile(lambda data: data != b"over", said)) == [b"", b""]
 
 
-def test_who_may_not_publish_keeps_a_revoke_all_the_same(
+def test_a_producer_that_may_not_publish_still_keeps_a_revoke(
     tmp_path: Path,
 ) -> None:
     """As Redis 7 has it for each new user."""

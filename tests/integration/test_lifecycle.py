@@ -342,9 +342,7 @@ async def test_an_execution_waits_for_the_restart_under_way(census: Census) -> N
 
 
 @pytest.mark.parametrize("call", ["shutdown", "terminate"])
-async def test_stopping_a_restart_is_no_cancellation_of_those_who_wait_for_it(
-    census: Census, call: str
-) -> None:
+async def test_stopping_a_restart_does_not_cancel_its_waiters(census: Census, call: str) -> None:
     session = session_of(census)
     await session.start()
     restarting = asyncio.ensure_future(session.restart())

@@ -118,7 +118,7 @@ async def test_cpu_time_of_what_was_submitted() -> None:
             assert error.message.endswith("(killed)") is is_killed
 
 
-async def test_what_is_left_running_between_executions_has_no_cpu_limit() -> None:
+async def test_code_left_running_between_executions_has_no_cpu_limit() -> None:
     """A thread that burns for longer than any execution may, while nothing is executed."""
     async with limited(cpu_time_s=0.2) as session:
         await session.run(

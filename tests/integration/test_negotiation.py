@@ -69,7 +69,7 @@ async def failure(census: Census, **settings: Any) -> BaseException:
 # --- what is agreed on ---------------------------------------------------------------------------
 
 
-async def test_what_was_negotiated_is_in_the_info(session: Session) -> None:
+async def test_the_negotiated_values_are_in_the_info(session: Session) -> None:
     metadata = session.info.metadata
     assert metadata["protocol_version"] == 1
     assert metadata["capabilities"] == tuple(sorted(CAPABILITIES))

@@ -203,7 +203,7 @@ async def test_a_subclass_of_str_is_written_as_its_text(session: Session) -> Non
     assert done.stdout == "quiet"
 
 
-async def test_closing_or_replacing_the_streams_harms_nobody_later(session: Session) -> None:
+async def test_closing_or_replacing_the_streams_harms_no_later_execution(session: Session) -> None:
     await session.run("import sys\nsys.stdout.close(); sys.stderr.close()")
     done = await session.run(
         "import contextlib, io\n"

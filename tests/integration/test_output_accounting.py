@@ -12,7 +12,7 @@ from tests.sessions import Watched, child_config, collect, end_of, eventually, t
 
 
 @pytest.mark.parametrize("character", ["😀", "\\ud800"], ids=ascii)
-async def test_a_flood_of_wide_characters_that_nobody_reads_does_not_end_the_session(
+async def test_an_unread_flood_of_wide_characters_does_not_end_the_session(
     character: str,
 ) -> None:
     settings = OutputSettings(backpressure="drop_oldest", window_bytes=200_000)

@@ -88,7 +88,7 @@ async def test_borrowers_that_are_cancelled_together_leave_the_pool_as_it_was() 
 
 
 @pytest.mark.parametrize("name", [None, "anna"])
-async def test_what_a_cancelled_waiter_would_get_goes_to_the_next_in_the_same_turn(
+async def test_a_session_for_a_cancelled_waiter_goes_to_the_next_in_the_same_turn(
     name: str | None,
 ) -> None:
     async with asyncio.timeout(HANG_S), pool_of(min_idle=1, max_sessions=1) as pool:
@@ -195,7 +195,7 @@ async def test_a_waiter_wakes_when_a_session_dies_and_its_place_is_free() -> Non
 
 
 async def test_a_borrower_sees_nothing_of_the_one_before() -> None:
-    """By default: who wants a session again says so, by a name or with `fresh=False`."""
+    """By default; a caller that wants a session again passes a name or `fresh=False`."""
     async with asyncio.timeout(HANG_S), SessionPool() as pool:
         async with pool.borrow() as session:
             await session.run("import builtins; builtins.divmod = lambda *_: 'mine'; secret = 1")

@@ -86,7 +86,7 @@ async def test_a_session_is_recycled_when_its_memory_has_grown() -> None:
         assert pool.info().retired == {f"its memory has grown by {limit} bytes or more": 1}
 
 
-async def test_a_session_is_recycled_when_it_is_too_old_also_while_nobody_wants_it() -> None:
+async def test_an_idle_session_is_recycled_when_it_is_too_old() -> None:
     async with asyncio.timeout(HANG_S), pool_of(min_idle=1, max_sessions=2, max_age_s=0.2) as pool:
         await eventually(lambda: pool.info().retired.get("it is older than 0.2 s", 0) >= 2)
 
@@ -190,7 +190,7 @@ async def test_failed_starts_open_the_breaker_with_a_clear_error() -> None:
         assert pool.info().breaker_open
 
 
-async def test_what_listens_to_heartbeats_is_never_put_on_another_thread() -> None:
+async def test_listeners_to_heartbeats_are_never_called_on_another_thread() -> None:
     """A slow interceptor is; what a pool decides by must stay on its loop, on any machine."""
     heard: list[int] = []
 

@@ -34,19 +34,19 @@ def keys(app: Celery) -> list[str]:
         return [key.removeprefix(prefix) for key in client.scan_iter(f"{prefix}*")]
 
 
-def test_of_revokes(app: Celery) -> None:
+def test_revokes_use_the_prefix(app: Celery) -> None:
     store_revokes(app, ID)
     assert keys(app) == [":{revokes}"]
 
 
-async def test_of_losses(app: Celery) -> None:
+async def test_losses_use_the_prefix(app: Celery) -> None:
     losses = loss_counter_of(app)
     await losses.judge(TaskCall(name="t", task_id=ID, body=b""))
     await losses.close()
     assert keys(app) == [f":{{E:{ID}}}:losses:0"]
 
 
-def test_of_steps(app: Celery) -> None:
+def test_steps_use_the_prefix(app: Celery) -> None:
     @app.task
     def pay() -> Any:
         return capsule_tasks.step("charge", int, "5")

@@ -236,7 +236,7 @@ def children(pid: int | None = None) -> list[str]:
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
-    """What nobody announces has to be looked for."""
+    """Poll for what gives no signal."""
     deadline = time.monotonic() + HANG_S
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain for {what}"

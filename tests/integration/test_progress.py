@@ -20,7 +20,7 @@ async def progress_of(session: Session, source: str) -> list[tuple[float, float 
     return [(m.done, m.total, m.note) for m in messages if isinstance(m, Progress)]
 
 
-async def test_it_arrives_while_the_code_runs(session: Session) -> None:
+async def test_progress_arrives_while_the_code_runs(session: Session) -> None:
     watched = Watched(
         session, f"{IMPORT}import time\nprogress(1, 4, 'a quarter')\ntime.sleep(3600)"
     )
@@ -31,7 +31,7 @@ async def test_it_arrives_while_the_code_runs(session: Session) -> None:
     await watched.ended()
 
 
-async def test_it_keeps_its_place_between_what_is_printed(session: Session) -> None:
+async def test_progress_keeps_its_place_in_the_output(session: Session) -> None:
     messages = await collect(
         session, f"{IMPORT}for i in range(50):\n    print(i, end='')\n    progress(i)\n"
     )
@@ -53,7 +53,9 @@ async def test_numbers_of_any_kind_are_reported(session: Session) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["'half'", "None", "object()"])
-async def test_what_is_no_number_is_the_callers_error(session: Session, wrong: str) -> None:
+async def test_progress_that_is_no_number_is_the_callers_error(
+    session: Session, wrong: str
+) -> None:
     error = await end_of(session, f"{IMPORT}progress({wrong})")
     assert error.type in ("TypeError", "ValueError")
     assert (await session.run("1")).value == 1
@@ -101,4 +103,4 @@ async def test_when_output_may_be_dropped_it_does_not_hold_the_code_up() -> None
 
 
 def test_outside_of_a_session_it_does_nothing() -> None:
-    progress(1, 2, "nobody watches")
+    progress(1, 2, "unwatched")

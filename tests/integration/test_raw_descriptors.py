@@ -101,7 +101,7 @@ async def test_bytes_that_no_execution_owns_go_to_the_session_and_its_log(
     assert "orphan" in caplog.text
 
 
-async def test_raw_bytes_of_two_running_coroutines_are_nobodys(session: Session) -> None:
+async def test_raw_bytes_of_two_running_coroutines_belong_to_neither(session: Session) -> None:
     source = "import asyncio, os\ngo = asyncio.Event()\nprint('there')\nawait go.wait()"
     first = Watched(session, source)
     await first.until_output("there")

@@ -30,7 +30,7 @@ class Died(Exception):
 
 
 class Ground:
-    """What a dead worker has left, and who sees to it."""
+    """What a dead worker leaves behind, and which worker ends it."""
 
     def __init__(self, connection: PipelinedConnection) -> None:
         self.settings = ExecutionSettings(prefix=fresh_prefix())
@@ -120,7 +120,7 @@ async def test_two_reapers_at_once_write_one_end_each(ground: Ground) -> None:
     await ground.look()
 
 
-async def test_what_a_reaper_left_half_done_the_next_one_finishes(ground: Ground) -> None:
+async def test_a_reap_left_half_done_is_finished_by_the_next_reaper(ground: Ground) -> None:
     """It wrote ends, and died before it updated the result backend, the group and the index."""
     await ground.reaper(dies=True).reap(GONE)
     assert await ground.store.list_recent() == []
@@ -128,7 +128,7 @@ async def test_what_a_reaper_left_half_done_the_next_one_finishes(ground: Ground
     await ground.look()
 
 
-async def test_what_cannot_be_ended_now_holds_up_nothing_else(ground: Ground) -> None:
+async def test_an_execution_that_cannot_be_ended_delays_no_other(ground: Ground) -> None:
     """It is left to the next round."""
     await ground.reaper(cannot=HELD[7]).reap(GONE)
     assert ground.failed == {*HELD} - {HELD[7]}
@@ -149,7 +149,7 @@ async def test_executions_that_run_here_are_left_until_claimed_anew(
     await ground.look()
 
 
-async def test_what_is_lost_is_kept_for_as_long_as_its_task_says(valkey_url: str) -> None:
+async def test_a_lost_execution_is_kept_for_the_retention_of_its_task(valkey_url: str) -> None:
     connection = PipelinedConnection(valkey_url)
     ground = Ground(connection)
     await ground.leave()

@@ -21,7 +21,7 @@ while True:
 """
 
 
-async def test_it_ends_when_its_child_is_killed_for_another_reason(session: Session) -> None:
+async def test_a_wait_ends_when_its_child_is_killed_for_another_reason(session: Session) -> None:
     waiting = asyncio.create_task(session.receive_message())
     watched = Watched(session, STUBBORN)
     await watched.until_output("at work\n")

@@ -130,7 +130,7 @@ async def watched(valkey_url: str, prefix: str) -> AsyncIterator[Watched]:
     await store.close()
 
 
-async def test_what_is_stored_is_what_the_table_says(
+async def test_stored_keys_are_those_of_the_table(
     watched: Watched, valkey_url: str, prefix: str
 ) -> None:
     await write_executions(watched, prefix)

@@ -94,7 +94,7 @@ async def test_numpy_scalars_keep_their_value(
         ("np.datetime64(1, 'ns')", "numpy.datetime64", "np.datetime64('1970-"),
     ],
 )
-async def test_what_cannot_travel_arrives_as_its_repr_and_says_so(
+async def test_a_value_that_cannot_be_sent_arrives_as_its_marked_repr(
     session: Session, source: str, type_name: str, shown: str
 ) -> None:
     result = await end_of(session, f"import numpy as np\n{source}")

@@ -171,7 +171,7 @@ async def test_an_interceptor_that_fails_is_counted_and_nothing_is_lost(
     assert "failing" in caplog.text
 
 
-async def test_an_interceptor_that_overruns_three_times_delays_nobody_any_more() -> None:
+async def test_an_interceptor_that_overruns_three_times_is_quarantined() -> None:
     """In quarantine it blocks for as long as it likes: output, a cancel and a restart go on."""
     gate, entered, calls = threading.Event(), threading.Event(), []
 
@@ -227,7 +227,7 @@ async def test_the_thread_of_a_quarantine_ends_with_a_child_that_dies_and_misses
         assert session.metrics["interceptor_skipped_total"] == 0
 
 
-async def test_what_an_interceptor_in_quarantine_misses_is_counted() -> None:
+async def test_messages_that_an_interceptor_in_quarantine_misses_are_counted() -> None:
     gate = threading.Event()
 
     def stuck(_message: Any) -> None:

@@ -154,7 +154,7 @@ async def test_a_signal_that_only_a_newer_release_knows_ends_no_listening(
         assert await anext(signals) == Signal("requested", "r", "c2")
 
 
-async def test_who_listens_hears_of_what_is_asked_and_decided(
+async def test_listeners_are_notified_of_requests_and_decisions(
     store: RunStore, valkey_url: str, prefix: str
 ) -> None:
     async with asyncio.timeout(LIMIT_S), listening(valkey_url, prefix=prefix) as signals:
@@ -330,7 +330,7 @@ async def test_our_workers_leave_snapshots_of_openai_agents_alone(store: RunStor
      json.dumps({"$schemaVersion": "1.21", "current_agent": {"name": "sk-secret"},
                  "current_step": {"data": {"interruptions": [{"raw_item": "sk-secret"}]}}})],
 )  # fmt: skip
-def test_what_is_no_snapshot_of_openai_agents_is_refused_without_its_values(
+def test_an_invalid_snapshot_of_openai_agents_is_refused_without_showing_its_values(
     snapshot: str | bytes,
 ) -> None:
     with pytest.raises(InvalidRunState, match="openai-agents") as caught:

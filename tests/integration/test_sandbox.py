@@ -37,7 +37,7 @@ async def sandbox() -> AsyncIterator[Session]:
         yield session
 
 
-async def test_what_was_really_applied_is_reported(sandbox: Session) -> None:
+async def test_the_restrictions_that_were_applied_are_reported(sandbox: Session) -> None:
     applied = {"reads", "writes", "network", "signals", "capabilities", "no_new_privs"}
     assert applied <= set(sandbox.info.isolation)
 
@@ -295,9 +295,7 @@ async def test_limits_and_priorities_of_the_parent_cannot_be_changed(sandbox: Se
         "inotify_init1(0)",
     ],
 )
-async def test_memory_that_nobody_counts_and_news_of_other_files_are_refused(
-    sandbox: Session, call: str
-) -> None:
+async def test_uncharged_memory_and_file_watches_are_refused(sandbox: Session, call: str) -> None:
     source = f"import ctypes; ctypes.CDLL(None, use_errno=True).{call}, ctypes.get_errno()"
     assert (await sandbox.run(source)).value == (-1, errno.EPERM)
 

@@ -32,8 +32,8 @@ def failed(answer):
 """
 
 
-async def test_a_sandbox_cannot_hold_up_others_who_open_a_file(tmp_path: Path) -> None:
-    """A lease on a readable file makes every `open` of it wait for the one who holds the lease."""
+async def test_a_sandbox_cannot_block_others_that_open_a_file(tmp_path: Path) -> None:
+    """A lease on a readable file makes every `open` of it wait for the holder of the lease."""
     library = tmp_path / "library.py"
     library.write_text("x = 1")
     readable = (*PACKAGES, str(tmp_path))
@@ -89,8 +89,8 @@ async def test_calls_that_reach_beyond_the_sandbox_are_refused(call: str) -> Non
         assert (await session.run(source)).value == errno.EPERM
 
 
-async def test_what_the_kernel_counts_for_the_whole_machine_is_refused() -> None:
-    """AIO contexts, compiled filters, huge pages; and memory that it counts for nobody.
+async def test_resources_that_are_counted_machine_wide_are_refused() -> None:
+    """AIO contexts, compiled filters, huge pages; and memory that is charged to no process.
 
     The arguments are such that none of these calls would take anything.
     """
@@ -171,7 +171,7 @@ async def test_locks_and_what_else_descriptors_can_do_stay() -> None:
 
 
 async def test_buffers_of_sockets_keep_their_default_size() -> None:
-    """The kernel counts them for nobody: what many pairs hold must not be for the code to say."""
+    """The kernel charges them to no process, so code must not decide how much many pairs hold."""
     source = (
         f"{_PRELUDE}"
         "def held(pair):\n"

@@ -1,4 +1,4 @@
-"""Hostile code in a sandbox session: what it leaves behind holds nobody up."""
+"""Hostile code in a sandbox session: what it leaves behind blocks no other session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sandboxes import code_pool, config
 from tests.sessions import HANG_S, eventually, until_exited
 
 
-async def test_what_daemonises_dies_with_its_session() -> None:
+async def test_daemons_die_with_their_session() -> None:
     source = (
         "import os, time\n"
         "reading, writing = os.pipe()\n"
@@ -34,7 +34,7 @@ async def test_what_daemonises_dies_with_its_session() -> None:
     await eventually(lambda: not Path(f"/proc/{daemon}").exists())  # no zombie either
 
 
-async def test_threads_children_and_exit_hooks_left_behind_hold_nobody_up() -> None:
+async def test_threads_children_and_exit_hooks_left_behind_delay_no_stop() -> None:
     source = (
         "import atexit, os, threading, time\n"
         "atexit.register(time.sleep, 60)\n"

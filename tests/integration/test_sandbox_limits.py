@@ -84,7 +84,7 @@ async def test_one_file_cannot_outgrow_the_disk_limit(write: str) -> None:
     ],
     ids=["unlinked", "only-names", "nested", "unreadable"],
 )
-async def test_what_hides_from_the_measure_of_the_disk_is_found(source: str) -> None:
+async def test_hidden_files_are_counted_as_disk_use(source: str) -> None:
     async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
         directory = Path((await session.run("import os; os.getcwd()")).value)
         error = await _limit_error(session, source)
@@ -110,7 +110,7 @@ async def test_many_files_do_not_hold_up_the_parent(monkeypatch: pytest.MonkeyPa
     assert threading.get_ident() not in measurers
 
 
-async def test_what_an_execution_left_behind_is_still_bounded() -> None:
+async def test_processes_left_behind_are_still_limited() -> None:
     async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
         source = (
             "import threading, time\n"

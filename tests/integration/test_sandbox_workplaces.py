@@ -52,7 +52,7 @@ class Owner:
         assert self.process.returncode == 0
 
 
-async def test_what_a_killed_owner_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
+async def test_directories_of_a_killed_owner_are_swept_at_the_next_start(tmp_path: Path) -> None:
     with contextlib.ExitStack() as undo:
         killed, alive = Owner(tmp_path), Owner(tmp_path)
         undo.callback(alive.kill)
@@ -84,7 +84,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _leftover(temporary: Path, name: str = "capsule-sandbox-left") -> Path:
-    """What a killed owner leaves behind: nobody holds its lock."""
+    """The directory of a killed owner, whose lock is free."""
     home = temporary / name / "home"
     home.mkdir(parents=True)
     home.parent.chmod(0o700)

@@ -56,7 +56,7 @@ async def test_restarts_that_meet_a_terminate_leave_one_child() -> None:
     await census.back_to_start()
 
 
-async def test_the_caller_of_start_is_not_cancelled_by_who_terminates_the_session() -> None:
+async def test_terminating_the_session_does_not_cancel_the_caller_of_start() -> None:
     session = Session()
     starting = asyncio.create_task(session.start())
     await until_holds(lambda: session.info.pid is not None)
@@ -143,7 +143,7 @@ async def test_a_paused_consumer_does_not_hold_up_a_shutdown() -> None:
     assert rest[-1].kind == "shutdown"
 
 
-async def test_output_of_the_session_is_still_heard_after_a_checkpoint() -> None:
+async def test_output_of_the_session_still_arrives_after_a_checkpoint() -> None:
     async with Session() as session:
         await session.checkpoint()
         await session.run("import threading\nthreading.Timer(0.05, print, ['late']).start()")

@@ -21,7 +21,7 @@ LATE = (
 """Stops, but not within a short grace."""
 
 
-async def test_who_gives_up_waiting_for_a_cancel_has_cancelled_all_the_same() -> None:
+async def test_a_caller_that_gives_up_waiting_has_still_cancelled() -> None:
     async with Session(SHORT) as session:
         watched = Watched(session, STUBBORN["swallows"])
         await watched.until(Output)
@@ -33,7 +33,7 @@ async def test_who_gives_up_waiting_for_a_cancel_has_cancelled_all_the_same() ->
         assert (await session.run("1 + 1")).value == 2
 
 
-async def test_a_condemned_session_is_replaced_though_nobody_waits_for_it() -> None:
+async def test_a_condemned_session_is_replaced_without_a_waiter() -> None:
     async with Session(SHORT) as session:
         neighbour = Watched(session, "import asyncio\nawait asyncio.sleep(300)")
         watched = Watched(session, STUBBORN["await ignores"])

@@ -61,7 +61,7 @@ async def stack_of(session: Session, source: str) -> tuple[Watched, str]:
     return watched, await session.stack(watched.execution_id)
 
 
-async def test_of_a_running_function() -> None:
+async def test_the_stack_of_a_running_function() -> None:
     async with patient() as session:
         watched, stack = await stack_of(session, "outer()")
         assert f"of execution {watched.execution_id}" in stack
@@ -72,7 +72,7 @@ async def test_of_a_running_function() -> None:
         await session.cancel(watched.execution_id)
 
 
-async def test_of_one_coroutine_and_of_all() -> None:
+async def test_the_stacks_of_one_coroutine_and_of_all() -> None:
     async with patient() as session:
         first, stack = await stack_of(session, "await outer_task()")
         assert functions(stack) == ["<module>", "outer_task", "inner_task", "Event.wait"]
@@ -87,7 +87,7 @@ async def test_of_one_coroutine_and_of_all() -> None:
         assert "capsule_tasks/child" not in everything
 
 
-async def test_of_a_coroutine_that_keeps_the_loop_it_shows_the_function_that_does() -> None:
+async def test_the_stack_of_a_coroutine_that_blocks_the_loop_shows_the_blocking_function() -> None:
     async with patient() as session:
         watched, stack = await stack_of(session, "await blocks()")
         assert "blocks" in functions(stack)
@@ -95,7 +95,7 @@ async def test_of_a_coroutine_that_keeps_the_loop_it_shows_the_function_that_doe
         await session.cancel(watched.execution_id)
 
 
-async def test_of_threads() -> None:
+async def test_the_stacks_of_threads() -> None:
     async with patient() as session:
         source = "t = threading.Thread(target=outer, name='digger')\nt.daemon = True\nt.start()\n"
         watched, stack = await stack_of(session, source + "threading.Event().wait()")
@@ -105,7 +105,7 @@ async def test_of_threads() -> None:
         await session.cancel(watched.execution_id)
 
 
-async def test_of_an_idle_session_and_of_nothing() -> None:
+async def test_the_stacks_of_an_idle_session_and_of_an_unknown_execution() -> None:
     async with patient() as session:
         assert "thread MainThread" in await session.stack()
         assert await session.stack("unknown") == ""

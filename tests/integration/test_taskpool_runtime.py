@@ -60,7 +60,7 @@ def test_for_a_hub_that_is_away_the_runtime_thread_stands_in(runtime: RuntimeThr
     for _ in range(3):
         made, names = threading.Event(), list[str]()
         runtime.post(of_runtime, made, names)
-        assert made.wait(HANG_S)  # nobody turns here
+        assert made.wait(HANG_S)  # the hub does not run here
         assert names == ["capsule-runtime"]
         runtime.run_once()  # it is back, and goes away again
 
@@ -86,7 +86,7 @@ def test_a_call_that_plans_another_has_it_made(runtime: RuntimeThread) -> None:
     assert made.wait(HANG_S)
 
 
-def test_what_still_runs_at_the_end_is_cancelled(runtime: RuntimeThread) -> None:
+def test_tasks_still_running_at_the_end_are_cancelled(runtime: RuntimeThread) -> None:
     cancelled = threading.Event()
     begun = threading.Event()
 

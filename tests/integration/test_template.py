@@ -83,7 +83,7 @@ async def test_the_crash_of_a_template_is_survived_by_its_children() -> None:
             await template.spawn(None, SessionConfig(), "m")  # type: ignore[arg-type]
 
 
-async def test_a_copy_that_is_killed_while_it_waits_costs_nobody_a_child() -> None:
+async def test_a_copy_killed_while_it_waits_costs_no_session_its_child() -> None:
     template = await loaded()
     async with asyncio.timeout(HANG_S):
         await eventually(lambda: _copies_of(template))
@@ -154,7 +154,7 @@ async def test_a_spawn_that_is_cancelled_leaves_no_child() -> None:
     assert not set(_children()) - before
 
 
-async def test_a_template_that_dies_in_the_middle_of_a_fork_leaves_nobody() -> None:
+async def test_a_template_that_dies_in_the_middle_of_a_fork_leaves_no_process() -> None:
     """Also no second child at the descriptors of a session that starts cold instead."""
     before = set(_children())
     async with asyncio.timeout(HANG_S):
@@ -234,7 +234,7 @@ def test_a_fork_of_the_caller_keeps_its_files_and_pipes_alone() -> None:
 
 
 def test_a_fork_of_the_caller_does_not_hold_the_lock_of_a_sandboxs_directory() -> None:
-    """Nobody could sweep the directory of a killed owner for as long as the fork lives."""
+    """Otherwise the directory of a killed owner could not be swept while the fork lives."""
     before = """
     from capsule_tasks.system.sandbox.directories import SandboxDirectory
     json.place = SandboxDirectory()
@@ -248,7 +248,7 @@ def test_a_fork_of_the_caller_does_not_hold_the_lock_of_a_sandboxs_directory() -
     assert of_caller(before, body) == "False\n"
 
 
-def test_what_the_callers_objects_close_in_a_fork_is_none_of_the_sessions() -> None:
+def test_objects_of_the_caller_close_no_descriptors_of_a_forked_session() -> None:
     before = "json.sockets = [socket.socket() for _ in range(20)]"
     body = """
     await session.run("import json; kept = open('/dev/zero'); del json.sockets")

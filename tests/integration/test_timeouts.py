@@ -119,7 +119,7 @@ async def test_stubborn_code_is_killed_and_the_session_replaced(
 
 
 @pytest.mark.parametrize("source", ["work()", "await awork()", "deaf()"])
-async def test_what_was_submitted_has_a_deadline_too(source: str) -> None:
+async def test_a_submitted_execution_has_a_deadline_too(source: str) -> None:
     async with strict(stack_s=HANG_S) if source == "deaf()" else obliging() as session:
         messages = await submitted(session, source, timeout_s=0.1)
         terminal = messages[-1]
@@ -184,7 +184,7 @@ async def test_a_busy_child_is_never_behind_a_ready_state(gil_hold: GilHold) -> 
         assert [running for state, running in seen if state is SessionState.READY] == [()] * 8
 
 
-async def test_one_that_waits_for_its_turn_may_run_out_of_time(worker: Session) -> None:
+async def test_an_execution_that_waits_for_its_turn_may_time_out(worker: Session) -> None:
     first = Watched(worker, "work()")
     await first.until_output("at work")
     messages = await until_timeout(worker, "print('ran')", timeout_s=0.05, on_busy="wait")
@@ -194,7 +194,7 @@ async def test_one_that_waits_for_its_turn_may_run_out_of_time(worker: Session) 
     assert (await first.ended()).kind == ErrorKind.CANCELLED
 
 
-async def test_one_that_waits_runs_out_of_time_without_harm_to_the_one_that_holds_the_gil(
+async def test_a_waiting_execution_times_out_without_harm_to_the_one_that_holds_the_gil(
     gil_hold: GilHold,
 ) -> None:
     async with strict() as session:

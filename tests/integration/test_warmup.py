@@ -42,7 +42,7 @@ async def test_its_names_are_there_for_the_first_execution(census: Census) -> No
         assert (await session.run("greet()")).value == '"hi"'
 
 
-async def test_what_it_prints_goes_to_the_log_and_to_no_execution(
+async def test_output_of_a_warmup_goes_to_the_log_and_to_no_execution(
     census: Census, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "capsule_tasks.sessions")
@@ -55,14 +55,14 @@ async def test_what_it_prints_goes_to_the_log_and_to_no_execution(
     assert "raw" in caplog.text
 
 
-async def test_it_is_no_execution_of_the_sessions_user(census: Census) -> None:
+async def test_a_warmup_is_no_execution_of_the_sessions_user(census: Census) -> None:
     async with warmed(census, "1 + 1") as session:
         assert (session.info.execution_count, session.info.error_count) == (0, 0)
         assert (await end_of(session, "_")).value == 2
         assert session.info.running == ()
 
 
-async def test_it_may_await(census: Census) -> None:
+async def test_a_warmup_may_await(census: Census) -> None:
     source = (
         "import asyncio\nawait asyncio.sleep(0)\ntask = asyncio.ensure_future(asyncio.sleep(0, 5))"
     )
@@ -80,28 +80,28 @@ async def test_executions_and_checkpoints_work_as_without_it(census: Census) -> 
         assert (await session.run("x")).value == 1
 
 
-async def test_it_runs_again_after_a_restart(census: Census) -> None:
+async def test_a_warmup_runs_again_after_a_restart(census: Census) -> None:
     async with warmed(census, "x = ['fresh']") as session:
         await session.run("x.append('used')")
         await session.restart()
         assert (await session.run("x")).value == ["fresh"]
 
 
-async def test_one_that_raises_fails_the_start_and_says_why(census: Census) -> None:
+async def test_a_warmup_that_raises_fails_the_start_and_says_why(census: Census) -> None:
     error = await failure(warmed(census, "def warm():\n    1 / 0\nwarm()"))
     assert str(error) == "the warmup failed: ZeroDivisionError: division by zero"
     assert 'File "<warmup>", line 2, in warm' in error.__notes__[0]
 
 
-async def test_one_that_does_not_compile_fails_the_start(census: Census) -> None:
+async def test_a_warmup_that_does_not_compile_fails_the_start(census: Census) -> None:
     assert "SyntaxError" in str(await failure(warmed(census, "def")))
 
 
-async def test_one_that_exits_the_process_fails_the_start(census: Census) -> None:
+async def test_a_warmup_that_exits_the_process_fails_the_start(census: Census) -> None:
     assert "exited with status 9" in str(await failure(warmed(census, "import os; os._exit(9)")))
 
 
-async def test_one_that_calls_sys_exit_fails_the_start(census: Census) -> None:
+async def test_a_warmup_that_calls_sys_exit_fails_the_start(census: Census) -> None:
     assert "SystemExit: 9" in str(await failure(warmed(census, "import sys; sys.exit(9)")))
 
 
@@ -110,7 +110,7 @@ async def test_one_that_calls_sys_exit_fails_the_start(census: Census) -> None:
     ["time.sleep(3600)", "while True: pass", "ctypes.PyDLL(None).sleep(3600)"],
     ids=["sleeps", "loops", "holds the GIL"],
 )
-async def test_one_that_hangs_fails_the_start_and_leaves_its_stack(
+async def test_a_warmup_that_hangs_fails_the_start_and_leaves_its_stack(
     census: Census, hang: str
 ) -> None:
     source = f"import ctypes, time\ndef stuck():\n    {hang}\nstuck()"
@@ -120,7 +120,7 @@ async def test_one_that_hangs_fails_the_start_and_leaves_its_stack(
     assert "stuck" in error.__notes__[0]
 
 
-async def test_one_that_asks_for_input_is_not_answered_and_times_out(census: Census) -> None:
+async def test_a_warmup_that_asks_for_input_is_not_answered_and_times_out(census: Census) -> None:
     timeouts = TimeoutSettings(warmup_s=0.2)
     error = await failure(warmed(census, "input('anyone?')", timeouts=timeouts))
     assert "the warmup ran longer than 0.2 s" in str(error)

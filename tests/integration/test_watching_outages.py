@@ -23,7 +23,7 @@ from tests.attempts import claim
 from tests.sessions import HANG_S
 
 
-async def test_who_listens_hears_that_redis_stays_away() -> None:
+async def test_listeners_are_notified_that_redis_stays_away() -> None:
     bells = Doorbells(f"redis://127.0.0.1:{free_port()}", timeout_s=0.3)
     try:
         with pytest.raises(StorageUnavailable, match=r"127\.0\.0\.1.*for 0\.3 s"):

@@ -130,7 +130,7 @@ async def test_every_message_travels_on_the_channel_the_page_names(
     assert dict(seen) == spoken
 
 
-async def test_what_waits_for_a_child_that_is_gone_is_dropped_at_once(
+async def test_messages_to_a_dead_child_are_dropped_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sends: list[int | None] = []

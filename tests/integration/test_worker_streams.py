@@ -107,7 +107,7 @@ async def test_a_group_that_cannot_be_counted_holds_up_no_other_note(ground: Gro
     }
 
 
-async def test_what_began_before_it_could_be_claimed_is_heard_before_its_end(
+async def test_output_from_before_the_claim_is_published_before_the_end(
     valkey_url: str,
 ) -> None:
     """Also what it says later: in time it was due while nothing could be sent."""
@@ -155,7 +155,7 @@ async def test_a_command_is_read_as_soon_as_redis_answers(
     assert ground.dispatcher.done == ["cancel commanded"]
 
 
-async def test_a_redis_that_lets_nobody_listen_delays_no_task_and_its_orders_come_late(
+async def test_a_redis_that_allows_no_subscription_delays_commands_but_no_task(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose user lacks the permission for channels."""
@@ -173,10 +173,10 @@ async def test_a_redis_that_lets_nobody_listen_delays_no_task_and_its_orders_com
         client.execute_command("ACL DELUSER", name)
 
 
-async def test_what_runs_is_taken_anew_though_redis_was_away_at_first(
+async def test_running_executions_are_claimed_again_though_redis_was_away_at_first(
     ground: Ground, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of the lease that was lost nobody rings any more."""
+    """The doorbell of a lost lease is not listened to any more."""
     monkeypatch.setattr(worker_lease, "RETRY_DELAY_S", 0.0)
     held = ground.publisher.lease
     life = (await ground.running("retaken")).life

@@ -216,7 +216,7 @@ def test_every_code_it_answers_is_in_the_header(name: str) -> None:
 
 
 @each_script
-def test_it_is_short_and_uses_what_exists(name: str) -> None:
+def test_a_script_is_short_and_uses_commands_that_exist(name: str) -> None:
     assert len(text_of(name).splitlines()) <= 120
     for part in header_of(name).uses:
         assert (FOLDER / "lib" / f"{part}.lua").exists()

@@ -33,7 +33,9 @@ def adapted(subject: Subject, history: Any) -> Any:
     return wrapper(history) if wrapper.__name__.startswith("Awaited") else history
 
 
-async def test_it_is_the_same_history_and_redis_sees_none_of_it(subject: Subject) -> None:
+async def test_an_encrypted_history_reads_the_same_and_redis_sees_no_plain_text(
+    subject: Subject,
+) -> None:
     history = sealed(subject, KEY)
     await history.add_items(SECRET)
     assert await history.get_items() == SECRET

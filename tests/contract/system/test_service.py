@@ -138,7 +138,7 @@ def test_stopped_for_good(make: Make) -> None:
     assert not is_running(service)
 
 
-def test_of_many_who_stop_it_from_other_threads_each_waits_for_the_end(make: Make) -> None:
+def test_each_of_many_threads_that_stop_it_waits_for_the_end(make: Make) -> None:
     service = make()
     service.start()
     running: list[bool] = []

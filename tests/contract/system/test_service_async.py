@@ -98,7 +98,7 @@ async def test_stopped_before_it_is_started_it_does_not_start_any_more(
         assert asyncio.all_tasks() == before
 
 
-async def test_of_many_who_stop_it_each_waits_for_the_end(service: AsyncService) -> None:
+async def test_each_of_many_tasks_that_stop_it_waits_for_the_end(service: AsyncService) -> None:
     async with asyncio.timeout(HANG_S):
         before = asyncio.all_tasks()
         await service.start()

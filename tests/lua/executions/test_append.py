@@ -53,7 +53,7 @@ def test_many_quiet_attempts_become_a_stream(bench: Bench) -> None:
     assert bench.client.pttl(bench.keys.events) <= QUIET_MS
 
 
-def test_what_is_said_after_many_quiet_attempts_is_kept_as_what_was_said(bench: Bench) -> None:
+def test_output_after_many_silent_attempts_is_kept(bench: Bench) -> None:
     for number in range(8):
         attempt = bench.claim(f"c{number}")[1]
         bench.append(attempt, 2, f"RETRY{number}", state="waiting")

@@ -29,7 +29,7 @@ def test_the_reaper_leaves_alone_what_another_worker_took(bench: Bench) -> None:
     assert bench.meta() == before
 
 
-def test_what_comes_again_waits_after_the_reaper(bench: Bench) -> None:
+def test_a_redelivered_execution_waits_after_the_reaper(bench: Bench) -> None:
     attempt = bench.claim()[1]
     bench.reap("w1", attempt, "")
     assert bench.meta()["state"] == "waiting"

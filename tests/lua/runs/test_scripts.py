@@ -131,7 +131,7 @@ def msgspec_replaced(claim: Claim, **changes: Any) -> Claim:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_changes_nothing(scene: Scene, name: str) -> None:
+def test_a_refused_call_changes_nothing(scene: Scene, name: str) -> None:
     before = scene.state()
     try:
         REFUSED[name](scene)

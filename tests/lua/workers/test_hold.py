@@ -19,7 +19,7 @@ def test_a_note_of_what_is_held_adds_and_takes_off(bench: Bench) -> None:
     assert bench.lease() == lease
 
 
-def test_what_is_taken_off_and_held_again_in_one_note_is_held(bench: Bench) -> None:
+def test_an_execution_released_and_held_in_one_call_is_held(bench: Bench) -> None:
     token = bench.leased()
     assert bench.call("workers/hold", token, KEEP_MS, 1, "a", "a") == [Code.DONE]
     assert bench.members() == {"a"}

@@ -25,7 +25,7 @@ def test_a_worker_that_is_noted_is_due_when_its_time_has_passed(bench: Bench) ->
     assert note(bench, "w2")[2:] == []
 
 
-def test_who_only_looks_changes_nothing(bench: Bench) -> None:
+def test_a_caller_without_a_name_changes_nothing(bench: Bench) -> None:
     assert note(bench, "") == [Code.DONE, -1]
     assert bench.is_empty()
     note(bench, "w1", -2)

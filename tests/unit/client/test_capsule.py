@@ -66,7 +66,7 @@ def test_the_pool_is_known_in_each_of_its_forms(pool: Any) -> None:
 
 
 def test_conflicts_are_right_at_once_and_stay_so() -> None:
-    """Nobody has read the configuration yet, and more of it may come."""
+    """The configuration has not been read yet, and more of it may be added."""
     shop = Celery("shop", set_as_current=False)
     shop.config_from_object({"worker_pool": "threads"})
     capsule = Capsule(shop)

@@ -1,4 +1,4 @@
-"""One root; every branch under it says who has to act."""
+"""One root; the branch of an error says which role has to act."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CLASSES = [
 ]
 BRANCHES = (CallerError, RetryError, OperatorError, InternalError)
 GROUPS = (StorageError,)
-"""Say what happened, across the branches: their classes say who has to act."""
+"""Classes that say what happened, in every branch; the branch says which role has to act."""
 LEAVES = [
     kind
     for kind in CLASSES

@@ -213,7 +213,7 @@ async def test_a_step_in_progress_is_not_made_by_another_delivery(task: Task) ->
     assert (len(outer.charges), len(card.charges)) == (1, 0)
 
 
-async def test_what_is_no_step_is_refused(task: Task) -> None:
+async def test_an_invalid_step_is_refused(task: Task) -> None:
     card = Card()
     with pytest.raises(StepMisused, match="its name comes first"):
         await task.deliver(card.charge, card)  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ async def test_steps_can_be_kept_at_a_url_by_both_kinds_of_functions(valkey_url:
     assert len(card.charges) == 1
 
 
-def test_a_generator_is_refused_since_a_call_runs_none_of_it() -> None:
+def test_a_generator_is_refused_because_a_call_runs_none_of_its_code() -> None:
     steps, card = Steps(StepsInMemory(), execution_id="t"), Card()
 
     def charges(_: int = 0) -> Any:

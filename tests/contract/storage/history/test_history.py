@@ -329,7 +329,7 @@ async def test_a_replacement_by_nothing_and_of_nothing(subject: Subject) -> None
     assert await history.get_items() == items(2)
 
 
-async def test_what_is_appended_to_a_new_history_survives_a_replacement_of_nothing(
+async def test_items_of_a_new_history_survive_a_replacement_of_no_items(
     subject: Subject,
 ) -> None:
     history = subject.history()

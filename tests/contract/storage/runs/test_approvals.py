@@ -56,7 +56,7 @@ async def test_a_decision_needs_the_run_and_the_call_and_wakes_the_run_once(
     assert claim.decisions.standing == ()
 
 
-async def test_of_two_decisions_one_counts_and_the_other_is_refused(subject: Subject) -> None:
+async def test_two_decisions_of_one_call_store_one_and_refuse_the_other(subject: Subject) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask())
     decisions = [
@@ -92,7 +92,7 @@ async def test_a_call_without_an_approval_request_cannot_be_decided(subject: Sub
         await runs.approvals.approve("run-1", "c1", roles="admin")
 
 
-async def test_only_those_may_decide_who_were_named(subject: Subject) -> None:
+async def test_only_the_named_people_may_decide(subject: Subject) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask("c1", may_decide=("ann", "ops")), ask("c2"))
     for who in ({}, {"by": "bob"}, {"by": "bob", "roles": ["sales"]}):
@@ -174,7 +174,7 @@ async def test_a_call_that_is_asked_for_again_has_to_be_the_same(subject: Subjec
 # --- the index ------------------------------------------------------------------------------------
 
 
-async def test_what_waits_is_listed_over_all_runs_oldest_first(subject: Subject) -> None:
+async def test_pending_approvals_are_listed_over_all_runs_oldest_first(subject: Subject) -> None:
     runs = subject.runs()
     for number in range(3):
         asks = [
@@ -231,7 +231,7 @@ async def lose_index(subject: Subject) -> None:
         await subject.drive(index.drop(entry, idle_ms=0))
 
 
-async def test_what_waits_is_listed_though_the_details_of_the_index_are_lost(
+async def test_pending_approvals_are_listed_though_the_details_of_the_index_are_lost(
     subject: Subject,
 ) -> None:
     runs = subject.runs()

@@ -55,7 +55,7 @@ async def test_changed_arguments_under_a_used_id_start_nothing(subject: Subject)
     assert started.calls[0].state == "go", "a refused batch had started a call"
 
 
-async def test_what_waits_or_was_rejected_is_not_started(subject: Subject) -> None:
+async def test_calls_that_wait_or_were_rejected_are_not_started(subject: Subject) -> None:
     runs = subject.runs()
     await subject.parked(runs, ask("c1"), ask("c2"), ask("c3", tool="bare:other"))
     await runs.approvals.reject("run-1", "c1")
@@ -149,7 +149,7 @@ async def test_a_call_under_a_standing_approval_that_was_made_cannot_be_decided_
         await runs.approvals.reject("run-1", "c2")
 
 
-async def test_what_was_cancelled_before_it_was_done_can_be_repeated(subject: Subject) -> None:
+async def test_a_write_cancelled_before_it_was_done_can_be_repeated(subject: Subject) -> None:
     """The caller left before the command was sent; a repeat was answered `done`, or `forgotten`."""
     runs = subject.runs()
     claim = await subject.claimed(runs)

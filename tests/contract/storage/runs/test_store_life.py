@@ -113,7 +113,7 @@ async def test_a_claim_from_a_lapsed_owner_is_repeated_under_its_operation(
 # --- claims ---------------------------------------------------------------------------------------
 
 
-async def test_of_many_claims_at_once_one_wins(subject: Subject) -> None:
+async def test_one_of_many_claims_at_once_wins(subject: Subject) -> None:
     runs = subject.runs()
     await runs.create("run-1", "user-42", b"", schema="1.2", agent="a")
     for number in range(8):
@@ -282,7 +282,7 @@ async def test_a_turn_committed_twice_is_committed_once(subject: Subject) -> Non
         await runs.commit(first.claim, b"back", turn=0)
 
 
-async def test_of_two_commits_of_one_revision_one_is_stored(subject: Subject) -> None:
+async def test_one_of_two_commits_of_one_revision_is_stored(subject: Subject) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)
     commits = [runs.commit(claim, bytes([n]), turn=1, items=[{}]) for n in range(5)]
@@ -291,7 +291,7 @@ async def test_of_two_commits_of_one_revision_one_is_stored(subject: Subject) ->
     assert len(await subject.items()) == 1
 
 
-async def test_what_is_too_large_or_makes_no_sense_is_refused(subject: Subject) -> None:
+async def test_arguments_that_are_too_large_or_invalid_are_refused(subject: Subject) -> None:
     runs = subject.runs(max_snapshot_bytes=10, max_output_bytes=3)
     claim = await subject.claimed(runs)
     with pytest.raises(RunTooLarge, match="11 bytes"):
@@ -386,7 +386,7 @@ async def test_a_run_that_was_cancelled_is_not_parked(subject: Subject, how: str
     assert (await runs.approvals.pending()).calls == []
 
 
-async def test_a_run_that_completes_before_it_hears_of_a_cancel_is_complete(
+async def test_a_run_that_completes_before_it_reads_a_cancel_is_complete(
     subject: Subject,
 ) -> None:
     runs = subject.runs()

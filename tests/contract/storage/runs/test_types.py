@@ -86,7 +86,7 @@ async def test_a_header_of_a_wrong_type_is_refused(subject: Subject) -> None:
 JUNK: list[Any] = [None, 5, 1.5, True, "x", b"x", [None], {"a": 1}, object()]
 
 
-async def test_what_is_no_claim_no_history_no_items_and_no_outputs_is_refused(
+async def test_wrong_types_of_claim_history_items_and_outputs_are_refused(
     subject: Subject,
 ) -> None:
     """Python's own errors do not say which argument was wrong."""
@@ -162,7 +162,7 @@ async def test_one_call_asked_for_twice_is_refused(subject: Subject) -> None:
     assert (await runs.read("run-1")).status == "running"
 
 
-async def test_what_can_be_looked_at_only_once_is_refused(subject: Subject) -> None:
+async def test_iterators_are_refused(subject: Subject) -> None:
     """Calls of a generator were put into the index, and the run then waited for nothing."""
     runs = subject.runs()
     claim = await subject.claimed(runs)

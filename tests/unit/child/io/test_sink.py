@@ -70,7 +70,7 @@ def test_text_written_while_the_pump_goes_to_sleep_is_not_forgotten() -> None:
     bench.stdout.write("a")
     assert bench.sink.flush_from_pump()
     bench.sink.slip = "slipped in"
-    assert bench.sink.flush_from_pump(), "the pump would sleep over text that nobody else sends"
+    assert bench.sink.flush_from_pump(), "the pump would sleep over text that only it can send"
     bench.flush_all()
     assert bench.outbox.text() == "aslipped in"
 

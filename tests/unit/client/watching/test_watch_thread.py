@@ -1,4 +1,4 @@
-"""The thread that watches for those who block."""
+"""The thread that watches for blocking callers."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_befor
     ground.supervisor.feed(execution, Lifecycle.on_previous_ended)
     again = link.answer(Code.DONE, b"7", b"3")
     assert again.args[9:] == refused.args[9:]
-    assert again.args[2] == ""  # from whoever has it
+    assert again.args[2] == ""  # from any owner
     assert execution.life.claim is Claim.CLAIMED
 
 

@@ -349,8 +349,8 @@ def grip(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@app.task(name="last_words")
-def last_words() -> None:
+@app.task(name="print_and_crash")
+def print_and_crash() -> None:
     print("last words")
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.acceptance.workers import HANG_S, ROOT, Worker, unique
 
 
-def test_what_is_due_is_sent_and_runs(redis_url: str, tmp_path: Path, pool: str) -> None:
+def test_a_task_that_is_due_is_sent_and_runs(redis_url: str, tmp_path: Path, pool: str) -> None:
     key = unique()
     schedule = {"tick": {"task": "set_mark", "schedule": 1.0, "args": [key]}}
     command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.app", "beat", "-l", "INFO"]

@@ -52,7 +52,7 @@ def test_a_terminated_task_does_not_run(worker: Worker, gate: Path, signame: str
         assert not worker.app.backend.client.exists(f"mark:{key}")
 
 
-def test_one_that_is_only_revoked_runs_as_its_worker_asks_no_more(
+def test_a_revoke_without_terminate_is_too_late_once_the_pool_has_the_task(
     worker: Worker, gate: Path
 ) -> None:
     """Celery checks for a revoke when it gives a task to its pool; later only terminate helps."""

@@ -34,12 +34,12 @@ def test_a_cancelled_error_arrives_as_asyncios(worker: Worker, name: str) -> Non
     assert worker.get("add", 1, 1) == 2
 
 
-def test_it_keeps_what_it_was_raised_with(worker: Worker) -> None:
+def test_a_cancelled_error_keeps_its_arguments(worker: Worker) -> None:
     error = worker.send("cancel_itself").get(timeout=HANG_S, propagate=False)
     assert error.args == ("by itself",)
 
 
-def test_its_traceback_says_where_it_was_raised(worker: Worker) -> None:
+def test_the_traceback_says_where_it_was_raised(worker: Worker) -> None:
     result = worker.send("cancel_itself")
     result.get(timeout=HANG_S, propagate=False)
     assert "in cancel_itself" in result.traceback

@@ -121,9 +121,7 @@ def test_a_hard_limit_ends_one_and_leaves_its_neighbours(worker: Worker) -> None
     assert neighbour.get(timeout=HANG_S) == "tidied"
 
 
-def test_one_that_ignores_its_end_keeps_no_other_from_running(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_a_coroutine_that_ignores_its_cancel_stops_no_other(redis_url: str, tmp_path: Path) -> None:
     """Its child takes nothing new, and lives on while its neighbours may finish."""
     key, other = unique(), unique()
     with Worker(redis_url, tmp_path, TEST_ASYNC_GRACE_S="1") as worker:
@@ -141,7 +139,7 @@ def test_one_that_ignores_its_end_keeps_no_other_from_running(
             deaf.get(timeout=HANG_S)
 
 
-def test_what_it_prints_reaches_the_log(worker: Worker) -> None:
+def test_output_of_a_coroutine_reaches_the_log(worker: Worker) -> None:
     word = unique()
     worker.get("async_say", word)
     eventually(lambda: f"awaited {word}" in worker.log)

@@ -117,7 +117,7 @@ def test_a_task_whose_worker_was_lost_is_retried_if_it_says_so(worker: Worker) -
     assert int(worker.app.backend.client.get(key)) == 2
 
 
-def test_a_request_class_of_the_apps_own_hears_of_all(worker: Worker) -> None:
+def test_a_request_class_of_the_app_is_called_for_every_end(worker: Worker) -> None:
     result = worker.send("with_own_request", "")
     with pytest.raises(ValueError, match="its own"):
         result.get(timeout=HANG_S)

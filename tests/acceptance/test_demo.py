@@ -27,7 +27,7 @@ def left_by(mark: str) -> list[int]:
     return [pid for pid in found if is_running(pid)]
 
 
-def test_it_shows_each_part_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_the_demo_shows_each_part_and_leaves_nothing_running(tmp_path: Path) -> None:
     mark = unique("demo")
     environment = {**os.environ, "DEMO_MARK": mark, "TMPDIR": str(tmp_path)}
     installed = {path: path.stat().st_mtime for path in (ROOT / ".venv").glob(".installed-*")}

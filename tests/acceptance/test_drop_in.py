@@ -202,7 +202,7 @@ def test_eager_tasks_ask_no_redis_that_is_configured() -> None:
         execution.cancel(-1)
 
 
-def test_what_eager_changed_is_as_it_was_afterwards() -> None:
+def test_eager_mode_restores_what_it_changed() -> None:
     app = make_app()
     Capsule(app)
 

@@ -109,7 +109,7 @@ def test_revoke_with_terminate_ends_the_stream_as_a_cancel_does(worker: Worker) 
     assert end_of(Execution.of(result)).outcome == Outcome.CANCELLED
 
 
-def test_what_a_short_tasks_processes_write_is_its_output(worker: Worker) -> None:
+def test_output_of_a_short_tasks_processes_belongs_to_the_task(worker: Worker) -> None:
     """Their bytes reach the worker before the news that the task runs."""
     for _ in range(20):
         execution = Execution.of(worker.send("from_a_process"))
@@ -122,7 +122,7 @@ def test_what_a_short_tasks_processes_write_is_its_output(worker: Worker) -> Non
         ]
 
 
-def test_of_several_questions_one_answer_leaves_the_others_open(worker: Worker) -> None:
+def test_one_answer_of_several_leaves_the_other_questions_open(worker: Worker) -> None:
     names = ["a? ", "b? ", "c? "]
     execution = Execution.of(worker.send("ask_in_threads", *names))
     asked: list[str] = []
@@ -169,7 +169,7 @@ def test_a_question_is_answered(worker: Worker) -> None:
     assert execution.get(HANG_S) == "heard Ada"
 
 
-def test_a_question_that_nobody_can_hear_ends_its_input(
+def test_a_question_that_cannot_be_published_ends_its_input(
     worker: Worker, redis_url: str, tmp_path: Path
 ) -> None:
     def failed_by_its_input(result: AsyncResult[Any]) -> bool:
@@ -215,7 +215,7 @@ def test_late_and_resuming_watchers_see_every_event_once(worker: Worker) -> None
         assert [event.id for event in execution.events(after=ids[place])] == ids[place + 1 :]
 
 
-def test_a_watcher_of_a_stream_that_vanishes_hears_the_end_all_the_same(
+def test_a_watcher_of_a_stream_that_vanishes_still_gets_the_end(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task may write once more before its result is there, however long that takes here."""
@@ -230,7 +230,7 @@ def test_a_watcher_of_a_stream_that_vanishes_hears_the_end_all_the_same(
     assert [event.message for event in events][-1].outcome == Outcome.SUCCEEDED
 
 
-def test_a_watcher_of_a_stream_that_is_flushed_hears_soon_that_it_is_lost(tmp_path: Path) -> None:
+def test_a_watcher_of_a_flushed_stream_soon_learns_that_it_is_lost(tmp_path: Path) -> None:
     """No doorbell rings for it while its task says nothing: it took a minute to be noticed."""
     with (
         PrivateServer(tmp_path / "redis") as server,
@@ -290,13 +290,13 @@ def test_a_lost_child_ends_its_execution_with_what_it_had_said(worker: Worker) -
     assert (end.outcome, end.type) == (Outcome.FAILED, "WorkerLostError")
 
 
-def test_last_words_before_a_crash_are_heard(worker: Worker) -> None:
+def test_output_right_before_a_crash_arrives(worker: Worker) -> None:
     for _ in range(5):
-        assert "".join(Execution.of(worker.send("last_words")).output()) == "last words\n"
+        assert "".join(Execution.of(worker.send("print_and_crash")).output()) == "last words\n"
 
 
 @pytest.mark.parametrize("how", ["interpreter", "process"])
-def test_what_cannot_say_that_it_runs_is_cancelled(worker: Worker, how: str) -> None:
+def test_a_task_that_cannot_report_its_start_is_cancelled(worker: Worker, how: str) -> None:
     for number in range(4):
         worker.get("add", number, 1)
     execution = Execution.of(worker.send("grip", how))
@@ -358,7 +358,7 @@ def test_a_watcher_may_come_before_the_task(redis_url: str, tmp_path: Path) -> N
     assert heard[-1] == "Ended"
 
 
-def test_what_said_nothing_is_answered_by_the_result_backend_later(worker: Worker) -> None:
+def test_a_silent_execution_is_answered_by_the_result_backend_later(worker: Worker) -> None:
     execution = Execution.of(worker.send("add", 2, 3))
     assert execution.get(HANG_S) == 5
     client = worker.app.backend.client
@@ -431,7 +431,7 @@ def test_a_group_is_cancelled_at_once(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired"])
-def test_what_celery_discards_ends_in_its_stream(worker: Worker, how: str) -> None:
+def test_a_task_that_celery_discards_ends_in_its_stream(worker: Worker, how: str) -> None:
     options: dict[str, float] = {"expires": -1} if how == "expired" else {"countdown": 1}
     execution = Execution.of(worker.send("add", 1, 1, **options))
     if how == "revoked":

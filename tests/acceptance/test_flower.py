@@ -218,7 +218,7 @@ def test_the_tasks_page_filters_them_by_state(worker: Worker, page: Page) -> Non
     worker.go(key)
 
 
-def test_what_a_tasks_page_shows_can_be_copied(worker: Worker, page: Page) -> None:
+def test_values_on_the_page_of_a_task_can_be_copied(worker: Worker, page: Page) -> None:
     failed = worker.send("fail", "copied")
     page.shows("FAILURE", "ValueError", again=f"/task/{failed.id}")
     for button in (".task-uuid-copy", ".task-traceback-copy"):

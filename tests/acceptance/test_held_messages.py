@@ -101,7 +101,7 @@ def test_a_warm_shutdown_may_outlast_the_timeout(redis_url: str, tmp_path: Path)
         assert starts(other, key) == 1
 
 
-def test_what_a_killed_worker_held_is_back_within_its_time(
+def test_messages_of_a_killed_worker_are_redelivered_in_time(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:
     keys = [unique(), unique()]

@@ -89,7 +89,7 @@ def test_a_revoke_sent_while_no_worker_runs_is_kept(
             execution.get(timeout=HANG_S)
 
 
-def test_one_that_was_missed_is_found_by_a_worker_that_runs(worker: Worker) -> None:
+def test_a_missed_revoke_is_found_by_a_running_worker(worker: Worker) -> None:
     if worker.is_prefork:
         pytest.skip("prefork never finds what it has not heard")
     missed = unique()
@@ -112,7 +112,7 @@ def test_without_streams_a_worker_looks_for_what_is_kept(redis_url: str, tmp_pat
         eventually(lambda: missed in worker.ask("revoked"), "the revoke")
 
 
-def test_what_is_kept_lapses_and_is_bounded(redis_url: str, worker: Worker) -> None:
+def test_kept_revokes_expire_and_are_bounded(redis_url: str, worker: Worker) -> None:
     store_revokes(worker.app, unique())
     assert 0 < worker.app.backend.client.ttl("capsule:{revokes}") <= 86_400
 

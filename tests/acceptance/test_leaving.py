@@ -199,7 +199,7 @@ def test_a_redis_that_has_never_said_anything_delays_no_exit(tmp_path: Path, sig
             worker.kill()
 
 
-async def test_what_was_acknowledged_ends_for_who_watches_when_its_worker_leaves(
+async def test_an_acknowledged_task_ends_for_its_watchers_when_its_worker_stops(
     redis_url: str, tmp_path: Path
 ) -> None:
     """No other worker would end it: its message is gone, and reapers ignore what was given back."""
@@ -217,9 +217,7 @@ async def test_what_was_acknowledged_ends_for_who_watches_when_its_worker_leaves
         assert running.snapshot().counts == {"cancelled": 1}
 
 
-def test_what_comes_again_after_a_worker_has_left_is_not_over(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_a_task_requeued_by_a_stopped_worker_has_not_ended(redis_url: str, tmp_path: Path) -> None:
     with Worker(redis_url, tmp_path) as worker:
         key = unique()
         execution = Execution.of(worker.send("hold_late", key))

@@ -74,7 +74,7 @@ def ended(worker: Worker, name: str, task_id: str, before: int, times: int) -> N
 
 
 @pytest.mark.parametrize("name", ["hold", "async_hold"])
-def test_a_cancel_says_who_asked(worker: Worker, name: str) -> None:
+def test_the_log_line_of_a_cancel_names_the_requester(worker: Worker, name: str) -> None:
     key = unique()
     result = worker.send(name, key)
     worker.heard(key)

@@ -213,7 +213,7 @@ def names_what_is_missing(worker: Worker, directory: Path) -> None:
     assert f"{directory}/stream" not in warning
 
 
-def test_what_a_fresh_child_lacks_is_named_once(redis_url: str, tmp_path: Path) -> None:
+def test_what_a_new_child_cannot_inherit_is_logged_once(redis_url: str, tmp_path: Path) -> None:
     options = {"TEST_LOGGING": "opened", "TEST_DIRECTORY": str(tmp_path), "TEST_START": "cold"}
     statedb = f"--statedb={tmp_path}/state"
     with Worker(redis_url, tmp_path, statedb, app=APP, **options) as worker:

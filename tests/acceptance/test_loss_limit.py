@@ -18,7 +18,7 @@ def heard_times(worker: Worker, key: str) -> int:
     return int(worker.app.backend.client.llen(f"mark:{key}"))
 
 
-def test_what_it_cost_other_workers_counts(redis_url: str, tmp_path: Path) -> None:
+def test_losses_on_other_workers_count(redis_url: str, tmp_path: Path) -> None:
     key, task_id = unique(), unique()
     connections = SyncConnections(redis_url)
     for number in range(3):
@@ -31,7 +31,7 @@ def test_what_it_cost_other_workers_counts(redis_url: str, tmp_path: Path) -> No
         assert heard_times(worker, key) == 2
 
 
-def test_one_that_takes_its_worker_with_it_is_given_up(redis_url: str, tmp_path: Path) -> None:
+def test_a_task_that_kills_its_worker_is_given_up(redis_url: str, tmp_path: Path) -> None:
     key, queue = unique(), unique("q")
     settings = {"TEST_VISIBILITY": "2", "TEST_LOSS_LIMIT": "1"}
     with Worker(redis_url, tmp_path, queue=queue, **settings) as first:

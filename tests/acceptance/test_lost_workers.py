@@ -37,7 +37,7 @@ def watched(execution: Execution) -> list[Event]:
     return asyncio.run(watch())
 
 
-def test_what_a_killed_worker_had_acknowledged_is_ended_by_another(
+def test_an_acknowledged_task_of_a_killed_worker_is_ended_by_another(
     redis_url: str, tmp_path: Path
 ) -> None:
     key = unique()
@@ -94,7 +94,7 @@ async def recent_of(worker: Worker, state: str) -> set[str]:
     }
 
 
-def test_what_comes_again_has_an_attempt_that_was_lost_and_one_that_ends(
+def test_a_redelivered_task_has_a_lost_attempt_and_one_that_ends(
     redis_url: str, tmp_path: Path
 ) -> None:
     key = unique()
@@ -114,7 +114,7 @@ def test_what_comes_again_has_an_attempt_that_was_lost_and_one_that_ends(
     assert events[-1].message.outcome == Outcome.SUCCEEDED
 
 
-def test_what_is_asked_is_asked_again_in_an_attempt_under_a_new_lease(
+def test_a_question_is_repeated_in_an_attempt_under_a_new_lease(
     redis_url: str, tmp_path: Path
 ) -> None:
     with Worker(redis_url, tmp_path, **LEASE) as worker:

@@ -33,12 +33,12 @@ def test_a_task_has_its_result(worker: Worker, odd: str) -> None:
     assert worker.get("reject", unique(), task_id=f"{odd}-5") == "done"
 
 
-def test_what_it_prints_does_no_harm(worker: Worker, odd: str) -> None:
+def test_output_under_an_odd_id_is_logged(worker: Worker, odd: str) -> None:
     assert worker.get("speak", "word", task_id=odd) > 0
     assert worker.get("say_late", 1, 3, task_id=f"{odd}-1") == 1
 
 
-def test_it_can_be_terminated(worker: Worker, odd: str) -> None:
+def test_a_task_with_an_odd_id_can_be_terminated(worker: Worker, odd: str) -> None:
     key = unique()
     result = worker.send("tidy", key, task_id=odd)
     worker.heard(key)

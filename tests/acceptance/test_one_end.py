@@ -93,7 +93,7 @@ def test_a_stronger_signal_may_follow(worker: Worker, events: Events) -> None:
     assert end_of(events, result) == "task-revoked"
 
 
-def test_who_refuses_a_signal_and_meets_its_hard_limit_has_ended_of_that(
+def test_a_task_that_refuses_a_signal_ends_at_its_hard_limit(
     worker: Worker, events: Events
 ) -> None:
     skip_prefork(worker)
@@ -109,7 +109,7 @@ def test_who_refuses_a_signal_and_meets_its_hard_limit_has_ended_of_that(
 
 @pytest.mark.parametrize("fails", [False, True], ids=["success", "failure"])
 @pytest.mark.parametrize("how", ["terminate", "killed", "time limit"])
-def test_what_was_stored_before_its_child_died_is_its_end(
+def test_a_result_stored_before_its_child_died_is_the_end(
     worker: Worker, events: Events, fails: bool, how: str
 ) -> None:
     """Its child has stored the result, and dies before the worker has heard of it."""

@@ -82,7 +82,7 @@ def test_a_setup_is_ready_and_its_tasks_run(celery_setup: CeleryTestSetup) -> No
     eventually(lambda: any(f"printed {word}" in worker.logs() for worker in workers))
 
 
-def test_what_a_killed_worker_held_is_done_by_the_other(celery_setup: CeleryTestSetup) -> None:
+def test_tasks_of_a_killed_worker_are_done_by_the_other(celery_setup: CeleryTestSetup) -> None:
     app, key = celery_setup.app, unique()
     result = app.send_task("hold_late", (key,))
     assert app.backend.client.blpop(f"mark:{key}", HANG_S)

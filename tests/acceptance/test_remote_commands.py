@@ -74,7 +74,7 @@ def test_a_task_that_does_not_run_has_no_stack(worker: Worker) -> None:
     assert "'nowhere'" in ask(worker, "capsule_stack", task_id="nowhere")["error"]
 
 
-def test_celerys_command_line_knows_them(worker: Worker) -> None:
+def test_the_commands_work_on_celerys_command_line(worker: Worker) -> None:
     node = ["-d", worker.name, "-t", "10"]
     done = celery(worker, "capsule", "health", *node)
     assert done.returncode == 0, done.stderr

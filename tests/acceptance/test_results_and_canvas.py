@@ -35,7 +35,7 @@ def test_an_exception_of_the_apps_own_is_named(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("name", ["fail", "fail_own", "fail_local"])
-def test_whoever_listens_to_events_hears_of_the_failure(worker: Worker, name: str) -> None:
+def test_a_failure_is_published_as_an_event(worker: Worker, name: str) -> None:
     failed: dict[str, Any] = {}
     sent: set[str] = set()
     with worker.app.connection_for_read() as source:
@@ -67,7 +67,7 @@ def test_the_cause_of_an_exception_is_reported(worker: Worker) -> None:
     ("name", "kind", "text"),
     [("fail_base", "OwnBase", "at the base"), ("fail_cancelled", "CancelledError", "by itself")],
 )
-def test_what_is_no_exception_but_a_base_one_is_the_tasks_failure_too(
+def test_a_base_exception_is_a_failure_of_its_task_too(
     worker: Worker, name: str, kind: str, text: str
 ) -> None:
     result = worker.send(name)
@@ -202,7 +202,7 @@ def test_processes_threads_and_loops_of_a_task_work(worker: Worker) -> None:
     assert worker.get("start_things") == [9, 4, 5]
 
 
-def test_what_is_printed_and_logged_is_in_the_workers_log(worker: Worker) -> None:
+def test_output_and_log_lines_of_a_task_are_in_the_workers_log(worker: Worker) -> None:
     word = unique()
     worker.get("speak", word)
     for said in ("printed", "from a process", "logged", "to stderr"):
@@ -213,6 +213,6 @@ def test_settings_made_in_code_reach_the_child(worker: Worker) -> None:
     assert worker.get("conf") == "by the worker"
 
 
-def test_what_a_child_prints_when_it_starts_is_in_the_workers_log(worker: Worker) -> None:
+def test_output_of_a_starting_child_is_in_the_workers_log(worker: Worker) -> None:
     pid = worker.get("signalled")
     eventually(lambda: f"process {pid} begins" in worker.log)

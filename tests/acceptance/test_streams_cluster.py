@@ -61,7 +61,7 @@ def end_of(execution: Execution) -> Ended:
     return last.message
 
 
-def test_what_a_task_says_is_heard_as_it_runs_and_later(worker: Worker) -> None:
+def test_output_of_a_task_is_seen_as_it_runs_and_later(worker: Worker) -> None:
     key = unique()
     execution = Execution.of(worker.send("steps", key, 3))
     heard: list[Event] = []
@@ -189,7 +189,7 @@ def test_recent_executions_are_listed(worker: Worker) -> None:
     eventually(is_listed, "its entry")
 
 
-def test_what_a_killed_worker_held_is_ended_by_another(
+def test_tasks_of_a_killed_worker_are_ended_by_another(
     worker: Worker, redis_url: str, cluster_url: str, tmp_path: Path
 ) -> None:
     key = unique()

@@ -119,7 +119,7 @@ async def test_a_coordinated_failover_loses_nothing_and_ends_nothing(
     assert never[-1].message.outcome == Outcome.CANCELLED
 
 
-async def test_a_primary_that_is_lost_for_good_ends_who_waits_with_an_error_that_says_so(
+async def test_a_primary_that_is_lost_for_good_ends_waiting_callers_with_a_clear_error(
     pair: Pair, redis_url: str, tmp_path: Path
 ) -> None:
     """The replica has stood still since before the task: what was said is lost."""

@@ -55,7 +55,9 @@ def test_limits_set_by_remote_control_end_the_next_call(
     worker.get(name, 0.6)  # the limits are gone again
 
 
-def test_what_is_ended_has_a_moment_to_tidy_up(redis_url: str, tmp_path: Path, pool: str) -> None:
+def test_a_task_that_is_stopped_has_a_moment_to_tidy_up(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
     with Worker(redis_url, tmp_path, pool=pool, TEST_MARK_PROCESSES="1") as worker:
         limited, terminated = unique(), unique()
         worker.send("tidy", limited, time_limit=1)
@@ -70,7 +72,7 @@ def test_what_is_ended_has_a_moment_to_tidy_up(redis_url: str, tmp_path: Path, p
 
 
 @pytest.mark.parametrize("how", ["interpreter", "process"])
-def test_a_task_that_cannot_say_that_it_runs_has_its_limit(worker: Worker, how: str) -> None:
+def test_a_task_that_cannot_report_its_start_has_its_limit(worker: Worker, how: str) -> None:
     for number in range(4):  # its child is warm: it has begun before another thread has a turn
         worker.get("add", number, 1)
     with pytest.raises(TimeLimitExceeded):

@@ -146,7 +146,7 @@ def test_an_unknown_id_is_reported_as_unknown(bare: Celery) -> None:
     assert said in typed(bare, "tail", unknown.id, "--no-wait", status=1).stderr
 
 
-def test_the_stack_of_an_id_that_nobody_runs(worker: Worker, redis_url: str) -> None:
+def test_the_stack_of_an_id_that_does_not_run(worker: Worker, redis_url: str) -> None:
     with producer(redis_url, None) as app:
         unknown = unique()
         here = ("-d", worker.name, "-t", "60")

@@ -117,7 +117,9 @@ def test_a_worker_outlives_a_server_that_hangs_up_on_its_commands_first(tmp_path
                 assert worker.stop() == 0
 
 
-def test_what_ends_while_redis_is_away_is_acknowledged_when_it_is_back(tmp_path: Path) -> None:
+def test_tasks_that_end_while_redis_is_away_are_acknowledged_when_it_is_back(
+    tmp_path: Path,
+) -> None:
     """Under prefork the acknowledgement fails, on a channel that is closed by then."""
     began, end = tmp_path / "began", tmp_path / "end"
     with PrivateServer(tmp_path / "redis", aof=True) as server:
@@ -174,7 +176,7 @@ def test_children_are_replaced_after_so_many_tasks(
             assert worker.heard("process_shutdown") == str(pids[0])
 
 
-def test_what_tasks_leave_behind_ends_with_their_child(redis_url: str, tmp_path: Path) -> None:
+def test_processes_left_by_tasks_end_with_their_child(redis_url: str, tmp_path: Path) -> None:
     """Prefork leaves the processes, and its child waits for the thread."""
     key = unique()
     with Worker(redis_url, tmp_path, "--max-tasks-per-child=1", concurrency=1) as worker:
@@ -318,9 +320,7 @@ def test_an_idle_worker_sleeps(redis_url: str, tmp_path: Path, pool: str) -> Non
         assert used_s() - before < 1.0
 
 
-def test_who_does_not_read_what_a_worker_writes_holds_up_no_task(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_unread_output_of_a_worker_blocks_no_task(redis_url: str, tmp_path: Path) -> None:
     flooded, held = unique(), unique()
     reading, writing = os.pipe()
     direct = json.dumps({"worker_redirect_stdouts": False})

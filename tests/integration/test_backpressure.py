@@ -138,7 +138,7 @@ async def test_drop_oldest_loses_nothing_that_the_consumer_keeps_up_with() -> No
     assert text(messages) == "".join(f"{i}\n" for i in range(1000))
 
 
-async def test_a_writer_whose_output_is_not_read_yields() -> None:
+async def test_a_writer_without_a_reader_is_slowed_down() -> None:
     """A tight loop of writes would otherwise take a core from the others."""
     loop = """
 import sys, time

@@ -110,7 +110,7 @@ async def test_many_files_do_not_hold_up_the_parent(monkeypatch: pytest.MonkeyPa
     assert threading.get_ident() not in measurers
 
 
-async def test_processes_left_behind_are_still_limited() -> None:
+async def test_threads_left_behind_are_still_limited() -> None:
     async with asyncio.timeout(HANG_S), Session(config(max_disk_bytes=8 * MIB)) as session:
         source = (
             "import threading, time\n"

@@ -93,7 +93,7 @@ def test_each_struct_has_its_fields_types_and_defaults_on_the_page(
         assert len(meaning) > 2, f"a field of {kind.__name__} is not explained"
 
 
-def test_what_every_message_has_is_on_the_page_once() -> None:
+def test_fields_of_every_message_are_on_the_page_once() -> None:
     assert fields("Every message") == rows(Message, common=True)
     for kind in all_messages():
         names = [field.name for field in msgspec.structs.fields(kind)]

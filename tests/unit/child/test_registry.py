@@ -34,7 +34,7 @@ def test_an_execution_waits_runs_and_is_forgotten() -> None:
     assert (registry.get("e"), registry.all(), registry.running()) == (None, [], [])
 
 
-def test_they_start_in_the_order_of_arrival() -> None:
+def test_executions_start_in_the_order_of_arrival() -> None:
     registry, names = Registry(), ["a", "b", "c"]
     for name in names:
         registry.add(execution(name))
@@ -45,7 +45,7 @@ def test_they_start_in_the_order_of_arrival() -> None:
     assert started == names
 
 
-def test_one_that_waits_may_end_at_once_and_never_starts() -> None:
+def test_an_execution_that_waits_may_end_at_once_and_never_starts() -> None:
     registry, one = Registry(), execution()
     registry.add(one)
     assert registry.end(one, Stage.WAITING)
@@ -71,7 +71,7 @@ def test_nothing_starts_twice() -> None:
     assert not registry.start(one)
 
 
-def test_of_many_threads_that_end_an_execution_one_may_say_so() -> None:
+def test_only_one_of_many_threads_ends_an_execution() -> None:
     registry = Registry()
     barrier = threading.Barrier(4)
     winners: list[str] = []
@@ -91,7 +91,7 @@ def test_of_many_threads_that_end_an_execution_one_may_say_so() -> None:
     assert sorted(winners, key=int) == [one.id for one in executions]
 
 
-def test_who_takes_the_main_thread_learns_who_will_not_wait_for_it() -> None:
+def test_claiming_the_main_thread_returns_the_executions_that_will_not_wait() -> None:
     registry, runner = Registry(), execution("runner")
     patient, hasty = execution("patient", "wait"), execution("hasty", "refuse")
     sink: Any = None

@@ -64,7 +64,7 @@ def test_no_error_repeats_the_password_of_a_broker(app: Celery) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_of_several_brokers_the_first_counts_also_in_a_list(app: Celery) -> None:
+def test_the_first_of_several_brokers_counts_also_in_a_list(app: Celery) -> None:
     app.conf.broker_url = ["redis://first/0", "redis://second/0"]
     assert redis_url(app) == "redis://first/0"
 

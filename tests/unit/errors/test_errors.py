@@ -78,7 +78,7 @@ def test_every_error_is_found_in_the_package() -> None:
 
 
 @each_leaf
-def test_each_error_says_who_has_to_act(kind: type[CapsuleError]) -> None:
+def test_each_error_says_which_role_has_to_act(kind: type[CapsuleError]) -> None:
     assert sum(issubclass(kind, branch) for branch in BRANCHES) == 1
 
 
@@ -121,7 +121,7 @@ def test_an_error_survives_a_copy_and_a_trip_to_another_process(kind: type[Capsu
         ("ExecutionTimeout", TimeoutError),
     ],
 )
-def test_who_does_not_know_this_package_can_catch_the_builtin(name: str, builtin: Any) -> None:
+def test_errors_can_be_caught_as_the_builtin(name: str, builtin: Any) -> None:
     assert issubclass(getattr(errors, name), builtin)
 
 
@@ -158,5 +158,5 @@ def test_an_error_that_does_not_exist_is_no_attribute() -> None:
     [TaskNotCarried("t", "1", "it is too large"), TooManyLosses("t", "1", 5, None)],
     ids=lambda error: type(error).__name__,
 )
-def test_what_ends_a_task_is_made_anew_as_celery_does_it(error: CapsuleError) -> None:
+def test_an_error_that_ends_a_task_survives_how_celery_makes_it_again(error: CapsuleError) -> None:
     assert str(type(error)(*error.args)) == str(error)

@@ -43,7 +43,7 @@ async def test_work_is_sent_in_order_of_arrival_and_the_next_at_the_very_end_of_
         assert here.dispatcher.sent_executions() == []
 
 
-async def test_what_a_child_says_goes_to_the_listener_whose_answer_goes_back() -> None:
+async def test_requests_of_a_child_go_to_the_listener_and_its_answer_goes_back() -> None:
     async with ground() as here:
         work = new_work("a")
         here.enqueue(work)

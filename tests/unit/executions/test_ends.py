@@ -83,7 +83,7 @@ def test_an_exit_status_is_said_as_prefork_says_it(status: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.TOO_LARGE, ErrorKind.RAISED])
-def test_what_does_not_fit_into_a_frame_is_no_lost_child(kind: ErrorKind) -> None:
+def test_a_task_too_large_for_a_frame_is_no_lost_child(kind: ErrorKind) -> None:
     """Another delivery would end in the same way."""
     origin = Origin(execution_id="id", task="app.task", continues_after_loss=True)
     end = end_of_unfinished(None, error(kind, "2 GiB"), None)
@@ -144,7 +144,7 @@ TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five")
     ],
     ids=["let go", "lost", "over limit"],
 )
-def test_what_celery_delivers_again_has_not_ended(
+def test_an_attempt_that_celery_delivers_again_is_no_end(
     end: End, promise: str, is_worker_stopping: bool, detail: str
 ) -> None:
     origin = Origin(execution_id="id", task="app.task", **{promise: True})

@@ -249,7 +249,7 @@ def test_a_claim_that_came_late_and_is_moving_again_is_not_taken_for_one_that_wa
     assert do.Acknowledge() not in life.handle(*STARTED)
 
 
-def test_a_redelivered_message_is_judged_and_its_stale_owner_is_heard_no_more() -> None:
+def test_a_redelivered_message_is_judged_and_its_stale_owner_is_ignored() -> None:
     """The worker that had the message stood still, and its child still runs the task."""
     stale = claimed(LATE)
     again = Lifecycle(origin(acks_late=True, is_redelivered=True))
@@ -413,7 +413,7 @@ def test_a_cancel_after_the_end_does_nothing() -> None:
     assert life.handle(Lifecycle.on_command_received, CancelCommand()) == []
 
 
-def test_a_bell_before_the_claim_has_it_claimed_and_its_commands_read() -> None:
+def test_a_doorbell_before_the_claim_leads_to_a_claim_and_reads_its_commands() -> None:
     life = life_of(LATE, CLAIM_LATER, (Lifecycle.on_doorbell_rang,), (Lifecycle.on_sent,))
     assert do.ClaimWithEvents(takes_over=False) in life.handle(*STARTED)
     assert do.ReadCommands() in life.handle(*CLAIMED)
@@ -478,7 +478,7 @@ def test_a_coroutine_whose_child_is_condemned_goes_to_another_one() -> None:
     assert life.handle(*STARTED)[0] == do.ReportAccepted(1.0, defers_ack=False)
 
 
-def test_who_has_a_task_killed_is_named_once() -> None:
+def test_the_requester_of_a_kill_is_named_once() -> None:
     """A cold shutdown asks again and again until the child is gone."""
     life = running(LATE)
     assert life.handle(Lifecycle.on_kill_requested, SOMEBODY) == [
@@ -490,7 +490,7 @@ def test_who_has_a_task_killed_is_named_once() -> None:
     ]
 
 
-def test_what_is_let_go_goes_back_and_what_is_terminated_ends() -> None:
+def test_a_stopping_worker_requeues_and_a_terminate_ends_the_task() -> None:
     for is_worker_stopping, event in (
         (True, AttemptEnded(outcome="requeued", detail="its worker was stopped")),
         (False, last_event(terminated(), LATE)),
@@ -529,7 +529,7 @@ def test_a_lost_child_that_is_one_too_many_ends_the_execution() -> None:
     assert do.PublishEnd(event) in life.handle(Lifecycle.on_loss_judged, end)
 
 
-def test_what_is_stopped_while_its_loss_is_judged_was_terminated() -> None:
+def test_a_task_stopped_while_its_loss_is_judged_was_terminated() -> None:
     life = claimed(COMES_AGAIN, DIES)
     assert do.PublishEnd(last_event(terminated(), COMES_AGAIN)) in life.handle(*STOP)
     assert life.handle(Lifecycle.on_loss_judged, None) == []
@@ -587,7 +587,7 @@ def test_a_lease_that_is_lost_while_the_claim_is_on_its_way_is_taken_anew() -> N
     assert life.handle(Lifecycle.on_in_flight_done) == [do.Reclaim(OURS)]
 
 
-def test_what_another_worker_has_taken_meanwhile_runs_on_unseen() -> None:
+def test_an_attempt_that_another_worker_took_over_runs_on_without_a_stream() -> None:
     life = claimed(LATE, (Lifecycle.on_lease_begun, "new"), (Lifecycle.on_in_flight_done,))
     assert life.handle(Lifecycle.on_claim_refused, Refusal.CLOSED) == [
         do.CloseStream(),

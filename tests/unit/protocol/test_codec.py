@@ -124,7 +124,7 @@ def test_an_unknown_type_can_carry_extensions_of_its_own() -> None:
     assert decoded(framed(body)) == [Unknown("odd", "1")]
 
 
-def test_what_is_repeated_of_an_unknown_message_is_short() -> None:
+def test_an_unknown_message_is_quoted_in_short_form() -> None:
     (unknown,) = decoded(wire(type_="t" * 500_000, id="i" * 500_000))
     assert len(unknown.what) <= 200
     assert len(unknown.id) <= 200

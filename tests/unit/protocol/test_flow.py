@@ -190,7 +190,7 @@ def test_the_parent_never_refuses_an_honest_child_and_every_byte_is_accounted_fo
 
 @pytest.mark.parametrize("text", ["x", "😀", "\ud800"], ids=ascii)
 @pytest.mark.parametrize("window", [1, 1 << 20, 8 << 20])
-async def test_a_flood_that_nobody_reads_is_dropped_and_not_a_fault(text: str, window: int) -> None:
+async def test_an_unread_flood_is_dropped_and_not_a_fault(text: str, window: int) -> None:
     """It once ended the session: what was left at the end cost more than the parent allows."""
     wire = Wire(OutputSettings(backpressure="drop_oldest", window_bytes=window))
     for _ in range(40):
@@ -200,7 +200,7 @@ async def test_a_flood_that_nobody_reads_is_dropped_and_not_a_fault(text: str, w
     assert wire.lost("stdout") > 0
 
 
-async def test_ten_thousand_questions_do_not_add_up_to_credit_that_nobody_gave() -> None:
+async def test_ten_thousand_questions_do_not_add_up_to_credit_that_was_not_granted() -> None:
     """They once did: the parent credited the end of each question, which the child never paid."""
     wire = Wire(OutputSettings())
     for _ in range(20_000):
@@ -222,7 +222,7 @@ async def test_a_child_that_ignores_its_credit_is_at_fault() -> None:
     assert wire.stream.buffered_bytes < 2 << 20
 
 
-async def test_what_is_read_is_granted_in_shares_of_the_window_and_never_more() -> None:
+async def test_credit_for_what_was_read_is_granted_in_shares_of_the_window() -> None:
     wire = Wire(OutputSettings(window_bytes=100_000, chunk_bytes=1000))
     for _ in range(50):
         wire.bench.stdout.write("x" * 1000)

@@ -120,7 +120,7 @@ def test_a_numpy_scalar_arrives_as_the_python_value_it_equals(scalar: Any, value
     )
 
 
-def test_what_user_code_changes_while_it_is_packed_does_no_harm() -> None:
+def test_a_value_changed_while_it_is_packed_does_no_harm() -> None:
     class Growing(dt.tzinfo):
         """Adds to the containers that are being packed."""
 

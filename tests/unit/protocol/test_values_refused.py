@@ -138,7 +138,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
-def test_what_is_nested_too_deeply_is_not_carried(wrap: Any) -> None:
+def test_a_value_nested_too_deeply_is_not_carried(wrap: Any) -> None:
     to_wire(nested(150, wrap))
     for depth in (250, 500):
         with pytest.raises(NotCarried, match="deeply"):

@@ -121,7 +121,7 @@ def test_a_decision_on_a_call_that_does_not_wait_is_refused() -> None:
         state(call()).approve("c1", tool=ToolKey("other"))
 
 
-def test_what_needs_no_approval_is_not_asked_for() -> None:
+def test_a_call_that_needs_no_approval_is_not_requested() -> None:
     free = PendingCall(
         call_id="c1", tool=ToolKey("x"), agent=ALICE, arguments="", needs_approval=False
     )
@@ -149,14 +149,14 @@ def test_a_run_inside_of_a_call_waits_and_is_decided_through_its_parent() -> Non
     assert decision.message == "no mail"
 
 
-def test_one_id_in_parent_and_child_needs_the_tool_or_the_agent_to_be_said() -> None:
+def test_a_call_id_used_twice_needs_the_tool_or_the_agent() -> None:
     parked = nested()
     with pytest.raises(UnknownCall, match="2 calls have that id"):
         parked.approve("c1")
     assert [each.call_id for each in parked.approve("c1", agent=BOB).unresolved()] == ["c2"]
 
 
-def test_what_is_over_leaves_standing_decisions_and_nothing_else() -> None:
+def test_completed_calls_leave_only_standing_decisions() -> None:
     parked = state(call("c1"), call("c2")).approve("c1", always=True).reject("c2")
     after = parked.without_calls(["c1", "c2"])
     assert after.calls == ()

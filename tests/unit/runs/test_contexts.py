@@ -66,7 +66,7 @@ def test_no_context_is_none() -> None:
 
 
 @pytest.mark.parametrize("context", [Customer("ann"), {"x": (1,)}, {"x": {1}}, {1: 2}, [1], "x"])
-def test_of_other_types_only_the_type_and_a_warning_are_kept(context: Any) -> None:
+def test_contexts_of_other_types_are_kept_as_a_type_name_and_a_warning(context: Any) -> None:
     saved, text = through_a_snapshot(saved_context(context))
     assert SECRET not in text
     assert saved.type == f"{type(context).__module__}.{type(context).__qualname__}"

@@ -102,7 +102,7 @@ def test_every_version_is_read_and_written_as_the_current_one(version: str) -> N
 
 
 @every_version
-def test_what_every_version_says_means_the_same(version: str) -> None:
+def test_every_schema_version_is_read_with_the_same_meaning(version: str) -> None:
     state = RunState.from_json(fixture_of(version))
     assert (state.agent.name, state.start_agent.name) == ("billing", "triage")
     assert state.tools_used_by(state.agent) == ("charge", "lookup")
@@ -157,13 +157,13 @@ def test_a_label_that_is_no_text_is_refused(label: object) -> None:
 
 
 @pytest.mark.parametrize("data", [None, [], "{}", 7])
-def test_what_is_no_object_is_refused(data: object) -> None:
+def test_a_state_that_is_no_object_is_refused(data: object) -> None:
     with pytest.raises(InvalidRunState, match="not an object"):
         RunState.from_json(data)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1,", '{"a": NaN}', b"\xff", "[" * 100_000, 5, None])
-def test_what_is_no_json_is_refused(text: Any) -> None:
+def test_a_state_that_is_no_json_is_refused(text: Any) -> None:
     with pytest.raises(InvalidRunState):
         RunState.from_string(text)
 

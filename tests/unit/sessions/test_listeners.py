@@ -107,7 +107,7 @@ def test_a_coroutine_function_is_refused(make: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", [ValueError("odd"), asyncio.CancelledError()], ids=repr)
-def test_one_that_fails_is_logged_and_counted_and_the_others_are_called(
+def test_a_listener_that_fails_is_logged_and_counted_and_the_others_are_called(
     make: Any, counters: Counters, caplog: pytest.LogCaptureFixture, fault: BaseException
 ) -> None:
     interceptors, seen = make(PATIENT), []
@@ -178,7 +178,7 @@ def test_a_fast_one_beside_a_slow_one_stays_where_it_was(make: Any, counters: Co
     assert fast[0] == (1, threading.get_ident())
 
 
-def test_one_in_quarantine_delays_no_other(make: Any) -> None:
+def test_a_listener_in_quarantine_delays_no_other(make: Any) -> None:
     interceptors, blocking = make(STRICT), Blocking()
     quarantined(interceptors, blocking)
     interceptors.observe("a")
@@ -251,7 +251,7 @@ def test_removing_says_whether_it_was_there_wherever_it_was(make: Any) -> None:
     assert slow.messages == [0, 1, 2]
 
 
-def test_one_may_remove_itself_while_it_is_called(make: Any) -> None:
+def test_a_listener_may_remove_itself_while_it_is_called(make: Any) -> None:
     interceptors, seen = make(PATIENT), []
 
     def once(message: Any) -> None:

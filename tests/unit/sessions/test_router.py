@@ -143,7 +143,7 @@ def test_every_request_has_a_kind_of_reply() -> None:
     assert set(_REPLIES.values()) == replies - {Unsupported, ReplyTooLarge}
 
 
-async def test_a_reply_goes_to_who_asked() -> None:
+async def test_a_reply_goes_to_its_caller() -> None:
     parent, request = Parent(), Checkpoint()
     reply = parent.router.expect(request)
     answer = Checkpointed(in_reply_to=request.id)
@@ -218,7 +218,7 @@ async def test_an_ack_that_comes_after_the_end_is_no_fault() -> None:
     assert stream.buffered_messages == 0
 
 
-async def test_what_is_said_before_the_ack_comes_after_it() -> None:
+async def test_output_before_the_ack_is_delivered_after_it() -> None:
     parent = Parent()
     stream = parent.stream("e")
     parent.router.route(Output(execution_id="e", stream="stdout", data="early"))
@@ -228,9 +228,7 @@ async def test_what_is_said_before_the_ack_comes_after_it() -> None:
     assert (await stream.next()).data == "early"
 
 
-async def test_what_belongs_to_an_ended_execution_of_the_same_name_is_not_taken_for_its_own() -> (
-    None
-):
+async def test_messages_of_an_ended_execution_of_the_same_name_are_dropped() -> None:
     """The end of the first one came on the other channel, and overtook these."""
     parent = Parent()
     stream = parent.stream("e")
@@ -404,7 +402,7 @@ async def test_each_waiter_for_a_message_gets_one_in_order() -> None:
     assert [message.data for message in await asyncio.gather(*waiting)] == ["0", "1", "2"]
 
 
-async def test_one_that_is_cancelled_as_it_is_woken_leaves_the_message_to_the_next() -> None:
+async def test_a_waiter_cancelled_as_it_is_woken_leaves_the_message_to_the_next() -> None:
     parent = Parent()
     first, second = (asyncio.ensure_future(parent.router.receive()) for _ in range(2))
     await asyncio.sleep(0)

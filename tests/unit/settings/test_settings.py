@@ -97,7 +97,7 @@ def test_a_number_refuses_what_is_out_of_range_or_no_number(
 
 
 @pytest.mark.parametrize(("section", "field"), knobs(mi.IntType))
-def test_what_is_counted_has_no_fractions(section: type[Settings], field: mi.Field) -> None:
+def test_a_setting_that_counts_has_no_fractions(section: type[Settings], field: mi.Field) -> None:
     error = refused(section, field.name, 1e9 + 0.5)
     assert "whole number" in str(error)
     refused(section, field.name, 1e9)
@@ -231,7 +231,9 @@ def test_a_number_takes_its_least_value_and_nothing_below(
 
 
 @pytest.mark.parametrize(("section", "field"), KNOBS)
-def test_none_is_for_the_knobs_that_say_so(section: type[Settings], field: mi.Field) -> None:
+def test_none_is_accepted_only_where_the_type_allows_it(
+    section: type[Settings], field: mi.Field
+) -> None:
     if accepts(field, mi.NoneType):
         assert getattr(section(**{field.name: None}), field.name) is None
     else:
@@ -365,7 +367,7 @@ def test_a_sandbox_has_a_default_for_every_limit_that_is_not_given() -> None:
     assert msgspec.json.decode(msgspec.json.encode(child), type=ChildSettings) == child
 
 
-def test_what_is_trusted_has_no_limit_that_was_not_asked_for() -> None:
+def test_trusted_code_has_no_limits_by_default() -> None:
     assert ChildSettings(tasks=TaskChildSettings()).limits == ChildSettings().limits
     assert set(msgspec.structs.astuple(ChildSettings().limits)) == {None}
 

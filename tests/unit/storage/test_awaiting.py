@@ -13,11 +13,11 @@ async def doubled(answer: object) -> object:
     return [await result_of(answer), await result_of(answer)]
 
 
-def test_what_blocks_needs_no_event_loop() -> None:
+def test_a_blocking_call_needs_no_event_loop() -> None:
     assert without_waiting(doubled(1)) == [1, 1]
 
 
-async def test_what_is_awaited_is_waited_for() -> None:
+async def test_the_result_of_an_awaitable_is_returned() -> None:
     assert await result_of(asyncio.sleep(0, "done")) == "done"
 
 

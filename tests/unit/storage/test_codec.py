@@ -24,7 +24,7 @@ objects = st.dictionaries(st.text(), json_values, max_size=5)
 
 
 @given(objects)
-def test_what_is_json_comes_back_as_it_was(item: dict[str, Any]) -> None:
+def test_json_values_survive_a_round_trip(item: dict[str, Any]) -> None:
     found = decoded(encoded(item))
     assert found == item
     assert canonical(found) == canonical(item)

@@ -54,7 +54,7 @@ def test_one_facade_awaits_and_the_other_blocks() -> None:
     assert Blocking(Store()).double(number=3) == 6
 
 
-def test_a_method_is_an_ordinary_function_for_those_who_look_at_it() -> None:
+def test_a_method_looks_like_an_ordinary_function_to_inspect() -> None:
     assert inspect.iscoroutinefunction(Awaited.double)
     assert inspect.isfunction(Blocking.double)
     for kind in (Awaited, Blocking):

@@ -77,7 +77,7 @@ def test_pauses_grow_to_a_bound_and_are_random() -> None:
 
 
 @pytest.mark.parametrize("sent_at", [None, 0, 2])
-def test_it_gives_up_and_tells_whether_any_attempt_may_have_written(sent_at: int | None) -> None:
+def test_the_final_error_says_whether_any_attempt_may_have_written(sent_at: int | None) -> None:
     operation = call_script(write(), RETRY)
     next(operation)
     for attempt in range(RETRY.attempts - 1):
@@ -99,7 +99,7 @@ def test_a_lost_read_wrote_nothing() -> None:
 
 
 @pytest.mark.parametrize("error", [StorageDenied("no"), StorageFull("no")], ids=repr)
-def test_what_an_operator_has_to_change_is_not_repeated(error: Exception) -> None:
+def test_errors_for_an_operator_are_not_retried(error: Exception) -> None:
     operation = call_script(write(), RETRY)
     next(operation)
     with pytest.raises(type(error)):
@@ -149,7 +149,7 @@ def test_a_read_is_not_abandoned() -> None:
         operation.throw(asyncio.CancelledError())
 
 
-def test_what_its_caller_gave_up_is_done_under_the_next_name() -> None:
+def test_an_abandoned_operation_is_done_under_the_next_id() -> None:
     """The name stays barred: what was sent under it may still lie in a socket."""
     operation = call_script(write(), RETRY)
     next(operation)

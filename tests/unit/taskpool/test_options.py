@@ -89,7 +89,7 @@ def test_the_workers_options_say_when_a_child_is_replaced() -> None:
     assert (pool.max_uses, pool.max_rss_bytes) == (None, None)
 
 
-def test_who_has_celery_spawn_its_children_gets_no_forks() -> None:
+def test_an_app_that_spawns_its_children_gets_no_forks() -> None:
     app = Celery("shop", set_as_current=False)
     assert setting(app, "capsule_start") == "fork"
     app.conf.worker_pool_start_method = "spawn"

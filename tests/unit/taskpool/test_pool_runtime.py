@@ -19,7 +19,7 @@ class Spawner:
         raise OSError("the old template does not end")
 
 
-def test_what_waits_for_new_code_goes_on_also_if_the_old_template_does_not_end(
+def test_a_reload_goes_on_even_if_the_old_template_does_not_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls: list[Any] = []

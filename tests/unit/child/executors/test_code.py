@@ -149,7 +149,7 @@ def test_a_coroutine_that_is_not_awaited_is_a_value_like_any_other(compiler: Com
 
 
 @pytest.mark.parametrize("source", ["return 1", "yield 1", "1 +", "x = = 1", "\0", "  1\n 2"])
-def test_what_is_not_python_is_a_syntax_error(compiler: Compiler, source: str) -> None:
+def test_a_source_that_is_not_python_is_a_syntax_error(compiler: Compiler, source: str) -> None:
     with pytest.raises(SyntaxError):
         compiler.compile(source, "<test>")
 

@@ -160,7 +160,7 @@ def test_a_thread_that_outlives_its_execution_does_not_wait_for_an_answer() -> N
     assert bench.output.outbox.messages == []
 
 
-def test_outside_of_an_execution_there_is_nobody_to_ask() -> None:
+def test_input_outside_of_an_execution_is_refused() -> None:
     bench = InputBench()
     bench.output.sink = bench.output.session
     with pytest.raises(EOFError, match="no execution is running"):

@@ -213,7 +213,7 @@ def test_late_text_keeps_its_place_behind_what_the_session_said_before() -> None
     assert [m.data for m in bench.outbox.messages] == ["first ", "second"]
 
 
-def test_what_a_thread_slips_in_at_the_end_is_late_but_not_lost() -> None:
+def test_output_of_a_thread_at_the_very_end_is_late_but_not_lost() -> None:
     bench = Bench()
     bench.sink.__class__ = RacingSink
     bench.sink.flush_at_chars = 100
@@ -286,7 +286,7 @@ def test_the_context_decides_whose_output_it_is_and_else_the_owner() -> None:
         assert bench.outbox.sent == [("stderr", text)]
 
 
-def test_the_pump_sends_what_nobody_flushed() -> None:
+def test_the_pump_sends_output_that_was_not_flushed() -> None:
     outbox: Any = FakeOutbox()
     outbox.pump = OutputPump(0.001)
     outbox.pump.start()

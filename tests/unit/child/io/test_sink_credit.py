@@ -32,7 +32,7 @@ def dropping(**settings: int) -> Bench:
     return bench
 
 
-def test_what_is_sent_is_paid_for() -> None:
+def test_output_that_is_sent_uses_credit() -> None:
     bench = Bench(window_bytes=10_000)
     before = bench.sink.credit
     bench.stdout.write("żółć")
@@ -208,7 +208,7 @@ def test_without_credit_the_oldest_text_goes_and_the_gap_counts_its_bytes() -> N
 
 
 @pytest.mark.parametrize("text", ["x" * 50, "żółć" * 12, "😀" * 12, "\ud800" * 8], ids=ascii)
-def test_what_is_kept_costs_a_window_and_is_most_of_one(text: str) -> None:
+def test_the_kept_output_costs_at_most_a_window_and_at_least_half_of_it(text: str) -> None:
     bench = dropping(window_bytes=20_000, chunk_bytes=1000)
     for _ in range(3000):
         bench.stdout.write(text)

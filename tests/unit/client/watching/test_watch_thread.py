@@ -32,7 +32,7 @@ def test_a_call_that_is_interrupted_leaves_nothing_running() -> None:
     assert is_over.wait(HANG_S)
 
 
-def test_it_can_be_stopped_and_used_again() -> None:
+def test_the_thread_can_be_stopped_and_used_again() -> None:
     async def where() -> int:
         return threading.get_ident()
 

@@ -75,7 +75,7 @@ async def test_a_descriptor_is_read_at_the_rate_though_nothing_leaves_the_worker
     assert budget.has_room(writer, output(1, raw=True))
 
 
-def test_of_progress_that_waits_only_the_latest_is_kept_when_there_is_much() -> None:
+def test_only_the_latest_of_much_waiting_progress_is_kept() -> None:
     budget = new_budget()
     buffer = a_writer(budget).buffer
     for done in range(100_000):

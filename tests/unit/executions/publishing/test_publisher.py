@@ -141,7 +141,7 @@ async def test_the_end_goes_behind_the_output_that_waits(ground: Ground, link: L
     assert ground.publisher.budget.waiting_bytes == 0
 
 
-async def test_what_a_refused_claim_carried_is_sent_again_when_the_attempt_before_has_ended(
+async def test_events_of_a_refused_claim_are_sent_again_after_the_previous_end(
     ground: Ground, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Execution] = []

@@ -15,7 +15,7 @@ TERM, QUIT, KILL = signal.SIGTERM, signal.SIGQUIT, signal.SIGKILL
     ("status", "sent"),
     [(-TERM, {TERM}), (-KILL, {KILL}), (-KILL, {TERM, KILL}), (0, {TERM}), (128 + QUIT, {QUIT})],
 )
-def test_what_was_asked_for(status: int, sent: set[int]) -> None:
+def test_an_exit_that_was_asked_for(status: int, sent: set[int]) -> None:
     assert ExitStatus(status).was_asked_for(sent)
 
 
@@ -31,5 +31,5 @@ def test_what_was_asked_for(status: int, sent: set[int]) -> None:
         (1, {signal.SIGWINCH}),
     ],
 )
-def test_what_was_not(status: int, sent: set[int]) -> None:
+def test_an_exit_that_was_not_asked_for(status: int, sent: set[int]) -> None:
     assert not ExitStatus(status).was_asked_for(sent)

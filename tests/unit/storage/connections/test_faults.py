@@ -95,7 +95,7 @@ def test_errors_with_a_class_of_their_own(error: Exception, kind: type) -> None:
     ],
     ids=str,
 )
-def test_what_a_server_refuses_for_now_is_temporary(error: Exception, expected: bool) -> None:
+def test_a_refusal_for_now_is_temporary(error: Exception, expected: bool) -> None:
     wrapped = ValueError("raised from it")
     wrapped.__cause__ = error
     assert is_temporary(error) is expected

@@ -117,7 +117,7 @@ def test_a_line_names_its_task_its_id_and_its_process_also_after_the_end(
     assert vars(heard.records[0])["task_id"] == "one"
 
 
-def test_who_writes_waits_for_no_log_and_hears_how_much_was_dropped(
+def test_a_writer_never_waits_for_the_log_and_drops_are_counted(
     output_log: OutputLog, heard: Heard
 ) -> None:
     heard.gate.clear()
@@ -158,7 +158,7 @@ def test_a_line_that_does_not_end_is_cut(output_log: OutputLog, heard: Heard) ->
     assert max(map(len, lines)) < 70_000
 
 
-def test_what_a_task_leaves_behind_is_heard_and_forgotten(
+def test_late_output_of_a_task_is_logged_and_then_forgotten(
     output_log: OutputLog, heard: Heard
 ) -> None:
     output_log.write(FinishedTask("one", 17), text("late", late=True))
@@ -185,7 +185,7 @@ def test_at_the_end_all_is_written_and_one_that_hangs_is_left(
     assert heard.take(1) == ["c"]
 
 
-def test_a_pipe_that_nobody_reads_stops_the_thread_only(
+def test_a_pipe_without_a_reader_blocks_the_thread_only(
     output_log: OutputLog, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go, written = threading.Event(), threading.Event(), list[bytes]()

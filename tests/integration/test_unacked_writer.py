@@ -1,4 +1,4 @@
-"""Deliveries and acknowledgements are in kombu's keys, whatever becomes of the connection."""
+"""Deliveries and acknowledgements reach the keys of kombu, whatever happens to the connection."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def server(tmp_path: Path) -> Iterator[PrivateServer]:
 
 
 @contextlib.contextmanager
-def line_to(url: str, *, has_marks: bool = False, **options: Any) -> Iterator[UnackedWriter]:
+def writer_to(url: str, *, has_marks: bool = False, **options: Any) -> Iterator[UnackedWriter]:
     with Connection(url, transport_options=options) as connection:
-        line = UnackedWriter(connection.default_channel, has_marks=has_marks)
+        writer = UnackedWriter(connection.default_channel, has_marks=has_marks)
         try:
-            yield line
+            yield writer
         finally:
-            line.close()
+            writer.close()
 
 
 def noted(client: Any, prefix: str = "") -> tuple[dict[str, str], set[str], set[str]]:
@@ -49,52 +49,52 @@ def client(server: PrivateServer) -> Iterator[Any]:
 
 @pytest.mark.parametrize("prefix", ["", "shop:"])
 @pytest.mark.parametrize("has_marks", [True, False])
-def test_what_is_held_and_let_go_is_there(
+def test_deliveries_and_acknowledgements_are_stored(
     server: PrivateServer, client: Any, prefix: str, has_marks: bool
 ) -> None:
-    with line_to(server.url, has_marks=has_marks, global_keyprefix=prefix) as line:
+    with writer_to(server.url, has_marks=has_marks, global_keyprefix=prefix) as writer:
         for number in range(5000):
-            line.deliver(f"t{number}", "{}")
+            writer.deliver(f"t{number}", "{}")
             if number % 100 == 0:
-                line.write()
+                writer.write()
         for number in range(4998):
-            line.ack(f"t{number}")
-        line.flush()
-        assert line.is_flushed
+            writer.ack(f"t{number}")
+        writer.flush()
+        assert writer.is_flushed
         left = {"t4998", "t4999"}
         expected = (dict.fromkeys(left, "{}"), left, left if has_marks else set())
         assert noted(client, prefix) == expected
 
 
 def test_a_message_that_comes_again_is_held_again(server: PrivateServer, client: Any) -> None:
-    with line_to(server.url) as line:
-        line.deliver("a", "once")
-        line.ack("a")
-        line.deliver("a", "again")
-        line.flush()
+    with writer_to(server.url) as writer:
+        writer.deliver("a", "once")
+        writer.ack("a")
+        writer.deliver("a", "again")
+        writer.flush()
         assert noted(client)[0] == {"a": "again"}
 
 
-def test_what_a_lost_connection_may_not_have_brought_goes_on_the_next(
+def test_writes_on_a_lost_connection_are_repeated_on_the_next(
     server: PrivateServer, client: Any
 ) -> None:
-    with line_to(server.url) as line:
-        line.deliver("a", "1")
-        line.flush()
+    with writer_to(server.url) as writer:
+        writer.deliver("a", "1")
+        writer.flush()
         client.client_kill_filter(_type="normal", skipme=True)
-        line.deliver("b", "2")
-        line.ack("a")
+        writer.deliver("b", "2")
+        writer.ack("a")
         for _ in range(3):  # the first may go into a socket that is closed at the other end
             with contextlib.suppress(StorageUnavailable):
-                line.flush()
+                writer.flush()
         assert noted(client)[:2] == ({"b": "2"}, {"b"})
 
 
-def test_what_a_server_that_was_away_did_not_hear_another_line_goes_on_with(
+def test_writes_for_an_absent_server_are_carried_over_to_another_writer(
     server: PrivateServer, client: Any, tmp_path: Path
 ) -> None:
     port = server.port
-    with line_to(server.url) as old, line_to(server.url) as new:
+    with writer_to(server.url) as old, writer_to(server.url) as new:
         old.deliver("a", "1")
         old.flush()
         server.stop()
@@ -111,34 +111,34 @@ def test_what_a_server_that_was_away_did_not_hear_another_line_goes_on_with(
             assert noted(client)[:2] == ({"b": "2", "c": "3"}, {"b", "c"})
 
 
-def test_what_a_server_refuses_is_kept_until_it_does_not(
+def test_refused_writes_are_kept_until_they_are_accepted(
     server: PrivateServer, client: Any
 ) -> None:
     client.acl_setuser("kombu", True, passwords="+x", keys=["*"], categories=["+@all", "-@hash"])
-    with line_to(f"redis://kombu:x@127.0.0.1:{server.port}") as line:
-        line.deliver("a", "1")
+    with writer_to(f"redis://kombu:x@127.0.0.1:{server.port}") as writer:
+        writer.deliver("a", "1")
         for _ in range(2):
             with pytest.raises(StorageDenied):
-                line.flush()
+                writer.flush()
         assert noted(client)[:2] == ({}, set())
         client.acl_setuser("kombu", True, categories=["+@hash"])
-        line.flush()
+        writer.flush()
         assert noted(client)[:2] == ({"a": "1"}, {"a"})
 
 
-def test_what_was_let_go_is_gone_though_nothing_more_may_be_held(
+def test_acknowledgements_are_written_though_no_delivery_may_be(
     server: PrivateServer, client: Any
 ) -> None:
     """A server that is out of memory gets some of it back by that."""
-    with line_to(server.url, has_marks=True) as line:
-        line.deliver("a", "1")
-        line.flush()
+    with writer_to(server.url, has_marks=True) as writer:
+        writer.deliver("a", "1")
+        writer.flush()
         client.config_set("maxmemory", 1)
-        line.ack("a")
-        line.deliver("b", "2")
+        writer.ack("a")
+        writer.deliver("b", "2")
         with pytest.raises(StorageFull):
-            line.flush()
+            writer.flush()
         assert noted(client) == ({}, set(), set())
         client.config_set("maxmemory", 0)
-        line.flush()
+        writer.flush()
         assert noted(client) == ({"b": "2"}, {"b"}, {"b"})

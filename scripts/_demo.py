@@ -1,4 +1,4 @@
-"""What tasks can do in sessions, shown on a Redis server and two workers of the demo's own."""
+"""Show the abilities of tasks in sessions, on a Redis server and two workers of its own."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _NOT_CONSTRAINED = {"capsule-tasks", "pip"}
 
 
 def requirements(project: dict[str, Any]) -> Iterator[str]:
-    """What a `[project]` table depends on, with its extra `dev`, without upper bounds."""
+    """Dependencies of a `[project]` table and its extra `dev`, without upper bounds."""
     extras: dict[str, list[str]] = project["optional-dependencies"]
     waiting = [*project["dependencies"], *extras["dev"]]
     for text in waiting:

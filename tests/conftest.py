@@ -58,5 +58,5 @@ def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def prefix() -> str:
-    """Of keys of a test's own, on a server that it shares."""
+    """A prefix for the keys of one test, on a shared server."""
     return str(_servers().fresh_prefix())

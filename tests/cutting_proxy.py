@@ -42,7 +42,7 @@ class CuttingProxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def plan(self, cuts: Iterable[Cut]) -> None:
-        """What happens to the next script calls; those after the last pass."""
+        """Plan what happens to the next script calls; calls after the plan's end pass."""
         with self._lock:
             self._plan = deque(cuts)
 

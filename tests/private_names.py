@@ -1,4 +1,4 @@
-"""What we use of other packages beyond what they document: each name, its shape, and its use.
+"""The undocumented names of other packages that we use: each name, its shape, and its use.
 
 Private names, and names that we override, replace or rely on although their package may change them
 in any minor release. pyproject.toml pins these packages to a minor for that reason.

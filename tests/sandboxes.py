@@ -1,4 +1,4 @@
-"""What the tests of the sandbox share: its settings, and what it refuses."""
+"""Helpers for tests of the sandbox: its settings, and the calls that it refuses."""
 
 from __future__ import annotations
 

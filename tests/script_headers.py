@@ -1,4 +1,4 @@
-"""What the headers of scripts say, as the tests compare it with code and documents."""
+"""Parse the headers of scripts, so that tests can compare them with code and documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What services may leave behind: nothing."""
+"""Check that services leave nothing behind."""
 
 from __future__ import annotations
 

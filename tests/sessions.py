@@ -1,4 +1,4 @@
-"""What the tests of sessions share: collecting what an execution says, and waiting for a moment."""
+"""Helpers for tests of sessions: collect the messages of an execution, wait for a condition."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def child_config(*, max_frame_bytes: int = ChildSettings().max_frame_bytes, **se
 
 
 def text(messages: list[Message], stream: str = "stdout") -> str:
-    """What was written to one stream."""
+    """The text that was written to one stream."""
     outputs = [m for m in messages if isinstance(m, Output)]
     return "".join(m.data for m in outputs if m.stream == stream)
 

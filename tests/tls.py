@@ -47,7 +47,7 @@ class Certificates:
 
 @contextlib.contextmanager
 def tls_in_front_of(port: int, certificates: Certificates) -> Iterator[int]:
-    """What a server with TLS is to its clients: the wheels' servers are built without it."""
+    """A TLS endpoint in front of a server: the servers of the wheels are built without TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -10,7 +10,7 @@ from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import Worker
 
 BOTH = ["capsule", pytest.param("prefork", marks=pytest.mark.full)]
-"""What a test shows of this pool it shows of prefork too: that they are the same."""
+"""With `--full`, each of these tests runs under prefork too: both must behave the same."""
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ log = get_task_logger(__name__)
 
 
 class Correlated(logging.Filter):
-    """What the formatter relies on."""
+    """The attributes that the formatter relies on."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.correlation = f"correlation-{os.getpid()}"

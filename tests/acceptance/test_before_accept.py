@@ -1,4 +1,4 @@
-"""What is said of a task that its worker has given to the pool, and that no child has begun."""
+"""Reports about a task that its worker has given to the pool and no child has begun."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def answers(client: Any) -> bool:
 
 
 def test_priorities_and_a_prefix_of_keys(redis_url: str, tmp_path: Path, pool: str) -> None:
-    """What a dead worker held goes back to the list of its priority."""
+    """The message of a dead worker goes back to the list of its priority."""
     prefix, key = unique("shop"), unique()
     options = {"priority_steps": [0, 5], "global_keyprefix": prefix, "visibility_timeout": 1}
     options |= {"unacked_restore_interval": 0.2}  # prefork's own search

@@ -15,11 +15,11 @@ from capsule_tasks.testing.servers import find_server, free_port
 from tests.acceptance.workers import HANG_S, ROOT, eventually
 
 PORTS = {"6379": "redis", "5555": "flower"}
-"""Of the file; here each is a free one."""
+"""Ports in the file; each is replaced by a free one."""
 
 
 class Services:
-    """Those of the file, with what containers would have given them."""
+    """The services of the file, in an environment like that of containers."""
 
     def __init__(self, directory: Path) -> None:
         text = (ROOT / "compose/compose.yaml").read_text()

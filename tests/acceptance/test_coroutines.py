@@ -201,7 +201,7 @@ def test_so_many_children_take_so_many_coroutines_each(redis_url: str, tmp_path:
 
 
 def test_children_are_replaced_after_so_many_and_lose_none(redis_url: str, tmp_path: Path) -> None:
-    """What runs in a child that has run enough comes to its end there."""
+    """Coroutines in a retired child finish there."""
     with Worker(redis_url, tmp_path, "--max-tasks-per-child=20") as worker:
         key, size = unique(), 10
         together = [worker.send("gather", key, size) for _ in range(size)]

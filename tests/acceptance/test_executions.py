@@ -423,7 +423,7 @@ def test_a_group_tells_its_progress_and_its_failures(worker: Worker) -> None:
 
 
 def test_a_group_is_cancelled_at_once(worker: Worker) -> None:
-    """Those that wait as much as those that run, and not one after the other."""
+    """Waiting members as well as running ones, all at once."""
     members = [worker.sig("busy", unique()) for _ in range(60)]
     running = GroupExecution.of(group(members, app=worker.app).apply_async())
     assert sum(running.cancel().values()) == 60

@@ -1,4 +1,4 @@
-"""What executions promise, once more with their streams in a cluster of three, or by Sentinels."""
+"""The tests of executions again, with streams in a cluster of three or behind Sentinels."""
 
 from __future__ import annotations
 

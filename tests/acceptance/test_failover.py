@@ -13,7 +13,7 @@ from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.workers import HANG_S, Worker, eventually
 
 TRY = "next try in"
-"""In the log once for each back-off."""
+"""The log line of each back-off."""
 
 
 class Failing:

@@ -43,7 +43,7 @@ def worker(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 class Page:
-    """What a person sees and does."""
+    """The pages of Flower, as a person sees and uses them."""
 
     def __init__(self, browser: Any, url: str, pictures: Path) -> None:
         self._browser, self._url, self._pictures = browser, url, pictures
@@ -159,7 +159,7 @@ def pool_of(worker: Worker) -> Any:
 
 
 def children(worker: Worker) -> list[int]:
-    """Those of slots; another test's coroutines may have a child of their own."""
+    """The children of slots; coroutines of another test may have a child of their own."""
     sessions = pool_of(worker)["sessions"]
     return [session["pid"] for session in sessions if session["kind"] == "blocking"]
 

@@ -98,7 +98,7 @@ def test_a_counter_that_is_gone_when_a_watcher_comes(worker: Worker) -> None:
 
 @pytest.mark.parametrize("lost", ["*", "counts"])
 def test_a_counter_that_is_lost_on_the_way(worker: Worker, lost: str) -> None:
-    """All of it, or a part: what came before and what comes after count once each."""
+    """All of the counter, or a part; ends before and after the loss count once each."""
     key = unique()
     members = [worker.sig("add", n, 1) for n in range(5)]
     members += [worker.sig("fail", "why"), worker.sig("hold", key)]
@@ -146,7 +146,7 @@ def tail(redis_url: str, *words: str) -> list[dict[str, Any]]:
 
 @stores
 async def test_50_000_members_cost_no_read_for_each(tmp_path: Path) -> None:
-    """What is counted is never asked for, and what is not, is asked for in a few calls."""
+    """Counted members are never queried; the others are, in a few calls."""
     total, uncounted = 50_000, 1000
     group_id = unique()
     with PrivateServer(tmp_path / "redis") as server:
@@ -175,7 +175,7 @@ async def test_50_000_members_cost_no_read_for_each(tmp_path: Path) -> None:
 def test_a_result_backend_that_cannot_be_asked_ends_no_watcher(
     worker: Worker, redis_url: str
 ) -> None:
-    """It is asked while the group is quiet, and hangs up; the counter goes on."""
+    """The backend is asked while the group is silent, and disconnects; the counter goes on."""
     key = unique()
     result = sent([worker.sig("hold", key)], worker)
     with socket.create_server(("127.0.0.1", 0)) as rude:

@@ -41,7 +41,7 @@ def see_a_sweep(worker: Worker, prefix: str = "", age_s: float = VISIBILITY_S) -
 
 
 def take_no_more(worker: Worker) -> None:
-    """What it has in hand it keeps; what comes goes to another."""
+    """The worker keeps the messages it has; new ones go to another."""
     worker.tell("cancel_consumer", worker.queue)
 
 
@@ -144,7 +144,7 @@ def test_workers_that_do_not_renew_are_not_robbed(redis_url: str, tmp_path: Path
 def test_a_prefork_neighbour_with_a_short_timeout_takes_nothing(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """It knows no marks: what lives is renewed often enough for it as well."""
+    """Kombu knows no marks; live messages are renewed often enough for its sweep as well."""
     key = unique()
     with Worker(redis_url, tmp_path, concurrency=1) as ours:
         result = ours.send("hold_late", key)

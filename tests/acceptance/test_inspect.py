@@ -1,4 +1,4 @@
-"""What `inspect` answers: as much as under prefork, and what a pool of sessions has besides."""
+"""Replies of `inspect`: all that prefork gives, and what a pool of sessions adds."""
 
 from __future__ import annotations
 

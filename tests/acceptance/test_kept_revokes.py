@@ -24,7 +24,7 @@ def kept(worker: Worker, member: str) -> bool:
 
 
 def never_began(worker: Worker, key: str) -> bool:
-    """Of a task before one that has run by now, in a worker that runs one after the other."""
+    """Whether a revoked task was skipped, asked once a later task of the only slot has run."""
     last = unique()
     worker.send("set_mark", last)
     worker.heard(last)

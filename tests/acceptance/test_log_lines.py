@@ -1,4 +1,4 @@
-"""What the worker's log says of tasks that are stopped, lost, or run again."""
+"""Log lines of a worker about tasks that are stopped, lost, or run again."""
 
 from __future__ import annotations
 

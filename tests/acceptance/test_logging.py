@@ -1,4 +1,4 @@
-"""What is logged in children is where prefork has it, and looks as it does there."""
+"""Log lines of children appear in the same places and formats as under prefork."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.acceptance.workers import HANG_S, Worker, unique
 
 SCALE = float(os.environ.get("CAPSULE_TEST_SCALE", "0.1"))
 TASKS_IN_A_ROUND = 40
-"""Of 20 kinds; what is retried, replaced or rejected counts once."""
+"""Tasks of 20 kinds; one that is retried, replaced or rejected counts once."""
 ROUNDS = max(10, int(10_000 * SCALE) // TASKS_IN_A_ROUND)
 AT_ONCE = 5
 WARM_UP = 5
@@ -36,13 +36,13 @@ def rss_kib(pids: list[int]) -> int:
 
 @dataclass(frozen=True)
 class Fails:
-    """What a task is expected to end with instead of a value."""
+    """The error that a task is expected to end with."""
 
     words: str
 
 
 def one_round(worker: Worker, number: int) -> list[tuple[Any, Any]]:
-    """What was sent, each with what must come of it."""
+    """Send the tasks; return each with its expected result."""
     s, app, key = worker.sig, worker.app, unique()
     request = s("request").set(task_id=key)
     return [

@@ -28,7 +28,7 @@ def events(worker: Worker) -> Iterator[Events]:
 
 
 def skip_prefork(worker: Worker) -> None:
-    """It says that a task is revoked before it is, and tells a hard limit twice."""
+    """Prefork reports a revoke before it happens, and a hard limit twice."""
     if worker.is_prefork:
         pytest.skip("prefork tells more than one end of it")
 
@@ -128,7 +128,7 @@ def test_a_result_stored_before_its_child_died_is_the_end(
 
 
 def test_a_revoked_message_that_has_failed_stays_failed(worker: Worker, events: Events) -> None:
-    """It is delivered a second time, after it failed and was revoked."""
+    """The task is delivered a second time, after it failed and was revoked."""
     skip_prefork(worker)
     first = worker.send("fail", "first")
     with pytest.raises(ValueError, match="first"):

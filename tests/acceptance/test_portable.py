@@ -66,7 +66,7 @@ def test_limits_terminate_and_lost_children(worker: Worker) -> None:
 
 
 def test_children_end_with_their_worker(redis_url: str, tmp_path: Path) -> None:
-    """They read the end of their control socket, whether the worker left or was killed."""
+    """Children read the end of their control socket, whether the worker exited or was killed."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         with Worker(redis_url, tmp_path, **PORTABLE) as worker:
             children = [int(worker.get("signalled"))]

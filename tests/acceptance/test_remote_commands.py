@@ -22,7 +22,7 @@ def worker(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def ask(worker: Worker, command: str, **arguments: Any) -> Any:
-    """What this worker answers to a command that Celery's `inspect` has no method for."""
+    """The reply of this worker to a command without a method in Celery's `inspect`."""
     inspect = worker.app.control.inspect([worker.name], timeout=10, limit=1)
     return eventually(lambda: inspect._request(command, **arguments), "an answer")[worker.name]
 
@@ -119,7 +119,7 @@ def test_children_that_end_before_their_first_task_are_replaced_ever_more_slowly
 
 
 def test_a_worker_whose_children_never_become_ready_says_so(redis_url: str, tmp_path: Path) -> None:
-    """What waits is done once they do; the worker tries again, less and less often."""
+    """Waiting tasks run once children start; the worker tries again, less and less often."""
     gate = tmp_path / "gate"
     gate.touch()
     with Worker(redis_url, tmp_path, TEST_GATE=str(gate), TEST_READY_S="0.5") as worker:

@@ -1,4 +1,4 @@
-"""Where a time limit may be set: for a task, for a worker, for a call."""
+"""Time limits of a task, of a worker, and of a call."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ def test_stats_show_the_sessions(redis_url: str, tmp_path: Path) -> None:
 
 
 def test_an_idle_worker_sleeps(redis_url: str, tmp_path: Path, pool: str) -> None:
-    """Neither the hub nor the runtime wakes more often than Celery's own timers make it."""
+    """The hub and the runtime wake no more often than Celery's own timers require."""
     with Worker(redis_url, tmp_path, pool=pool, concurrency=1) as worker:
         assert worker.get("add", 1, 1) == 2
         tick = os.sysconf("SC_CLK_TCK")
@@ -412,7 +412,7 @@ def test_sigterm_can_be_made_a_cold_shutdown(redis_url: str, tmp_path: Path, poo
 
 
 def test_a_hangup_restarts_the_worker(redis_url: str, tmp_path: Path, pool: str) -> None:
-    """What runs finishes first; then there is the same process with another program in it."""
+    """Running tasks finish first; then the same process runs another program."""
     key = unique()
     with Worker(redis_url, tmp_path, pool=pool, script=True) as worker:
         result = worker.send("hold_late", key)

@@ -148,7 +148,7 @@ class Worker:
         self.app.backend.client.rpush(f"go:{key}", "")
 
     def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """What this worker answers to a remote command."""
+        """The reply of this worker to a remote command."""
         for _ in range(5):
             inspect = self.app.control.inspect([self.name], timeout=10, limit=1)
             answers = getattr(inspect, method)(*args, **kwargs)
@@ -184,7 +184,7 @@ class Events:
         return any(task_id in self._heard for task_id in sent)
 
     def of(self, task_id: str, *, until: Collection[str]) -> list[dict[str, Any]]:
-        """All that was said of a task, until something of these types was."""
+        """All events of a task, up to one of these types."""
         heard = self._heard.setdefault(task_id, [])
 
         def is_over() -> bool:

@@ -1,4 +1,4 @@
-"""What every benchmark needs: one environment for all sides, percentiles, bars, two printouts."""
+"""Shared by all benchmarks: one environment for all sides, percentiles, bars, printouts."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ async def _rate(workers: Sequence[object]) -> float:
 
 
 async def _idle_cpu_percent() -> float:
-    """What a pool of idle sessions, its template and its parent use together, of one core."""
+    """Share of one core that a pool of idle sessions, its template and its parent use together."""
     settings = PoolSettings(min_idle=_IDLE_SESSIONS, max_sessions=_IDLE_SESSIONS)
     async with SessionPool({"app": Profile(pool=settings)}) as pool:
         while pool.info().idle < _IDLE_SESSIONS:

@@ -233,7 +233,7 @@ async def _cold_start() -> Figures:
 
 
 async def _idle_cpu_percent() -> float:
-    """What idle sessions and their parent use together, of one core."""
+    """Share of one core that idle sessions and their parent use together."""
     sessions = [Session() for _ in range(_IDLE_SESSIONS)]
     try:
         await asyncio.gather(*(session.start() for session in sessions))

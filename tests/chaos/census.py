@@ -1,4 +1,4 @@
-"""What a test has to give back: processes, descriptors, tasks, threads, timers, memory."""
+"""Count resources that a test must release: processes, descriptors, tasks, threads, memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Census:
             await asyncio.sleep(_PAUSE_S)
 
     def left_behind(self) -> list[str]:
-        """What exists now and did not before, one line each."""
+        """List the resources that exist now and did not before, one line each."""
         gc.collect()
         more = self._count() - self._before
         return [f"{name} (x{number})" for name, number in more.items()]

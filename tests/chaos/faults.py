@@ -1,4 +1,4 @@
-"""What a storm does to a session. Each fault is a coroutine function that takes a `Round`."""
+"""The faults of a storm on a session. Each is a coroutine function that takes a `Round`."""
 
 from __future__ import annotations
 

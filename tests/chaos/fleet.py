@@ -113,7 +113,7 @@ class Fleet:
         self._replace(worker)
 
     def cut_connections(self) -> None:
-        """All at once, those of children and of the caller too, in the middle of what they do."""
+        """Cut all connections at once, also those of children and of the caller, in mid-call."""
         with self._all_still():
             for client in self.admin.client_list():
                 if client["name"] != _OWN_NAME:
@@ -145,7 +145,7 @@ class Fleet:
         return [pid for pid in found if is_running(pid)]
 
     def logs(self) -> str:
-        """All that the workers said, also those that have gone."""
+        """The logs of all workers, also of those that have exited."""
         return "\n\n".join(
             f"{path.name}\n{path.read_text(errors='replace')}"
             for path in self._directory.glob("*.log")
@@ -220,7 +220,7 @@ class Fleet:
         self._hire()
 
     def leave(self) -> None:
-        """All are asked to go, and go."""
+        """Ask all workers to stop, and wait until they have."""
         for worker in self.workers:
             assert worker.stop() == 0, worker.log[-5000:]
         eventually(lambda: not self.processes(), f"the end of {self.processes()}")

@@ -132,7 +132,7 @@ def config(rng: random.Random, census: Census, number: int) -> SessionConfig:
 
 @contextmanager
 def unhandled_errors() -> Iterator[list[dict[str, Any]]]:
-    """What the event loop would only have logged: callbacks that raised, errors never retrieved."""
+    """Errors that the event loop would only have logged: of callbacks, and never retrieved."""
     loop = asyncio.get_running_loop()
     found: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: found.append(context))

@@ -30,7 +30,7 @@ from tests.chaos.fleet import Fleet, all_acknowledged
 SCALE = float(os.environ.get("CAPSULE_TEST_SCALE", "0.1"))
 SEED = os.environ.get("CAPSULE_CHAOS_SEED", "20261118")
 DAY_S = 600 * SCALE if SCALE >= 1 else 300 * SCALE
-"""In the run of every push half of its share."""
+"""Half of its share in the run of every push."""
 TASKS_PER_S = 50
 ROUND_S, NIGHT_S = 15.0, 3.0
 """A busy time and a quiet one, in which an autoscaler shrinks."""
@@ -173,7 +173,7 @@ class Listener(threading.Thread):
 
 
 class Operator:
-    """What is done to the workers, while tasks come and go. One of them is never replaced."""
+    """Do harm to the workers while tasks run. One worker is never replaced."""
 
     def __init__(self, fleet: Fleet, callers: Callers, rng: random.Random) -> None:
         self._fleet, self._callers, self._rng = fleet, callers, rng
@@ -257,7 +257,7 @@ def stored(fleet: Fleet, ids: list[str]) -> dict[str, str]:
 
 
 def notes(fleet: Fleet, ids: list[str]) -> dict[str, Counter[str]]:
-    """What each task wrote down."""
+    """Count the notes that each task wrote."""
     found: dict[str, Counter[str]] = {}
     for some in in_pieces(ids):
         with fleet.admin.pipeline(transaction=False) as pipe:
@@ -272,7 +272,7 @@ def notes(fleet: Fleet, ids: list[str]) -> dict[str, Counter[str]]:
 
 
 def fault_of(call: Call, state: str, reported: list[str], noted: Counter[str]) -> str:
-    """What is wrong with the end of a task, if anything is."""
+    """Say what is wrong with the end of a task; empty if nothing is."""
     if state not in call.ends:
         return f"it is {state}"
     if reported != [state]:

@@ -27,7 +27,7 @@ EXECUTIONS = int(5000 * SCALE)
 WORKERS = 2
 FAULTS = max(4, int(12 * SCALE))
 EACH = max(2, int(8 * SCALE))
-"""Of each fault, where there are several."""
+"""How often each fault happens, where there are several."""
 HANG_S = 60 + 240 * SCALE
 NOWHERE_S = 12
 """Longer than what a dead worker held needs to come back."""
@@ -228,7 +228,7 @@ async def all_over(
 
 
 async def standing(open_: list[Execution], workers: list[Worker], streams: redis.Redis) -> str:
-    """What is known of the executions that did not end."""
+    """Describe the executions that did not end."""
     client = workers[0].app.backend.client
     length = client.llen(workers[0].queue)
     unacked = client.hlen("unacked")

@@ -143,7 +143,7 @@ def played(processes: list[subprocess.Popen[str]], run_id: str, seed: str) -> li
 
 
 def seen(record: RunRecord) -> tuple[Any, ...]:
-    """All of a run but what differs between two servers: times, tokens."""
+    """All fields of a run except times and tokens, which differ between two servers."""
     waiting = [(each.call_id, each.on_expiry, each.expires_at is None) for each in record.pending]
     head = (record.status, record.revision, record.turn, record.owner, record.cancelled_by)
     return (*head, record.snapshot, record.agent, waiting)

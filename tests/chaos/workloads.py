@@ -169,4 +169,4 @@ FAMILY = {
 """Leave processes behind that must not outlive the session."""
 
 HARMFUL = frozenset(source for kind in (DEADLY, DAMAGING, FAMILY) for source in kind.values())
-"""What may show only after the execution has ended."""
+"""Effects that may show only after the execution has ended."""

@@ -17,7 +17,7 @@ from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
 
 
 class Worker:
-    """What a worker of this release does with runs."""
+    """The commands about runs, as this release carries them out."""
 
     def __init__(self, url: str, prefix: str, incarnation: str) -> None:
         self._store = SyncRunStore(url, settings=RunSettings(prefix=prefix))

@@ -289,7 +289,7 @@ async def test_progress_that_is_not_read_is_bounded_too() -> None:
 
 @pytest.mark.parametrize("mode", ["block", "drop_oldest"])
 async def test_a_thread_that_floods_on_does_not_put_off_the_end(mode: str) -> None:
-    """Nor is it stuck for ever: what it writes after the end is late, and its thread goes on."""
+    """The thread is not stuck for ever: its output after the end is late, and it goes on."""
     async with Session(limited(backpressure=mode)) as session:
         await session.run("import threading, time\nstop = False")
         first = await end_of(

@@ -74,7 +74,7 @@ async def test_a_doorbell_connection_that_cannot_be_made_is_logged_once_and_trie
 
 
 async def test_a_listener_that_could_not_subscribe_is_rung_once_it_can(valkey_url: str) -> None:
-    """What was said meanwhile may have been missed."""
+    """A message may have been missed in between."""
     channel = fresh_prefix()
     rung: asyncio.Queue[bytes | None] = asyncio.Queue()
     bells = Doorbells(valkey_url, timeout_s=0)

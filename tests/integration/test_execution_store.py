@@ -304,7 +304,7 @@ async def test_a_watcher_through_a_proxy_that_cuts_sees_each_event_once(valkey_u
 
 
 async def test_a_silent_server_fails_every_call_in_flight(valkey_url: str) -> None:
-    """It stops between two calls, so that the connection is open and nothing comes."""
+    """The server stops between two calls, so that the connection is open and silent."""
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

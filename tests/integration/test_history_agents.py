@@ -287,7 +287,7 @@ def envelope(session: EncryptedSession, text: str, age_s: int = 0) -> dict[str, 
 async def test_compaction_through_its_encrypted_session_is_one_step_and_loses_nothing(
     valkey_url: str, settings: HistorySettings
 ) -> None:
-    """It cleared and added, and records under another key were gone."""
+    """Compaction once cleared and added, which lost records under another key."""
     watched = Watched(valkey_url)
     other = History("user-42", watched, settings=settings)
     history = History("user-42", watched, settings=settings)

@@ -193,7 +193,7 @@ plans = st.lists(st.tuples(st.integers(0, 1), step, cuts_of_a_step), min_size=1,
 
 
 class Model:
-    """What a history is, without a network: a list, and what each writer has read of it.
+    """A model of a history without a network: a list, and how much each writer has read.
 
     Its generation changes when items are removed, and is 0 while there is no history; nothing of
     that one can be removed, so replacing it is always possible.

@@ -1,4 +1,4 @@
-"""What a worker holds is renewed, put back and let go, whatever else happens meanwhile."""
+"""Messages that a worker holds are renewed, requeued and released, whatever else happens."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_redis_that_allows_no_scripts_is_logged_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And what lives is renewed there, over one connection."""
+    """Live messages are renewed there too, over one connection."""
     client.acl_setuser(
         "kombu", True, passwords="+x", keys=["*"], categories=["+@all", "-@scripting"]
     )

@@ -166,7 +166,7 @@ async def test_a_child_that_exits_at_once(census: Census, tmp_path: Path) -> Non
 
 
 async def test_an_interpreter_without_the_package(census: Census, tmp_path: Path) -> None:
-    """It dies of an ImportError; what it wrote about that is not lost."""
+    """The child dies of an ImportError, and its traceback is not lost."""
     python = script(tmp_path, "#!/bin/sh\necho 'No module named msgspec' >&2\nexit 1\n")
     error = await failure(census, python=python)
     assert "No module named msgspec" in "\n".join(error.__notes__)

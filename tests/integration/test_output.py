@@ -1,4 +1,4 @@
-"""What is written to `sys.stdout` and `sys.stderr` arrives: all of it, in order, soon, and once."""
+"""Output on `sys.stdout` and `sys.stderr` arrives completely, in order, soon, and once."""
 
 from __future__ import annotations
 

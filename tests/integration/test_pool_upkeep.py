@@ -1,4 +1,4 @@
-"""What a pool does with its sessions and starts: replacing, recycling, ending, the breaker."""
+"""How a pool maintains its sessions: replacing, recycling, ending, and the breaker."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ GONE = "gone"
 
 
 class Died(Exception):
-    """What a reaper meets in the middle of its work."""
+    """Stands for the death of a reaper in the middle of its work."""
 
 
 class Ground:
-    """What a dead worker leaves behind, and which worker ends it."""
+    """The executions of a dead worker, and a reaper that ends them."""
 
     def __init__(self, connection: PipelinedConnection) -> None:
         self.settings = ExecutionSettings(prefix=fresh_prefix())
@@ -121,7 +121,7 @@ async def test_two_reapers_at_once_write_one_end_each(ground: Ground) -> None:
 
 
 async def test_a_reap_left_half_done_is_finished_by_the_next_reaper(ground: Ground) -> None:
-    """It wrote ends, and died before it updated the result backend, the group and the index."""
+    """A reaper wrote ends, and died before it updated the result backend, group and index."""
     await ground.reaper(dies=True).reap(GONE)
     assert await ground.store.list_recent() == []
     await ground.reaper().reap(GONE)
@@ -129,7 +129,7 @@ async def test_a_reap_left_half_done_is_finished_by_the_next_reaper(ground: Grou
 
 
 async def test_an_execution_that_cannot_be_ended_delays_no_other(ground: Ground) -> None:
-    """It is left to the next round."""
+    """The next round ends it."""
     await ground.reaper(cannot=HELD[7]).reap(GONE)
     assert ground.failed == {*HELD} - {HELD[7]}
     assert await ground.holdings.held_by(GONE) == [HELD[7]]

@@ -1,4 +1,4 @@
-"""What a child has to say on control and no frame can carry: that request fails, nothing else."""
+"""A reply on control that is too large for a frame fails its request, and nothing else."""
 
 from __future__ import annotations
 

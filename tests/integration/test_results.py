@@ -1,4 +1,4 @@
-"""What an execution answers with: its value where that can travel, else a repr that says so."""
+"""The result of an execution: its value if that can be sent, otherwise a marked repr."""
 
 from __future__ import annotations
 

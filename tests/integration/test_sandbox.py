@@ -56,7 +56,7 @@ found
 
 
 async def test_nothing_that_the_parent_has_open_is_inherited(tmp_path: Path) -> None:
-    """Neither cold nor by way of a template, also what it forgot to close on exec."""
+    """Neither from a cold start nor from a template, even without close-on-exec."""
     with contextlib.ExitStack() as held, socket.socket() as sock:
         ours = [os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR), *os.pipe(), sock.fileno()]
         for descriptor in ours:

@@ -169,7 +169,7 @@ async def test_a_memory_bomb_ends_its_execution_with_the_limit_named() -> None:
 
 
 async def test_descriptors_in_flight_are_as_many_as_open_files_and_one_message() -> None:
-    """What waits in a socket to be received stays open, and is no descriptor of any process."""
+    """A file in transit through a socket stays open, and is no descriptor of any process."""
     source = (
         "import errno, os, socket\n"
         "def send(carrier):\n"

@@ -1,4 +1,4 @@
-"""Where code is: asked for, taken while the GIL is held, and reported of a silent child."""
+"""Stacks of running code: on request, while the GIL is held, and of a silent child."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def watchful(unresponsive_s: float = 1.0) -> SessionConfig:
 
 
 class Reports:
-    """What a session says about the health of its child."""
+    """The health of its child as a session reports it."""
 
     def __init__(self, session: Session) -> None:
         self.all: list[Health] = []

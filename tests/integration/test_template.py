@@ -193,7 +193,7 @@ asyncio.run(main())
 
 
 def of_caller(before: str, body: str) -> str:
-    """What a process prints that copies itself after `before` and then does `body`."""
+    """The output of a process that copies itself after `before` and then runs `body`."""
     body = textwrap.indent(textwrap.dedent(body), " " * 8)
     script = CALLER.format(before=textwrap.dedent(before), body=body)
     done = subprocess.run(
@@ -318,7 +318,7 @@ def _children(pid: int | str = "self") -> list[int]:
 
 
 def _copies_of(template: Template) -> list[int]:
-    """Those that wait to become somebody's child: adopted, but still in the template's session."""
+    """Spare copies: already adopted by the owner, but still in the template's POSIX session."""
     return [pid for pid in _children() if pid != template.pid and _session(pid) == template.pid]
 
 

@@ -96,7 +96,7 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-"""What MessagePack has by itself."""
+"""Values of the types that MessagePack has natively."""
 
 
 _FIELDS: dict[type[mi.Type], Callable[[Any], st.SearchStrategy[Any]]] = {

@@ -86,7 +86,7 @@ MIRRORS = {
 
 
 def subjects(folder: Path, suffix: str) -> Iterator[str]:
-    """What a test module may be named after: a module or script, a sub-folder, or the folder."""
+    """Names a test module may have: of a module or script, of a sub-folder, or of the folder."""
     yield folder.name
     yield "scripts" if suffix == ".lua" else "settings"
     yield from (path.stem for path in folder.glob(f"*{suffix}"))
@@ -299,7 +299,7 @@ def called_with_placeholders(make: Any) -> Any:
 
 
 def spelled() -> Iterator[tuple[str, Any]]:
-    """All that keys.py can spell, under the name by which it is asked for it."""
+    """Every key that keys.py can spell, under the name of its method."""
     for name, value in vars(keys).items():
         if name.startswith("_") or getattr(value, "__module__", "") != keys.__name__:
             continue
@@ -351,7 +351,7 @@ def code_of(text: str) -> str:
 
 
 def arguments(text: str) -> list[str]:
-    """What stands before the bracket that closes a call."""
+    """The text before the bracket that closes a call."""
     found, depth = [""], 0
     for letter in text:
         depth += (letter in "({[") - (letter in ")}]")

@@ -22,7 +22,7 @@ OURS = "capsule-tasks"
 
 
 def declared() -> list[str]:
-    """What pyproject.toml asks for, in whatever extra, and to build with."""
+    """Requirements in pyproject.toml, with those of every extra and of the build."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = document["project"]
     extras = project["optional-dependencies"].values()
@@ -64,7 +64,7 @@ def test_each_declared_package_has_a_version_that_is_allowed(python: str) -> Non
 
 
 def installed(name: str, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    """What an installed package needs, with the extras that it needs it with."""
+    """Requirements of an installed package, with the extras they ask for."""
     for text in metadata.requires(name) or ():
         wanted = Requirement(text)
         contexts = [{"extra": extra} for extra in (extras or {""})]

@@ -158,7 +158,7 @@ def is_private(name: str) -> bool:
 
 
 def own_names(tree: ast.AST) -> Counter[str]:
-    """What a module defines: functions, classes, variables, and attributes of `self` and `cls`."""
+    """Names that a module defines: functions, classes, variables, attributes of self and cls."""
     found = Counter[str]()
     for node in ast.walk(tree):
         match node:
@@ -270,7 +270,7 @@ def classes() -> Iterator[Any]:
 
 
 def overridden(kind: Any) -> Iterator[str]:
-    """What a class of ours defines in the place of a base of these libraries."""
+    """Names that a class of ours overrides from a base class of these libraries."""
     mro = inspect.getmro(kind)
     ours = list(takewhile(is_ours, mro))
     theirs = [base for base in mro[len(ours) :] if base.__module__.split(".")[0] in LIBRARIES]

@@ -1,4 +1,4 @@
-"""What a Django view would do, as a program: it ends with 0 if all is as it should be."""
+"""The work of a Django view, as a program that exits with 0 if all is right."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.streaming import Ground
 
 CALLERS = 8
 TURNS = [0, 1, 2, 5, 20, 50]
-"""Of the loop, until the start is half-way."""
+"""Turns of the event loop until the start is half done."""
 
 
 class Listening:
@@ -73,7 +73,7 @@ async def service(request: pytest.FixtureRequest, valkey_url: str) -> AsyncItera
 
 
 async def start(service: AsyncService) -> None:
-    """What is stopped may tell its user so."""
+    """Start the service; one that is stopped meanwhile may raise an error about that."""
     with contextlib.suppress(PoolUnavailable, StorageClosed):
         await service.start()
 

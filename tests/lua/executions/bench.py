@@ -30,7 +30,7 @@ class Bench:
         self.keys: Any = ExecutionKeys("e", self.prefix)
 
     def call(self, name: str, *args: Any, keys: Any = None) -> list[Any]:
-        """What it replies; whatever it has left expires."""
+        """Call a script and check that every key it left has an expiry; return the reply."""
         script = BY_NAME[name]
         names = [getattr(keys or self.keys, key) for key in script.keys]
         reply: list[Any] = self.client.eval(script.source, len(names), *names, *args)

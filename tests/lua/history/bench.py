@@ -54,7 +54,7 @@ class Bench:
         return found
 
     def everything(self) -> dict[str, Any]:
-        """All keys of the session with their values, times to live aside."""
+        """All keys of the session with their values, without their times to live."""
         found: dict[str, Any] = {}
         for key in self.client.scan_iter(match=f"{self.keys.items.partition('{')[0]}*"):
             name = key.decode().rpartition("}:")[2]

@@ -19,7 +19,7 @@ def test_pop_takes_the_tail_once_and_remembers_it(bench: Bench) -> None:
 
 
 def test_a_popped_record_has_a_key_and_an_expiry_of_its_own(bench: Bench) -> None:
-    """It was in the memory of operations, which every later write made live longer."""
+    """The item was once in the operation log, and every later write extended its life there."""
     bench.append("op", b"{}", b"secret")
     bench.call("history/pop", "pop:1", 0, TTL_MS, "", 5)
     taken = bench.keys.popped_by("pop:1")

@@ -1,4 +1,4 @@
-"""What holds for several scripts of histories."""
+"""Properties of several scripts of histories."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Scene:
         return sorted(self.client.scan_iter(f"{self.prefix}:*"))
 
     def state(self) -> dict[bytes, Any]:
-        """All that is stored, but the memory of operations."""
+        """All that is stored, except the operation log."""
         kept = [key for key in self.keys() if not key.endswith(b":operations")]
         return {key: self.client.dump(key) for key in kept}
 

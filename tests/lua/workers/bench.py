@@ -34,7 +34,7 @@ class Bench:
         self.workers = worker_index(prefix)
 
     def call(self, name: str, *args: Any) -> list[Any]:
-        """What it replies; whatever it has left expires."""
+        """Call a script and check that every key it left has an expiry; return the reply."""
         script = BY_NAME[name]
         keys = [getattr(self, key) for key in script.keys]
         reply: list[Any] = self.client.eval(script.source, len(keys), *keys, *args)

@@ -1,4 +1,4 @@
-"""What Celery loads with its entry point, for each of its commands."""
+"""The commands that Celery loads by its entry point."""
 
 from __future__ import annotations
 

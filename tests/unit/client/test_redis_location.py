@@ -82,7 +82,7 @@ def test_a_unix_socket_is_understood_as_celery_spells_it(app: Celery, setting: s
 
 
 def as_kombu_connects(app: Celery) -> dict[str, Any]:
-    """What kombu would give redis-py, without connecting."""
+    """Arguments that kombu would pass to redis-py, without connecting."""
     with app.connection_for_write() as connection:
         channel = Channel.__new__(Channel)
         channel.connection = SimpleNamespace(client=connection, default_port=6379)

@@ -51,7 +51,7 @@ each_leaf = pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name
 
 
 def parts(kind: type[CapsuleError]) -> list[str]:
-    """What an error of that class is made from, if it is not just a text."""
+    """The fields that an error of this class is made from, if it is not only a text."""
     return list(kind._fields)
 
 

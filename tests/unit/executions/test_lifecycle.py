@@ -86,7 +86,7 @@ def running(origin: Origin = LATE, *events: Event, admitted: Event = CLAIM_LATER
 
 
 def claimed(origin: Origin = LATE, *events: Event) -> Lifecycle:
-    """It runs, and said something."""
+    """A lifecycle that runs and has published output."""
     return running(origin, (Lifecycle.on_first_output,), CLAIMED, *events)
 
 

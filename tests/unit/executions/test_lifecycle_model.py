@@ -408,7 +408,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.length)
     @rule()
     def nothing_happens(self) -> None:
-        """What is under way comes to its end in `teardown`."""
+        """Pending steps are finished in `teardown`."""
 
     @invariant()
     def slot_and_report_are_single(self) -> None:

@@ -63,7 +63,7 @@ COMMANDS: list[Command] = [
 
 
 class Wait(Enum):
-    """What the publisher times by itself."""
+    """Waits that the publisher times by itself."""
 
     CLAIM_DUE = auto()
     END_WAIT = auto()

@@ -27,7 +27,7 @@ both_directions = pytest.mark.parametrize(("union", "messages"), UNIONS.values()
 
 
 def feed(union: Any, data: bytes, step: int) -> list[Any]:
-    """What comes out until the end or a BadFrame; any other exception fails the test."""
+    """Decode until the end or a BadFrame; any other exception fails the test."""
     decoder: MessageDecoder[Any] = MessageDecoder(union, CEILING)
     out: list[Any] = []
     try:

@@ -109,7 +109,7 @@ class Wire:
             self.read_one()
 
     def credit_by_the_books(self) -> int:
-        """What the child may send, from what it said and what it was given."""
+        """Bytes that the child may send, from what it sent and the credit it was granted."""
         paid = sum(map(message_cost, self.bench.outbox.messages))
         return self.bench.settings.window_bytes + self.granted - paid
 
@@ -191,7 +191,7 @@ def test_the_parent_never_refuses_an_honest_child_and_every_byte_is_accounted_fo
 @pytest.mark.parametrize("text", ["x", "😀", "\ud800"], ids=ascii)
 @pytest.mark.parametrize("window", [1, 1 << 20, 8 << 20])
 async def test_an_unread_flood_is_dropped_and_not_a_fault(text: str, window: int) -> None:
-    """It once ended the session: what was left at the end cost more than the parent allows."""
+    """A flood once ended the session: the rest at the end cost more than the parent allows."""
     wire = Wire(OutputSettings(backpressure="drop_oldest", window_bytes=window))
     for _ in range(40):
         wire.bench.stdout.write(text * (window // 16 + 100))
@@ -201,7 +201,7 @@ async def test_an_unread_flood_is_dropped_and_not_a_fault(text: str, window: int
 
 
 async def test_ten_thousand_questions_do_not_add_up_to_credit_that_was_not_granted() -> None:
-    """They once did: the parent credited the end of each question, which the child never paid."""
+    """They once did: the parent gave credit for each question's end, which cost the child none."""
     wire = Wire(OutputSettings())
     for _ in range(20_000):
         wire.question()

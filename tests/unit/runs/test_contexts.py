@@ -327,12 +327,12 @@ def test_metadata_in_a_snapshot_that_was_not_filtered_goes_no_further() -> None:
 # --- every field of a snapshot -------------------------------------------------------------------
 
 FILTERED = {"context.value.*", "context.value.key", "trace.metadata.*", "trace.metadata.key"}
-"""Where the caller's own data goes: what looks like a secret is left out."""
+"""Places for the caller's own data; values that look like secrets are left out."""
 MADE_HERE = {
     *("context.type", "context.left_out[]", "context.warning", "trace.left_out[]"),
     *("approvals.exact[].fingerprint", "approvals.standing[].fingerprint"),
 }
-"""What this package writes itself, of names and places; never a value."""
+"""Places where this package writes names and paths itself, never values."""
 AS_GIVEN = {
     *("run_id", "trace.trace_id", "trace.workflow", "trace.group_id"),
     *("conversation.conversation_id", "conversation.previous_response_id", "nested.key"),
@@ -347,7 +347,7 @@ AS_GIVEN = {
     *("tool_use[].agent.name", "tool_use[].agent.tag", "tool_use[].tools[]"),
     *("usage[].agent.name", "usage[].agent.tag"),
     # The conversation, what people decide about, and what they say: to filter them is to change
-    # what the model said, what is executed, and what the model is told.
+    # the output of the model, what is executed, and the input of the model.
     *("input", "input[].*", "input[].key", "held_items[].*", "held_items[].key"),
     "calls[].arguments",
     *(f"approvals.{kind}[].{name}" for kind in ("exact", "standing") for name in ("message", "by")),

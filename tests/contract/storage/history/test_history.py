@@ -1,4 +1,4 @@
-"""What every history promises: Redis 6.2, Valkey 9 and a cluster, awaited and blocking."""
+"""The contract of every history: Redis 6.2, Valkey 9 and a cluster, awaited and blocking."""
 
 from __future__ import annotations
 

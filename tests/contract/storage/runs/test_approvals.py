@@ -1,4 +1,4 @@
-"""What waits for a person: decisions, their index, their time limits."""
+"""Calls that wait for a person: decisions, their index, their time limits."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ async def test_a_turn_that_does_not_fit_the_history_commits_nothing(subject: Sub
 
 
 async def test_a_turn_committed_again_with_another_status_is_no_repeat(subject: Subject) -> None:
-    """It was answered as if it were stored, and a run that was to be over went on."""
+    """The commit was once answered as if stored, and a run that had to end went on."""
     runs = subject.runs()
     claim = await subject.claimed(runs)
     await runs.commit(claim, b"x", turn=1)

@@ -152,7 +152,7 @@ def test_after_the_end_of_the_session_no_question_is_sent() -> None:
 
 
 def test_a_thread_that_outlives_its_execution_does_not_wait_for_an_answer() -> None:
-    """It once did, for ever: the parent does not show questions of an execution that is over."""
+    """It once waited for ever: the parent does not show questions of an execution that is over."""
     bench = InputBench()
     bench.output.sink.finish()
     with pytest.raises(EOFError):

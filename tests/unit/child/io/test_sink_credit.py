@@ -112,7 +112,7 @@ def test_a_sink_that_ends_on_an_event_loop_reports_new_credit() -> None:
 
 
 class CancellingGate(InterruptibleCondition):
-    """Where a cancel reaches a writer that waits."""
+    """Raises a cancel where a writer waits."""
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         raise ExecutionCancelled
@@ -162,7 +162,7 @@ def test_a_question_needs_no_credit_but_uses_some() -> None:
 
 
 def test_credit_given_while_many_threads_write_is_never_lost() -> None:
-    """It once was: a writer's subtraction could overwrite what was added meanwhile."""
+    """Credit once was lost: a writer's subtraction could overwrite a concurrent addition."""
     bench = Bench(window_bytes=1 << 40, chunk_bytes=1)
     rounds, added = 2000, 7
 

@@ -1,4 +1,4 @@
-"""Where an exception may be raised, when it is tried again, and when it is forgotten."""
+"""Where an exception may be raised, when it is tried again, and when it is dropped."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_the_half_open_breaker_tries_one_start_and_closes_when_it_succeeds() -> 
 
 
 def test_a_breaker_that_may_close_plans_no_more_wake_ups() -> None:
-    """Neither while its one attempt runs, nor while no borrower waits: no busy loop."""
+    """Not while its one attempt runs, and not while no borrower waits: no busy loop."""
     for min_idle in (0, 1):
         plan = make(min_idle=min_idle, max_sessions=1, breaker_failures=1, breaker_reset_s=5.0)
         plan.wait(1)

@@ -1,4 +1,4 @@
-"""What tasks write, on its way to the worker's own output and log."""
+"""Output of tasks on its way to the worker's own output and log."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_terminate_hits_what_runs_and_no_other(worker: Worker, name: str) -> Non
 
 @KINDS
 @pytest.mark.parametrize("limit", ["soft_time_limit", "time_limit"])
-def test_a_time_limit_hits_what_exceeds_it_and_no_other(
+def test_a_time_limit_hits_only_the_task_that_exceeds_it(
     worker: Worker, name: str, limit: str
 ) -> None:
     """Every task has a limit; that of some ends when they do, and that of others long before."""

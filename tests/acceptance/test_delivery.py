@@ -109,7 +109,7 @@ def test_maps_and_chunks(worker: Worker) -> None:
     assert cut.apply_async(queue=worker.queue).get(timeout=HANG_S) == [[1, 2, 3], [4, 5, 6], [7]]
 
 
-def test_a_task_whose_worker_was_lost_is_retried_if_it_says_so(worker: Worker) -> None:
+def test_a_task_whose_worker_was_lost_is_retried_if_configured(worker: Worker) -> None:
     assert worker.get("lost_once", unique()) == 1
     key = unique()
     with pytest.raises(WorkerLostError):
@@ -171,7 +171,9 @@ def test_any_serializer_that_is_configured(worker: Worker, serializer: str) -> N
     assert worker.get("add", [value], [], serializer=serializer) == [value]
 
 
-def test_a_message_that_no_child_can_be_sent_fails_and_does_not_come_again(worker: Worker) -> None:
+def test_a_message_that_cannot_be_sent_to_a_child_fails_and_is_not_redelivered(
+    worker: Worker,
+) -> None:
     """A failure that is a lost worker's would have it delivered again at once, and for ever."""
     if worker.is_prefork:
         pytest.skip("it pickles what it sends")

@@ -52,7 +52,7 @@ def make_app(**options: Any) -> Celery:
     return app
 
 
-def test_a_task_class_of_ones_own_is_mixed_with() -> None:
+def test_a_custom_task_class_is_combined_with_ours() -> None:
     app = make_app(task_cls=Own)
     Capsule(app)
 

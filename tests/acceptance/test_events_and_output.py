@@ -37,7 +37,7 @@ def test_with_events_switched_on_every_event_of_a_task_is_sent(
 
 
 @pytest.mark.parametrize("redirects", [True, False], ids=["redirected", "left alone"])
-def test_a_log_file_has_what_tasks_log_and_what_they_print_if_that_is_redirected(
+def test_a_log_file_has_log_lines_of_tasks_and_their_output_if_redirected(
     redis_url: str, tmp_path: Path, pool: str, redirects: bool
 ) -> None:
     file, word = tmp_path / "file", unique()

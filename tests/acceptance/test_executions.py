@@ -285,7 +285,7 @@ def test_a_message_that_was_sent_twice_has_one_end(worker: Worker) -> None:
     assert heard[-1] == "Ended"
 
 
-def test_a_lost_child_ends_its_execution_with_what_it_had_said(worker: Worker) -> None:
+def test_a_lost_child_ends_its_execution_after_its_output(worker: Worker) -> None:
     end = end_of(Execution.of(worker.send("die", "kill")))
     assert (end.outcome, end.type) == (Outcome.FAILED, "WorkerLostError")
 
@@ -370,7 +370,7 @@ def test_a_silent_execution_is_answered_by_the_result_backend_later(worker: Work
     assert execution.snapshot().outcome == "succeeded"
 
 
-def test_an_end_of_which_nothing_is_left_is_in_the_index(worker: Worker) -> None:
+def test_an_end_whose_stream_is_gone_is_in_the_index(worker: Worker) -> None:
     """Its stream has expired, and its result was ignored: it has ended all the same."""
     execution = Execution.of(worker.send("add", 2, 3, ignore_result=True))
     assert end_of(execution).outcome == Outcome.SUCCEEDED

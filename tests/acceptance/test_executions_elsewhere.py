@@ -11,7 +11,7 @@ from tests.acceptance.test_executions import (  # noqa: F401 - the tests themsel
     test_a_failure_and_a_retry_are_reported_as_they_are,
     test_a_group_is_cancelled_at_once,
     test_a_group_tells_its_progress_and_its_failures,
-    test_a_lost_child_ends_its_execution_with_what_it_had_said,
+    test_a_lost_child_ends_its_execution_after_its_output,
     test_a_message_that_was_sent_twice_has_one_end,
     test_a_question_is_answered,
     test_a_tail_has_as_many_events_as_were_asked_for,

@@ -73,7 +73,7 @@ def test_a_demoted_primary_ends_no_worker_idle_or_busy(tmp_path: Path) -> None:
         assert len(complaints) == worker.log.count(TRY)
 
 
-def test_a_worker_that_waits_for_its_broker_to_serve_can_be_told_to_leave(tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_its_broker_can_be_told_to_stop(tmp_path: Path) -> None:
     """Without streams, whose last events are waited for as well."""
     with failing(tmp_path, TEST_CONF=json.dumps({"capsule_streams": False})) as broker:
         broker.demote()

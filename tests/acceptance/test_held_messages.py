@@ -159,7 +159,9 @@ def test_a_prefork_neighbour_with_a_short_timeout_takes_nothing(
             assert starts(ours, key) == 1
 
 
-def test_a_long_task_that_a_lost_connection_cancels_comes_again(tmp_path: Path, pool: str) -> None:
+def test_a_long_task_cancelled_by_a_lost_connection_is_redelivered(
+    tmp_path: Path, pool: str
+) -> None:
     name, path, until = unique(), tmp_path / "lines", tmp_path / "until"
     conf = json.dumps({"worker_cancel_long_running_tasks_on_connection_loss": True})
     settings = {"TEST_VISIBILITY": str(VISIBILITY_S), "TEST_CLIENT_NAME": name, "TEST_CONF": conf}

@@ -97,7 +97,7 @@ def test_a_missed_revoke_is_found_by_a_running_worker(worker: Worker) -> None:
     eventually(lambda: missed in worker.ask("revoked"), "the revoke")
 
 
-def test_a_worker_listens_for_what_is_kept(worker: Worker) -> None:
+def test_a_worker_listens_for_kept_revokes(worker: Worker) -> None:
     if worker.is_prefork:
         pytest.skip("prefork never finds what it has not heard")
     client = worker.app.backend.client

@@ -64,7 +64,7 @@ COLD = pytest.mark.parametrize(
 
 
 @COLD
-def test_a_cold_shutdown_gives_back_what_runs_and_what_waits(
+def test_a_cold_shutdown_requeues_running_and_waiting_tasks(
     redis_url: str, tmp_path: Path, pool: str, signals: tuple[int, ...]
 ) -> None:
     with Worker(redis_url, tmp_path, pool=pool) as worker:
@@ -105,7 +105,7 @@ def test_children_that_are_being_started_delay_no_exit(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT])
-def test_a_worker_that_has_not_quite_begun_leaves_as_others_do(
+def test_a_worker_that_is_still_starting_stops_like_others(
     redis_url: str, tmp_path: Path, signum: int
 ) -> None:
     with Worker(redis_url, tmp_path, TEST_SIGNAL_AT_START=str(int(signum))) as worker:
@@ -130,7 +130,7 @@ def test_a_redis_that_is_gone_delays_no_exit(tmp_path: Path, pool: str) -> None:
     [("", signal.SIGTERM), ("hold_late", signal.SIGQUIT), ("hold", signal.SIGQUIT)],
     ids=["idle and warm", "busy and cold", "acknowledged and cold"],
 )
-def test_a_redis_that_accepts_and_says_nothing_delays_no_exit(
+def test_a_redis_that_accepts_and_stays_silent_delays_no_exit(
     tmp_path: Path, task: str, signum: int
 ) -> None:
     """Under prefork it does, for ever; here the log says where the worker hung.
@@ -183,7 +183,7 @@ def test_a_result_that_a_silent_redis_does_not_take_delays_no_exit(tmp_path: Pat
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
-def test_a_redis_that_has_never_said_anything_delays_no_exit(tmp_path: Path, signum: int) -> None:
+def test_a_redis_that_was_always_silent_delays_no_exit(tmp_path: Path, signum: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
         worker = Worker(url, tmp_path, TEST_CONF=VERY_SOON)

@@ -88,7 +88,7 @@ def test_the_log_line_of_a_cancel_names_the_requester(worker: Worker, name: str)
 
 
 @pytest.mark.parametrize("name", ["tidy", "async_hold"])
-def test_a_terminate_says_that_it_came_by_remote_control(worker: Worker, name: str) -> None:
+def test_a_terminate_is_reported_as_a_remote_command(worker: Worker, name: str) -> None:
     key = unique()
     result = worker.send(name, key)
     worker.heard(key)

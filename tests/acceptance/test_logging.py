@@ -107,7 +107,7 @@ def detached(worker: Worker, log_file: Path, pid_file: Path) -> Iterator[None]:
         close(worker.app)
 
 
-def test_a_log_file_says_how_tasks_ended(redis_url: str, tmp_path: Path, pool: str) -> None:
+def test_a_log_file_shows_how_tasks_ended(redis_url: str, tmp_path: Path, pool: str) -> None:
     path = tmp_path / "log"
     with Worker(redis_url, tmp_path, f"--logfile={path}", pool=pool, app=APP) as worker:
         lines_are_preforks(worker, path)

@@ -49,7 +49,7 @@ def test_a_task_that_kills_its_worker_is_given_up(redis_url: str, tmp_path: Path
             assert heard_times(first, key) == 2
 
 
-def test_a_message_that_never_comes_again_is_counted_nowhere(
+def test_a_message_that_is_never_redelivered_counts_no_loss(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:
     with Worker(redis_url, tmp_path, pool=pool, TEST_LOSS_LIMIT="1") as worker:
@@ -59,7 +59,7 @@ def test_a_message_that_never_comes_again_is_counted_nowhere(
         assert not worker.app.backend.client.exists(f"capsule:{{E:{result.id}}}:losses:0")
 
 
-def test_a_message_that_comes_again_and_ends_well_costs_nothing(
+def test_a_redelivered_message_that_ends_well_counts_no_loss(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:
     """Workers may be killed as often as it takes: only a delivery that never ended counts."""
@@ -73,7 +73,7 @@ def test_a_message_that_comes_again_and_ends_well_costs_nothing(
         eventually(lambda: not client.exists(left), "the end of the count")
 
 
-def test_a_worker_that_is_told_to_leave_loses_nothing(
+def test_a_worker_that_is_told_to_stop_counts_no_loss(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:
     """Its children are killed, and their messages given back: that may happen any number of times.

@@ -129,7 +129,7 @@ def test_a_question_is_repeated_in_an_attempt_under_a_new_lease(
         assert execution.get(timeout=HANG_S) == "heard this"
 
 
-def test_a_stopped_worker_is_taken_for_dead_and_what_it_says_later_is_refused(
+def test_a_suspended_worker_counts_as_dead_and_its_later_writes_are_refused(
     redis_url: str, tmp_path: Path
 ) -> None:
     key = unique()
@@ -222,7 +222,7 @@ def test_a_redis_that_restarts_loses_no_event(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_looked_at", [False, True])
-def test_a_claim_that_comes_after_its_lease_is_taken_anew(
+def test_a_claim_that_arrives_after_its_lease_is_repeated(
     redis_url: str, tmp_path: Path, is_looked_at: bool
 ) -> None:
     """Held up on its way; another worker may have seen to what that lease held meanwhile."""

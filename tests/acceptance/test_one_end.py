@@ -46,7 +46,7 @@ def all_acknowledged(worker: Worker, result: Any) -> bool:
     return not any(result.id.encode() in message for message in unacked)
 
 
-def test_a_task_that_refuses_to_leave_has_succeeded(worker: Worker, events: Events) -> None:
+def test_a_task_that_refuses_to_stop_has_succeeded(worker: Worker, events: Events) -> None:
     skip_prefork(worker)
     key = unique()
     result = worker.send("refuse", key)

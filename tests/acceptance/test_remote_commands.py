@@ -40,7 +40,7 @@ def celery(worker: Worker, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_healthy_worker_says_so_and_shows_its_sessions(worker: Worker) -> None:
+def test_a_healthy_worker_reports_it_and_shows_its_sessions(worker: Worker) -> None:
     def whole() -> Any:
         said = ask(worker, "capsule_health")
         return said if len(said["sessions"]) == 2 else None
@@ -118,7 +118,9 @@ def test_children_that_end_before_their_first_task_are_replaced_ever_more_slowly
         assert begun < 30, "a child lives for a twentieth of a second"
 
 
-def test_a_worker_whose_children_never_become_ready_says_so(redis_url: str, tmp_path: Path) -> None:
+def test_a_worker_whose_children_never_become_ready_reports_it(
+    redis_url: str, tmp_path: Path
+) -> None:
     """Waiting tasks run once children start; the worker tries again, less and less often."""
     gate = tmp_path / "gate"
     gate.touch()

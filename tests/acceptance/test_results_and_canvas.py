@@ -110,7 +110,7 @@ def test_a_task_that_exits_is_lost_and_others_go_on(worker: Worker) -> None:
     assert worker.get("add", 1, 1) == 2
 
 
-def test_a_state_of_ones_own_is_seen_while_the_task_runs(worker: Worker) -> None:
+def test_a_custom_state_is_seen_while_the_task_runs(worker: Worker) -> None:
     key = unique()
     result = worker.send("own_state", key)
     worker.heard(key)

@@ -13,7 +13,7 @@ APP = "tests.acceptance.unsafe_app"
 SIZE = 400
 
 
-def test_a_library_that_minds_forks_works_and_one_that_does_not_hangs(
+def test_a_fork_safe_library_works_and_an_unsafe_one_hangs(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:
     with Worker(redis_url, tmp_path, pool=pool, app=APP) as worker:

@@ -110,7 +110,7 @@ def test_a_fault_of_the_result_backend_is_one_line(
         assert "secret" not in said + line
 
 
-def test_a_result_backend_that_says_nothing_holds_up_no_revoke(
+def test_a_silent_result_backend_delays_no_revoke(
     worker: Worker, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cancelling, "MAX_OUTAGE_S", 0.1)

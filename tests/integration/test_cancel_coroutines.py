@@ -204,7 +204,7 @@ async def test_a_cancel_that_comes_while_the_event_loop_is_being_made_is_not_los
 
 
 @pytest.mark.parametrize("stubborn", [IGNORES, HOLDS], ids=["deaf", "holds the GIL"])
-async def test_alone_one_that_does_not_stop_is_killed_after_the_grace(
+async def test_a_stubborn_coroutine_alone_is_killed_after_the_grace(
     stubborn: str, gil_hold: GilHold
 ) -> None:
     stack_s = HANG_S if stubborn is IGNORES else 0.1

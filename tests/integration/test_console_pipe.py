@@ -239,7 +239,7 @@ MISUNDERSTOOD = {
 }
 
 
-def test_a_command_that_is_not_understood_says_why_and_the_session_goes_on() -> None:
+def test_an_invalid_command_is_explained_and_the_session_goes_on() -> None:
     ended = console("\n".join([*MISUNDERSTOOD, "'on'", ""]))
     shown = ended.stderr.splitlines()
     assert shown == [f"CommandError: {answer}" for answer in MISUNDERSTOOD.values()]
@@ -301,7 +301,7 @@ def test_restoring_what_is_no_checkpoint_changes_nothing(tmp_path: Path) -> None
     assert "the namespace was not restored" in ended.stderr
 
 
-def test_after_the_child_died_restart_begins_anew() -> None:
+def test_a_restart_after_the_child_died_starts_a_new_child() -> None:
     ended = console("import os; os._exit(3)\n1\n:restart\n2\n")
     assert ended.stdout.endswith("it has no names\n2\n")
     assert "SessionLost: the child exited with status 3\n" in ended.stderr

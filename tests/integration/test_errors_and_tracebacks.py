@@ -107,9 +107,7 @@ async def test_notes_arrive_beside_the_traceback(session: Session) -> None:
     ],
     ids=["raises", "returns no text", "returns a subclass of str"],
 )
-async def test_an_exception_that_cannot_say_what_it_is(
-    session: Session, body: str, message: str
-) -> None:
+async def test_an_exception_whose_repr_fails(session: Session, body: str, message: str) -> None:
     error = await failed(
         session, f"class Odd(Exception):\n    def __str__(self): {body}\nraise Odd('real')"
     )
@@ -134,7 +132,7 @@ async def test_an_exception_with_an_unspeakable_name_is_no_danger(session: Sessi
     assert (error.type, error.message) == ("\\udfff.\\ud800", "\\udc80")
 
 
-async def test_a_huge_message_is_shortened_and_says_so(session: Session) -> None:
+async def test_a_huge_message_is_shortened_and_marked(session: Session) -> None:
     error = await failed(session, "raise ValueError('a' + 'x' * 50_000_000 + 'z')")
     assert error.message.startswith("ax")
     assert error.message.endswith("xz")

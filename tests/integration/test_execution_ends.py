@@ -68,7 +68,7 @@ async def test_an_ignored_result_is_none_at_once(app: Celery) -> None:
         assert await execution.aget() is None
 
 
-async def test_an_ignored_failure_says_what_failed(app: Celery) -> None:
+async def test_an_ignored_failure_names_the_error(app: Celery) -> None:
     execution = await ended(app, Outcome.FAILED, type="ValueError", message="because")
     execution.ignored = True
     with pytest.raises(NoResult, match=r"as failed \(ValueError: because\)") as raised:
@@ -76,7 +76,7 @@ async def test_an_ignored_failure_says_what_failed(app: Celery) -> None:
     assert (raised.value.execution_id, raised.value.outcome) == (execution.id, "failed")
 
 
-async def test_a_success_of_which_no_result_is_kept_is_none_if_that_is_true(
+async def test_a_success_without_a_kept_result_is_none_if_it_returned_none(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution_module, "_PAUSES_S", (0.05, 0.1, 0.2))
@@ -101,7 +101,7 @@ class Vanishing(Execution):
                 client.delete(store.keys_of(self.id).meta)
 
 
-async def test_a_stream_that_is_gone_is_an_error_that_says_so(
+async def test_a_vanished_stream_is_a_clear_error(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watcher, "_VANISHED_S", 0.5)

@@ -160,7 +160,7 @@ async def test_an_injected_client_is_used_as_it_is_and_stays_open(
     blocking.close()
 
 
-async def test_an_owned_connection_is_closed_and_says_so_afterwards(server: PrivateServer) -> None:
+async def test_a_closed_owned_connection_raises_a_clear_error(server: PrivateServer) -> None:
     url = f"{server.url}?client_name=history"
     history, blocking = History("s", url), SyncHistory("s", url)
     await history.add_items([{}])

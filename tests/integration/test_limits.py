@@ -300,7 +300,9 @@ async def test_files_without_content_count_too() -> None:
     ],
     ids=["disk", "processes"],
 )
-async def test_a_kill_at_a_limit_says_where_the_code_was(code: str, limits: dict[str, int]) -> None:
+async def test_a_kill_at_a_limit_shows_where_the_code_was(
+    code: str, limits: dict[str, int]
+) -> None:
     """Also why it was killed: what it had started is gone by then."""
     async with confined(**limits, readable=("/bin", "/usr/bin")) as session:  # type: ignore[arg-type]
         source = (

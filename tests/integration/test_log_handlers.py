@@ -43,7 +43,7 @@ def test_a_file_that_a_copy_opens_is_not_emptied(
     assert path.read_text() == "of another copy\nafter\n"
 
 
-def test_a_system_log_is_connected_anew(logger: logging.Logger, tmp_path: Path) -> None:
+def test_a_system_log_is_connected_again(logger: logging.Logger, tmp_path: Path) -> None:
     address = str(tmp_path / "socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(address)

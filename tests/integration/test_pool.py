@@ -158,7 +158,7 @@ async def test_a_waiter_cancelled_while_being_served_hands_the_session_on_unused
             assert session.info.pid == pid
 
 
-async def test_a_double_release_and_a_stranger_are_refused() -> None:
+async def test_a_double_release_and_a_foreign_session_are_refused() -> None:
     async with asyncio.timeout(HANG_S), pool_of() as pool:
         session = await pool.acquire()
         pool.release(session)
@@ -243,7 +243,7 @@ QUICK = ChildSettings(diagnostics=DiagnosticSettings(heartbeat_interval_s=0.02))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 20])
-async def test_a_stop_that_is_cancelled_ends_everything_all_the_same(steps: int) -> None:
+async def test_a_cancelled_stop_still_ends_everything(steps: int) -> None:
     profile = Profile(pool=PoolSettings(min_idle=2, max_sessions=2))
     pool = SessionPool({"app": profile, "other": profile})
     async with asyncio.timeout(HANG_S):

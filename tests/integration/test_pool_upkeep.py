@@ -45,7 +45,7 @@ async def test_an_idle_session_that_dies_is_replaced_before_anyone_asks() -> Non
         )
 
 
-async def test_a_session_is_recycled_after_its_uses_and_its_successor_counts_anew() -> None:
+async def test_a_session_is_recycled_after_its_uses_and_its_successor_counts_from_zero() -> None:
     async with asyncio.timeout(HANG_S), pool_of(min_idle=0, max_sessions=1, max_uses=2) as pool:
         pids = []
         for _ in range(6):

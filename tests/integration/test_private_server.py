@@ -191,7 +191,7 @@ def test_a_killed_process_leaves_neither_server_nor_folder(tmp_path: Path) -> No
     until(lambda: not Path(directory).exists(), "the end of the folder")
 
 
-def test_a_process_that_is_killed_while_the_server_starts_leaves_none(tmp_path: Path) -> None:
+def test_a_process_killed_while_its_server_starts_leaves_no_server(tmp_path: Path) -> None:
     binary = script(tmp_path, "exec sleep 600")
     source = (
         "from capsule_tasks.testing import PrivateServer\n"
@@ -344,7 +344,7 @@ def test_a_free_port_lost_to_another_program_is_replaced(
         assert server.port != stranger.getsockname()[1]
 
 
-def test_a_binary_that_ends_at_once_is_an_error_with_its_words(tmp_path: Path) -> None:
+def test_a_server_binary_that_exits_at_once_is_an_error_with_its_output(tmp_path: Path) -> None:
     binary = script(tmp_path, "echo out of luck >&2; exit 7")
     with pytest.raises(PrivateServerError, match=r"ended with 7: out of luck"):
         PrivateServer(tmp_path, server=str(binary)).start()

@@ -138,7 +138,7 @@ async def test_a_cancel_overtakes_executions_that_are_still_on_their_way() -> No
 # --- interceptors ------------------------------------------------------------------------------
 
 
-async def test_an_interceptor_sees_all_that_is_said_before_its_consumer_does() -> None:
+async def test_an_interceptor_sees_every_message_before_its_consumer_does() -> None:
     async with Session() as session:
         seen: list[Message] = []
         session.add_message_interceptor(seen.append)

@@ -161,7 +161,7 @@ def snapshot_with(raw: dict[str, Any], **item: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", WAITING_CALLS)
-def test_a_call_that_does_not_say_what_it_would_do_is_not_parked(kind: str) -> None:
+def test_a_call_without_a_description_is_not_parked(kind: str) -> None:
     field, rest = WAITING_CALLS[kind]
     raw = {"type": kind, "id": "call_7", "call_id": "call_7", **rest}
     other = "input" if field != "input" else "arguments"

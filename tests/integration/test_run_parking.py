@@ -74,7 +74,7 @@ def waiting_state() -> runs.RunState:
     return runs.RunState.from_json(data)
 
 
-async def test_a_state_comes_back_with_what_was_decided_meanwhile(store: RunStore) -> None:
+async def test_a_state_is_read_with_the_decisions_made_meanwhile(store: RunStore) -> None:
     state = waiting_state()
     parts = parked(state, of_tool={"bare:pay": Limits(may_decide=("ann",))})
     await store.create("r", "user-42", parts.snapshot, **parts.header)

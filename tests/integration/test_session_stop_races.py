@@ -99,7 +99,7 @@ async def test_a_cancel_stays_a_cancel_when_the_session_is_shut_down() -> None:
     assert await cancelling == "interrupted"
 
 
-async def test_a_cancel_that_comes_as_the_code_ends_says_what_it_did() -> None:
+async def test_a_cancel_that_arrives_as_the_code_ends_reports_its_effect() -> None:
     async with Session(PATIENT) as session:
         for turns in range(60):
             name = f"short-{turns}"

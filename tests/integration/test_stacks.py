@@ -136,7 +136,7 @@ async def test_a_deep_recursion_has_a_stack_of_bounded_size() -> None:
         await session.cancel(watched.execution_id)
 
 
-async def test_a_forced_kill_says_where_a_deaf_coroutine_was() -> None:
+async def test_a_forced_kill_shows_where_a_stubborn_coroutine_was() -> None:
     async with patient() as session:
         watched = Watched(
             session,

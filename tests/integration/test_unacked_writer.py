@@ -66,7 +66,7 @@ def test_deliveries_and_acknowledgements_are_stored(
         assert noted(client, prefix) == expected
 
 
-def test_a_message_that_comes_again_is_held_again(server: PrivateServer, client: Any) -> None:
+def test_a_redelivered_message_is_held_again(server: PrivateServer, client: Any) -> None:
     with writer_to(server.url) as writer:
         writer.deliver("a", "once")
         writer.ack("a")

@@ -193,7 +193,7 @@ async def test_running_executions_are_claimed_again_though_redis_was_away_at_fir
     assert all(len(channel.rings) == 1 for channel in channels.values())
 
 
-async def test_a_worker_does_not_reap_what_it_runs_before_it_has_claimed_that_anew(
+async def test_a_worker_does_not_reap_its_own_running_executions_before_claiming_them_again(
     ground: Ground, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an outage of Redis its own lost lease is due, like those of the dead."""
@@ -288,7 +288,7 @@ async def test_a_renewal_that_confirms_the_lease_has_the_message_acknowledged(
         await reporter.is_acknowledged.wait()
 
 
-async def test_a_worker_that_is_stopped_ends_what_it_had_acknowledged(
+async def test_a_stopped_worker_ends_the_tasks_it_had_acknowledged(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest comes again: acknowledged late, or not acknowledged yet."""

@@ -101,7 +101,7 @@ async def test_another_event_loop_is_refused_and_the_session_goes_on() -> None:
         assert (await session.run("1 + 1")).value == 2
 
 
-def test_a_session_whose_event_loop_is_closed_says_so() -> None:
+def test_a_session_whose_event_loop_is_closed_raises_a_clear_error() -> None:
     session = Session()
     asyncio.run(session.start())
     pid = session.info.pid
@@ -122,7 +122,7 @@ def test_a_session_whose_event_loop_is_closed_says_so() -> None:
     os.close(process._pidfd)
 
 
-async def test_a_session_that_is_over_may_begin_anew_on_another_event_loop() -> None:
+async def test_an_ended_session_may_start_again_on_another_event_loop() -> None:
     async def another_life(session: Session) -> None:
         await session.shutdown()
         await session.restart()

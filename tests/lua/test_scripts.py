@@ -77,7 +77,7 @@ def parameter_of(argument: str) -> str:
 
 
 @each_script
-def test_a_call_has_what_it_is_given_in_the_order_of_the_header(name: str) -> None:
+def test_arguments_of_a_call_are_in_the_order_of_the_header(name: str) -> None:
     header = header_of(name)
     declared = DECLARED[name]
     parameters = inspect.signature(declared.call).parameters.values()

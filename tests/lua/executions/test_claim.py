@@ -78,7 +78,7 @@ def test_a_claim_that_ends_returns_the_commands(bench: Bench) -> None:
     assert bench.client.pttl(bench.keys.control) <= QUIET_MS
 
 
-def test_another_claim_is_a_later_attempt_and_says_that_the_first_was_lost(bench: Bench) -> None:
+def test_another_claim_is_a_later_attempt_and_records_the_loss_of_the_first(bench: Bench) -> None:
     first = int(bench.claim()[1])
     second = bench.claim("c2", "w2")
     assert int(second[1]) > first
@@ -96,7 +96,7 @@ def test_an_attempt_is_later_also_where_the_clock_went_back(bench: Bench) -> Non
     assert int(bench.claim("c2")[1]) == ahead + 1
 
 
-def test_a_claim_returns_what_waited_for_it(bench: Bench) -> None:
+def test_a_claim_returns_the_commands_that_waited_for_it(bench: Bench) -> None:
     assert bench.control("k1", "ONE") == [Code.DONE, b""]
     assert bench.control("k2", "TWO") == [Code.DONE, b""]
     assert bench.kinds() == {"control": "stream"}

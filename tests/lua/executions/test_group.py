@@ -34,6 +34,6 @@ def has(bits: bytes, place: int) -> bool:
     return bool(bits[place // 8] & 0x80 >> place % 8)
 
 
-def test_a_group_of_which_nothing_is_known_is_empty(bench: Bench) -> None:
+def test_an_unknown_group_is_empty(bench: Bench) -> None:
     reply = bench.call("executions/group_read", "", 10, 1, keys=GroupKeys("g", bench.prefix))
     assert reply == [Code.DONE, b"", 0]

@@ -6,7 +6,7 @@ from capsule_tasks.storage.scripts import Code
 from tests.lua.workers.bench import KEEP_MS, Bench
 
 
-def test_a_note_of_what_is_held_adds_and_takes_off(bench: Bench) -> None:
+def test_a_call_of_hold_adds_and_removes(bench: Bench) -> None:
     token = bench.leased()
     lease = bench.lease()
     assert bench.call("workers/hold", token, KEEP_MS, 2, "a", "b") == [Code.DONE]

@@ -6,7 +6,7 @@ from capsule_tasks.storage.scripts import Code
 from tests.lua.workers.bench import KEEP_MS, LEASE_MS, MEMORY_MS, Bench
 
 
-def test_a_lease_begins_with_a_token_and_lasts_as_was_said(bench: Bench) -> None:
+def test_a_lease_begins_with_a_token_and_lasts_as_configured(bench: Bench) -> None:
     before_us = bench.now_us()
     code, token = bench.acquire()
     assert code == Code.DONE

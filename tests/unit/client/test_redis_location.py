@@ -149,7 +149,7 @@ def test_celerys_spelling_of_what_tls_checks_is_understood(spelled: str) -> None
     assert target.options["ssl_cert_reqs"] == spelled.removeprefix("CERT_").lower()
 
 
-def test_a_task_called_as_a_function_is_a_part_of_the_one_that_calls_it(app: Celery) -> None:
+def test_a_task_called_as_a_function_is_part_of_its_caller(app: Celery) -> None:
     @app.task
     def inner(depth: int) -> str | None:
         return inner(depth - 1) if depth else current_execution_id()

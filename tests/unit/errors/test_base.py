@@ -19,13 +19,13 @@ _OWN = {
 """Errors that always say something."""
 
 
-def test_an_error_that_says_nothing_has_its_type() -> None:
+def test_an_error_without_a_text_has_its_type() -> None:
     assert reason_of(TimeoutError()) == "TimeoutError"
     assert reason_of(ValueError("x")) == "x"
 
 
 @pytest.mark.parametrize("kind", _OWN.values())
-def test_an_error_of_ours_always_says_something(kind: type[errors.CapsuleError]) -> None:
+def test_an_error_of_ours_always_has_a_text(kind: type[errors.CapsuleError]) -> None:
     try:
         error = kind("")
     except TypeError:

@@ -72,13 +72,13 @@ def test_a_task_lost_with_a_neighbour_is_given_the_reason() -> None:
     assert end.message == f"Worker exited prematurely: signal 9 (SIGKILL). I{said[1:]}."
 
 
-def test_a_child_that_goes_on_says_why_the_task_did_not() -> None:
+def test_a_lost_task_in_a_live_child_has_a_reason() -> None:
     end = end_of_unfinished(None, error(ErrorKind.TIMEOUT, "too late"), None)
     assert end.message == "The task did not come to its end: SessionLost: too late."
 
 
 @pytest.mark.parametrize("status", [0, 1, -TERM, -KILL, -SEGV, -77])
-def test_an_exit_status_is_said_as_prefork_says_it(status: int) -> None:
+def test_an_exit_status_is_described_as_by_prefork(status: int) -> None:
     assert human_status(status) == human_status_of_billiard(status)
 
 

@@ -239,9 +239,7 @@ def test_the_wait_for_a_claim_that_came_does_not_shorten_that_for_the_acknowledg
     assert life.handle(*fired(Timer.CLAIM_WAIT)) == [do.Acknowledge()]
 
 
-def test_a_claim_that_came_late_and_is_moving_again_is_not_taken_for_one_that_was_waited_for() -> (
-    None
-):
+def test_a_late_claim_that_is_repeated_does_not_count_as_the_awaited_one() -> None:
     life = life_of(
         EARLY, CLAIM_FIRST, fired(Timer.START_WAIT), CLAIMED, (Lifecycle.on_lease_begun, "new")
     )
@@ -319,7 +317,7 @@ def terminated() -> End:
     return End(EndKind.STOPPED, signum=signal.SIGTERM)
 
 
-def test_a_cancel_before_the_claim_ends_what_never_began() -> None:
+def test_a_cancel_before_the_claim_ends_an_execution_that_never_began() -> None:
     """A command comes with the reply to the claim, before the claim itself."""
     life = life_of(LATE, CLAIM_FIRST)
     cancelled = last_event(terminated(), LATE)
@@ -360,7 +358,7 @@ def test_a_cancel_between_the_claim_and_the_start_takes_it_out_of_the_queue() ->
     ]
 
 
-def test_a_cancel_of_what_runs_is_done_in_the_child_and_names_the_asker() -> None:
+def test_a_cancel_of_a_running_task_goes_to_the_child_and_names_the_requester() -> None:
     life = claimed(LATE)
     command = (Lifecycle.on_command_received, CancelCommand(grace_s=2.0, requested_by="me\n"))
     assert life.handle(*command) == [do.CancelInChild(2.0, "'me\\n' (Execution.cancel)")]
@@ -388,7 +386,7 @@ def is_killed_at_limit(
         (signal.SIGKILL, -signal.SIGKILL, False),
     ],
 )
-def test_a_signal_that_was_refused_until_the_hard_limit_is_not_what_ended_it(
+def test_a_signal_refused_until_the_hard_limit_is_not_the_reason(
     signum: int | None, status: int, is_limit: bool
 ) -> None:
     assert is_killed_at_limit(LATE, signum, status) is is_limit
@@ -432,13 +430,13 @@ def test_only_a_cancel_is_meant_for_an_attempt_that_is_not_claimed() -> None:
     ]
 
 
-def test_a_command_that_is_read_while_the_lease_is_taken_anew_is_not_lost() -> None:
+def test_a_command_read_while_the_lease_is_renewed_is_not_lost() -> None:
     life = claimed(LATE, (Lifecycle.on_lease_begun, "new"))
     command = InterruptCommand()
     assert life.handle(Lifecycle.on_command_received, command) == [do.CommandChild(command, "")]
 
 
-def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_what_ended_it() -> None:
+def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_the_reason() -> None:
     life = running(origin(acks_late=True, hard_limit_s=3.0))
     assert life.handle(*STOP) == [do.Signal(signal.SIGTERM, SOMEBODY)]
     assert life.handle(*fired(Timer.HARD_LIMIT)) == [do.Signal(signal.SIGKILL, "")]
@@ -449,7 +447,7 @@ def test_a_hard_limit_after_a_refused_sigterm_kills_and_is_what_ended_it() -> No
     assert reported.end == End(EndKind.OVER_LIMIT, "TimeLimitExceeded(3.0,)")
 
 
-def test_a_hard_limit_asks_first_and_kills_what_does_not_leave() -> None:
+def test_a_hard_limit_cancels_first_and_kills_a_task_that_does_not_stop() -> None:
     life = running(origin(hard_limit_s=3.0))
     assert life.handle(*fired(Timer.HARD_LIMIT)) == [
         do.Signal(signal.SIGTERM, ""),
@@ -505,7 +503,7 @@ def test_a_stopping_worker_requeues_and_a_terminate_ends_the_task() -> None:
 # --- losses ------------------------------------------------------------------------------------
 
 
-def test_a_lost_child_is_judged_before_its_message_comes_again() -> None:
+def test_a_lost_child_is_judged_before_its_message_is_redelivered() -> None:
     life = claimed(COMES_AGAIN)
     why = End(EndKind.LOST, "Worker exited prematurely: signal 9 (SIGKILL).")
     assert life.handle(*DIES) == [do.JudgeLoss(why)]
@@ -516,7 +514,7 @@ def test_a_lost_child_is_judged_before_its_message_comes_again() -> None:
     ]
 
 
-def test_a_lost_child_is_asked_nothing_while_its_loss_is_judged() -> None:
+def test_a_lost_child_is_sent_nothing_while_its_loss_is_judged() -> None:
     question = InputRequest(execution_id="id", id="open")
     life = claimed(COMES_AGAIN, (Lifecycle.on_input_requested, question), DIES)
     assert life.handle(Lifecycle.on_append_refused) == [do.CloseStream()]
@@ -535,7 +533,7 @@ def test_a_task_stopped_while_its_loss_is_judged_was_terminated() -> None:
     assert life.handle(Lifecycle.on_loss_judged, None) == []
 
 
-def test_a_child_that_dies_without_a_word_had_begun() -> None:
+def test_a_child_that_dies_silently_had_begun() -> None:
     """A message that is acknowledged early must not be delivered again."""
     life = life_of(EARLY, CLAIM_LATER, (Lifecycle.on_sent,))
     assert life.handle(*DIES)[0] == do.ReportAccepted(2.0, defers_ack=True)
@@ -557,7 +555,7 @@ def test_when_the_broker_is_lost_only_what_has_not_begun_is_given_back() -> None
 # --- the lease, and Redis that is away ---------------------------------------------------------
 
 
-def test_a_lost_lease_is_taken_anew_with_the_open_questions() -> None:
+def test_a_claim_under_a_new_lease_repeats_the_open_questions() -> None:
     question = InputRequest(execution_id="id", id="open")
     answered = InputRequest(execution_id="id", id="answered")
     closed = InputClosed(execution_id="id", request_id="answered", reason="answered")
@@ -580,7 +578,7 @@ def test_a_lost_lease_is_taken_anew_with_the_open_questions() -> None:
     assert life.handle(Lifecycle.on_lease_confirmed, "new") == [do.Acknowledge()]
 
 
-def test_a_lease_that_is_lost_while_the_claim_is_on_its_way_is_taken_anew() -> None:
+def test_a_lease_lost_while_the_claim_is_in_flight_is_acquired_again() -> None:
     life = running(LATE, (Lifecycle.on_first_output,))
     assert life.handle(Lifecycle.on_lease_begun, "new") == []
     assert life.handle(Lifecycle.on_claim_stored, OURS, "new")[-1] == do.AwaitInFlight()
@@ -671,7 +669,7 @@ def test_a_task_that_celery_discarded_ends_in_the_stream_and_is_not_reported() -
     ],
     ids=["late", "early, not acknowledged", "early, acknowledged"],
 )
-def test_a_worker_that_stops_leaves_what_runs_to_others_unless_its_message_is_gone(
+def test_a_stopping_worker_leaves_running_tasks_to_others_unless_their_messages_are_gone(
     origin: Origin, is_certain: bool, event: AttemptEnded | Ended
 ) -> None:
     life = claimed(origin, (Lifecycle.on_hold_recorded, OURS))
@@ -682,7 +680,7 @@ def test_a_worker_that_stops_leaves_what_runs_to_others_unless_its_message_is_go
     assert life.handle(*DIES) == []
 
 
-def test_a_worker_that_stops_leaves_no_trace_of_what_has_not_begun() -> None:
+def test_a_stopping_worker_leaves_no_trace_of_tasks_that_have_not_begun() -> None:
     life = life_of(LATE, CLAIM_LATER)
     assert life.handle(Lifecycle.on_worker_stopping) == [
         do.Unqueue(),  # else a child that becomes free meanwhile would run it

@@ -155,7 +155,7 @@ wires = st.lists(frames | frames | st.binary(max_size=8), max_size=12).map(b"".j
 
 
 @given(wires, st.lists(st.integers(0, 400), max_size=10), st.sampled_from([1, 39, 40, 2**32 - 1]))
-def test_any_bytes_in_any_pieces_give_what_one_look_at_them_gives(
+def test_bytes_in_any_pieces_decode_as_in_one_piece(
     data: bytes, cuts: list[int], ceiling: int
 ) -> None:
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]

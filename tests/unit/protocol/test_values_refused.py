@@ -111,7 +111,7 @@ def is_hashable(value: Any) -> bool:
         for number, value in enumerate(SUBCLASSES + OTHERS)
     ],
 )
-def test_a_look_alike_or_stranger_is_not_carried_wherever_it_hides(value: Any) -> None:
+def test_a_value_of_a_look_alike_or_foreign_type_is_not_carried_at_any_depth(value: Any) -> None:
     for hidden in (value, [value], (1, value), {"k": value}, [{"k": ([value],)}]):
         with pytest.raises(NotCarried):
             to_wire(hidden)

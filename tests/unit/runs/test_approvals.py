@@ -44,7 +44,7 @@ def test_an_approval_and_a_rejection_hold_for_the_call_they_were_given_for() -> 
     assert parked.unresolved() == [third]
 
 
-def test_a_rejection_without_a_message_has_words_for_the_model() -> None:
+def test_a_rejection_without_a_message_has_a_default_text_for_the_model() -> None:
     parked = state(call()).reject("c1")
     decision = parked.decision_for(call())
     assert decision is not None

@@ -218,7 +218,7 @@ def test_a_snapshot_with_anything_in_any_place_is_read_or_refused(
 
 
 @pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), {"a": object()}, b"x"])
-def test_a_state_with_what_is_no_json_is_not_written(value: Any) -> None:
+def test_a_state_that_is_no_json_is_not_written(value: Any) -> None:
     state = RunState.from_json(fixture_of(CURRENT_SCHEMA_VERSION))
     held = RunState(
         run_id="r", start_agent=state.agent, agent=state.agent, held_items=[{"content": value}]

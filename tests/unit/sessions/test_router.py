@@ -168,7 +168,7 @@ async def test_a_reply_without_a_waiter_is_kept_among_the_session_messages() -> 
     assert await parent.router.receive() is late
 
 
-async def test_a_request_that_the_child_does_not_know_fails_and_says_why() -> None:
+async def test_a_request_unknown_to_the_child_fails_with_the_reason() -> None:
     parent, request = Parent(), NamespaceRequest()
     reply = parent.router.expect(request)
     parent.router.route(Unsupported(what="namespace_request", in_reply_to=request.id))
@@ -176,7 +176,7 @@ async def test_a_request_that_the_child_does_not_know_fails_and_says_why() -> No
         await reply
 
 
-async def test_a_request_whose_reply_is_too_large_fails_and_says_so() -> None:
+async def test_a_request_with_too_large_a_reply_fails_with_the_reason() -> None:
     parent, request = Parent(), NamespaceRequest()
     reply = parent.router.expect(request)
     parent.router.route(ReplyTooLarge(in_reply_to=request.id, size=200, ceiling=100))

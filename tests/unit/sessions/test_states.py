@@ -133,7 +133,7 @@ async def test_a_session_that_never_started_is_terminated_at_once_and_stays_so()
     assert session.state is S.TERMINATED
 
 
-async def test_a_session_without_a_child_refuses_work_and_says_what_to_do() -> None:
+async def test_a_session_without_a_child_refuses_work_and_advises_what_to_do() -> None:
     session = Session()
     for hint in (r"start\(\)", r"restart\(\)"):
         for call in (
@@ -149,7 +149,7 @@ async def test_a_session_without_a_child_refuses_work_and_says_what_to_do() -> N
         await session.terminate()
 
 
-def test_a_new_session_tells_what_it_knows() -> None:
+def test_the_info_of_a_new_session_has_all_that_is_known() -> None:
     info = Session(session_id="mine").info
     assert info.session_id == "mine"
     assert info.state is S.CREATING

@@ -90,7 +90,7 @@ def test_the_defaults_are_allowed(section: type[Settings]) -> None:
     [-1, -math.inf, math.inf, math.nan, 2**63, True, False, "1", "", [1], b"1"],
     ids=repr,
 )
-def test_a_number_refuses_what_is_out_of_range_or_no_number(
+def test_a_number_out_of_range_or_of_another_type_is_refused(
     section: type[Settings], field: mi.Field, value: object
 ) -> None:
     refused(section, field.name, value)
@@ -287,7 +287,7 @@ def test_a_version_must_be_offered() -> None:
     assert "at least 1 of them" in str(refused(SessionConfig, "protocol_versions", ()))
 
 
-def test_a_frame_is_no_larger_than_its_length_can_say() -> None:
+def test_a_frame_is_no_larger_than_its_length_field_allows() -> None:
     for value in (64 * 1024 - 1, 2**32):
         refused(ChildSettings, "max_frame_bytes", value)
     assert ChildSettings(max_frame_bytes=2**32 - 1).max_frame_bytes == 2**32 - 1
@@ -381,6 +381,6 @@ def test_text_that_is_empty_or_no_utf_8_is_refused_by_its_name_and_value(value: 
     check_value("tool", None, Text | None)
 
 
-def test_a_group_of_texts_says_of_what_it_must_be() -> None:
+def test_a_setting_of_several_texts_names_its_expected_type() -> None:
     with pytest.raises(InvalidSetting, match="a tuple of str"):
         check_value("roles", ["ann"], tuple[Text, ...])

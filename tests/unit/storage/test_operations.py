@@ -49,7 +49,7 @@ def test_a_reply_is_handed_on() -> None:
 
 
 @pytest.mark.parametrize("error", [lost(), StorageNotReady("loading")], ids=repr)
-def test_a_repeat_is_the_same_operation_and_says_that_it_is_one(error: Exception) -> None:
+def test_a_repeat_is_the_same_operation_and_marked_as_a_repeat(error: Exception) -> None:
     operation = call_script(write(), RETRY)
     next(operation)
     pause = operation.throw(error)

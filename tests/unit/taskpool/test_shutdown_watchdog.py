@@ -58,7 +58,7 @@ def test_tasks_are_waited_for_as_long_as_the_servers_answer(
     assert "does not answer" in ground.forced.get(timeout=HANG_S)
 
 
-def test_a_worker_without_tasks_has_its_limit_whatever_the_servers_say(
+def test_a_worker_without_tasks_has_its_limit_whatever_the_servers_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ground = Ground(monkeypatch, is_busy=False)

@@ -114,7 +114,7 @@ async def test_steps_of_other_names_are_other_steps(task: Task) -> None:
     assert len(card.charges) == 2
 
 
-async def test_a_step_that_raised_is_uncertain_until_somebody_says_otherwise(task: Task) -> None:
+async def test_a_step_that_raised_is_uncertain_until_a_person_decides(task: Task) -> None:
     card = Card(error=ConnectionError("secret of the server"))
     with pytest.raises(ConnectionError):
         await task.deliver("charge", card, 1)
@@ -127,7 +127,7 @@ async def test_a_step_that_raised_is_uncertain_until_somebody_says_otherwise(tas
     assert await task.deliver("charge", card, 1) == "done"
 
 
-async def test_an_error_that_says_that_nothing_happened_lets_it_be_made_again(task: Task) -> None:
+async def test_a_step_whose_error_rules_out_an_effect_may_run_again(task: Task) -> None:
     card = Card(error=PermissionError())
     for _ in range(2):
         with pytest.raises(PermissionError):
@@ -182,7 +182,7 @@ async def test_arguments_beyond_json_are_compared_where_they_have_one_spelling(
     assert len(card.charges) == 1
 
 
-async def test_an_output_that_cannot_be_kept_says_so_now_and_later(task: Task) -> None:
+async def test_an_output_that_cannot_be_recorded_is_an_error_now_and_later(task: Task) -> None:
     card = Card(object())
     for _ in range(2):
         with pytest.raises(OutputNotStorable, match="of type object"):
@@ -344,7 +344,7 @@ async def test_a_cancel_while_the_output_is_recorded_does_not_lose_it(valkey_url
     await store.close()
 
 
-async def test_a_cancel_before_the_step_leaves_it_to_be_made(valkey_url: str) -> None:
+async def test_a_cancel_before_the_step_leaves_it_undone(valkey_url: str) -> None:
     """Cancelled at every await before the function: the next delivery makes it."""
     store = AsyncConnections(valkey_url)
     for turns in range(12):

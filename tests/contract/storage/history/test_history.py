@@ -119,7 +119,7 @@ async def test_an_explicit_limit_overrides_the_default(subject: Subject) -> None
 
 
 @pytest.mark.parametrize("limit", [-1, True, 1.0, "3"])
-async def test_a_limit_that_is_none_is_refused_by_its_value(subject: Subject, limit: Any) -> None:
+async def test_an_invalid_limit_is_refused_with_its_value(subject: Subject, limit: Any) -> None:
     with pytest.raises(InvalidSetting, match=repr(limit)):
         await subject.history().get_items(limit)
 
@@ -449,7 +449,7 @@ async def test_every_write_sets_the_time_to_live(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, math.nan, math.inf, None])
-async def test_a_time_to_live_that_is_none_is_refused(subject: Subject, ttl_s: Any) -> None:
+async def test_an_invalid_time_to_live_is_refused(subject: Subject, ttl_s: Any) -> None:
     with pytest.raises(InvalidSetting, match="ttl_s"):
         subject.history(ttl_s=ttl_s)
 

@@ -104,7 +104,7 @@ async def test_only_the_named_people_may_decide(subject: Subject) -> None:
     await runs.approvals.approve("run-1", "c2")
 
 
-async def test_a_standing_decision_is_handed_to_the_owner_and_covers_what_is_asked_later(
+async def test_a_standing_decision_goes_to_the_owner_and_covers_later_requests(
     subject: Subject,
 ) -> None:
     runs = subject.runs()

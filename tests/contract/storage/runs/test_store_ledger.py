@@ -115,7 +115,7 @@ async def test_the_owner_says_what_became_of_a_call_that_it_inherited(subject: S
         await runs.finish_calls(former, {"c1": b"something else"})
 
 
-async def test_a_former_owner_says_nothing_of_a_call_that_was_started_anew(
+async def test_a_former_owner_cannot_report_on_a_call_that_was_started_again(
     subject: Subject,
 ) -> None:
     runs = subject.runs()
@@ -126,7 +126,7 @@ async def test_a_former_owner_says_nothing_of_a_call_that_was_started_anew(
     await runs.finish_calls(owner, {"c1": b"made anew"})
 
 
-async def test_an_owner_that_parked_the_run_says_nothing_of_calls_it_did_not_start(
+async def test_an_owner_that_parked_the_run_cannot_report_on_calls_it_did_not_start(
     subject: Subject,
 ) -> None:
     runs = subject.runs()

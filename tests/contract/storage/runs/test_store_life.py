@@ -214,7 +214,7 @@ async def test_a_run_that_is_handed_back_is_as_it_was(subject: Subject) -> None:
     assert (again.snapshot, again.turn, again.revision) == (b"one", 1, 2)
 
 
-async def test_a_worker_leaves_alone_what_it_cannot_read(subject: Subject) -> None:
+async def test_a_worker_ignores_entries_it_cannot_read(subject: Subject) -> None:
     runs = subject.runs()
     await subject.worker("old")
     await subject.worker("new")

@@ -300,7 +300,7 @@ def test_the_pump_sends_output_that_was_not_flushed() -> None:
         outbox.wait_for(lambda expected=text: outbox.text() == expected)
 
 
-def test_a_gap_says_how_much_of_which_stream_is_missing() -> None:
+def test_a_gap_states_how_much_of_which_stream_is_missing() -> None:
     bench = Bench(limit_bytes=1)
     with pytest.raises(OutputLimitReached):
         bench.stderr.write("żó")

@@ -162,7 +162,7 @@ async def test_events_of_a_refused_claim_are_sent_again_after_the_previous_end(
     assert execution.life.claim is Claim.CLAIMED
 
 
-async def test_a_stale_attempt_says_nothing_more(ground: Ground, link: Link) -> None:
+async def test_a_stale_attempt_publishes_nothing_more(ground: Ground, link: Link) -> None:
     execution = started(ground)
     ground.supervisor.on_message(execution, output("mine"))
     link.answer(Code.DONE, b"7", b"3")
@@ -258,7 +258,7 @@ async def test_a_full_window_stops_the_reading_until_redis_has_taken_some(link: 
     await ground.publisher.background.stop()
 
 
-async def test_an_unseen_attempt_that_comes_again_leaves_no_trace(
+async def test_a_redelivered_attempt_that_was_never_seen_leaves_no_trace(
     ground: Ground, link: Link
 ) -> None:
     execution = ground.admitted(new_execution("e"))

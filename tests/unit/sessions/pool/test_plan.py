@@ -52,7 +52,7 @@ def test_a_waiter_that_gave_up_is_passed_over() -> None:
     assert started(plan, starts) == [Assign(2, 1)]
 
 
-def test_a_fresh_pool_retires_what_was_used_and_starts_another() -> None:
+def test_a_fresh_pool_retires_a_used_session_and_starts_another() -> None:
     plan = make(min_idle=1, max_sessions=2, fresh=True)
     starts = plan.decide(0.0)
     plan.wait(1)
@@ -316,7 +316,7 @@ def test_a_pool_that_shrinks_lets_the_least_busy_go_when_they_have_finished() ->
     assert sum(not slot.retire_reason for slot in plan.slots.values()) == 1
 
 
-def test_a_pool_that_shrinks_counts_on_no_session_that_leaves_anyway() -> None:
+def test_a_shrinking_pool_does_not_count_retiring_sessions() -> None:
     plan = kept(2, 3)
     slot = assigned(plan)
     plan.retire_when_idle(slot.number, "a task met its hard limit")
@@ -345,7 +345,7 @@ def test_sessions_that_end_before_their_first_use_are_replaced_ever_more_slowly(
     assert plan.early_exits == 0
 
 
-def test_a_session_that_was_used_or_was_to_leave_is_no_early_exit() -> None:
+def test_a_session_that_was_used_or_retired_is_no_early_exit() -> None:
     plan = kept(3, 4)
     slot = assigned(plan)
     plan.lost(slot.number, "killed", 0.0)

@@ -91,7 +91,7 @@ def test_urls_are_understood() -> None:
      "redis+sentinel://u:hidden#/x@host/n", "redis://hidden@a@host:1x", "redis://u:hidden,@h:x",
      "redis://:a://hidden@h:x", "user:hidden@host", "redis+sentinel://h?sentinel_password=a@hidden"],
 )  # fmt: skip
-def test_a_url_that_is_none_is_refused_without_its_password(url: str) -> None:
+def test_an_invalid_url_is_refused_without_showing_its_password(url: str) -> None:
     with pytest.raises(InvalidSetting, match="url") as refusal:
         History("s", url)
     assert "hidden" not in str(refusal.value)

@@ -51,7 +51,7 @@ class Constructed(Exception):
         return f"{self.kind}:Constructed"
 
 
-def test_a_type_that_cannot_speak_unless_constructed_is_replaced_too() -> None:
+def test_an_exception_type_without_a_text_unless_constructed_is_replaced_too() -> None:
     """No constructor runs here, and Celery's log of the failure is its `repr`."""
     error = rebuild(Failure(module=__name__, name="Constructed", args=["x"], message="why"))
     assert repr(error) == "Constructed('why')"

@@ -14,6 +14,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from capsule_tasks.protocol.messages import ErrorKind
@@ -62,6 +63,17 @@ class Confinement:
             self._checks.cancel()
 
     async def _check_often(self) -> None:
+        """A child whose limits cannot be checked is killed: it would go on without them."""
+        try:
+            await self._kill_at_excess()
+        except Exception as fault:
+            log.exception(
+                "the limits of the child %d could not be checked", self._child.process.pid
+            )
+            message = f"the limits could not be checked: {fault!r}"
+            self._child.kill(KillReason(message, ErrorKind.LOST, replace=True))
+
+    async def _kill_at_excess(self) -> None:
         excess = ""
         while not excess:
             await self._pause()
@@ -105,9 +117,13 @@ class Confinement:
     def _measure(self, files: Iterator[int], used: int, measured: asyncio.Future[str]) -> None:
         """Measure many files, on a thread of its own."""
         sizes = itertools.accumulate(files, initial=used)
-        excess = next(filter(None, map(self._disk, sizes)), "")
+        try:
+            excess = next(filter(None, map(self._disk, sizes)), "")
+            settle = partial(measured.set_result, excess)
+        except Exception as fault:  # noqa: BLE001 - raised by `_excess`
+            settle = partial(measured.set_exception, fault)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            measured.get_loop().call_soon_threadsafe(measured.set_result, excess)
+            measured.get_loop().call_soon_threadsafe(settle)
 
     # --- the limits; each answers with the excess, or is empty ---------------------------------
 

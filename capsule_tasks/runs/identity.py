@@ -9,7 +9,7 @@ list. Two agents with the same tag need a `key`; guessing could resume the wrong
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 from urllib.parse import quote
 
@@ -117,13 +117,16 @@ def _stable(value: Any) -> str:
 class AgentGraph:
     """All agents that can be reached from the first one by handoffs, and their identities.
 
-    The order of handoffs, and the order in which agents are found, change no identity.
+    The order of handoffs, and the order in which agents are found, change no identity. `describe`
+    returns the description of an agent, for agents with other attributes than those of `described`.
     """
 
-    def __init__(self, start: AgentNode) -> None:
+    def __init__(
+        self, start: AgentNode, describe: Callable[[Any], dict[str, Any]] = described
+    ) -> None:
         self.start = start
         self.agents = _reachable(start)
-        self._tags = _tags(self.agents, start)
+        self._tags = _tags(self.agents, start, describe)
 
     def identity(self, agent: AgentNode) -> AgentId:
         """The name of this agent in snapshots, with its tag if other agents share the name.
@@ -172,7 +175,9 @@ def _handed_to(agent: AgentNode) -> list[AgentNode]:
     return [target for target in targets if isinstance(target, AgentNode)]
 
 
-def _tags(agents: list[AgentNode], start: AgentNode) -> dict[int, str]:
+def _tags(
+    agents: list[AgentNode], start: AgentNode, describe: Callable[[Any], dict[str, Any]]
+) -> dict[int, str]:
     """Each agent's digest, by the id of the object.
 
     Digests are refined by those of their neighbours until all namesakes are told apart, and no
@@ -184,8 +189,8 @@ def _tags(agents: list[AgentNode], start: AgentNode) -> dict[int, str]:
     leads_to = {id(agent): [id(target) for target in _handed_to(agent)] for agent in agents}
     led_from: defaultdict[int, list[int]] = defaultdict(list)
     for agent in agents:
-        about = described(agent)
-        if about["key"] is not None:
+        about = describe(agent)
+        if about.get("key") is not None:
             keyed.add(id(agent))
             tags[id(agent)] = _digest(["key", agent.name, about["key"]])
         else:

@@ -136,6 +136,25 @@ def test_instructions_from_code_count_by_their_name() -> None:
     assert built()["a"] != built()["b"]
 
 
+def test_a_description_of_ones_own_tells_agents_apart_or_gives_them_keys() -> None:
+    def by_instructions(agent: Agent) -> dict[str, Any]:
+        return {"instructions": agent.instructions}
+
+    def by_key(agent: Agent) -> dict[str, Any]:
+        return {"key": agent.instructions}
+
+    clerks = [Agent("clerk", "refunds", key="same"), Agent("clerk", "orders", key="same")]
+    start = Agent("start", handoffs=list(clerks))
+    with pytest.raises(AmbiguousAgent):
+        AgentGraph(start).identity(clerks[0])
+    for describe in (by_instructions, by_key):
+        graph = AgentGraph(start, describe=describe)
+        assert [graph.resolve(graph.identity(clerk)) for clerk in clerks] == clerks
+    saved = graph.identity(clerks[0])
+    clerks[0].handoffs = [start]
+    assert AgentGraph(start, by_key).identity(clerks[0]) == saved
+
+
 def test_a_tool_in_a_namespace_is_not_the_bare_one_nor_the_deferred_one() -> None:
     keys = [ToolKey("lookup"), ToolKey.namespaced("crm", "lookup"), ToolKey.deferred("lookup")]
     keys += [ToolKey.namespaced("billing", "lookup"), ToolKey("crm/lookup")]

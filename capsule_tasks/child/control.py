@@ -68,8 +68,8 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
     def __post_init__(self) -> None:
         self.handlers = {
             Execute: self._on_execute,
-            messages.Checkpoint: self._on_job,
-            messages.Restore: self._on_job,
+            messages.Checkpoint: self._on_checkpoint_or_restore,
+            messages.Restore: self._on_checkpoint_or_restore,
             messages.Cancel: self._on_cancel,
             messages.Interrupt: self._on_interrupt,
             messages.SoftLimit: self._on_soft_limit,
@@ -198,7 +198,7 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
             return None
         return plain_error(execution_id, ErrorKind.BUSY, "SessionBusy", reason)
 
-    def _on_job(self, message: messages.Checkpoint | messages.Restore) -> None:
+    def _on_checkpoint_or_restore(self, message: messages.Checkpoint | messages.Restore) -> None:
         execution = Execution(message.id, message, self.session_sink)
         self.registry.add(execution)
         if self.registry.blocking is not None:

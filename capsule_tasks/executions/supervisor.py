@@ -187,29 +187,29 @@ class Supervisor:
 
     # --- messages of children ---------------------------------------------------------------------
 
-    def on_message(self, work: Execution, message: Message) -> bool | None:
-        stream = work.stream
+    def on_message(self, execution: Execution, message: Message) -> bool | None:
+        stream = execution.stream
         if isinstance(message, Output):
-            work.has_output = True
-            self._output_log.write(work, message)
+            execution.has_output = True
+            self._output_log.write(execution, message)
             return stream.write(message) if stream is not None else None
         if isinstance(message, InputRequest):
-            self.feed(work, Lifecycle.on_input_requested, message)
+            self.feed(execution, Lifecycle.on_input_requested, message)
         elif isinstance(message, InputClosed):
-            self.feed(work, Lifecycle.on_input_answered, message)
+            self.feed(execution, Lifecycle.on_input_answered, message)
         elif isinstance(message, Streamed):
             if isinstance(message, Gap):
-                work.has_output = True
-                self._output_log.write(work, message)
+                execution.has_output = True
+                self._output_log.write(execution, message)
             if stream is not None:
                 stream.publish(message)
         return None
 
-    def finished(self, work: Execution, end: Terminal, exit_status: int | None) -> None:
-        if work.has_output:
-            self._output_log.forget(work)
+    def finished(self, execution: Execution, end: Terminal, exit_status: int | None) -> None:
+        if execution.has_output:
+            self._output_log.forget(execution)
         at = time.monotonic() if exit_status is not None else 0.0
-        self.feed(work, Lifecycle.on_finished, end, exit_status, at)
+        self.feed(execution, Lifecycle.on_finished, end, exit_status, at)
 
     # --- actions: the dispatcher ---------------------------------------------------------------
 

@@ -30,7 +30,7 @@ CAPABILITIES = (
     "progress",
     "stack",
 )
-"""What this code can do; the two sides of a session agree on what both can."""
+"""The abilities of this code; the two sides of a session agree on those that both have."""
 
 Stream = Literal["stdout", "stderr"]
 
@@ -387,7 +387,7 @@ class Gap(ToParent, kw_only=True, tag="gap"):
 
 
 Streamed = Output | Progress | Gap
-"""What a child sends while code runs and the parent hands on as it is: these are events too."""
+"""Messages that a child sends while code runs and the parent hands on as they are: also events."""
 
 
 class Raised(msgspec.Struct, kw_only=True, omit_defaults=True):

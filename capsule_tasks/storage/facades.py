@@ -51,7 +51,7 @@ class Method(Generic[P, T]):
 
 
 class Facade(Generic[Target]):
-    """What both facades of a store share: a core of operations, and connections for them."""
+    """The common base of a store's two facades: a core of operations, and its connections."""
 
     core: Any
     store: AsyncStore | SyncStore

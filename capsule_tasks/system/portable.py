@@ -1,4 +1,4 @@
-"""Whether this system has what only Linux has: prctl, pidfds, eventfds, `/proc`.
+"""Whether this system has what only Linux has: prctl, pidfds, `/proc`.
 
 Without it sessions start cold, a thread waits for the exit of a child, and a child learns of its
 parent's end by the end of its control channel. `CAPSULE_PORTABLE=1` has Linux do without, too.

@@ -1,4 +1,4 @@
-"""What the Celery app's configuration and its worker's options say of the pool's parts."""
+"""Settings of the pool's parts, from the Celery app's configuration and the worker's options."""
 
 from __future__ import annotations
 

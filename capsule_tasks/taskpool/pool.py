@@ -59,7 +59,7 @@ class TaskPool(prefork.TaskPool):
         self._size = int(self.limit)  # 0 for `--autoscale=3`
         self._tasks: set[TaskReporter] = set()
         self._task_reported = threading.Condition()
-        self._coroutine_jobs: set[TaskReporter] = set()
+        self._coroutines: set[TaskReporter] = set()
         """Coroutines, from when they are applied until they are over."""
         self._bridge = Bridge()
         self._thread = RuntimeThread()
@@ -253,8 +253,8 @@ class TaskPool(prefork.TaskPool):
         if runtime is not None and not runtime.dispatcher.lanes["async"].size:
             children = setting(self.app, "capsule_async_children")
             self._thread.post(runtime.dispatcher.resize, "async", children)
-        self._coroutine_jobs.add(task)
-        if self._consumer is not None and len(self._coroutine_jobs) <= self._max_coroutines():
+        self._coroutines.add(task)
+        if self._consumer is not None and len(self._coroutines) <= self._max_coroutines():
             task.qos = self._consumer.qos
             task.qos.add_one()
 
@@ -266,7 +266,7 @@ class TaskPool(prefork.TaskPool):
     @property
     def coroutines(self) -> int:
         """The number of tasks in the pool that need no slot."""
-        return min(len(self._coroutine_jobs), self._max_coroutines())
+        return min(len(self._coroutines), self._max_coroutines())
 
     def on_reported(self, task: TaskReporter) -> None:
         with self._task_reported:
@@ -275,7 +275,7 @@ class TaskPool(prefork.TaskPool):
         task.release_prefetch()
 
     def on_over(self, task: TaskReporter) -> None:
-        self._coroutine_jobs.discard(task)
+        self._coroutines.discard(task)
         if task.has_slot:
             self._slots.release()
 

@@ -57,7 +57,7 @@ async def test_a_session_is_recycled_after_its_uses_and_its_successor_counts_fro
 async def test_executions_count_as_uses_however_few_borrowers_run_them() -> None:
     async with asyncio.timeout(HANG_S), pool_of(min_idle=0, max_sessions=1, max_uses=5) as pool:
         pids = []
-        for executions in (3, 2, 1):  # five, and the session is worn
+        for executions in (3, 2, 1):  # five, and the session is replaced
             async with pool.borrow() as session:
                 source = "import os; os.getpid()"
                 pids += [(await session.run(source)).value for _ in range(executions)]

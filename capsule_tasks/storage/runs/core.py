@@ -422,7 +422,7 @@ _REFUSALS: dict[int, Callable[[str, Any], Exception]] = {
     Code.FINISHED: lambda _, call: CallChanged(call, "it gave another output"),
     Code.UNKNOWN: lambda _, call: UnknownCall(call, "it was never started", "cannot be finished"),
 }
-"""What a refusal says of a run, or of one of its calls."""
+"""The error that each code means, for a run or for one of its calls."""
 
 
 def claim_of(run_id: str, session_id: str, reply: Reply) -> Claim:

@@ -105,3 +105,20 @@ async def test_listeners_from_before_an_outage_are_rung_after_it_though_others_c
             assert await before.get() is None
     finally:
         await bells.close()
+
+
+async def test_a_change_never_opens_a_lost_connection_again(valkey_url: str) -> None:
+    """The connection is lost after the change was made, and before it is written."""
+    bells = Doorbells(valkey_url)
+    try:
+        async with asyncio.timeout(HANG_S):
+            await bells.listen("first", lambda _: None)
+            lost = bells._connection
+            assert lost is not None
+            second = asyncio.create_task(bells.listen("second", lambda _: None))
+            await asyncio.sleep(0)
+            await lost.disconnect(nowait=True)
+            await second
+    finally:
+        await bells.close()
+    assert not lost.is_connected

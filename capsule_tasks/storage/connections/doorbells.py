@@ -132,7 +132,7 @@ class Doorbells:
             try:
                 connection = await self._endpoint.open_connection()
                 self._connection, self._changed = connection, set(self._channels)
-                await self._send_changes(connection)
+                await self._send_changes()
                 attempt = 0
                 self._fault = None
                 await self._receive(connection)
@@ -194,19 +194,17 @@ class Doorbells:
             return  # `_serve` subscribes to everything once there is a connection
         self._changed.add(name)
         if self._writer is None:
-            writing = self._write_changes(self._connection)
-            self._writer = asyncio.get_running_loop().create_task(writing)
+            self._writer = asyncio.get_running_loop().create_task(self._write_changes())
 
-    async def _write_changes(self, connection: AbstractConnection) -> None:
+    async def _write_changes(self) -> None:
         try:
-            await self._send_changes(connection)
-        except FAULTS as error:  # `_receive` meets it too
-            log.debug("channels could not be changed: %s", reason_of(error))
+            await self._send_changes()
         finally:
             self._writer = None
 
-    async def _send_changes(self, connection: AbstractConnection) -> None:
-        while self._changed:
+    async def _send_changes(self) -> None:
+        # redis-py would open a lost connection again, which `_serve` has replaced by then.
+        while self._changed and (connection := self._connection) and connection.is_connected:
             batch = set(islice(self._changed, _BATCH_SIZE))
             self._changed -= batch
             wanted = batch & self._channels.keys()
@@ -214,4 +212,7 @@ class Doorbells:
             packed = connection.pack_command("SUBSCRIBE", *wanted) if wanted else []
             if unwanted := batch - wanted:
                 packed += connection.pack_command("UNSUBSCRIBE", *unwanted)
-            await connection.send_packed_command(packed, check_health=False)
+            try:
+                await connection.send_packed_command(packed, check_health=False)
+            except FAULTS as error:  # `_receive` gets it too
+                log.debug("channels could not be changed: %s", reason_of(error))

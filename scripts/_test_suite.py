@@ -87,7 +87,7 @@ def test_parts(python: str, scope: Scope) -> Iterator[Part]:
     pytest += [python, "-m", "pytest", "-o", f"faulthandler_timeout={scope.test_limit_s}"]
     again = (*pytest, "--last-failed", "--last-failed-no-failures=none")
     for name, marked, options in (
-        ("tests", f"not {HEAVY}", ["-n", str(PROCESSES)]),
+        ("tests", f"not {HEAVY}", ["-n", str(PROCESSES), "--dist=worksteal"]),
         ("chaos", HEAVY, []),
     ):
         chosen = ("-m", f"{marked}{scope.skipped}")

@@ -30,7 +30,8 @@ from capsule_tasks.client.task import mixed
 from capsule_tasks.taskpool.consumer_step import SlotScaler
 from capsule_tasks.taskpool.reporting.requests import PoolRequest
 from capsule_tasks.taskpool.stock_redis.batched_acks import BatchedAckQoS, RenewalMarkQoS
-from tests.private_names import NAMES, Names
+from tests.unit.private_names import NAMES
+from tests.unit.private_names.entries import Names
 
 PACKAGE = Path(capsule_tasks.__file__).parent
 LISTED = {f"{names.owner}:{name}" for names in NAMES for name in names.shapes}
@@ -39,7 +40,7 @@ LISTED = {f"{names.owner}:{name}" for names in NAMES for name in names.shapes}
 
 
 def shape_of(path: str) -> str:
-    """The shape of `module:Class:name`, as tests/private_names.py has it. LookupError if none."""
+    """The shape of `module:Class:name`, as tests/unit/private_names has it. LookupError if none."""
     module, *names = path.split(":")
     owner: Any = None
     found: Any = importlib.import_module(module)
@@ -217,7 +218,7 @@ def test_each_private_name_that_is_used_is_listed() -> None:
         for line, name in private_uses(tree, own[path], ours)
         if name not in names
     ]
-    assert unlisted == [], "list them in tests/private_names.py"
+    assert unlisted == [], "list them in tests/unit/private_names"
 
 
 SAMPLE = """
@@ -255,7 +256,7 @@ OF_EVERY_CLASS = set(dir(type("Any", (), {}))) - {"__init__"} | {
 
 def test_each_name_that_is_overridden_is_listed() -> None:
     unlisted = {path for kind in classes() for path in overridden(kind)} - LISTED
-    assert unlisted == set(), "list them in tests/private_names.py"
+    assert unlisted == set(), "list them in tests/unit/private_names"
 
 
 def classes() -> Iterator[Any]:

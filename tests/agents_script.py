@@ -1,4 +1,4 @@
-"""A model for openai-agents that says what a test wrote down for it."""
+"""A model for openai-agents with the answers that a test wrote down for it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ async def session() -> AsyncIterator[Session]:
 
 @pytest.fixture
 def gil_hold(tmp_path: Path) -> GilHold:
-    """Code that holds the GIL until it is let go."""
+    """Code that holds the GIL until it is released."""
     return GilHold(tmp_path)
 
 

@@ -17,7 +17,7 @@ HANG_S = 30.0
 
 
 async def collect(session: Session, source: str, **options: Any) -> list[Message]:
-    """Everything one execution says, its terminal message last."""
+    """All messages of one execution, the terminal message last."""
     async with asyncio.timeout(HANG_S):
         return [message async for message in session.execute(source, **options)]
 
@@ -118,7 +118,7 @@ async def until_exited(pid: int) -> None:
 
 
 class GilHold:
-    """Code that keeps the GIL, in one C call, from when it says so until the test lets go.
+    """Code that keeps the GIL, in one C call, from its announcement until the test releases it.
 
     It speaks through shared memory: any other way to speak would release the GIL.
     """

@@ -16,7 +16,7 @@ from typing import Literal, Self
 
 Manner = Literal["now", "before", "half", "after"]
 MANNERS: tuple[Manner, ...] = ("now", "before", "half", "after")
-"""At once; or with the next that the client says: before the server has it, when it has one half,
+"""At once; or at the next bytes of the client: before the server has it, when it has one half,
 or when it has it all and its answer is on the way."""
 _CHUNK = 64 * 1024
 

@@ -25,7 +25,7 @@ PID = 17
 
 
 class Dispatcher:
-    """Notes what is done to executions; no child says anything."""
+    """Records what is done to executions; the children are silent."""
 
     def __init__(self) -> None:
         self.queued: list[str] = []
@@ -50,7 +50,7 @@ class Dispatcher:
 
 
 class Reporter:
-    """Notes what Celery would hear."""
+    """Records what would be reported to Celery."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -148,7 +148,7 @@ class Ground:
         self.supervisor.finished(execution, terminal, None)
 
     async def end(self, execution: Execution) -> None:
-        """The task has succeeded, and Celery has heard of that."""
+        """The task has succeeded, and that was reported to Celery."""
         if not execution.life.is_with_child:
             self.begin(execution)
         self.finish(execution)

@@ -74,7 +74,7 @@ class OwnError(Exception):
 
 
 def mark(name: str, value: Any = "") -> None:
-    """Say something to the test that waits for it."""
+    """Set a mark that the test waits for."""
     app.backend.client.rpush(f"mark:{name}", str(value))
 
 
@@ -314,7 +314,7 @@ def speak(word: str) -> int:
 
 @app.task(name="steps")
 def steps(key: str, count: int) -> int:
-    """Says what it does, and waits before its end until the test says go."""
+    """Print the steps, and wait before the end until the test calls `go`."""
     for number in range(count):
         print(f"step {number}")
         capsule_tasks.progress(number + 1, count, f"note {number}")
@@ -325,7 +325,7 @@ def steps(key: str, count: int) -> int:
 
 @app.task(name="twice")
 def twice(key: str) -> int:
-    """Speaks, waits until the test says go, and speaks again."""
+    """Print, wait until the test calls `go`, and print again."""
     print("before", flush=True)
     mark(key, os.getpid())
     app.backend.client.blpop(f"go:{key}", 60)
@@ -342,7 +342,7 @@ def paint(key: str) -> None:
 
 @app.task(name="grip")
 def grip(how: str) -> None:
-    """Says nothing more, not even that it has begun: its process cannot."""
+    """Be silent from now on, without even reporting the begin: the process cannot."""
     if how == "interpreter":
         re.match(r"(a+)+$", "a" * 40 + "b")  # holds it for hours
     else:
@@ -378,7 +378,7 @@ def ask_in_threads(*questions: str) -> list[str]:
 
 @app.task(name="from_a_process")
 def from_a_process() -> None:
-    """Over before its worker has heard that it began."""
+    """End before the worker has received the message of the begin."""
     os.system("echo out; echo err >&2")
 
 
@@ -414,7 +414,7 @@ def flood(size: int) -> int:
 
 @app.task(name="flood_lines")
 def flood_lines(key: str, lines: int) -> None:
-    """Writes short lines, in order, and then waits until the test says go."""
+    """Write short lines, in order, and then wait until the test calls `go`."""
     for number in range(lines):
         sys.stdout.write(f"{number}\n")
     mark(key, os.getpid())
@@ -436,7 +436,7 @@ def sleep_within(seconds: float) -> float:
 
 @app.task(name="deaf_within", time_limit=0.6, soft_time_limit=0.3)
 def deaf_within(seconds: float) -> None:
-    """The same, and hears nothing of the soft one."""
+    """The same, and ignore the soft limit."""
     deaf(seconds)
 
 
@@ -459,7 +459,7 @@ def blip(number: int, seconds: float = 0, key: str = "") -> int:
 
 @app.task(name="hold")
 def hold(key: str) -> int:
-    """Runs until the test says go."""
+    """Run until the test calls `go`."""
     mark(key, os.getpid())
     app.backend.client.blpop(f"go:{key}", 60)
     return os.getpid()
@@ -485,7 +485,7 @@ def leave_things(key: str) -> int:
 
 @app.task(name="unacked_late", acks_late=True, acks_on_failure_or_timeout=False)
 def unacked_late(key: str, how: str) -> int:
-    """Ends as `how` says when it is delivered for the first time."""
+    """End as `how` says at the first delivery."""
     times = int(app.backend.client.incr(key))
     if times == 1 and how == "failure":
         raise ValueError("its own")
@@ -570,7 +570,7 @@ def tidy(key: str) -> str:
 
 @app.task(name="lost_once", retry_on_worker_lost=True, max_retries=2, default_retry_delay=0)
 def lost_once(key: str) -> int:
-    """Celery sends it anew, which costs a retry."""
+    """Celery sends it again, which costs a retry."""
     if app.backend.client.incr(key) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return int(app.current_task.request.retries)
@@ -627,7 +627,7 @@ def refuse(key: str) -> str:
 
 
 class Lingering(Task):  # type: ignore[misc]
-    """Its end is stored, and the pool does not hear of it for long."""
+    """Store the end, and report it to the pool only much later."""
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
         self.linger(task_id)

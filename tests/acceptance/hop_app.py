@@ -53,7 +53,7 @@ class Path:
         self._is_open = False
 
     def begin(self, frame: FrameType | None) -> None:
-        """Start anew, with the calls that have led to this frame."""
+        """Start again, with the calls that have led to this frame."""
         led_here: list[FrameType] = []
         while frame is not None and frame.f_code not in _OUTERMOST:
             led_here.append(frame)

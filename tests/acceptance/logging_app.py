@@ -1,4 +1,4 @@
-"""An app that sets up logging in one of the ways that applications do, as `TEST_LOGGING` says."""
+"""An app that sets up logging in one of the ways that applications do, chosen by `TEST_LOGGING`."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class NativeServer:
         self._server.start()
 
     def reload(self) -> None:
-        """Its state is asked for anew each time."""
+        """The state is asked for again each time."""
 
     def teardown(self) -> None:
         self._server.stop()
@@ -78,7 +78,7 @@ class NativeWorkerProcess:
         self._worker.start()
 
     def reload(self) -> None:
-        """Its state is asked for anew each time."""
+        """The state is asked for again each time."""
 
     def teardown(self) -> None:
         self._worker.kill()

@@ -1,4 +1,4 @@
-"""An app that says which of Celery's signals were sent, and in which process."""
+"""An app that reports which of Celery's signals were sent, and in which process."""
 
 from __future__ import annotations
 

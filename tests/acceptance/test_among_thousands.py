@@ -40,7 +40,7 @@ def terminate_each(worker: Worker, key: str) -> None:
 
 
 @KINDS
-def test_terminate_hits_what_runs_and_no_other(worker: Worker, name: str) -> None:
+def test_terminate_hits_the_running_task_and_no_other(worker: Worker, name: str) -> None:
     """Each comes when its task runs or has just ended: then its child has another one."""
     if worker.is_prefork:
         pytest.skip("it hits whatever the child has moved on to, and knows no coroutines")

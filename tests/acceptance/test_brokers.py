@@ -1,4 +1,4 @@
-"""A worker on each kind of broker: what it runs, says and holds there."""
+"""A worker on each kind of broker: running, publishing and holding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tls import Certificates, tls_in_front_of
 
 
 def is_whole(worker: Worker) -> None:
-    """A task runs and has a stream, its message is held and let go, and a revoke is kept."""
+    """A task runs and has a stream, its message is held and released, and a revoke is kept."""
     client, key = worker.app.backend.client, unique()
     execution = Execution.of(worker.send("speak", key))
     said = [event.message for event in execution.events()]
@@ -149,7 +149,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_no_redis_at_all(redis_url: str, tmp_path: Path, files: dict[str, Any], pool: str) -> None:
-    """Tasks run; the log says what there is none of."""
+    """Tasks run; the log names the features that are missing."""
     with (
         Worker(redis_url, tmp_path, pool=pool, TEST_CONF=json.dumps(files)) as worker,
         Celery("files", set_as_current=False) as app,

@@ -39,7 +39,7 @@ def test_a_cancelled_error_keeps_its_arguments(worker: Worker) -> None:
     assert error.args == ("by itself",)
 
 
-def test_the_traceback_says_where_it_was_raised(worker: Worker) -> None:
+def test_the_traceback_shows_where_it_was_raised(worker: Worker) -> None:
     result = worker.send("cancel_itself")
     result.get(timeout=HANG_S, propagate=False)
     assert "in cancel_itself" in result.traceback

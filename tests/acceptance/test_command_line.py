@@ -306,7 +306,7 @@ def test_ps_takes_times_with_a_unit(worker: Worker) -> None:
         )
 
 
-def test_ps_and_top_show_what_is_queued(redis_url: str, tmp_path: Path) -> None:
+def test_ps_and_top_show_queue_lengths(redis_url: str, tmp_path: Path) -> None:
     """In lists of their own for each priority, which count as one queue."""
     stopped = Worker(redis_url, tmp_path)
     for priority in (0, 3, 6, 9):

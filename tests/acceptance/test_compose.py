@@ -119,7 +119,7 @@ def test_the_services_start_are_healthy_and_a_task_runs_through_them(tmp_path: P
                 process.wait()
 
 
-def test_the_image_is_sent_what_it_is_made_of_and_no_more() -> None:
+def test_the_build_context_of_the_image_has_only_its_parts() -> None:
     """Docker reads `.dockerignore` at the root of the context; its last fitting line counts."""
     services = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())["services"]
     for service in ("worker", "flower"):

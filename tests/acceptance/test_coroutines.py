@@ -165,7 +165,7 @@ def test_the_prefetch_counter_comes_back_to_where_it_was(worker: Worker) -> None
     eventually(lambda: math.isclose(worker.ask("stats")["prefetch_count"], before))
 
 
-def test_retired_children_that_finish_what_they_have_hold_up_no_other_coroutine(
+def test_retired_children_that_finish_their_coroutines_delay_no_other(
     redis_url: str, tmp_path: Path
 ) -> None:
     keys = [unique() for _ in range(11)]
@@ -229,7 +229,7 @@ def test_a_killed_child_is_reported_for_its_coroutines_and_the_worker_goes_on(
         assert neighbour.get(timeout=HANG_S) > 0
 
 
-def test_late_acknowledged_ones_of_a_killed_child_are_delivered_again(worker: Worker) -> None:
+def test_late_acknowledged_tasks_of_a_killed_child_are_redelivered(worker: Worker) -> None:
     keys = [unique() for _ in range(3)]
     results = [worker.send("async_late", key) for key in keys]
     (pid,) = {int(worker.heard(key)) for key in keys}
@@ -237,7 +237,7 @@ def test_late_acknowledged_ones_of_a_killed_child_are_delivered_again(worker: Wo
     assert [result.get(timeout=HANG_S) for result in results] == [2, 2, 2]
 
 
-def test_late_acknowledged_ones_of_a_killed_worker_are_delivered_again(
+def test_late_acknowledged_tasks_of_a_killed_worker_are_redelivered(
     redis_url: str, tmp_path: Path
 ) -> None:
     keys = [unique() for _ in range(3)]

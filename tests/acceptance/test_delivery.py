@@ -32,7 +32,7 @@ def stamped(worker: Worker, batch: str, name: str, *args: Any, **options: Any) -
 
 
 def fill(worker: Worker) -> list[str]:
-    """Both children are busy until the test says go."""
+    """Both children are busy until the test releases them."""
     keys = [unique(), unique()]
     for key in keys:
         worker.send("hold", key)
@@ -156,7 +156,7 @@ def test_a_timeout_that_is_not_acknowledged_is_delivered_again(worker: Worker) -
 
 
 def test_a_stored_failure_that_is_not_acknowledged_is_no_more_delivered(worker: Worker) -> None:
-    """Its child has stored it, and dies before the worker has heard of it."""
+    """The child has stored the result, and dies before the worker receives the end."""
     result = worker.send("linger_unacked")
     os.kill(int(worker.heard(f"stored:{result.id}")), signal.SIGKILL)
     eventually(lambda: not is_held(worker, result), "the end of the message")

@@ -343,7 +343,7 @@ def test_a_django_project_with_its_results_and_its_beat(
         worker.stop()  # in order: Celery's embedded beat outlives a worker that is killed
 
 
-def test_sentry_opentelemetry_and_a_task_class_of_ones_own_hear_of_tasks(
+def test_sentry_opentelemetry_and_a_custom_task_class_observe_tasks(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:
     observed = "tests.acceptance.others.observed_app"

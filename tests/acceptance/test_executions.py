@@ -110,7 +110,7 @@ def test_revoke_with_terminate_ends_the_stream_as_a_cancel_does(worker: Worker) 
 
 
 def test_output_of_a_short_tasks_processes_belongs_to_the_task(worker: Worker) -> None:
-    """Their bytes reach the worker before the news that the task runs."""
+    """Their bytes reach the worker before the message that the task runs."""
     for _ in range(20):
         execution = Execution.of(worker.send("from_a_process"))
         events = [event.message for event in execution.events()]
@@ -195,7 +195,7 @@ def test_an_interrupt_is_for_the_task_to_answer(worker: Worker) -> None:
     assert execution.get(HANG_S) == "interrupted"
 
 
-def test_the_stack_says_where_it_is(worker: Worker) -> None:
+def test_the_stack_shows_where_the_code_is(worker: Worker) -> None:
     key = unique()
     execution = Execution.of(worker.send("steps", key, 1))
     worker.heard(key)
@@ -231,7 +231,7 @@ def test_a_watcher_of_a_stream_that_vanishes_still_gets_the_end(
 
 
 def test_a_watcher_of_a_flushed_stream_soon_learns_that_it_is_lost(tmp_path: Path) -> None:
-    """No doorbell rings for it while its task says nothing: it took a minute to be noticed."""
+    """No doorbell rings while the task is silent: the loss once went unnoticed for a minute."""
     with (
         PrivateServer(tmp_path / "redis") as server,
         Worker(server.url, tmp_path) as worker,
@@ -334,7 +334,7 @@ def test_an_event_has_an_id_that_redis_can_count(worker: Worker, after: str) -> 
 def test_a_cancel_before_the_start_is_seen_at_the_start(
     redis_url: str, tmp_path: Path, worker: Worker
 ) -> None:
-    """No worker is there to hear it, so that only what Redis keeps can stop the task."""
+    """No worker receives the cancel, so only its copy in Redis can stop the task."""
     key = unique()
     late = Worker(redis_url, tmp_path)
     execution = Execution.of(late.send("hold", key))
@@ -371,7 +371,7 @@ def test_a_silent_execution_is_answered_by_the_result_backend_later(worker: Work
 
 
 def test_an_end_whose_stream_is_gone_is_in_the_index(worker: Worker) -> None:
-    """Its stream has expired, and its result was ignored: it has ended all the same."""
+    """Its stream has expired, and its result was ignored, but it has ended."""
     execution = Execution.of(worker.send("add", 2, 3, ignore_result=True))
     assert end_of(execution).outcome == Outcome.SUCCEEDED
     client = worker.app.backend.client

@@ -27,7 +27,7 @@ from tests.acceptance.test_executions import (  # noqa: F401 - the tests themsel
     test_output_of_a_short_tasks_processes_belongs_to_the_task,
     test_output_right_before_a_crash_arrives,
     test_revoke_with_terminate_ends_the_stream_as_a_cancel_does,
-    test_the_stack_says_where_it_is,
+    test_the_stack_shows_where_the_code_is,
 )
 from tests.acceptance.test_streams_cluster import clustered
 from tests.acceptance.test_streams_failover import Pair

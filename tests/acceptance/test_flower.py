@@ -164,7 +164,7 @@ def children(worker: Worker) -> list[int]:
     return [session["pid"] for session in sessions if session["kind"] == "blocking"]
 
 
-def test_the_workers_page_counts_what_the_worker_did(worker: Worker, page: Page) -> None:
+def test_the_page_of_the_worker_counts_its_tasks(worker: Worker, page: Page) -> None:
     worker.get("add", 1, 1)
     with pytest.raises(ValueError, match="seen"):
         worker.get("fail", "seen")

@@ -19,7 +19,7 @@ VISIBILITY_S = 3
 
 
 def starts(worker: Worker, key: str) -> int:
-    """How often a task that was heard once has said that it began again."""
+    """How often a task that has set its mark once has begun again."""
     return int(worker.app.backend.client.llen(f"mark:{key}")) + 1
 
 

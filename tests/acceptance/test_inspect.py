@@ -52,7 +52,7 @@ def test_each_command_of_inspect_tells_where_a_task_is(worker: Worker) -> None:
     assert waiting.get(timeout=HANG_S) == "marked"
 
 
-def test_each_command_of_inspect_tells_what_the_worker_is(worker: Worker) -> None:
+def test_each_command_of_inspect_describes_the_worker(worker: Worker) -> None:
     assert worker.get("add", 1, 1) == 2
     registered = worker.ask("registered")
     assert {"add", "nap", "limited [rate_limit=60/m]"} <= set(registered)

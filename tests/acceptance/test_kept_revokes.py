@@ -104,7 +104,7 @@ def test_a_worker_listens_for_kept_revokes(worker: Worker) -> None:
     eventually(lambda: client.pubsub_numsub(RevokeKeys().channel)[0][1], "a listener")
 
 
-def test_without_streams_a_worker_looks_for_what_is_kept(redis_url: str, tmp_path: Path) -> None:
+def test_without_streams_a_worker_polls_kept_revokes(redis_url: str, tmp_path: Path) -> None:
     unstreamed = json.dumps({"capsule_streams": False})
     missed = unique()
     with Worker(redis_url, tmp_path, concurrency=1, TEST_CONF=unstreamed) as worker:

@@ -45,7 +45,7 @@ def begin(worker: Worker, name: str = "hold_late") -> int:
 
 
 def leave(worker: Worker, *signals: int) -> int:
-    """Send these, each once the one before has been heard; its exit status."""
+    """Send these signals, each once the one before has been handled; return the exit status."""
     assert worker.process is not None
     for signum, words in zip(signals, ("shutdown (MainProcess)", None), strict=False):
         worker.process.send_signal(signum)
@@ -133,7 +133,7 @@ def test_a_redis_that_is_gone_delays_no_exit(tmp_path: Path, pool: str) -> None:
 def test_a_redis_that_accepts_and_stays_silent_delays_no_exit(
     tmp_path: Path, task: str, signum: int
 ) -> None:
-    """Under prefork it does, for ever; here the log says where the worker hung.
+    """Under prefork it does, for ever; here the log shows where the worker hung.
 
     Of a task that is acknowledged Celery itself stores that it was cancelled, in the signal's
     handler, which takes it two minutes.

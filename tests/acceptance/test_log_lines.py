@@ -59,7 +59,7 @@ def traceback_of(log: str) -> list[str]:
 
 
 def without_stream(worker: Worker, task_id: str, before: int, level: str = "INFO") -> None:
-    """Wait until the log says so of this task; there is no warning unless that is the level."""
+    """Wait for this log line about the task; there is no warning unless that is the level."""
     owned = f"another attempt owns the stream of task {task_id}:"
     ended_before = f"task {task_id} was delivered again after its end: no stream"
     found = re.compile(rf"{level}/MainProcess\] ({owned}|{ended_before})")

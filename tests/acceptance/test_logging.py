@@ -57,7 +57,7 @@ def output_of(task_id: str, worker: Worker) -> str:
 
 
 def succeeds(worker: Worker, word: str) -> tuple[str, int]:
-    """The id and the process of a task of which everybody hears that it succeeded."""
+    """The id and the process of a task whose success is reported everywhere."""
     with listening(worker) as events:
         then = chain(worker.sig("say", word), worker.sig("then", word), app=worker.app)()
         result = then.parent
@@ -187,7 +187,9 @@ def test_a_handler_that_fails_is_no_failure_of_the_task(tmp_path: Path, pool: st
             assert "succeeded" not in output_of(task_id, worker)
 
 
-def test_children_have_what_the_worker_opened(redis_url: str, tmp_path: Path, pool: str) -> None:
+def test_children_have_the_files_that_the_worker_opened(
+    redis_url: str, tmp_path: Path, pool: str
+) -> None:
     word = unique()
     options = {"TEST_LOGGING": "opened", "TEST_DIRECTORY": str(tmp_path)}
     soon_over = "--max-tasks-per-child=1"  # what a child has put into a queue by then is sent

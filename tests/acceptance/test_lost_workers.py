@@ -1,4 +1,4 @@
-"""Workers that die or stand still: every execution ends once, or is known to come again."""
+"""Workers that die or stand still: every execution ends once, or is known to be redelivered."""
 
 from __future__ import annotations
 

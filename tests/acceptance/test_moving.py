@@ -1,4 +1,4 @@
-"""From prefork to this pool and back, one queue at a time: what the guide says works."""
+"""From prefork to this pool and back, one queue at a time: the steps of the guide work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_one_app_serves_one_queue_in_sessions_and_another_under_prefork(
         assert across().get(timeout=HANG_S) == 11
 
 
-def test_prefork_finds_what_a_dead_worker_of_ours_held(redis_url: str, tmp_path: Path) -> None:
+def test_prefork_redelivers_messages_of_a_dead_worker_of_ours(
+    redis_url: str, tmp_path: Path
+) -> None:
     """The way back: nothing is kept where only this pool would look for it."""
     key = unique()
     with Worker(redis_url, tmp_path, TEST_VISIBILITY="2") as ours:

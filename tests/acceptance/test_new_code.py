@@ -79,7 +79,7 @@ def answers(worker: Worker, word: str, name: str = "answer") -> None:
         pytest.param("cold", marks=pytest.mark.full),
     ],
 )
-def test_reloading_runs_the_new_code_and_what_runs_ends_well(
+def test_reloading_runs_the_new_code_and_running_tasks_end_well(
     redis_url: str, tmp_path: Path, code: Code, start: str
 ) -> None:
     with code.worker(redis_url, tmp_path, TEST_START=start) as worker:

@@ -112,7 +112,7 @@ def test_a_task_that_refuses_a_signal_ends_at_its_hard_limit(
 def test_a_result_stored_before_its_child_died_is_the_end(
     worker: Worker, events: Events, fails: bool, how: str
 ) -> None:
-    """Its child has stored the result, and dies before the worker has heard of it."""
+    """The child has stored the result, and dies before the worker receives the end."""
     if how != "killed":
         skip_prefork(worker)
     limit = {"time_limit": 2} if how == "time limit" else {}

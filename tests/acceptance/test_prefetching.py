@@ -62,7 +62,7 @@ def test_countdowns_are_held_up_to_their_limit(make: Make, pool: str) -> None:
 
 
 def test_more_countdowns_than_their_limit_leave_the_prefetching_as_it_was(make: Make) -> None:
-    """Under prefork one message at a time is left, until the worker is started anew."""
+    """Under prefork one message at a time is left, until the worker is restarted."""
     conf = {"worker_eta_task_limit": 6, "worker_prefetch_multiplier": 2}
     with make(**conf) as worker:
         assert worker.ask("stats")["prefetch_count"] == 4
@@ -80,7 +80,9 @@ def test_more_countdowns_than_their_limit_leave_the_prefetching_as_it_was(make: 
     ],
     ids=["few countdowns", "no prefetching", "little prefetching"],
 )
-def test_coroutines_are_beside_what_the_worker_may_take(make: Make, conf: dict[str, Any]) -> None:
+def test_coroutines_count_in_addition_to_the_prefetch_limit(
+    make: Make, conf: dict[str, Any]
+) -> None:
     size, key = 50, unique()
     with make(**LATE, **conf) as worker:
         results = [worker.send("gather", key, size) for _ in range(size)]
@@ -90,7 +92,7 @@ def test_coroutines_are_beside_what_the_worker_may_take(make: Make, conf: dict[s
         assert worker.get("add", 1, 1) == 2
 
 
-def test_without_prefetching_a_worker_takes_what_it_has_slots_for(make: Make, pool: str) -> None:
+def test_without_prefetching_a_worker_takes_as_many_tasks_as_slots(make: Make, pool: str) -> None:
     with make(pool=pool, worker_disable_prefetch=True) as worker:
         keys = hold(worker, "hold", 2)
         results = [worker.send("add", 1, n) for n in range(5)]

@@ -44,7 +44,7 @@ def test_a_failure_is_published_as_an_event(worker: Worker, name: str) -> None:
         with receiver.consumer_context() as (connection, _, _):
 
             def heard() -> set[str]:
-                """Kombu subscribes when it first reads: an event of before that is not heard."""
+                """Kombu subscribes when it first reads: earlier events are not received."""
                 sent.add(worker.send(name).id)
                 with contextlib.suppress(TimeoutError):
                     connection.drain_events(timeout=0.5)
@@ -162,7 +162,7 @@ def test_a_task_may_replace_itself(worker: Worker) -> None:
     assert worker.get("replace", 5) == 16
 
 
-def test_the_request_is_what_it_was(worker: Worker) -> None:
+def test_the_request_has_the_fields_of_its_call(worker: Worker) -> None:
     result = worker.sig("request", 1, kwargs={"b": 2}).apply_async()
     request = result.get(timeout=HANG_S)
     assert request["id"] == request["correlation_id"] == request["root_id"] == result.id

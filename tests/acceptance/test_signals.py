@@ -28,7 +28,7 @@ def was_sent_once(worker: Worker, mark: str) -> None:
     assert not worker.app.backend.client.llen(f"mark:{mark}")
 
 
-def test_revoked_is_sent_in_the_worker_for_what_does_not_run(worker: Worker) -> None:
+def test_revoked_is_sent_in_the_worker_for_a_task_that_does_not_run(worker: Worker) -> None:
     holds = [unique() for _ in range(2)]
     for key in holds:
         worker.send("hold", key)
@@ -46,7 +46,7 @@ def test_revoked_is_sent_in_the_worker_for_what_does_not_run(worker: Worker) -> 
     was_sent_once(worker, f"revoked:{late.id}")
 
 
-def test_revoked_is_sent_in_the_worker_for_what_is_terminated(worker: Worker) -> None:
+def test_revoked_is_sent_in_the_worker_for_a_terminated_task(worker: Worker) -> None:
     key = unique()
     result = worker.send("tidy", key)
     worker.heard(key)

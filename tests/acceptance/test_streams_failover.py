@@ -122,7 +122,7 @@ async def test_a_coordinated_failover_loses_nothing_and_ends_nothing(
 async def test_a_primary_that_is_lost_for_good_ends_waiting_callers_with_a_clear_error(
     pair: Pair, redis_url: str, tmp_path: Path
 ) -> None:
-    """The replica has stood still since before the task: what was said is lost."""
+    """The replica has been suspended since before the task: its events are lost."""
     key = unique()
     with Worker(redis_url, tmp_path, TEST_STREAMS_URL=pair.url, TEST_LEASE="60") as worker:
         worker.app.conf.capsule_redis_url = pair.url

@@ -83,7 +83,7 @@ class Worker:
             os.close(reading)
 
     def launch(self) -> int:
-        """Start it, and wait for nothing; the descriptor from which it is heard to be ready."""
+        """Start it without waiting; return the descriptor on which it reports that it is ready."""
         reading, writing = os.pipe()
         command = [*self._celery, "-A", self._module, "worker", "-n", self.name]
         command += ["-l", "INFO", "-Q", self.queue, "--without-mingle", "--without-gossip"]
@@ -178,7 +178,7 @@ class Events:
         eventually(lambda: self._first(worker, first), "the first event")
 
     def _first(self, worker: Worker, sent: list[str]) -> bool:
-        """Kombu subscribes when it first reads: what was said before that is not heard."""
+        """Kombu subscribes when it first reads: earlier events are not received."""
         sent.append(worker.send("add", 1, 1).id)
         self._drain(0.5)
         return any(task_id in self._heard for task_id in sent)
@@ -206,7 +206,7 @@ class Events:
 
 @contextlib.contextmanager
 def listening(worker: Worker) -> Iterator[Events]:
-    """Hear the events of a worker's tasks."""
+    """Receive the events of a worker's tasks."""
     with worker.app.connection_for_read() as source:
         receiver = worker.app.events.Receiver(source, handlers={})
         with receiver.consumer_context() as (connection, _, _):

@@ -1,4 +1,4 @@
-"""Execution streams: how late a watcher hears, what they cost Redis and the tasks beside them.
+"""Execution streams: their delay for a watcher, and their cost for Redis and other tasks.
 
 - *print to watcher*: from `print` in a task to an iterator in another process, one line at a time.
 - *throughput*: batches of 64 events of 16 KiB through the store's scripts, four executions at once,

@@ -18,7 +18,7 @@ from capsule_tasks.sessions.stream import ExecutionStream
 
 TAG = "CAPSULE_CHAOS"
 BACK_TO_START_S = 20.0
-"""How long the kernel and the event loop may take to let go of what was released."""
+"""How long the kernel and the event loop may take to free what was released."""
 _PAUSE_S = 0.01
 
 
@@ -36,7 +36,7 @@ class Census:
         return {**os.environ, TAG: self.tag + name}
 
     async def back_to_start(self) -> None:
-        """AssertionError says what was left behind."""
+        """Wait until nothing more exists; AssertionError lists what was left behind."""
         deadline = time.monotonic() + BACK_TO_START_S
         while left := self.left_behind():
             assert time.monotonic() < deadline, "left behind:\n" + "\n".join(left)

@@ -62,7 +62,7 @@ class Fleet:
         self._server.stop()
 
     def storm(self) -> Callable[[], None]:
-        """One of the faults, each of them in turn before any comes again."""
+        """One of the faults, each of them in turn before any is repeated."""
         faults = [
             self.kill_a_child,
             self.stop_a_child,

@@ -35,7 +35,7 @@ class Recorder:
         self._log.append(f"{time.monotonic():.4f} {text}")
 
     async def within(self, seconds: float, what: str, work: Awaitable[T]) -> T:
-        """Await `work`; after so long it counts as hanging, and the report says where."""
+        """Await `work`; after so long it counts as hanging, and the report shows where."""
         task = asyncio.ensure_future(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=seconds)

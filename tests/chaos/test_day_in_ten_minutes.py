@@ -134,7 +134,7 @@ class Callers(threading.Thread):
 
 
 class Listener(threading.Thread):
-    """Hears all that the workers tell of their tasks."""
+    """Receives all events that the workers send about their tasks."""
 
     def __init__(self, app: Celery) -> None:
         super().__init__(name="listener")
@@ -189,7 +189,7 @@ class Operator:
         self.done: Counter[str] = Counter()
 
     def work(self) -> None:
-        """One of the works, each of them in turn before any comes again."""
+        """One of the jobs, each of them in turn before any is repeated."""
         rarest = min(self.done[work.__name__] for work in self._works)
         work = self._rng.choice([w for w in self._works if self.done[w.__name__] == rarest])
         self.done[work.__name__] += 1

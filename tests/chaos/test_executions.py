@@ -169,7 +169,7 @@ def ended_once(first: list[Event], second: list[Event]) -> None:
 
 
 def said_in_order(events: list[Event]) -> None:
-    """Each run said its lines from the first on, without holes or duplicates.
+    """Each attempt published its lines from the first on, without holes or duplicates.
 
     A run whose worker lost its lease and took it anew goes on in the next attempt.
     """
@@ -206,7 +206,7 @@ async def all_over(
     workers: list[Worker],
     streams_url: str,
 ) -> list[Execution]:
-    """Wait for every end; return those whose message is gone and that were never heard of."""
+    """Wait for every end; return those whose message is gone and that left no trace."""
     client, queue = workers[0].app.backend.client, workers[0].queue
     began = nowhere_since = time.monotonic()
     with redis.Redis.from_url(streams_url) as streams:

@@ -201,7 +201,7 @@ def test_any_interleaving_ends_as_one_after_the_other_would(valkey_url: str) -> 
         assert counts[key] >= ROUNDS / 10, counts
 
 
-def test_the_model_refuses_what_a_stale_owner_commits(valkey_url: str) -> None:
+def test_the_model_refuses_a_commit_of_a_stale_owner(valkey_url: str) -> None:
     """So that a stale commit which the server took would be found out above."""
     with redis.Redis.from_url(valkey_url) as client:
         model = Model(client, 1_000_000_000_000_000)

@@ -221,7 +221,7 @@ async def test_the_end_of_a_cancelled_flood_does_not_wait_for_its_consumer() -> 
         assert rest[-1].kind == ErrorKind.CANCELLED  # type: ignore[attr-defined]
 
 
-async def test_text_cut_off_by_a_cancel_is_counted_in_a_gap_behind_what_was_kept() -> None:
+async def test_text_cut_off_by_a_cancel_is_counted_in_a_gap_behind_the_kept_text() -> None:
     async with Session(limited()) as session:
         stream = session.execute("print('a' * 1_000_000, end='')", execution_id="cut")
         messages = await pause_after_output(stream)

@@ -76,7 +76,7 @@ from capsule_tasks import progress
 
 
 def guarded(snippet: str) -> str:
-    """A cell that keeps a name, says when it is at work, and has something to clean up."""
+    """A cell that keeps a name, announces that it is at work, and has something to clean up."""
     return (
         PRELUDE
         + "kept = 41\ndef work():\n    os.write(1, b'at work\\n')\n"
@@ -157,7 +157,7 @@ async def test_a_result_whose_repr_never_ends_is_stopped(session: Session) -> No
     assert (await watched.ended()).kind == ErrorKind.CANCELLED
 
 
-async def test_the_traceback_says_where_the_code_was(session: Session) -> None:
+async def test_the_traceback_shows_where_the_code_was(session: Session) -> None:
     watched = Watched(session, guarded("time.sleep(3600)"))
     await watched.until_output("at work")
     while "line 7, in work" not in await session.stack(watched.execution_id):

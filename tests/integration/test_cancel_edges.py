@@ -51,7 +51,7 @@ async def test_an_execution_that_waits_is_ended_without_harm_to_the_call_that_ho
 async def test_an_execution_ended_while_the_gil_was_held_does_not_run_later(
     session: Session, gil_hold: GilHold
 ) -> None:
-    """The child hears of the cancel when the C call returns, and of the execution with it."""
+    """The child reads the cancel when the C call returns, together with the execution."""
     first = Watched(session, gil_hold.source)
     await gil_hold.until_held()
     waiting = Watched(session, "ran = True", execution_id="waiting", on_busy="wait")
@@ -201,7 +201,7 @@ async def test_a_cancel_of_the_past_never_hits_the_present(session: Session) -> 
         assert terminal.value == "fine"
 
 
-async def test_swallowed_in_a_finaliser_it_comes_again(session: Session) -> None:
+async def test_a_cancel_swallowed_in_a_finaliser_is_raised_again(session: Session) -> None:
     watched = Watched(
         session,
         "class Trap:\n"
@@ -230,7 +230,7 @@ async def test_code_that_takes_it_for_ctrl_c_and_returns_has_a_result(session: S
     assert terminal.value == 7
 
 
-async def test_code_that_turns_it_into_its_own_error_was_cancelled_all_the_same(
+async def test_code_that_turns_a_cancel_into_its_own_error_was_still_cancelled(
     session: Session,
 ) -> None:
     body = SLEEP.replace("\n", "\n    ")

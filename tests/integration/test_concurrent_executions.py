@@ -54,7 +54,7 @@ async def test_an_execution_that_waits_runs_when_the_first_has_ended(session: Se
         assert text(execution.messages) == wanted
 
 
-async def test_those_that_wait_run_in_the_order_of_their_arrival(session: Session) -> None:
+async def test_waiting_executions_run_in_the_order_of_their_arrival(session: Session) -> None:
     await session.run("order = []")
     executions = [
         Watched(session, f"order.append({i})\nprint({i})", on_busy="wait") for i in range(50)
@@ -318,7 +318,7 @@ async def test_context_variables_of_blocking_code_persist(session: Session) -> N
 # --- several sessions ----------------------------------------------------------------------------
 
 
-async def test_sessions_in_parallel_do_not_hear_each_other() -> None:
+async def test_parallel_sessions_get_only_their_own_messages() -> None:
     async def work(i: int) -> None:
         async with Session() as session:
             await session.run(f"me = {i}")

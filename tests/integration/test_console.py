@@ -95,7 +95,7 @@ def test_errors_and_stderr_are_red_and_output_is_plain(terminal: Terminal) -> No
     assert shown[-1] == "ZeroDivisionError: division by zero"
 
 
-def test_ctrl_c_stops_what_runs_and_keeps_the_names(terminal: Terminal) -> None:
+def test_ctrl_c_stops_running_code_and_keeps_the_names(terminal: Terminal) -> None:
     terminal.run("kept = 41")
     terminal.type("print('at', 'work'); time.sleep(3600)\r")
     terminal.shows("at work")
@@ -105,7 +105,9 @@ def test_ctrl_c_stops_what_runs_and_keeps_the_names(terminal: Terminal) -> None:
     assert terminal.run("kept + 1") == ["42"]
 
 
-def test_ctrl_c_kills_what_will_not_stop_and_a_new_child_follows(terminal: Terminal) -> None:
+def test_ctrl_c_kills_a_child_that_will_not_stop_and_a_new_child_follows(
+    terminal: Terminal,
+) -> None:
     before = pid_of(terminal)
     terminal.run("kept = 41")
     terminal.type(STUBBORN)
@@ -131,7 +133,7 @@ def test_ctrl_c_at_an_idle_prompt_drops_the_line_and_the_block(terminal: Termina
     assert not any("ZeroDivisionError" in row for row in terminal.rows)
 
 
-def test_ctrl_d_at_the_prompt_leaves_and_takes_the_child_along(terminal: Terminal) -> None:
+def test_ctrl_d_at_the_prompt_exits_and_ends_the_child(terminal: Terminal) -> None:
     pid = pid_of(terminal)
     terminal.run("1 / 0")
     terminal.type(CTRL_D)
@@ -139,7 +141,7 @@ def test_ctrl_d_at_the_prompt_leaves_and_takes_the_child_along(terminal: Termina
     asyncio.run(until_exited(pid))
 
 
-def test_quit_leaves(terminal: Terminal) -> None:
+def test_quit_exits(terminal: Terminal) -> None:
     terminal.type(":quit\r")
     assert terminal.leave() == 0
 
@@ -244,7 +246,7 @@ def test_late_output_is_shown_also_by_a_child_that_replaced_another(terminal: Te
     terminal.at_prompt()
 
 
-def test_without_prompt_toolkit_it_says_what_to_install() -> None:
+def test_without_prompt_toolkit_the_error_names_the_package_to_install() -> None:
     hidden = "import sys; sys.modules['prompt_toolkit'] = None; "
     start = "from capsule_tasks.sessions.__main__ import main; sys.exit(main())"
     with Terminal([sys.executable, "-c", hidden + start]) as terminal:

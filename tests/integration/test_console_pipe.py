@@ -130,7 +130,7 @@ def test_output_and_results_come_while_input_is_open(open_console: subprocess.Po
     assert next_line(open_console) == "after\n"
 
 
-def test_sigint_cancels_what_runs_and_the_next_line_is_taken(
+def test_sigint_cancels_running_code_and_the_next_line_is_read(
     open_console: subprocess.Popen[str],
 ) -> None:
     say(open_console, "kept = 1\nimport time; print('at work'); time.sleep(3600)\n")
@@ -293,7 +293,7 @@ def test_a_checkpoint_replaces_its_file_whole_or_not_at_all(tmp_path: Path) -> N
     assert sorted(tmp_path.iterdir()) == [file, folder]
 
 
-def test_restoring_what_is_no_checkpoint_changes_nothing(tmp_path: Path) -> None:
+def test_restoring_an_invalid_checkpoint_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"no checkpoint")
     ended = console(f"x = 1\n:restore {file} replace\nx\n")

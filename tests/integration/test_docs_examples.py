@@ -35,7 +35,7 @@ class Example(NamedTuple):
 
 
 def examples(page: str) -> list[Example]:
-    """The Python blocks of a page, but those behind a comment that says why they are not run."""
+    """The Python blocks of a page, except those after a comment that excludes them."""
     found: list[Example] = []
     lines = page.splitlines()
     number = 0

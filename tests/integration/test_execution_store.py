@@ -73,7 +73,7 @@ async def events_of(watcher: ExecutionWatcher, name: str, after: str | None = No
 
 
 async def spoken(store: ExecutionStore, name: str, texts: list[str]) -> int:
-    """An execution that says this, one append each, and ends."""
+    """An execution that publishes these events, one append each, and ends."""
     claimed = await claim(store, name, owner="w", claim="c")
     seq = claimed.seq
     for text in texts:
@@ -196,7 +196,7 @@ async def test_trimmed_output_is_a_gap_with_its_size(valkey_url: str) -> None:
         await watcher.close()
 
 
-async def test_events_that_were_evicted_are_a_gap_and_the_end_that_is_known(
+async def test_evicted_events_become_a_gap_and_the_known_end(
     valkey_url: str,
 ) -> None:
     watcher = ExecutionWatcher(valkey_url, settings(), None)

@@ -206,7 +206,7 @@ class Compactor:
 
 
 @pytest.mark.parametrize("mode", ["automatic", "manual"])
-async def test_its_compaction_replaces_what_it_has_read(
+async def test_its_compaction_replaces_the_items_it_has_read(
     valkey_url: str, settings: HistorySettings, mode: str
 ) -> None:
     async with History("user-42", valkey_url, settings=settings) as history:

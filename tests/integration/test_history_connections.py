@@ -48,7 +48,7 @@ def connected(server: PrivateServer) -> int:
 
 
 async def until_left(server: PrivateServer) -> None:
-    """The server notices a closed connection in its own time; what is collected says so itself."""
+    """The server notices a closed connection in its own time; a collected one closes itself."""
     async with asyncio.timeout(30):
         while connected(server):
             await asyncio.sleep(0)
@@ -127,7 +127,7 @@ def test_both_sides_of_a_fork_go_on(valkey_url: str) -> None:
     assert (ended.returncode, ended.stdout.strip()) == (0, "5 5"), ended.stderr
 
 
-def test_importing_history_is_what_loads_redis() -> None:
+def test_only_importing_history_loads_redis() -> None:
     code = (
         "import sys, capsule_tasks, capsule_tasks.child.main\n"
         "assert not {'redis', 'celery', 'capsule_tasks.storage'} & set(sys.modules)\n"
@@ -213,7 +213,7 @@ async def test_a_cancelled_close_leaves_no_connection(server: PrivateServer, ste
     await until_left(server)
 
 
-async def test_histories_share_what_they_are_given(server: PrivateServer) -> None:
+async def test_histories_share_given_connections(server: PrivateServer) -> None:
     connections = AsyncConnections(f"{server.url}?client_name=history")
     for number in range(10):
         async with History(f"s{number}", connections) as history:

@@ -360,7 +360,7 @@ async def test_code_that_does_not_catch_it_ends_because_of_the_shutdown() -> Non
     ],
     ids=["asks again", "its thread asked"],
 )
-async def test_code_that_goes_on_after_the_end_of_input_is_stopped_all_the_same(
+async def test_code_that_goes_on_after_the_end_of_input_is_still_stopped(
     source: str,
 ) -> None:
     timeouts = TimeoutSettings(shutdown_s=HANG_S)

@@ -170,7 +170,7 @@ async def test_force_restart_spares_a_child_that_obeys() -> None:
         assert session.info.restarts == 0
 
 
-async def test_without_force_deaf_code_runs_on(session: Session) -> None:
+async def test_without_force_stubborn_code_runs_on(session: Session) -> None:
     watched = Watched(session, DEAF)
     await watched.until_output(".")
     assert await session.interrupt(watched.execution_id) == "interrupted"

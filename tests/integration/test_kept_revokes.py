@@ -169,7 +169,7 @@ async def test_revokes_are_polled_without_a_doorbell(app: Celery) -> None:
 
 
 def test_a_revoke_that_is_kept_already_is_not_announced(app: Celery, valkey_url: str) -> None:
-    """Each worker that hears a broadcast keeps it: of a hundred only one announces it."""
+    """Each worker that receives a broadcast keeps it; only one of a hundred announces it."""
     channel = RevokeKeys(app.conf.capsule_prefix).channel
     first, second = fresh_prefix(), fresh_prefix()
     with redis.Redis.from_url(valkey_url) as client, client.pubsub() as pubsub:

@@ -95,7 +95,7 @@ async def test_an_idle_session_takes_executions(census: Census) -> None:
             assert (await session.run(str(i))).value == i
 
 
-async def test_info_tells_what_the_session_has_done(session: Session) -> None:
+async def test_info_counts_the_work_of_the_session(session: Session) -> None:
     before = time.monotonic()
     await session.run("1")
     await end_of(session, "1 / 0")
@@ -120,7 +120,7 @@ async def test_metrics_can_be_switched_off(census: Census) -> None:
         assert session.metrics == {}
 
 
-async def test_calls_in_the_wrong_state_say_what_to_do(census: Census) -> None:
+async def test_calls_in_the_wrong_state_raise_errors_with_advice(census: Census) -> None:
     session = session_of(census)
     with pytest.raises(SessionStateError, match=r"execute\(\) .* creating; call start\(\)"):
         await collect(session, "1")
@@ -157,7 +157,7 @@ async def test_shutdown_lets_finally_blocks_run_and_their_output_arrive(census: 
     assert session.state is S.TERMINATED
 
 
-async def test_shutdown_kills_what_will_not_leave(census: Census) -> None:
+async def test_shutdown_kills_tasks_that_do_not_stop(census: Census) -> None:
     session = session_of(census, timeouts=TimeoutSettings(shutdown_s=0.1))
     await session.start()
     watched = Watched(session, STUBBORN)

@@ -97,7 +97,7 @@ async def test_cpu_time(code: str) -> None:
     ids=["swallows it", "holds the GIL", "a coroutine that holds the GIL"],
 )
 async def test_cpu_time_of_code_that_cannot_be_stopped(code: str) -> None:
-    """The child is killed and replaced; the error says so, and where the code was."""
+    """The child is killed and replaced; the error states that, and where the code was."""
     async with limited(cpu_time_s=0.2) as session:
         pid = session.info.pid
         error = await end_of(session, code)
@@ -108,7 +108,7 @@ async def test_cpu_time_of_code_that_cannot_be_stopped(code: str) -> None:
         assert session.info.pid != pid
 
 
-async def test_cpu_time_of_what_was_submitted() -> None:
+async def test_cpu_time_of_a_submitted_execution_is_limited() -> None:
     """Stopped by the child, or by a kill, as what `execute` runs."""
     async with limited(cpu_time_s=0.2) as session:
         for code, is_killed in (("while True: pass", False), ("sum(iter(int, 1))", True)):
@@ -191,7 +191,7 @@ async def test_output_that_comes_in_drops(flush: bool) -> None:
         assert 900 <= len(written.encode()) <= 1100
 
 
-async def test_output_up_to_the_limit_is_allowed_and_the_next_execution_counts_anew() -> None:
+async def test_output_up_to_the_limit_is_allowed_and_the_next_execution_counts_from_zero() -> None:
     async with limited(output_bytes=64 * KIB) as session:
         for _ in range(3):
             assert len((await session.run(f"print('x' * {64 * KIB - 1})")).stdout) == 64 * KIB
@@ -239,7 +239,7 @@ async def test_output_past_sys_stdout_counts_too(code: str) -> None:
         await assert_unharmed(session)
 
 
-async def test_run_keeps_the_newest_output_and_says_how_much_it_dropped() -> None:
+async def test_run_keeps_the_newest_output_and_counts_what_it_dropped() -> None:
     routing = RoutingSettings(run_bytes=100 * KIB)
     async with Session(SessionConfig(routing=routing)) as session:
         done = await session.run(
@@ -254,7 +254,7 @@ async def test_run_keeps_the_newest_output_and_says_how_much_it_dropped() -> Non
         assert (await session.run("print('little')")).gaps == ()
 
 
-async def test_run_says_what_the_child_dropped() -> None:
+async def test_run_counts_what_the_child_dropped() -> None:
     output = OutputSettings(backpressure="drop_oldest", window_bytes=10_000, chunk_bytes=1000)
     async with Session(child_config(output=output)) as session:
         done = await session.run("print('x' * 999_999)")

@@ -169,7 +169,7 @@ async def test_a_forked_process_prints_without_speaking_for_the_session(session:
 async def test_a_fork_that_never_exits_does_not_end_the_execution_twice(
     session: Session, fork: str
 ) -> None:
-    """The copy runs into the end of the code too; it must vanish without a word, and at once."""
+    """The copy runs into the end of the code too; it must exit silently and at once."""
     seen: list[object] = []
     session.add_message_interceptor(seen.append)
     done = await session.run(f"import asyncio, os, threading\n{fork}\npid or os.getpid()")
@@ -278,7 +278,7 @@ async def test_a_summary_is_answered_while_code_adds_names(session: Session) -> 
     await watched.ended()
 
 
-async def test_the_heartbeat_reports_what_the_child_holds() -> None:
+async def test_the_heartbeat_reports_the_resources_of_the_child() -> None:
     config = child_config(diagnostics=DiagnosticSettings(heartbeat_interval_s=0.02))
     async with Session(config) as session:
         await session.run("a = b = c = 1")

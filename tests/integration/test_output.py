@@ -52,7 +52,7 @@ async def test_later_text_is_seen_while_the_code_runs_without_a_flush(session: S
     await watched.ended()
 
 
-async def test_flush_sends_what_was_written_at_once(session: Session) -> None:
+async def test_flush_sends_the_written_text_at_once(session: Session) -> None:
     """Behind the flush the interpreter is held, so no other thread of the child can send it."""
     watched = Watched(
         session,
@@ -138,7 +138,7 @@ async def test_all_output_comes_before_the_result(session: Session) -> None:
         assert len(text(messages)) == 300_000
 
 
-async def test_writing_nothing_says_nothing(session: Session) -> None:
+async def test_writing_nothing_sends_nothing(session: Session) -> None:
     messages = await collect(session, "import sys\nsys.stdout.write('')\nprint(end='')\n")
     assert not [m for m in messages if isinstance(m, Output)]
 
@@ -213,7 +213,7 @@ async def test_closing_or_replacing_the_streams_harms_no_later_execution(session
     assert done.stdout == "seen caught\n"
 
 
-async def test_the_streams_say_what_they_are(session: Session) -> None:
+async def test_the_streams_describe_themselves_truthfully(session: Session) -> None:
     done = await session.run(
         "import sys\n"
         "[(s.isatty(), s.writable(), s.encoding, s.fileno()) for s in (sys.stdout, sys.stderr)]"

@@ -21,7 +21,7 @@ from tests.servers import fresh_prefix
 
 HELD = [f"e{place}" for place in range(50)]
 NO_KEY = "i" * 600
-"""Held too, by a worker of another version: nothing can be said of it, and all the others end."""
+"""Held too, by a worker of another version: it cannot be read, and all the others end."""
 GONE = "gone"
 
 
@@ -137,7 +137,7 @@ async def test_an_execution_that_cannot_be_ended_delays_no_other(ground: Ground)
     await ground.look()
 
 
-async def test_executions_that_run_here_are_left_until_claimed_anew(
+async def test_executions_that_run_here_are_not_reaped_until_claimed_again(
     ground: Ground,
 ) -> None:
     """A worker whose own lease was lost finds that owner, too."""

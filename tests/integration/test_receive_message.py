@@ -1,4 +1,4 @@
-"""`receive_message`: what a session says when no execution is meant."""
+"""`receive_message`: messages of a session that belong to no execution."""
 
 from __future__ import annotations
 

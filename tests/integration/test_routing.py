@@ -84,7 +84,7 @@ async def test_from_the_child_control_overtakes_the_bulk_that_came_before_it() -
 
 
 async def test_a_flood_of_control_leaves_bulk_its_share(tmp_path: Path) -> None:
-    """Both wait: as many of each kind as its weight says, in turns."""
+    """Both wait: in turns, as many of each kind as its weight."""
     child = ChildSettings(output=OutputSettings(chunk_bytes=100), diagnostics=NO_BEATS)
     routing = RoutingSettings(control_weight=4, bulk_weight=2)
     async with Session(SessionConfig(child=child, routing=routing, timeouts=PATIENT)) as session:

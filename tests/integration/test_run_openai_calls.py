@@ -54,7 +54,7 @@ def worker_with(store: RunStore, done: list[Any], *turns: Any) -> Worker:
 # --- what people see -----------------------------------------------------------------------------
 
 
-async def test_people_see_what_shells_patches_and_custom_tools_will_do(store: RunStore) -> None:
+async def test_people_see_the_effects_of_shells_patches_and_custom_tools(store: RunStore) -> None:
     done: list[Any] = []
     first = [
         calls("pay", '{"euros":1}', "c_pay"),

@@ -239,7 +239,7 @@ async def test_a_lost_connection_is_an_error_and_not_repaired_silently(
 
 
 class Scripted(Model):
-    """Asks for two calls of a tool, and after that says what it was given."""
+    """Asks for two calls of a tool, and after that repeats what it was given."""
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
         given = kwargs.get("input", args[1] if len(args) > 1 else [])

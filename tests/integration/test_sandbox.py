@@ -330,7 +330,7 @@ async def test_ptrace_and_the_memory_of_others_are_refused(sandbox: Session) -> 
     assert reason == "Operation not permitted"
 
 
-async def test_io_uring_cannot_carry_what_is_refused_elsewhere(sandbox: Session) -> None:
+async def test_io_uring_cannot_bypass_a_refusal(sandbox: Session) -> None:
     source = (
         "import ctypes\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"

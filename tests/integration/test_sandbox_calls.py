@@ -147,7 +147,7 @@ async def test_copies_and_answers_do_without_sendfile() -> None:
     assert answer == (["ENOSYS", "ENOSYS"], True, (1000, 1000), 1000)
 
 
-async def test_locks_and_what_else_descriptors_can_do_stay() -> None:
+async def test_locks_and_other_operations_on_descriptors_stay_possible() -> None:
     source = (
         f"{_PRELUDE}import sqlite3, shutil, sys\n"
         "with open(json.__file__) as shared:\n"

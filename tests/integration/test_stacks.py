@@ -252,7 +252,7 @@ async def test_a_stopped_child_whose_execution_is_cancelled_is_replaced() -> Non
         assert session.info.pid != pid
 
 
-async def test_heartbeats_tell_what_runs_also_while_it_is_busy() -> None:
+async def test_heartbeats_report_running_executions_even_from_a_busy_child() -> None:
     async with Session(watchful(unresponsive_s=HANG_S)) as session:
         seen: list[Heartbeat] = []
         session.add_message_interceptor(
@@ -278,7 +278,7 @@ async def test_heartbeats_tell_what_runs_also_while_it_is_busy() -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-async def test_asking_does_not_disturb_what_runs(busy: bool) -> None:
+async def test_asking_does_not_disturb_running_code(busy: bool) -> None:
     async with patient() as session:
         source = "[time.sleep(0.0005) for _ in range(200)]" if busy else "sum(range(100_000))"
         watched = Watched(session, f"{source}\n'undisturbed'")

@@ -141,7 +141,7 @@ def test_a_turn_ends_though_there_is_always_more_to_do(loop: SharedLoop) -> None
     assert loop.due_at <= loop.asyncio_loop.time()  # it says that it has to be turned again
 
 
-def test_the_hub_is_not_woken_for_what_it_looks_at_anyway() -> None:
+def test_the_hub_is_not_woken_for_items_it_is_about_to_see() -> None:
     bridge, made, ready = Bridge(), list[int](), list[bool]()
 
     def work() -> None:

@@ -66,7 +66,7 @@ def strict(stack_s: float = 0.5) -> Session:
 
 
 async def until_timeout(session: Session, source: str, **options: Any) -> list[Message]:
-    """Everything said by an execution that ExecutionTimeout must end."""
+    """All messages of an execution that ExecutionTimeout must end."""
     messages: list[Message] = []
     async with asyncio.timeout(HANG_S):
         with pytest.raises(ExecutionTimeout) as raised:  # noqa: PT012 - a loop is the call

@@ -81,7 +81,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 
 async def converse(session: Session, seen: dict[str, set[str]]) -> None:
-    """Have every message said at least once."""
+    """Have every message sent at least once."""
     await collect(session, "from capsule_tasks import progress\nprogress(1)\n1")
     asking = Watched(session, "input('? ')")
     request = await asking.until(InputRequest)
@@ -115,7 +115,7 @@ async def converse(session: Session, seen: dict[str, set[str]]) -> None:
 
 
 OF_TASKS = {"SoftLimit", "TaskResult"}
-"""Said only where Celery tasks run, which `tests/acceptance` does with a real worker."""
+"""Sent only where Celery tasks run, which `tests/acceptance` does with a real worker."""
 
 
 async def test_every_message_travels_on_the_channel_the_page_names(

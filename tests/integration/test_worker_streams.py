@@ -110,7 +110,7 @@ async def test_a_group_that_cannot_be_counted_holds_up_no_other_note(ground: Gro
 async def test_output_from_before_the_claim_is_published_before_the_end(
     valkey_url: str,
 ) -> None:
-    """Also what it says later: in time it was due while nothing could be sent."""
+    """Later output too, which became due while nothing could be sent."""
     ground = Ground(valkey_url, claim_wait_s=0.0)
     execution = ground.admitted(new_execution("late"))
     await eventually(lambda: has_started(execution))
@@ -221,7 +221,7 @@ async def test_a_lease_that_was_taken_for_lost_and_lasts_is_held(ground: Ground)
 async def test_a_message_is_not_given_up_before_a_reaper_would_find_its_task(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The link is cut: that it is held, and its claim, are said anew, in whatever order."""
+    """The link is cut; the hold and the claim are repeated, in either order."""
     held, may_hold = ground.publisher.lease, asyncio.Event()
     hold = held.hold_store.hold
 
@@ -291,7 +291,7 @@ async def test_a_renewal_that_confirms_the_lease_has_the_message_acknowledged(
 async def test_a_stopped_worker_ends_the_tasks_it_had_acknowledged(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest comes again: acknowledged late, or not acknowledged yet."""
+    """The rest is redelivered: acknowledged late, or not acknowledged yet."""
     async with started(Ground(valkey_url)) as ground:
         early = await ground.running("early", ack_waits_for_claim=True)
         await reporter_of(early).is_acknowledged.wait()

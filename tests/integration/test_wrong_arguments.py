@@ -1,4 +1,4 @@
-"""A careless caller hears what was wrong, before it does harm: wrong values, wrong event loops."""
+"""Wrong values and wrong event loops are clear errors of the caller, before they do harm."""
 
 from __future__ import annotations
 

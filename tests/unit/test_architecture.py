@@ -144,7 +144,7 @@ def test_the_page_names_files_and_tests_that_exist() -> None:
 
 
 @pytest.mark.parametrize("folder", ["integration", "acceptance", "chaos"])
-def test_the_page_names_every_module_whose_path_does_not_say_what_it_tests(folder: str) -> None:
+def test_the_page_names_every_module_whose_path_does_not_name_its_subject(folder: str) -> None:
     named = {path.resolve() for path in readme_paths()}
     named |= {TESTS / f"integration/test_{module}.py" for module, _ in readme_tests()}
     assert (
@@ -398,7 +398,7 @@ def written_shapes(name: str) -> set[str]:
     return shapes
 
 
-def test_the_table_says_which_scripts_write_a_key() -> None:
+def test_the_table_lists_the_scripts_that_write_a_key() -> None:
     written: defaultdict[str, set[str]] = defaultdict(set)
     declared: defaultdict[str, set[str]] = defaultdict(set)
     for name in SCRIPTS:

@@ -1,4 +1,4 @@
-"""A log line that ends in an error says something of the error, also if the error has no text."""
+"""A log line that ends in an error describes the error even if the error has no text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWN = {
     for name, kind in vars(importlib.import_module(module.name)).items()
     if isinstance(kind, type) and issubclass(kind, errors.CapsuleError)
 }
-"""Errors that always say something."""
+"""Errors that always have a text."""
 
 
 def _in_log_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:

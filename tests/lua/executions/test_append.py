@@ -101,7 +101,7 @@ def test_nothing_is_written_for_an_unclaimed_execution(bench: Bench) -> None:
     assert bench.kinds() == {}
 
 
-def test_the_oldest_events_are_trimmed_by_size_and_what_is_left_says_so(bench: Bench) -> None:
+def test_the_oldest_events_are_trimmed_by_size_and_leave_a_gap(bench: Bench) -> None:
     attempt = bench.claim()[1].decode()
     for seq in range(2, 102):
         bench.append(attempt, seq, f"{seq:050d}", loud=1, live=1000)
@@ -119,7 +119,7 @@ def test_the_oldest_events_are_trimmed_by_size_and_what_is_left_says_so(bench: B
     assert len(marks) <= 6
 
 
-def test_the_end_leaves_little_of_much_in_one_call(bench: Bench) -> None:
+def test_an_end_trims_a_long_stream_in_one_call(bench: Bench) -> None:
     attempt = bench.claim()[1].decode()
     whole = [f"{n:0100d}" for n in range(2000)]
     for first in range(0, len(whole), 100):

@@ -1,4 +1,4 @@
-"""`claim`: each attempt has one owner, and says what became of the one before."""
+"""`claim`: each attempt has one owner, and records what became of the one before."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.lua.executions.bench import Bench
 
 
 @pytest.mark.parametrize("loud", [0, 1])
-def test_the_reaper_writes_the_end_of_what_a_dead_worker_held(bench: Bench, loud: int) -> None:
+def test_the_reaper_writes_the_ends_of_a_dead_workers_executions(bench: Bench, loud: int) -> None:
     attempt = bench.claim()[1]
     bench.append(attempt, 2, "A", loud=loud)
     reaped = bench.reap("w1", attempt, "lost")
@@ -21,7 +21,7 @@ def test_the_reaper_writes_the_end_of_what_a_dead_worker_held(bench: Bench, loud
     assert bench.said() == ["BEGUN", "A", "REAPED"]
 
 
-def test_the_reaper_leaves_alone_what_another_worker_took(bench: Bench) -> None:
+def test_the_reaper_leaves_executions_of_another_worker_alone(bench: Bench) -> None:
     first = bench.claim()[1]
     second = bench.claim("c2", "w2")[1]
     before = bench.meta()

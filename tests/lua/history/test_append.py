@@ -28,7 +28,7 @@ def test_append_again_with_its_operation_changes_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("records", [[b"{}"] * 11, [b"x" * 101]])
-def test_append_refuses_what_does_not_fit(bench: Bench, records: list[bytes]) -> None:
+def test_append_refuses_items_that_do_not_fit(bench: Bench, records: list[bytes]) -> None:
     assert bench.append("op", *records) == [Code.FULL, 0, 0]
     assert bench.everything() == {}
 

@@ -6,7 +6,7 @@ from capsule_tasks.storage.scripts import Code
 from tests.lua.history.bench import TTL_MS, Bench
 
 
-def test_clear_leaves_only_the_memory(bench: Bench) -> None:
+def test_clear_leaves_only_the_operation_log(bench: Bench) -> None:
     bench.append("op", b"1")
     assert bench.call("history/clear", "c", 600_000) == [Code.FORGOTTEN]
     assert bench.items() == [b"1"]

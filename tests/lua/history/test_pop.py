@@ -57,7 +57,7 @@ def test_pop_of_nothing_writes_nothing(bench: Bench) -> None:
     assert bench.everything() == {}
 
 
-def test_pop_quarantines_what_its_reader_found_corrupt_once(bench: Bench) -> None:
+def test_pop_quarantines_records_its_reader_found_corrupt_once(bench: Bench) -> None:
     bench.append("op", b"{}", b"bad")
     assert bench.call("history/pop", "one", 0, TTL_MS, "", 5) == [Code.DONE, b"bad"]
     assert bench.call("history/pop", "two", 0, TTL_MS, "one", 5) == [Code.DONE, b"{}"]

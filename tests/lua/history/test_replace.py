@@ -19,7 +19,7 @@ def test_stage_takes_pieces_in_order_and_each_once(bench: Bench) -> None:
     assert bench.everything() == {"staging:staging": [b"1", b"2", b"3"]}
 
 
-def test_replace_keeps_what_is_before_and_behind(bench: Bench) -> None:
+def test_replace_keeps_items_before_and_behind(bench: Bench) -> None:
     bench.append("op", b"1", b"2", b"3", b"4", b"5")
     bench.call("history/stage", 0, TTL_MS, b"a", b"b")
     before = bench.history()

@@ -50,7 +50,7 @@ def test_the_setting_goes_before_the_environment_and_that_before_celerys_own(
     assert redis_url(app) == needed_redis_url(app) == "rediss+sentinel://a,b/main/0"
 
 
-def test_without_any_redis_the_error_says_what_to_set(app: Celery) -> None:
+def test_without_any_redis_the_error_names_the_setting(app: Celery) -> None:
     app.conf.result_backend = "db+sqlite://"
     assert redis_url(app) is None
     with pytest.raises(InvalidSetting, match=r"capsule_redis_url.*CAPSULE_REDIS_URL"):
@@ -111,7 +111,7 @@ def about_tls(options: dict[str, Any]) -> dict[str, Any]:
         ("rediss://host/0?ssl_ca_certs=%2Fca.pem", {"ssl_cert_reqs": ssl.CERT_NONE}),
     ],
 )
-def test_tls_of_a_broker_is_what_kombu_makes_of_its_settings(
+def test_tls_of_a_broker_follows_kombus_reading_of_its_settings(
     app: Celery, url: str, tls: Any
 ) -> None:
     app.conf.broker_url = url
@@ -128,7 +128,7 @@ def test_tls_of_a_broker_is_what_kombu_makes_of_its_settings(
         ("rediss://host/0?ssl_cert_reqs=none", {"ssl_cert_reqs": ssl.CERT_REQUIRED}),
     ],
 )
-def test_tls_of_a_result_backend_is_what_celery_makes_of_its_settings(
+def test_tls_of_a_result_backend_follows_celerys_reading_of_its_settings(
     app: Celery, url: str, tls: Any
 ) -> None:
     app.conf.result_backend = url
@@ -144,7 +144,7 @@ def test_flags_of_tls_are_carried(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("spelled", ["CERT_REQUIRED", "CERT_NONE", "required"])
-def test_celerys_spelling_of_what_tls_checks_is_understood(spelled: str) -> None:
+def test_celerys_spelling_of_tls_options_is_understood(spelled: str) -> None:
     target = targets.parsed(f"rediss://host/0?ssl_cert_reqs={spelled}", ConnectionSettings())
     assert target.options["ssl_cert_reqs"] == spelled.removeprefix("CERT_").lower()
 

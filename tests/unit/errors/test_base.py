@@ -16,7 +16,7 @@ _OWN = {
     for name, kind in vars(importlib.import_module(module.name)).items()
     if isinstance(kind, type) and issubclass(kind, errors.CapsuleError)
 }
-"""Errors that always say something."""
+"""Errors that always have a text."""
 
 
 def test_an_error_without_a_text_has_its_type() -> None:

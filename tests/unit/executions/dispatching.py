@@ -41,7 +41,7 @@ def new_work(task_id: str, *, is_async: bool = False) -> Work:
 
 
 class FakeSession:
-    """A session whose child says and does what the test wants."""
+    """A session whose child sends and does what the test wants."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.session_id = str(id(self))

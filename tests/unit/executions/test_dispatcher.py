@@ -1,4 +1,4 @@
-"""Which child gets which work, and what the listener hears. The sessions are fake: any order."""
+"""Which child gets which work, and which events the listener gets. The sessions are fake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.sessions import HANG_S
 from tests.unit.executions.dispatching import Work, ground, new_work
 
 
-async def test_work_is_sent_in_order_of_arrival_and_the_next_at_the_very_end_of_the_last() -> None:
+async def test_work_is_sent_in_order_of_arrival_and_each_right_after_the_end_before() -> None:
     async with ground() as here:
         one, two, three = (new_work(str(number)) for number in range(3))
         here.enqueue(one, two, three)
@@ -227,7 +227,7 @@ async def test_a_lane_that_shrinks_lets_busy_children_finish() -> None:
         assert len(here.children()) == 1
 
 
-async def test_children_that_are_all_replaced_finish_what_they_have() -> None:
+async def test_children_that_are_all_replaced_finish_their_tasks() -> None:
     async with ground(2) as here:
         one, two = new_work("1"), new_work("2")
         here.enqueue(one)

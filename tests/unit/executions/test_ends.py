@@ -1,4 +1,4 @@
-"""Why executions ended, and which last event says so to watchers."""
+"""Why executions ended, and which last event reports it to watchers."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_another_attempt_follows(end: End, how: str) -> None:
         (failed("ValueError", "no", module="builtins"), Outcome.FAILED),
     ],
 )
-def test_the_tracer_says_what_became_of_the_task(end: End, outcome: Outcome) -> None:
+def test_the_result_of_the_tracer_decides_the_outcome(end: End, outcome: Outcome) -> None:
     event = last_event(end, ORIGIN)
     assert isinstance(event, Ended)
     assert event.outcome is outcome

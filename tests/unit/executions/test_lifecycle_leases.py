@@ -88,7 +88,7 @@ def test_5000_ends_while_redis_is_away_are_reported_in_time_and_stored_later() -
 
 
 def test_a_group_counts_a_member_once_and_only_when_its_end_is_stored() -> None:
-    """Whether the group is counted is said by the last event: an attempt's end counts nothing."""
+    """The last event decides whether the group is counted; an attempt's end counts nothing."""
     member = origin(acks_late=True, group="group", index=3)
     counted: list[Action] = []
     first = claimed(member)

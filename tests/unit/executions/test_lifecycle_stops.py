@@ -271,7 +271,7 @@ def test_a_child_that_dies_silently_had_begun() -> None:
     assert life.run is Run.OVER
 
 
-def test_when_the_broker_is_lost_only_what_has_not_begun_is_given_back() -> None:
+def test_when_the_broker_is_lost_only_tasks_that_have_not_begun_are_requeued() -> None:
     given_back = End(EndKind.REQUEUED, "the connection to the broker was lost")
     waiting = life_of(LATE, CLAIM_LATER)
     assert waiting.handle(Lifecycle.on_broker_lost) == [

@@ -77,7 +77,7 @@ TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five processes")
 
 @st.composite
 def origins(draw: st.DrawFn) -> Origin:
-    """As adapters make them: what is acknowledged early does not come again."""
+    """As adapters make them: an early acknowledged message is not redelivered."""
     flag = st.booleans()
     acknowledged = draw(
         st.sampled_from(["when sure", "when sure", "late", "late, comes again", "early"])
@@ -310,7 +310,7 @@ class World:
             self.feed(Lifecycle.on_timer, timer)
 
     def store(self) -> None:
-        """Redis has done what it was asked for; a claim with the end says only that."""
+        """Redis has answered the call; a claim with the end confirms only the end."""
         call, self.call = self.call, None
         assert call is not None
         if self.is_closed:
@@ -413,7 +413,7 @@ class World:
         raise AssertionError(f"no end: {self.life}")
 
     def check_over(self, *, is_redis_away: bool) -> None:
-        """Nothing hangs, and everything was said once."""
+        """Nothing hangs, and everything was reported once."""
         life, reported = self.life, [end.kind for end in self.reported]
         assert life.run is Run.OVER, life
         assert life.report is Report.ENDED, life

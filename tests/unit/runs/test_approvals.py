@@ -191,7 +191,7 @@ def test_a_call_without_arguments_to_show_is_refused(value: object) -> None:
 
 
 @given(st.lists(calls, min_size=1, max_size=4, unique_by=lambda each: each.call_id), st.data())
-def test_whatever_is_decided_in_whatever_order_the_last_exact_decision_counts(
+def test_in_any_order_of_decisions_the_last_exact_one_counts(
     waiting: list[PendingCall], data: st.DataObject
 ) -> None:
     asked = [each for each in waiting if each.needs_approval]

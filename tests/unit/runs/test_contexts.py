@@ -59,7 +59,7 @@ def test_a_snapshot_and_its_context_share_nothing() -> None:
     assert restored_context(saved) == {"list": [1]}
 
 
-def test_no_context_is_none() -> None:
+def test_a_missing_context_is_none() -> None:
     saved, _ = through_a_snapshot(saved_context(None))
     assert restored_context(saved) is None
     assert restored_context(saved, override="given later") == "given later"
@@ -291,7 +291,7 @@ def test_a_trace_has_no_place_for_its_key() -> None:
     assert not any(is_secret_name(name) for name in TraceState.__struct_fields__)
 
 
-def test_metadata_of_a_trace_is_filtered_unless_its_caller_says_otherwise() -> None:
+def test_metadata_of_a_trace_is_filtered_unless_its_caller_asks_for_it() -> None:
     metadata = {
         "tenant": "a",
         "api-key": SECRET,

@@ -142,7 +142,7 @@ def test_any_state_comes_back_as_it_was(state: RunState) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0", "0.9", "", "1"])
-def test_other_versions_are_refused_with_the_list_of_what_is_readable(version: str) -> None:
+def test_other_versions_are_refused_with_the_list_of_readable_ones(version: str) -> None:
     with pytest.raises(UnreadableSchema) as caught:
         RunState.from_json({**fixture_of(CURRENT_SCHEMA_VERSION), schema.VERSION_FIELD: version})
     assert caught.value.version == version

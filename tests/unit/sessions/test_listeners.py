@@ -236,7 +236,7 @@ def test_a_failure_in_quarantine_is_counted_and_ends_nothing(make: Any, counters
     assert counters.interceptor_errors_total > before
 
 
-def test_removing_says_whether_it_was_there_wherever_it_was(make: Any) -> None:
+def test_removing_returns_whether_the_item_was_there_at_any_place(make: Any) -> None:
     interceptors, slow = make(STRICT), Slow()
     assert not interceptors.remove(slow)
     interceptors.add(slow)

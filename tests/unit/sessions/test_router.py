@@ -1,4 +1,4 @@
-"""Whatever an honest or a hostile child says is routed, kept within bounds, or a bad frame."""
+"""Any message of an honest or hostile child is routed, bounded, or a bad frame."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_the_diagram_in_the_docs_has_the_edges_of_the_table_and_no_others() -> N
     assert "[*] --> CREATING" in PAGE
 
 
-def test_the_docs_say_what_each_state_means() -> None:
+def test_the_docs_explain_each_state() -> None:
     assert ROW.findall(PAGE) == [state.name for state in SessionState]
     source = inspect.getsource(states.SessionState)
     assert source.count('"""') == 2 * (1 + len(SessionState))

@@ -106,7 +106,7 @@ def test_errors_for_an_operator_are_not_retried(error: Exception) -> None:
         operation.throw(error)
 
 
-def test_closing_in_the_middle_of_a_call_leaves_open_whether_it_was_done() -> None:
+def test_closing_in_the_middle_of_a_call_leaves_its_effect_unknown() -> None:
     operation = call_script(write(), RETRY)
     next(operation)
     assert isinstance(operation.throw(lost(was_sent=True)), Pause)

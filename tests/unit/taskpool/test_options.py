@@ -1,4 +1,4 @@
-"""A wrong setting of the pool is said before anything starts."""
+"""A wrong setting of the pool is reported before anything starts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_messages_that_are_not_read_are_not_kept() -> None:
     assert not routing.log_output
 
 
-def test_the_workers_options_say_when_a_child_is_replaced() -> None:
+def test_options_of_the_worker_set_when_a_child_is_replaced() -> None:
     options = {"maxtasksperchild": 7, "max_memory_per_child": 100}
     pool = profile(Celery("shop"), TaskChildSettings(), options).pool
     assert (pool.max_uses, pool.max_rss_bytes, pool.fresh) == (7, 102_400, False)

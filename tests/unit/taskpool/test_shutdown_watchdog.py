@@ -65,7 +65,7 @@ def test_a_worker_without_tasks_has_its_limit_whatever_the_servers_answer(
     assert "nothing left" in ground.forced.get(timeout=HANG_S)
 
 
-def test_the_limit_begins_anew_with_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_starts_again_with_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     ground = Ground(monkeypatch, is_busy=True)
     ground.is_looked_at(MANY)
     ground.is_busy = False

@@ -154,7 +154,9 @@ async def test_other_arguments_under_a_used_name_make_nothing(task: Task) -> Non
     assert len(card.charges) == 1
 
 
-async def test_arguments_are_compared_by_what_is_the_same_in_every_process(task: Task) -> None:
+async def test_arguments_are_compared_by_values_that_are_the_same_in_every_process(
+    task: Task,
+) -> None:
     card = Card()
     await task.deliver("charge", card, {"b": 1, "a": [1]}, object(), {3})
     await task.deliver("charge", card, {"a": [1], "b": 1}, object(), {4})
@@ -247,7 +249,7 @@ def test_steps_of_eager_tasks_are_stored_in_memory_without_redis_or_a_worker() -
         each.close()
 
 
-def test_without_a_task_the_execution_has_to_be_said() -> None:
+def test_without_a_current_task_the_execution_must_be_given() -> None:
     with pytest.raises(StepMisused, match="give an execution_id"):
         capsule_tasks.step("charge", print)
 

@@ -225,7 +225,7 @@ async def test_nothing_that_was_popped_is_left_after_a_clear(subject: Subject) -
     assert await history.get_items() == items(4)
 
 
-async def test_pop_takes_the_tail_until_there_is_none(subject: Subject) -> None:
+async def test_pop_takes_the_tail_until_the_history_is_empty(subject: Subject) -> None:
     history = subject.history()
     await history.add_items(items(1, 2))
     assert await history.pop_item() == items(2)[0]
@@ -234,7 +234,9 @@ async def test_pop_takes_the_tail_until_there_is_none(subject: Subject) -> None:
     assert (await history.info()).bytes == 0
 
 
-async def test_clear_leaves_nothing_and_the_next_write_begins_anew(subject: Subject) -> None:
+async def test_clear_leaves_nothing_and_the_next_write_starts_a_new_history(
+    subject: Subject,
+) -> None:
     history = subject.history()
     await history.add_items(items(1))
     before = await history.read()

@@ -320,7 +320,7 @@ async def test_a_cancelled_run_leaves_nothing_in_the_index(subject: Subject) -> 
     assert await subject.drive(index.due(10)) == ([], None)
 
 
-async def test_calls_that_wait_no_more_do_not_hide_one_that_is_due(subject: Subject) -> None:
+async def test_calls_that_no_longer_wait_do_not_hide_one_that_is_due(subject: Subject) -> None:
     """As many as one sweep takes were looked at over and over, and nothing behind them was."""
     runs = subject.runs()
     index, limited = Index(RunSettings(prefix=subject.prefix)), ask(expires_in_s=0.001)

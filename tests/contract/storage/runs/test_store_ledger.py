@@ -79,7 +79,7 @@ async def test_a_rejection_holds_also_after_the_run_stopped_asking(subject: Subj
         await runs.start_calls(claim, [PlannedCall("c2", PRINT)])
 
 
-async def test_outputs_of_what_was_never_started_are_refused(subject: Subject) -> None:
+async def test_outputs_of_calls_that_never_started_are_refused(subject: Subject) -> None:
     runs = subject.runs()
     claim = await subject.claimed(runs)
     with pytest.raises(UnknownCall, match="call 'c9' cannot be finished: it was never started"):
@@ -102,7 +102,7 @@ async def inherited(subject: Subject, runs: Any) -> tuple[Claim, Claim]:
     return former, await runs.claim("run-1", "w2")
 
 
-async def test_the_owner_says_what_became_of_a_call_that_it_inherited(subject: Subject) -> None:
+async def test_the_owner_reports_the_result_of_a_call_that_it_inherited(subject: Subject) -> None:
     """The owner was refused as if it had lost the run."""
     runs = subject.runs()
     former, owner = await inherited(subject, runs)

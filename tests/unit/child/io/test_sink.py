@@ -171,7 +171,7 @@ def test_a_stream_is_no_terminal_and_survives_being_closed() -> None:
 # --- the end -----------------------------------------------------------------------------------
 
 
-def test_the_end_sends_what_is_left_in_its_own_name() -> None:
+def test_the_end_sends_the_remaining_output_as_its_own() -> None:
     bench = Bench()
     bench.stdout.write("last words")
     bench.sink.finish()
@@ -204,7 +204,7 @@ def test_late_text_is_paid_by_the_session_and_not_by_the_execution() -> None:
     assert bench.session.credit < session
 
 
-def test_late_text_keeps_its_place_behind_what_the_session_said_before() -> None:
+def test_late_text_keeps_its_place_behind_earlier_session_output() -> None:
     bench = Bench()
     bench.sink.finish()
     bench.session.parts.append("first ")

@@ -24,7 +24,7 @@ USER = compile("1", "<cell 1>", "exec")
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test moves."""
 
     now = 1000.0
 
@@ -129,7 +129,9 @@ def test_nothing_is_stopped_inside(interrupter: Interrupter, functions: Any) -> 
     assert not interrupter.is_inside(stack(*functions))
 
 
-def test_a_write_may_be_left_but_not_what_it_calls(interrupter: Interrupter) -> None:
+def test_a_write_may_be_interrupted_but_not_the_functions_it_calls(
+    interrupter: Interrupter,
+) -> None:
     sink: Any = None
     write = CapturedStream(1, lambda: None, lambda: sink).write
     write.__module__ = CapturedStream.__module__
@@ -146,7 +148,7 @@ def test_a_module_of_the_user_is_not_taken_for_ours(interrupter: Interrupter) ->
         assert interrupter.is_inside(user)
 
 
-def test_a_function_that_must_not_be_broken_is_left_when_what_it_calls_is_interrupted(
+def test_a_critical_function_is_left_when_a_function_it_calls_is_interrupted(
     interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupter_module, "_uninterruptible", set())

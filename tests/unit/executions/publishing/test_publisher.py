@@ -111,7 +111,7 @@ async def test_a_task_that_ends_in_silence_is_one_call_and_never_held(
     assert execution.life.claim is Claim.CLOSED
 
 
-async def test_the_first_output_claims_and_what_follows_waits_for_the_reply(
+async def test_the_first_output_claims_and_later_output_waits_for_the_reply(
     ground: Ground, link: Link
 ) -> None:
     execution = started(ground)
@@ -197,7 +197,7 @@ async def test_a_call_whose_reply_is_lost_is_made_again_until_redis_answers(
     assert made == [call] * 3
 
 
-async def test_nothing_is_sent_under_a_lost_lease_and_the_claim_is_made_anew(
+async def test_nothing_is_sent_under_a_lost_lease_and_the_claim_is_repeated(
     ground: Ground, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Call] = []

@@ -122,7 +122,7 @@ def test_the_count_of_uses_belongs_to_the_session_not_to_its_successor() -> None
     assert retired == [1, 2, 3]
 
 
-def test_idle_sessions_beyond_the_minimum_leave_after_the_timeout() -> None:
+def test_idle_sessions_beyond_the_minimum_retire_after_the_timeout() -> None:
     plan = make(min_idle=1, max_sessions=3, idle_timeout_s=10.0)
     actions = plan.decide(0.0)
     for waiter in (1, 2, 3):

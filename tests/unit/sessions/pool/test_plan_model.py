@@ -94,7 +94,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def is_cancelled(self, data: st.DataObject) -> None:
-        """The plan hears of it only when the waiter runs; it may be served before that."""
+        """The plan is informed only when the waiter runs; the waiter may be served before that."""
         self.cancelled.add(data.draw(st.sampled_from(self.waiting)))
 
     @precondition(lambda self: self.borrowed_by)

@@ -109,7 +109,9 @@ def test_a_refusal_for_now_is_temporary(error: Exception, expected: bool) -> Non
      raised.RedisClusterException("x")],
     ids=repr,
 )  # fmt: skip
-def test_silence_leaves_it_open_only_after_sending(error: Exception, was_sent: bool) -> None:
+def test_a_missing_reply_leaves_the_effect_unknown_only_after_sending(
+    error: Exception, was_sent: bool
+) -> None:
     found = to_storage_error(error, was_sent=was_sent)
     assert type(found) is StorageUnavailable
     assert found.may_have_written == was_sent

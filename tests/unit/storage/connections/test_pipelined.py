@@ -9,7 +9,7 @@ from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.store import ExecutionStore
 
 
-async def test_closed_connections_say_that_they_are_closed() -> None:
+async def test_closed_connections_raise_a_clear_error() -> None:
     closing = PipelinedConnection("redis://localhost")
     await closing.close()
     with pytest.raises(errors.StorageClosed, match="are closed; make new ones"):

@@ -46,7 +46,7 @@ def test_urls_of_two(one: str, other: str) -> None:
     assert not of_url(one).may_be(of_url(other))
 
 
-def test_clients_are_where_their_urls_say() -> None:
+def test_clients_connect_where_their_urls_point() -> None:
     for client in (redis.Redis, redis.asyncio.Redis):
         for url in ("redis://:secret@a:1/2", "unix:///run/redis.sock?db=3", "redis://localhost"):
             assert location_of_client(client.from_url(url)) == of_url(url)

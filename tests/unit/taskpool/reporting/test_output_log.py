@@ -169,7 +169,7 @@ def test_late_output_of_a_task_is_logged_and_then_forgotten(
     assert heard.take(1) == ["7 bytes of the output of a task were dropped"]
 
 
-def test_at_the_end_all_is_written_and_one_that_hangs_is_left(
+def test_at_the_end_all_is_written_and_a_hanging_handler_is_abandoned(
     output_log: OutputLog, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output_log.write(execution("one"), text("a\nb"))

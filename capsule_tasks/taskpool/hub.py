@@ -280,7 +280,8 @@ class SharedLoop:
             for task in left:
                 task.cancel()
             if left:
-                loop.run_until_complete(asyncio.wait(left))
+                # It retrieves the errors: asyncio would log them when the tasks are collected.
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from capsule_tasks.taskpool.hub import Bridge
+from capsule_tasks.taskpool.hub import Bridge, SharedLoop
 
 
 @pytest.fixture
@@ -45,3 +47,21 @@ def test_closed_it_takes_no_offence(made: Bridge) -> None:
     made.stop()
     made.put(lambda: None)
     made.stop()
+
+
+def test_an_error_while_the_loop_closes_is_no_noise_of_asyncio(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shared = SharedLoop()
+
+    async def fail_when_cancelled() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError("while cancelled")
+
+    shared.asyncio_loop.create_task(fail_when_cancelled())
+    shared.run_once()
+    shared.close()
+    gc.collect()
+    assert not caplog.records

@@ -87,9 +87,11 @@ class Executor(msgspec.Struct, eq=False):
 
     def run(self) -> None:
         """Serve on the main thread until stopped."""
+        raise NotImplementedError
 
     def _serve(self) -> None:
         """Start what may start now, in the order of arrival."""
+        raise NotImplementedError
 
     def _run(self, execution: Execution) -> Message:
         """Run user code; the message that ends the execution."""

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import fcntl
 import os
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +32,6 @@ _HALF_FRAME_S = 1.0
 _MAX_UNREAD_CONTROL = 16 * 1024 * 1024
 """More than ever waits for an honest child, even for one that is stopped."""
 _RAW_BYTES = 64 * 1024
-_RAW_READS = 16
-"""They empty the largest pipe that Linux gives a user, also while something writes into it."""
 
 RawConsumer = Callable[[Stream, str, int], bool]
 """Called with the stream, its text and the number of bytes; False asks for a pause."""
@@ -146,9 +147,9 @@ class RawOutput:
 
     def catch_up(self) -> None:
         """Read the bytes that are in the pipe now, even in a pause."""
-        for _ in range(_RAW_READS):
-            if self._at_end or self._read() < _RAW_BYTES:
-                break
+        waiting = 0 if self._at_end else _bytes_waiting(self._descriptor)
+        while waiting > 0 and (count := self._read()):
+            waiting -= count
 
     def finish(self) -> None:
         """Read the remaining bytes of a dead child, an incomplete character included."""
@@ -177,6 +178,11 @@ class RawOutput:
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._descriptor)
+
+
+def _bytes_waiting(descriptor: int) -> int:
+    answer = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)
 
 
 class Channel:

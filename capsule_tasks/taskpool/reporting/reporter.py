@@ -5,7 +5,6 @@ Reports are called for on the loop, and made in order on the hub thread.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
 from collections.abc import Callable
@@ -34,6 +33,8 @@ _MAX_MEMBERS = 2**27
 """Members that a bitmap in Redis may count without being a danger to it: 16 MiB."""
 _DECODED = ("args", "kwargs")
 """The request dict repeats them; the child decodes them from the body."""
+_coroutine_tasks: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+"""Whether a task is a coroutine. Tasks of modules that a reload has replaced are dropped."""
 _EMBEDDED = ("callbacks", "errbacks", "chord", "taskset")
 
 
@@ -251,9 +252,15 @@ def group_of(headers: Any) -> tuple[str, int]:
     return (group, index)
 
 
-@functools.cache
 def is_coroutine_task(task: Any) -> bool:
     """Whether a task is a coroutine: by `async def`, also of a class-based or wrapped task."""
+    known = _coroutine_tasks.get(task)
+    if known is None:
+        known = _coroutine_tasks[task] = _is_coroutine_task(task)
+    return known
+
+
+def _is_coroutine_task(task: Any) -> bool:
     functions = (
         getattr(task, "_orig_run", None),
         getattr(task, "run", None),

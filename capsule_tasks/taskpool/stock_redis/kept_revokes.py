@@ -124,9 +124,7 @@ class Revokes(ThreadService):
         while not is_over:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: (
-                        (self._new and self._is_well) or self._is_ringing or self.stopping.is_set()
-                    ),
+                    lambda: self._has_work() or self.stopping.is_set(),
                     max(0.0, due - time.monotonic()),
                 )
                 is_over = self.stopping.is_set()

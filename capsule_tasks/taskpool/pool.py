@@ -363,8 +363,11 @@ class TaskPool(prefork.TaskPool):
         answer = Future[dict[str, str]]()
 
         def give(asked: Future[dict[str, str]]) -> None:
-            if not asked.cancelled():
-                self._bridge.put(answer.set_result, asked.result())
+            if asked.cancelled():
+                return
+            fault = asked.exception()
+            error = {"error": f"task {task_id!r}: {fault!r}"}
+            self._bridge.put(answer.set_result, asked.result() if fault is None else error)
 
         asking = stack(self._runtime.supervisor, task_id, all_frames=all_frames)
         self._thread.start_coroutine(asking).add_done_callback(give)

@@ -5,7 +5,7 @@
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 
 # A developer's interpreter settings must not decide what is tested or measured: without cached
-# bytecode, for one, every child would compile the package anew when it starts.
+# bytecode, for one, every child would compile the package again when it starts.
 unset PYTHONDONTWRITEBYTECODE PYTHONHOME PYTHONOPTIMIZE PYTHONPATH PYTHONUNBUFFERED PYTHONWARNINGS
 
 die() {

@@ -147,10 +147,10 @@ def test_a_failure_that_is_not_acknowledged_is_no_more_delivered(worker: Worker)
 def test_a_timeout_that_is_not_acknowledged_is_delivered_again(worker: Worker) -> None:
     key = unique()
     result = worker.send("unacked_late", key, "timeout", time_limit=0.5)
-    anew = worker.app.AsyncResult  # a result keeps the first end that it has seen
+    fresh_result = worker.app.AsyncResult  # a result keeps the first end that it has seen
 
-    eventually(lambda: anew(result.id).state == "SUCCESS", "the second delivery")
-    assert anew(result.id).get(timeout=HANG_S) == 2
+    eventually(lambda: fresh_result(result.id).state == "SUCCESS", "the second delivery")
+    assert fresh_result(result.id).get(timeout=HANG_S) == 2
     eventually(lambda: not is_held(worker, result), "the acknowledgement")
     assert int(worker.app.backend.client.get(key)) == 2
 

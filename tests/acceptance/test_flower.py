@@ -1,6 +1,6 @@
 """Flower in a real browser: every page, and every button with its effect on the worker.
 
-With CAPSULE_SCREENSHOTS=docs/images the pictures of the guide are taken anew.
+With CAPSULE_SCREENSHOTS=docs/images the pictures of the guide are taken again.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def is_claimed_by(worker: Worker, task_id: str) -> bool:
     return Execution(task_id, app=worker.app).snapshot().worker == worker.name
 
 
-def message_for_nobody(worker: Worker, name: str, key: str) -> tuple[str, dict[str, Any]]:
+def message_without_a_worker(worker: Worker, name: str, key: str) -> tuple[str, dict[str, Any]]:
     """The id of a task, and its message, which no worker has."""
     queue = unique("q")
     task_id = worker.app.send_task(name, args=(key,), queue=queue).id
@@ -237,7 +237,7 @@ def test_one_message_that_runs_twice_at_once_is_a_warning(
     """The message is delivered again while its first delivery still runs."""
     before = len(worker.log)
     key = unique()
-    task_id, message = message_for_nobody(worker, "hold", key)
+    task_id, message = message_without_a_worker(worker, "hold", key)
     deliver(worker, message)
     worker.heard(key)
     eventually(lambda: is_claimed_by(worker, task_id), "the claim")

@@ -129,7 +129,7 @@ def test_a_task_that_has_left_the_code_is_an_error_of_its_callers_alone(
         assert worker.get("another") == "here"
 
 
-@pytest.mark.parametrize("reload", [False, True], ids=["anew", "reload"])
+@pytest.mark.parametrize("reload", [False, True], ids=["restart", "reload"])
 def test_broken_code_leaves_the_pool_as_it_was(
     redis_url: str, tmp_path: Path, code: Code, reload: bool
 ) -> None:

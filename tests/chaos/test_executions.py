@@ -171,7 +171,7 @@ def ended_once(first: list[Event], second: list[Event]) -> None:
 def said_in_order(events: list[Event]) -> None:
     """Each attempt published its lines from the first on, without holes or duplicates.
 
-    A run whose worker lost its lease and took it anew goes on in the next attempt.
+    A run whose worker lost its lease and took a new one goes on in the next attempt.
     """
     runs: list[str] = []
     goes_on = False

@@ -243,7 +243,7 @@ async def test_a_consumer_that_leaves_stops_its_flood_and_frees_the_session() ->
         assert session.info.queues.buffered_bytes == 0
 
 
-async def test_a_paused_consumer_does_not_hold_up_questions_and_heartbeats() -> None:
+async def test_a_paused_consumer_does_not_delay_questions_and_heartbeats() -> None:
     async with Session(limited()) as session:
         stream = session.execute("while True: print('x' * 999)", execution_id="flood")
         await pause_after_output(stream)

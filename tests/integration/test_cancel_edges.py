@@ -219,7 +219,9 @@ async def test_a_cancel_swallowed_in_a_finaliser_is_raised_again(session: Sessio
     assert text(watched.messages).startswith("in __del__\n")
 
 
-async def test_code_that_takes_it_for_ctrl_c_and_returns_has_a_result(session: Session) -> None:
+async def test_code_that_treats_a_cancel_as_ctrl_c_and_returns_has_a_result(
+    session: Session,
+) -> None:
     body = SLEEP.replace("\n", "\n    ")
     source = f"try:\n    {body}\nexcept KeyboardInterrupt:\n    pass\n7"
     watched = Watched(session, source)

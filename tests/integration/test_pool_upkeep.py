@@ -119,7 +119,7 @@ async def test_a_session_whose_heartbeat_is_missing_is_replaced_and_hides_no_oth
         await until_exited(silent)
 
 
-async def test_looking_after_the_health_never_takes_an_idle_session_away() -> None:
+async def test_health_checks_never_take_an_idle_session_away() -> None:
     profile = Profile(
         session=SessionConfig(child=QUICK), pool=PoolSettings(min_idle=1, max_sessions=1)
     )

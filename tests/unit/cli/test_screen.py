@@ -35,7 +35,7 @@ def entry(**fields: str) -> RecentEntry:
 def test_a_table_in_a_pipe_is_plain_and_whole(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a pipe stays plain all the same
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a pipe still stays plain
     monkeypatch.setenv("COLUMNS", "20")
     screen.print_table([entry(task="shop.tasks." + "long" * 50, worker="celery@a"), entry()])
     header, first, second = capsys.readouterr().out.splitlines()

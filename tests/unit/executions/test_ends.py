@@ -142,7 +142,7 @@ TOO_OFTEN = End(EndKind.TOO_MANY_LOSSES, "five")
         (LOST, "continues_after_loss", False, LOST.message),
         (OVER_LIMIT, "redelivers_over_limit", False, "TimeLimitExceeded(3.0,)"),
     ],
-    ids=["let go", "lost", "over limit"],
+    ids=["requeued", "lost", "over limit"],
 )
 def test_an_attempt_that_celery_delivers_again_is_no_end(
     end: End, promise: str, is_worker_stopping: bool, detail: str

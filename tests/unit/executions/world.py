@@ -80,9 +80,9 @@ def origins(draw: st.DrawFn) -> Origin:
     """As adapters make them: an early acknowledged message is not redelivered."""
     flag = st.booleans()
     acknowledged = draw(
-        st.sampled_from(["when sure", "when sure", "late", "late, comes again", "early"])
+        st.sampled_from(["when sure", "when sure", "late", "late, redelivered", "early"])
     )
-    comes_again = acknowledged == "late, comes again"
+    may_be_redelivered = acknowledged == "late, redelivered"
     before = draw(st.sampled_from(["new", "new", "new", "retry", "redelivered"]))
     return Origin(
         execution_id="id",
@@ -92,11 +92,11 @@ def origins(draw: st.DrawFn) -> Origin:
         index=0,
         is_retry=before == "retry",
         is_redelivered=before == "redelivered",
-        acks_late=acknowledged in ("late", "late, comes again"),
+        acks_late=acknowledged in ("late", "late, redelivered"),
         ack_waits_for_claim=acknowledged == "when sure",
-        redelivers_when_lost=comes_again,
-        continues_after_loss=comes_again or draw(flag),
-        redelivers_over_limit=comes_again,
+        redelivers_when_lost=may_be_redelivered,
+        continues_after_loss=may_be_redelivered or draw(flag),
+        redelivers_over_limit=may_be_redelivered,
         soft_limit_s=draw(st.sampled_from([None, 1.0])),
         hard_limit_s=draw(st.sampled_from([None, 2.0])),
     )

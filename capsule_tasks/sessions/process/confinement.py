@@ -119,11 +119,11 @@ class Confinement:
         sizes = itertools.accumulate(files, initial=used)
         try:
             excess = next(filter(None, map(self._disk, sizes)), "")
-            settle = partial(measured.set_result, excess)
+            report = partial(measured.set_result, excess)
         except Exception as fault:  # noqa: BLE001 - raised by `_excess`
-            settle = partial(measured.set_exception, fault)
+            report = partial(measured.set_exception, fault)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            measured.get_loop().call_soon_threadsafe(settle)
+            measured.get_loop().call_soon_threadsafe(report)
 
     # --- the limits; each answers with the excess, or is empty ---------------------------------
 

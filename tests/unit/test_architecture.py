@@ -93,6 +93,16 @@ def subjects(folder: Path, suffix: str) -> Iterator[str]:
     yield from (path.parent.name for path in folder.glob("*/__init__.py"))
 
 
+def test_no_module_of_tests_and_no_folder_of_helpers_has_grown_too_large() -> None:
+    modules = [path for path in TESTS.rglob("*.py") if not path.name.startswith("__")]
+    lines = {path: len(path.read_text().splitlines()) for path in modules}
+    assert [str(path) for path, count in lines.items() if count > 500] == []
+    side_by_side = Counter(
+        path.parent for path in modules if not path.stem.startswith(("test_", "conftest"))
+    )
+    assert [str(folder) for folder, count in side_by_side.items() if count > 14] == []
+
+
 @pytest.mark.parametrize("kind", MIRRORS)
 def test_tests_have_the_path_of_what_they_test(kind: str) -> None:
     mirrored, suffix = MIRRORS[kind]

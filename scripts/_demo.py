@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _URLS = ("CAPSULE_BROKER_URL", "CAPSULE_RESULT_URL", "CAPSULE_REDIS_URL", "REDIS_URL")
 PAGES = 100
 WAIT_S = 60
+LOG_LINES = 30
+"""Lines of its log that are shown of a worker that does not become ready."""
 _USES_COLOUR = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 BOLD, DIM, GREEN, CYAN = "1", "2", "32", "36"
 
@@ -58,7 +60,7 @@ def main() -> None:
             say(f"{paint('Redis', BOLD)}    {server.url}")
             names = ("ada@demo", "grace@demo")
             workers = {name: stack.enter_context(worker(name, directory)) for name in names}
-            wait_until_ready(workers)
+            wait_until_ready(workers, directory)
             say(f"{paint('Workers', BOLD)}  {' and '.join(workers)}")
             scenes(workers)
             with flower(directory) as address:
@@ -243,7 +245,8 @@ def worker(name: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def wait_until_ready(workers: dict[str, subprocess.Popen[bytes]]) -> None:
+def wait_until_ready(workers: dict[str, subprocess.Popen[bytes]], directory: Path) -> None:
+    """Wait until each worker replies; one that has exited, or is too late, fails with its log."""
     from scripts._demo_app import app
 
     deadline = time.monotonic() + WAIT_S
@@ -251,8 +254,15 @@ def wait_until_ready(workers: dict[str, subprocess.Popen[bytes]]) -> None:
     while not ready.issuperset(workers):
         for reply in app.control.ping(destination=list(workers), timeout=0.5, limit=len(workers)):
             ready |= reply.keys()
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"of {', '.join(workers)} only {sorted(ready)} became ready")
+        for name, process in workers.items():
+            if process.poll() is not None:
+                say(f"{name} exited with status {process.returncode} before it was ready:")
+            elif name not in ready and time.monotonic() > deadline:
+                say(f"{name} was not ready after {WAIT_S} s:")
+            else:
+                continue
+            lines = (directory / f"{name}.log").read_text(errors="replace").splitlines()
+            sys.exit("\n".join(lines[-LOG_LINES:]))
 
 
 @contextlib.contextmanager

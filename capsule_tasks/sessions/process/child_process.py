@@ -192,13 +192,13 @@ class ChildProcess:
         self._adopted: set[int] = set()
         self.signals_sent: set[int] = set()
         descriptors.close_theirs()
-        pidfd = None
+        self._pidfd = -1
         with contextlib.suppress(OSError):  # out of descriptors
-            pidfd = os.pidfd_open(self.pid) if IS_LINUX else None
-        if pidfd is None:
+            self._pidfd = os.pidfd_open(self.pid) if IS_LINUX else -1
+        if self._pidfd < 0:
             threading.Thread(target=self._wait_for_exit, daemon=True).start()
         else:
-            self._loop.add_reader(pidfd, self._on_exit, pidfd)
+            self._loop.add_reader(self._pidfd, self._on_exit)
 
     @classmethod
     async def start(cls, spawner: Spawner, config: SessionConfig) -> Self:
@@ -306,11 +306,11 @@ class ChildProcess:
         if self.sandbox_directory is not None:  # on a thread: it may hold many files
             threading.Thread(target=self.sandbox_directory.remove).start()
 
-    def _on_exit(self, pidfd: int) -> None:
+    def _on_exit(self) -> None:
         # First the orphans: as long as a zombie is not collected, no other process gets its pid.
         orphans = kill_orphans(self.pid, self._marker)
-        self._loop.remove_reader(pidfd)
-        os.close(pidfd)
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
         self.exited.set_result(ExitStatus(self._collect()))
         self._reap_orphans(orphans, iter(_LATE_CHECKS_S))
 

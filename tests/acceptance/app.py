@@ -126,8 +126,6 @@ def tell_process_init(**_: Any) -> None:
     if (trap := os.environ.get("TEST_TRAP")) and Path(trap).exists():
         threading.Timer(0.05, os._exit, (3,)).start()  # once it is ready
     print(f"process {os.getpid()} begins")
-    if os.environ.get("TEST_MARK_PROCESSES"):
-        mark("process_init", os.getpid())
 
 
 if os.environ.get("TEST_OWN_LOGGING"):
@@ -139,8 +137,8 @@ if os.environ.get("TEST_OWN_LOGGING"):
 
 @signals.worker_process_shutdown.connect
 def tell_process_shutdown(**_: Any) -> None:
-    if os.environ.get("TEST_MARK_PROCESSES"):
-        mark("process_shutdown", os.getpid())
+    if key := os.environ.get("TEST_MARK_SHUTDOWNS"):
+        mark(key, os.getpid())
 
 
 @signals.task_prerun.connect

@@ -58,17 +58,18 @@ def test_limits_set_by_remote_control_end_the_next_call(
 def test_a_task_that_is_stopped_has_a_moment_to_tidy_up(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:
-    with Worker(redis_url, tmp_path, pool=pool, TEST_MARK_PROCESSES="1") as worker:
+    shutdown = unique()
+    with Worker(redis_url, tmp_path, pool=pool, TEST_MARK_SHUTDOWNS=shutdown) as worker:
         limited, terminated = unique(), unique()
         worker.send("tidy", limited, time_limit=1)
         worker.heard(limited)
         worker.heard(f"{limited}:finally")
-        worker.heard("process_shutdown")
+        worker.heard(shutdown)
         result = worker.send("tidy", terminated)
         worker.heard(terminated)
         worker.tell("revoke", result.id, terminate=True)
         worker.heard(f"{terminated}:finally")
-        worker.heard("process_shutdown")
+        worker.heard(shutdown)
 
 
 @pytest.mark.parametrize("how", ["interpreter", "process"])

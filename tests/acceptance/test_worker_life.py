@@ -161,19 +161,20 @@ def test_the_pool_grows_and_shrinks(redis_url: str, tmp_path: Path, pool: str) -
 def test_children_are_replaced_after_so_many_tasks(
     redis_url: str, tmp_path: Path, pool: str
 ) -> None:
+    shutdown = unique()
     with Worker(
         redis_url,
         tmp_path,
         "--max-tasks-per-child=3",
         pool=pool,
         concurrency=1,
-        TEST_MARK_PROCESSES="1",
+        TEST_MARK_SHUTDOWNS=shutdown,
     ) as worker:
         pids = [worker.get("signalled") for _ in range(7)]
         assert len(set(pids)) == 3
         assert pids[0] == pids[2] != pids[3]
         if pool == "capsule":
-            assert worker.heard("process_shutdown") == str(pids[0])
+            assert worker.heard(shutdown) == str(pids[0])
 
 
 def test_processes_left_by_tasks_end_with_their_child(redis_url: str, tmp_path: Path) -> None:

@@ -67,8 +67,10 @@ environment() {
     } 9<"$ROOT/pyproject.toml"
 }
 
+# `pip install .` into this environment would replace the checkout by a copy of it.
 _is_installed() {
-    [[ -x $VENV/bin/python && -r $stamp && "$(<"$stamp")" == "$wanted" ]]
+    compgen -G "$VENV/lib/python*/site-packages/_editable_impl_capsule_tasks.pth" >/dev/null &&
+        [[ -x $VENV/bin/python && -r $stamp && "$(<"$stamp")" == "$wanted" ]]
 }
 
 _install() {

@@ -156,12 +156,16 @@ class Worker:
                 return answers[self.name]
         raise AssertionError(f"no answer to {method}:\n{self.log[-5000:]}")
 
-    def tell(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Tell this worker to do something; its answer."""
-        if not self._listens:  # a broadcast is lost on a worker that does not subscribe yet
+    def listen(self) -> None:
+        """Wait until the worker has subscribed to broadcasts: earlier ones are lost."""
+        if not self._listens:
             ping = self.app.control.ping
             eventually(lambda: ping(destination=[self.name], timeout=0.5), "an answer to a ping")
             self._listens = True
+
+    def tell(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Tell this worker to do something; its answer."""
+        self.listen()
         options = {"destination": [self.name], "reply": True, "timeout": 10, **kwargs}
         (answer,) = getattr(self.app.control, method)(*args, **options)
         return answer[self.name]

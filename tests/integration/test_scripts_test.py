@@ -1,4 +1,4 @@
-"""scripts/test: what is named at the end, the newest releases, and a run in a clean clone."""
+"""scripts/test: its environment, unsteady tests, the newest releases, a run in a clean clone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,23 @@ from scripts._latest import differences, requirements
 from scripts._test_suite import Outcome, Part, result, run_live
 
 ROOT = Path(__file__).parents[2]
+
+# --- the environment -----------------------------------------------------------------------------
+
+
+def test_an_environment_with_a_copy_of_the_checkout_is_not_up_to_date(tmp_path: Path) -> None:
+    """`pip install .` in the environment replaces the editable install by a copy."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "stamp").write_text("wanted")
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    check = f". scripts/_env.sh; VENV={tmp_path} stamp=$VENV/stamp wanted=wanted; _is_installed"
+    command = ["bash", "-c", check]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 1
+    (packages / "_editable_impl_capsule_tasks.pth").touch()
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
 
 # --- tests that failed once ----------------------------------------------------------------------
 

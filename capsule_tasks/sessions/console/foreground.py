@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from capsule_tasks.errors import UnknownInputRequest
 from capsule_tasks.protocol import messages as wire
-from capsule_tasks.sessions.console.frontend import ANSWER_PROMPT, Frontend
+from capsule_tasks.sessions.console.frontend import Frontend
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.stopping import StopOutcome
 
@@ -72,8 +72,7 @@ class Foreground:
 
     async def _answer(self, question: wire.InputRequest) -> None:
         async with self._asking:
-            self._frontend.output("stdout", question.prompt)
-            line = await self._frontend.next_line(ANSWER_PROMPT, password=question.password)
+            line = await self._frontend.ask(question.prompt, password=question.password)
         try:
             await self._session.input_response(
                 line or "",

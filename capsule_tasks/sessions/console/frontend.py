@@ -43,12 +43,18 @@ class Frontend:
     async def close(self) -> None:
         """Leave standard input and output as they were."""
 
-    async def next_line(self, prompt: str, *, password: bool = False) -> str | None:
+    async def next_line(self, prompt: str) -> str | None:
         """The next line, None at the end of input."""
         if self.is_interactive:
             self._put(sys.stderr, prompt)
+        return await self._take()
+
+    async def ask(self, prompt: str, *, password: bool) -> str | None:
+        """The answer to a question of the code, None at the end of input."""
+        # Hidden before the question is shown, which the person may answer at once.
         with _hidden_typing() if password and self.is_interactive else contextlib.nullcontext():
-            return await self._take()
+            self.output("stdout", prompt)
+            return await self.next_line(ANSWER_PROMPT)
 
     def restore_line(self, line: str) -> None:
         """Have `next_line` return this line again."""

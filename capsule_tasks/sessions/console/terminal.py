@@ -14,7 +14,12 @@ from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from capsule_tasks.sessions.console.blocks import is_complete
-from capsule_tasks.sessions.console.frontend import FIRST_PROMPT, NEXT_PROMPT, Frontend
+from capsule_tasks.sessions.console.frontend import (
+    ANSWER_PROMPT,
+    FIRST_PROMPT,
+    NEXT_PROMPT,
+    Frontend,
+)
 
 _MAX_OPEN_LINE = 4096
 """Longer output without a line break is shown in several lines."""
@@ -71,6 +76,10 @@ class Terminal(Frontend):
             self._asking_with, self._is_password = None, False
         self._echo(prompt, "" if password else line or "")
         return line
+
+    async def ask(self, prompt: str, *, password: bool) -> str | None:
+        self.output("stdout", prompt)
+        return await self.next_line(ANSWER_PROMPT, password=password)
 
     def _echo(self, prompt: str, line: str) -> None:
         """Give a line its place in the transcript."""

@@ -30,7 +30,7 @@ class EndKind(StrEnum):
     TRACED = ""
     """The task ended by itself."""
     STOPPED = "Terminated"
-    """It was cancelled, terminated or killed before it ended by itself."""
+    """The task was cancelled, terminated or killed before it ended by itself."""
     OVER_LIMIT = "TimeLimitExceeded"
     LOST = "WorkerLostError"
     """The child ended before the task did."""

@@ -84,7 +84,7 @@ class ToolKey(Checked, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 @runtime_checkable
 class AgentNode(Protocol):
-    """What an agent of a graph must have; `described` reads more attributes if they exist."""
+    """The attributes that every agent has; `described` reads more attributes if they exist."""
 
     name: str
     handoffs: Sequence[Any]

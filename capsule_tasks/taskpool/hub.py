@@ -280,7 +280,7 @@ class SharedLoop:
             for task in left:
                 task.cancel()
             if left:
-                # It retrieves the errors: asyncio would log them when the tasks are collected.
+                # `gather` retrieves the errors, which asyncio would otherwise log later.
                 loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()

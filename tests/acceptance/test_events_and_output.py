@@ -1,4 +1,4 @@
-"""What a worker publishes: Celery events, log lines, and the output of its tasks."""
+"""Celery events, log lines and task output, as a worker publishes them."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_messages_of_a_killed_worker_are_redelivered_in_time(
         for key in keys:
             worker.heard(key)
         eventually(lambda: worker.ask("scheduled"), "the schedule")
-        # It sweeps by a phase of its own, and so learns of no death.
+        # The second worker sweeps at times of its own; the death of the first does not trigger it.
         with Worker(redis_url, tmp_path, queue=worker.queue, **settings) as second:
             worker.kill()
             began = time.monotonic()

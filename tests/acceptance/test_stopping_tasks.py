@@ -159,7 +159,7 @@ def test_a_task_that_runs_out_of_memory_fails_alone_and_is_acknowledged(
 
 
 def test_a_task_that_ends_its_process_at_once_is_not_delivered_again(worker: Worker) -> None:
-    """It is acknowledged early, at its begin, although its child had no time to report it."""
+    """The message is acknowledged early, although the child had no time to report the start."""
     results = [worker.send("die", "exit") for _ in range(3)]
     for result in results:
         with pytest.raises(WorkerLostError):

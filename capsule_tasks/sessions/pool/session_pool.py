@@ -119,7 +119,7 @@ class ProfilePool:
         except asyncio.CancelledError:
             self.plan.cancel_wait(waiter)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                # It got a session just before.
+                # The waiter got a session just before the cancel.
                 self.plan.released(waiter.result(), self._now(), used=False)
             self.decide()
             raise

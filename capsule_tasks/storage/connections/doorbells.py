@@ -35,7 +35,7 @@ _BATCH_SIZE = 500
 
 @dataclass
 class _Channel:
-    """Who listens to one channel."""
+    """The listeners of one channel."""
 
     rings: list[OnRing] = field(default_factory=list)
     is_subscribed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -282,7 +282,7 @@ class PipelinedLink:
             if timer is not None:
                 timer.cancel()
         self._outbox.clear()
-        # What was written and not replicated may be lost with this primary.
+        # Writes that were not replicated may be lost with this primary.
         for on_reply, _ in (*self._unreplicated, *self._waiting):
             # Later, because a callback may make calls.
             self._loop.call_soon(self._deliver, on_reply, _copied(error))

@@ -208,7 +208,7 @@ def task_call(arguments: Any, message: Any) -> TaskCall:
 
 
 def origin_of(call: TaskCall, headers: Any, request: Any, options: Any) -> Origin:
-    """What decides about a task's life: its message, and its settings and limits as they are now.
+    """The facts that decide about a task: its message, and its settings and limits as of now.
 
     Celery keeps the limits from when its consumer started.
     """

@@ -185,7 +185,7 @@ def test_a_tool_key_that_contradicts_itself_is_refused(parts: tuple[Any, ...]) -
 
 @pytest.mark.parametrize("name", ["", "\ud800", 5, None])
 def test_a_name_that_no_index_could_hold_is_refused(name: Any) -> None:
-    """It was once noticed only when the run was parked, by an error of Python."""
+    """Such a name once failed only when the run was parked, by an error of Python."""
     for make in (AgentId, ToolKey, lambda text: ToolKey.namespaced("crm", text)):
         with pytest.raises(InvalidSetting, match="name"):
             make(name)

@@ -68,7 +68,7 @@ async def test_calls_that_wait_or_were_rejected_are_not_started(subject: Subject
 
 
 async def test_a_rejection_holds_also_after_the_run_stopped_asking(subject: Subject) -> None:
-    """It came while the run, under a standing approval, was being parked without the call."""
+    """The rejection came while the run, under a standing approval, was parked without the call."""
     runs = subject.runs()
     await subject.parked(runs, ask("c1"), ask("c2"))
     await runs.approvals.approve("run-1", "c1", always=True)

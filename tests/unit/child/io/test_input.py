@@ -152,7 +152,7 @@ def test_after_the_end_of_the_session_no_question_is_sent() -> None:
 
 
 def test_a_thread_that_outlives_its_execution_does_not_wait_for_an_answer() -> None:
-    """It once waited for ever: the parent does not show questions of an execution that is over."""
+    """The parent shows no questions of an ended execution: the thread once waited for ever."""
     bench = InputBench()
     bench.output.sink.finish()
     with pytest.raises(EOFError):

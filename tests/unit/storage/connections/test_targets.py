@@ -100,7 +100,7 @@ def test_an_invalid_url_is_refused_without_showing_its_password(url: str) -> Non
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster", "redis+sentinel"])
 def test_an_unknown_option_is_refused_at_once(scheme: str) -> None:
-    """It was once a TypeError of redis-py, at the first call."""
+    """Such an option was once a TypeError of redis-py, at the first call."""
     path = "name/0" if scheme == "redis+sentinel" else "0"
     with pytest.raises(InvalidSetting, match="'socket_timeut'") as refusal:
         History("s", f"{scheme}://:hidden@host/{path}?socket_timeut=3")

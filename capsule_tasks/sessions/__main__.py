@@ -9,6 +9,7 @@ import sys
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.sessions.console import Console
+from capsule_tasks.sessions.console.local import LocalSession
 from capsule_tasks.settings import ChildSettings, LimitSettings, SessionConfig
 
 EXIT_BROKEN_PIPE = 141
@@ -34,7 +35,7 @@ def main() -> int:
     child = ChildSettings(limits=limits)
     config = SessionConfig(child=child, cwd=arguments.cwd, warmup=arguments.warmup)
     try:
-        return Console(config).main()
+        return Console(LocalSession(config)).main()
     except BrokenPipeError:
         # The interpreter would try to write the rest at its exit, and report that it cannot.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,20 +6,15 @@ import asyncio
 import contextlib
 import logging
 import signal
-import time
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
-import capsule_tasks
-from capsule_tasks.errors import CapsuleError, SessionLost, SessionStateError
+from capsule_tasks.errors import CapsuleError, SessionStateError
 from capsule_tasks.sessions.console.blocks import Block
 from capsule_tasks.sessions.console.commands import Leave, parse
-from capsule_tasks.sessions.console.foreground import Foreground, show
+from capsule_tasks.sessions.console.foreground import Foreground
 from capsule_tasks.sessions.console.frontend import FIRST_PROMPT, NEXT_PROMPT, make_frontend
-from capsule_tasks.sessions.info import Health
-from capsule_tasks.sessions.session import Session
-from capsule_tasks.sessions.states import SessionState
-from capsule_tasks.settings import SessionConfig
+from capsule_tasks.sessions.console.target import Target
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -27,13 +22,11 @@ T = TypeVar("T")
 
 
 class Console:
-    """A prompt on a terminal, a filter in a pipe; one event loop for input and session."""
+    """A prompt on a terminal, a filter in a pipe; one event loop for input and target."""
 
-    def __init__(self, config: SessionConfig) -> None:
+    def __init__(self, target: Target) -> None:
         self._frontend = make_frontend(self._on_command)
-        self._session = Session(config)
-        self._session.add_state_listener(self._on_state)
-        self._session.add_health_listener(self._on_health)
+        self._target = target
         self._interrupt: Callable[[], object] = lambda: None  # what Ctrl-C does now
         self._is_idle = True
         self._tasks: set[asyncio.Task[object]] = set()
@@ -63,16 +56,10 @@ class Console:
         self._interrupt()
 
     async def _start(self) -> None:
-        started_at = time.monotonic()
-        await self._session.start()
+        greeting = await self._target.start(self._frontend, lambda: self._is_idle)
         if self._frontend.is_interactive:
-            elapsed_ms = (time.monotonic() - started_at) * 1000
-            python = self._session.info.metadata["python"]
-            self._frontend.answer(
-                f"capsule_tasks {capsule_tasks.__version__}: Python {python} in a session of its "
-                f"own, ready after {elapsed_ms:.0f} ms.\n"
-                "Ctrl-C stops what runs, Ctrl-D leaves, :help tells the rest."
-            )
+            ways_out = "Ctrl-C stops what runs, Ctrl-D leaves, :help tells the rest."
+            self._frontend.answer(f"{greeting}\n{ways_out}")
         self._frontend.start()
 
     async def _serve(self) -> int:
@@ -94,11 +81,10 @@ class Console:
 
     async def _stop(self) -> None:
         try:
-            await self._interruptible(self._session.shutdown())
+            await self._interruptible(self._target.stop())
         except asyncio.CancelledError:
             self._interrupt = lambda: None
-            await self._session.terminate()
-        await self._listen()  # what `atexit` and `finally` wrote
+            await self._target.kill()
         await self._frontend.close()
 
     async def _interruptible(self, work: Coroutine[object, object, T]) -> T:
@@ -137,7 +123,7 @@ class Console:
             return False
 
     async def _execute(self, source: str) -> bool:
-        execution = Foreground(self._session, self._frontend)
+        execution = Foreground(self._target, self._frontend)
         running = execution.start(source)
         self._interrupt = execution.cancel
         try:
@@ -147,7 +133,7 @@ class Console:
             return False
 
     async def _obey(self, line: str) -> bool:
-        _, call = parse(self._session, line)
+        _, call = parse(self._target.commands, self._target, line)
         self._frontend.answer(await call())
         return True
 
@@ -155,7 +141,7 @@ class Console:
         """Obey a command that was typed while code runs; False for a line that has to wait."""
         if line.startswith(":"):
             try:
-                works_now = parse(self._session, line)[0].works_while_running
+                works_now = parse(self._target.commands, self._target, line)[0].works_while_running
             except CapsuleError:
                 works_now = True  # its error is shown now
             if works_now:
@@ -163,24 +149,6 @@ class Console:
                 return True
         self._frontend.note(f"waits for the running code, which Ctrl-C stops: {line}")
         return False
-
-    # --- messages of no execution --------------------------------------------------------------
-
-    def _on_state(self, old: SessionState, new: SessionState) -> None:
-        if old is SessionState.WARMING and new is SessionState.READY:
-            self._spawn(self._listen())
-        if new is SessionState.ERROR and self._is_idle:
-            self._frontend.note(f"{self._session.info.last_error}; :restart starts a new child")
-
-    def _on_health(self, health: Health) -> None:
-        how = "does not respond; :restart replaces it" if health.unresponsive else "responds again"
-        self._frontend.note(f"the child {how}")
-
-    async def _listen(self) -> None:
-        """Show late output and the child's own log."""
-        with contextlib.suppress(SessionLost, SessionStateError, BrokenPipeError):
-            while True:
-                show(self._frontend, await self._session.receive_message())
 
     def _spawn(self, work: Coroutine[object, object, object]) -> None:
         task = asyncio.create_task(work)

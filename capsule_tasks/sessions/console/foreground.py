@@ -6,11 +6,11 @@ import asyncio
 import time
 from contextlib import aclosing
 
-from capsule_tasks.errors import UnknownInputRequest
+from capsule_tasks.errors import NoOpenQuestion, UnknownInputRequest
+from capsule_tasks.protocol import events
 from capsule_tasks.protocol import messages as wire
 from capsule_tasks.sessions.console.frontend import Frontend
-from capsule_tasks.sessions.session import Session
-from capsule_tasks.sessions.stopping import StopOutcome
+from capsule_tasks.sessions.console.target import Shown, Target
 
 
 class Foreground:
@@ -20,14 +20,14 @@ class Foreground:
     that writes it and fills no memory here.
     """
 
-    def __init__(self, session: Session, frontend: Frontend) -> None:
-        self._session = session
+    def __init__(self, target: Target, frontend: Frontend) -> None:
+        self._target = target
         self._frontend = frontend
         self._id = wire.new_id()
         self._answers: dict[str, asyncio.Task[None]] = {}
         self._asking = asyncio.Lock()  # one question after another
         self._running: asyncio.Task[bool] | None = None
-        self._cancelling: asyncio.Task[tuple[StopOutcome, float]] | None = None
+        self._cancelling: asyncio.Task[tuple[str, float]] | None = None
         self._is_accepted = False
 
     def start(self, source: str) -> asyncio.Task[bool]:
@@ -41,7 +41,7 @@ class Foreground:
             self._cancelling = asyncio.create_task(self._cancel())
 
     async def _run(self, source: str) -> bool:
-        messages = self._session.execute(source, execution_id=self._id, on_busy="wait")
+        messages = self._target.execute(source, self._id)
         try:
             async with aclosing(messages):
                 async for message in messages:
@@ -52,13 +52,16 @@ class Foreground:
                 answering.cancel()
         if self._cancelling is not None:
             outcome, elapsed_ms = await self._cancelling
-            self._frontend.note(f"{outcome.replace('_', ' ')} after {elapsed_ms:.1f} ms")
+            if outcome:
+                self._frontend.note(f"{outcome.replace('_', ' ')} after {elapsed_ms:.1f} ms")
         remark = _remark(message)
         if remark:
             self._frontend.note(remark)
+        if isinstance(message, events.Ended):
+            return message.outcome == events.Outcome.SUCCEEDED
         return isinstance(message, wire.Result)
 
-    def _show(self, message: wire.Message) -> None:
+    def _show(self, message: Shown) -> None:
         if isinstance(message, wire.InputRequest):
             self._answers[message.id] = asyncio.create_task(self._answer(message))
         elif isinstance(message, wire.InputClosed):
@@ -74,25 +77,20 @@ class Foreground:
         async with self._asking:
             line = await self._frontend.ask(question.prompt, password=question.password)
         try:
-            await self._session.input_response(
-                line or "",
-                request_id=question.id,
-                execution_id=question.execution_id,
-                eof=line is None,
-            )
-        except UnknownInputRequest as late:
+            await self._target.answer(question, line)
+        except (UnknownInputRequest, NoOpenQuestion) as late:
             self._frontend.note(str(late))
 
-    async def _cancel(self) -> tuple[StopOutcome, float]:
+    async def _cancel(self) -> tuple[str, float]:
         started_at = time.monotonic()
-        outcome = await self._session.cancel(self._id)
+        outcome = await self._target.cancel(self._id)
         if outcome == "not_running" and not self._is_accepted and self._running is not None:
             self._running.cancel()  # it waits for a child that is not ready yet
         return outcome, (time.monotonic() - started_at) * 1000
 
 
-def show(frontend: Frontend, message: wire.Message) -> None:
-    """Show one message that is not about a question."""
+def show(frontend: Frontend, message: Shown) -> None:
+    """Show one message, or event, that is not about a question."""
     match message:
         case wire.Output():
             frontend.output(message.stream, message.data)
@@ -107,6 +105,20 @@ def show(frontend: Frontend, message: wire.Message) -> None:
             frontend.answer(str(message.value), f"repr only, of type {message.type_name}")
         case wire.Result() if message.value is not None:
             frontend.answer(_repr(message.value))
+        case events.Ended():
+            _show_end(frontend, message)
+
+
+def _show_end(frontend: Frontend, ended: events.Ended) -> None:
+    match ended.outcome:
+        case events.Outcome.SUCCEEDED:
+            if ended.result_text not in ("", "None"):
+                frontend.answer(ended.result_text)
+        case events.Outcome.CANCELLED:
+            frontend.note("cancelled")
+        case _:
+            reason = f"{ended.type}: {ended.message}" if ended.type else str(ended.outcome)
+            frontend.error(ended.traceback or reason)
 
 
 def _repr(value: object) -> str:
@@ -123,13 +135,13 @@ def _in_short(error: wire.Error) -> str:
     return "\n".join(lines)
 
 
-def _remark(end: wire.Message) -> str:
+def _remark(end: Shown) -> str:
     """A note about the session if it did not stay usable."""
     match end:
         case wire.Error(kind=wire.ErrorKind.KILLED):
             return "the names are gone with the child; a new one takes its place"
         case wire.Error(kind=wire.ErrorKind.LOST):
             return "the names are gone with the child; :restart starts a new one"
-        case wire.Error(type="SystemExit"):
+        case wire.Error(type="SystemExit") | events.Ended(type="SystemExit"):
             return "the session goes on; :quit leaves it"
     return ""

@@ -24,6 +24,7 @@ from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.events import AttemptEnded
 from capsule_tasks.protocol.messages import InputRequest
 
+NOT_CLAIMED = End(EndKind.NOT_CLAIMED, "another worker has the execution, or it has ended")
 _CLAIM_WITH_EVENTS = do.ClaimWithEvents(takes_over=False)
 _START_CLAIM_WAIT = do.StartTimer(Timer.CLAIM_WAIT)
 
@@ -127,7 +128,7 @@ class ClaimAxis:
         if self._doorbell_rang:
             self._doorbell_rang = False
             self._do(do.ReadCommands())
-        if self.run is states.AWAITING_CLAIM:
+        if self.run is states.AWAITING_CLAIM and not self.origin.needs_claim:
             self._start()
         self._do(do.Flush())
         if owner != current_owner:  # that lease was lost while the claim was sent
@@ -147,7 +148,9 @@ class ClaimAxis:
         self._close()
         if self.run is not states.AWAITING_CLAIM:
             return
-        if reason is Refusal.CANCELLED:
+        if self.origin.needs_claim:
+            self._finish(NOT_CLAIMED)
+        elif reason is Refusal.CANCELLED:
             self._finish(End(EndKind.STOPPED, signum=int(signal.SIGTERM)))
         else:
             self._start()
@@ -196,16 +199,22 @@ class ClaimAxis:
         self._confirm_lease()
 
     def _confirm_lease(self) -> None:
-        """Rule 3: the claim is stored and the hold recorded; ask whether the lease lasts."""
+        """Rules 3 and 6: the claim is stored and the hold recorded; ask whether the lease lasts."""
         is_stored = self.claim is states.CLAIMED and self._held_by == self.owner
-        if self.ack is states.DEFERRED and is_stored and self._end is None:
+        if not is_stored or self._end is not None:
+            return
+        if self.ack is states.DEFERRED:
             self._do(_START_CLAIM_WAIT)
+            self._do(do.ConfirmLease(self.owner))
+        elif self.run is states.AWAITING_CLAIM:
             self._do(do.ConfirmLease(self.owner))
 
     def on_lease_confirmed(self, owner: str) -> None:
         """The owner's lease lasts, by the worker's own clock."""
         if self.claim is states.CLAIMED and self._held_by == self.owner == owner:
             self._acknowledge()
+            if self.run is states.AWAITING_CLAIM:
+                self._start()
 
     def on_claim_wait(self) -> None:
         """Rule 3: the claim was not answered in time."""

@@ -39,6 +39,9 @@ class EndKind(StrEnum):
     """The task, or its result, does not fit between the worker and the child."""
     REQUEUED = "requeued"
     """The task had not started when the broker connection was lost; nothing is reported."""
+    NOT_CLAIMED = "NotClaimed"
+    """The execution needs a claim and did not get it, or lost it before its end was stored: another
+    worker has it, or it has ended. Nothing is published."""
     DISCARDED = "TaskRevokedError"
     """Celery discarded the task before it reached the pool, and reported that itself."""
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from capsule_tasks.executions.actions import Timer
+from capsule_tasks.executions.calls import AnyCall
 from capsule_tasks.executions.ends import End
 from capsule_tasks.executions.lifecycle import Lifecycle
-from capsule_tasks.protocol.messages import Gap, Output, TaskCall
+from capsule_tasks.protocol.messages import Gap, Output
 
 if TYPE_CHECKING:
-    from capsule_tasks.executions.dispatcher import Child
+    from capsule_tasks.executions.lanes import Child, Lane
     from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 
 
@@ -50,9 +51,11 @@ UNREPORTED = Reporter()
 class Execution(msgspec.Struct, eq=False):
     """Carries what each adapter knows about one execution; only the lifecycle decides."""
 
-    call: TaskCall
+    call: AnyCall
     life: Lifecycle
     reporter: Reporter = UNREPORTED
+    lane: Lane | None = None
+    """Where the execution waits for a child; None if it will not run."""
     has_output: bool = False
     child: Child | None = None
     """The child that has the execution now."""

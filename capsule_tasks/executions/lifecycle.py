@@ -17,6 +17,8 @@ The rules, each next to the code that keeps it:
    time for that.
 4. Whatever an attempt publishes after another one took over is discarded.
 5. Redis delays the start and the report of an execution for a bounded time, and fails neither.
+6. An execution that needs a claim starts when its claim is sure, and its end is reported when that
+   is stored, however long Redis takes. Refused the claim, it ends here without having run.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Concatenate, Final, ParamSpec
 from capsule_tasks.executions import actions as do
 from capsule_tasks.executions import ends, states
 from capsule_tasks.executions.actions import Action, Timer
-from capsule_tasks.executions.claims import ClaimAxis, Streaming
+from capsule_tasks.executions.claims import NOT_CLAIMED, ClaimAxis, Streaming
 from capsule_tasks.executions.ends import End, EndKind, LastEvent
 from capsule_tasks.protocol.events import AttemptEnded, CancelCommand, Command
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, TaskResult, Terminal
@@ -60,6 +62,7 @@ class Lifecycle(ClaimAxis):
     the one that Celery reports: SIGTERM."""
     _is_worker_stopping: bool = False
     _is_over_limit: bool = False
+    _is_end_stored: bool = False
     _suspected: End | None = None
     """The loss that is being judged."""
 
@@ -93,12 +96,16 @@ class Lifecycle(ClaimAxis):
         """The execution came to this worker."""
         if streaming is _CLAIM_FIRST:
             self.run = self.run.to[states.AWAITING_CLAIM]
-            self._do(do.StartTimer(Timer.START_WAIT))
+            if not self.origin.needs_claim:
+                self._do(do.StartTimer(Timer.START_WAIT))
             self._claim_first()
             return
         if streaming is _NO_STREAM:
             self.claim = self.claim.to[states.CLOSED]
-        self._start()
+        if self.origin.needs_claim:
+            self._finish(NOT_CLAIMED)
+        else:
+            self._start()
 
     def on_discarded(self, streaming: Streaming, reason: str) -> None:
         """Celery discarded the execution before it reached the pool."""
@@ -288,7 +295,7 @@ class Lifecycle(ClaimAxis):
 
     def on_broker_lost(self) -> None:
         """The connection to the broker is lost: messages that have not started are redelivered."""
-        if self.run in _UNSENT:
+        if self.run in _UNSENT and not self.origin.needs_claim:
             self._finish(_BROKER_LOST)
 
     def on_worker_stopping(self) -> None:
@@ -300,6 +307,7 @@ class Lifecycle(ClaimAxis):
             and not self.origin.acks_late
             and self.ack is not states.DEFERRED
         )
+        may_have_run = self.origin.needs_claim and self.is_with_child
         was_queued, was_unseen = self.run is states.QUEUED, self._is_unseen()
         self.run = self.run.to[states.OVER]
         self.report = self.report.to[states.ENDED]
@@ -307,7 +315,7 @@ class Lifecycle(ClaimAxis):
             self._do(do.Unqueue())  # no child may run it before the pool has ended
         event = (
             ends.lost(_WORKER_STOPPED)
-            if is_acked
+            if is_acked or may_have_run
             else ends.another_follows("requeued", _WORKER_STOPPED)
         )
         self._end = End(EndKind.REQUEUED, _WORKER_STOPPED)
@@ -355,11 +363,13 @@ class Lifecycle(ClaimAxis):
         if self.claim is not states.CLOSED and self._last is not None:
             self.claim = self.claim.to[states.CLOSED]
             self._do(do.RecordEnd(self._last))
+            self._is_end_stored = True
             self._report_all()
 
     def on_end_wait(self) -> None:
         """Rule 5: Redis is unavailable; the end is stored when it is back."""
-        self._report_all()
+        if not self.origin.needs_claim:
+            self._report_all()
 
     def _report_all(self) -> None:
         self._acknowledge()
@@ -370,7 +380,8 @@ class Lifecycle(ClaimAxis):
         if self.report is not states.ENDED:
             self.report = self.report.to[states.ENDED]
             assert self._end is not None
-            self._do(do.ReportEnd(self._end, frees_slot))
+            is_known = self._is_end_stored or not self.origin.needs_claim
+            self._do(do.ReportEnd(self._end if is_known else NOT_CLAIMED, frees_slot))
 
     # --- commands ------------------------------------------------------------------------------
 

@@ -20,6 +20,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     acks_late: bool = False
     ack_waits_for_claim: bool = False
     """The message is acknowledged early, and the acknowledgement can wait for the claim."""
+    needs_claim: bool = False
+    """The execution, a call of a named session, never runs without a sure claim: another worker may
+    have the session by then. No message stands behind it, and its end is reported once stored."""
     redelivers_when_lost: bool = False
     """The same message is delivered again when the child that ran it is lost."""
     continues_after_loss: bool = False

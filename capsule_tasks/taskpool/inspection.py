@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from capsule_tasks.errors import CapsuleError
-from capsule_tasks.executions.dispatcher import Child
+from capsule_tasks.executions.lanes import Child
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.sessions.pool.plan import EARLY_EXITS
 from capsule_tasks.taskpool.reporting.task_frames import only_task_frames

@@ -89,6 +89,7 @@ class Ground:
     def begin(self, name: str) -> Work:
         self._ids += 1
         work = new_work(name, f"task-{self._ids}")
+        work.lane = self.dispatcher.lanes["async" if work.life.origin.is_async else "blocking"]
         self.dispatcher.enqueue(work)
         return work
 

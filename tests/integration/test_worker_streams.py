@@ -326,3 +326,26 @@ async def test_attempts_that_replace_each_other_are_stored_in_their_order(
     assert page is not None
     ends = [m for event in page.events if isinstance(m := event.message, (AttemptEnded, Ended))]
     assert [end.outcome for end in ends] == ["replaced", "replaced", "succeeded"]
+
+
+async def test_an_execution_that_needs_its_claim_runs_in_one_place_at_most(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, claimer = ground.publisher.lease, ground.publisher.claimer
+    lease_renewed = claimer.lease_renewed
+    monkeypatch.setattr(lease, "is_certain", lambda _: False)
+    monkeypatch.setattr(claimer, "lease_renewed", lambda _: None)
+    call = ground.admitted(new_execution("call", needs_claim=True))
+    await eventually(lambda: call in claimer.awaiting_renewal)
+    assert is_held(call)
+    assert not has_started(call), "its lease may have lapsed"
+    lease_renewed(lease.incarnation)
+    assert has_started(call)
+    async with ExecutionStore(ground.publisher.connection, settings=ground.retention) as store:
+        await claim(store, "elsewhere", owner="another", claim="c")
+    refused = ground.admitted(new_execution("elsewhere", needs_claim=True))
+    await reporter_of(refused).has_ended.wait()
+    assert reporter_of(refused).heard == ["ended"]
+    assert (await ground.store.read_record("elsewhere")).owner == "another"
+    ground.begin(call)
+    await ground.end(call)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from capsule_tasks.errors import CapsuleError, reason_of
-from capsule_tasks.protocol.messages import TaskCall
+from capsule_tasks.executions.calls import AnyCall, retries_of
 from capsule_tasks.storage import SyncConnections
 from capsule_tasks.storage.drivers import drive_blocking
 from capsule_tasks.storage.losses import LossCore
@@ -46,7 +46,7 @@ class LossCounter:
         """Whether losses are counted over all workers."""
         return self._connections is not None
 
-    async def admit(self, call: TaskCall) -> int:
+    async def admit(self, call: AnyCall) -> int:
         """Count a redelivered message; return its losses if they are too many, else 0."""
         key = _key(call)
         # Recorded before the call: a worker that stops meanwhile drops it in `close`, and a
@@ -60,7 +60,7 @@ class LossCounter:
             self.counted_on_delivery.pop(key, None)
         return 0
 
-    async def judge(self, call: TaskCall) -> int:
+    async def judge(self, call: AnyCall) -> int:
         """Count one more lost process; return the count if it is too high, else 0."""
         key = _key(call)
         here = self.counted_locally.pop(key, 0) + 1
@@ -72,10 +72,10 @@ class LossCounter:
             del self.counted_locally[next(iter(self.counted_locally))]
         return 0
 
-    def is_counted_on_delivery(self, call: TaskCall) -> bool:
+    def is_counted_on_delivery(self, call: AnyCall) -> bool:
         return _key(call) in self.counted_on_delivery
 
-    async def forget(self, call: TaskCall) -> None:
+    async def forget(self, call: AnyCall) -> None:
         """Drop the count on delivery: the execution ended without a loss."""
         key = _key(call)
         if loss := self.counted_on_delivery.get(key):
@@ -83,7 +83,7 @@ class LossCounter:
             if self.counted_on_delivery.get(key) == loss:
                 del self.counted_on_delivery[key]
 
-    def forget_here(self, call: TaskCall) -> None:
+    def forget_here(self, call: AnyCall) -> None:
         """The task ended by itself: forget its losses in this worker."""
         self.counted_locally.pop(_key(call), None)
 
@@ -115,9 +115,9 @@ class LossCounter:
             return None
 
 
-def _key(call: TaskCall) -> Key:
+def _key(call: AnyCall) -> Key:
     """Retries have the same id, and are limited by Celery itself."""
-    return call.task_id, str(call.request.get("retries") or 0)
+    return call.task_id, str(retries_of(call))
 
 
 def _new_id() -> str:

@@ -179,7 +179,8 @@ class Publisher:
         rung = self.claimer.rung
         was_rung = origin.execution_id in rung
         rung.pop(origin.execution_id, None)
-        is_new = not (was_rung or origin.is_retry or origin.is_redelivered)
+        is_known = was_rung or origin.is_retry or origin.is_redelivered
+        is_new = not (is_known or origin.needs_claim)
         if is_new and self._keeps_order and self.lease.is_held.is_set():
             return Streaming.CLAIM_LATER
         return Streaming.CLAIM_FIRST

@@ -185,8 +185,9 @@ class StreamWriter:
         self._send(batch, self._claim_call(held_by, batch))
 
     async def claim_first(self) -> None:
-        """Claim the execution before it starts, from any owner."""
-        await self._claim_alone(self._claim_call(""), is_first=True)
+        """Claim the execution before it starts, from any owner or, if it needs that, from none."""
+        held_by = UNCLAIMED if self.execution.life.origin.needs_claim else ""
+        await self._claim_alone(self._claim_call(held_by), is_first=True)
 
     def reclaim(self, owner_before: str) -> None:
         """Claim the execution under the present lease, if the owner before still has it."""

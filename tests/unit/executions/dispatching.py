@@ -19,6 +19,7 @@ from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.protocol.messages import (
     Ack,
+    Code,
     Error,
     ErrorKind,
     Message,
@@ -52,6 +53,7 @@ class FakeSession:
         self.ends_at_once = False
         self.consumers: dict[str, Callable[[Message], object]] = {}
         self.done: list[Any] = []
+        self.payloads: list[tuple[TaskCall | Code, float | None]] = []
         self._state_listeners: list[Callable[..., object]] = []
 
     @property
@@ -71,8 +73,14 @@ class FakeSession:
         self.die(-signal.SIGKILL)
 
     def submit(
-        self, _: TaskCall, consumer: Callable[[Message], object], *, execution_id: str
+        self,
+        payload: TaskCall | Code,
+        consumer: Callable[[Message], object],
+        *,
+        execution_id: str,
+        timeout_s: float | None,
     ) -> None:
+        self.payloads.append((payload, timeout_s))
         if self.refuses or not self.is_alive:
             raise SessionStateError("submit()", "busy", "it is condemned")
         assert execution_id not in self.consumers
@@ -161,6 +169,8 @@ class Ground:
 
     def enqueue(self, *works: Work) -> None:
         for work in works:
+            is_async = work.life.origin.is_async
+            work.lane = self.dispatcher.lanes["async" if is_async else "blocking"]
             self.dispatcher.enqueue(work)
 
     def children(self) -> list[FakeSession]:

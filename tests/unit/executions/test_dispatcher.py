@@ -14,8 +14,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import UnknownInputRequest
-from capsule_tasks.executions import dispatcher as dispatcher_module
-from capsule_tasks.protocol.messages import Error, Output, TaskResult
+from capsule_tasks.executions import lanes
+from capsule_tasks.executions.calls import CodeCall
+from capsule_tasks.protocol.messages import Code, Error, Output, TaskResult
 from tests.sessions import HANG_S
 from tests.unit.executions.dispatching import Work, ground, new_work
 
@@ -277,7 +278,7 @@ async def test_work_of_a_process_is_found_by_its_number() -> None:
 
 
 def test_a_child_is_believed_to_start_within_a_twentieth_of_a_second() -> None:
-    assert dispatcher_module.ASSUME_STARTED_AFTER_S == 0.05
+    assert lanes.ASSUME_STARTED_AFTER_S == 0.05
 
 
 EVENTS = st.sampled_from(
@@ -352,3 +353,11 @@ def check(here: Any, works: list[Work]) -> None:
             assert len(child.sent) == child.slot.load <= capacity
     sent = {work for work in works if here.listener.of(work)[-1:] in (["sent"], ["started"])}
     assert set(here.dispatcher.sent_executions()) == sent
+
+
+async def test_source_code_is_sent_with_its_time_and_without_a_task() -> None:
+    async with ground() as here:
+        work = new_work("a")
+        work.call = CodeCall(name="capsule.execute", task_id="a", source="6 * 7", timeout_s=3.0)
+        here.enqueue(work)
+        assert here.child_of(work).payloads == [(Code(source="6 * 7"), 3.0)]

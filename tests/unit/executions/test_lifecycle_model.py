@@ -125,6 +125,10 @@ class LifecycleMachine(RuleBasedStateMachine):
         is_known = origin.is_retry or origin.is_redelivered
         if streaming is Streaming.CLAIM_LATER and is_known:
             streaming = Streaming.CLAIM_FIRST
+        if origin.needs_claim:
+            is_discarded = False
+            if streaming is Streaming.CLAIM_LATER:
+                streaming = Streaming.CLAIM_FIRST
         self.leases = 1
         self.asked = 0
         self.troubles = troubles

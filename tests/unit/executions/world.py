@@ -95,6 +95,7 @@ def origins(draw: st.DrawFn) -> Origin:
         acks_late=acknowledged in ("late", "late, redelivered"),
         ack_waits_for_claim=acknowledged == "when sure",
         redelivers_when_lost=may_be_redelivered,
+        needs_claim=before == "new" and acknowledged == "early" and draw(flag),
         continues_after_loss=may_be_redelivered or draw(flag),
         redelivers_over_limit=may_be_redelivered,
         soft_limit_s=draw(st.sampled_from([None, 1.0])),
@@ -156,6 +157,7 @@ class World:
             case do.Send():
                 assert not self.is_queued
                 assert not self.has_child
+                assert self.is_sure or not self.life.origin.needs_claim
                 self.is_queued = True
             case do.Unqueue():
                 assert self.is_queued
@@ -188,6 +190,11 @@ class World:
                 assert not self.is_closed, "nothing is accepted from a stale attempt"
                 self.publish(action)
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether the claim is stored and held, under a lease that lasts."""
+        return self.stored_owner == self.noted_owner and self.stored_owner in self.confirmed
+
     def release(self) -> None:
         assert not self.is_released
         self.is_released = True
@@ -203,15 +210,14 @@ class World:
             case do.Acknowledge():
                 assert self.accepted is not None
                 assert self.accepted.defers_ack
-                is_certain = self.stored_owner == self.noted_owner and (
-                    self.stored_owner in self.confirmed
-                )
                 is_over = self.is_closed or self.is_end_stored or self.has_end_waited
-                assert is_certain or self.has_waited or is_over
+                assert self.is_sure or self.has_waited or is_over
                 self.acks += 1
             case do.FreeSlot():
                 self.freed += 1
             case do.ReportEnd(end, frees_slot):
+                if self.life.origin.needs_claim:
+                    assert (end.kind is EndKind.NOT_CLAIMED) == (not self.is_end_stored)
                 self.reported.append(end)
                 self.freed += frees_slot
 
@@ -394,6 +400,8 @@ class World:
             self.finish_in_flight()
         elif self.holds and not is_redis_away:
             self.note_hold(min(self.holds))
+        elif self.life.run is Run.AWAITING_CLAIM and self.lease in self.confirms:
+            self.confirm(self.lease)
         else:
             return False
         return True
@@ -415,6 +423,8 @@ class World:
     def check_over(self, *, is_redis_away: bool) -> None:
         """Nothing hangs, and everything was reported once."""
         life, reported = self.life, [end.kind for end in self.reported]
+        if is_redis_away and life.origin.needs_claim and not self.is_left:
+            return  # it waits for as long as it takes
         assert life.run is Run.OVER, life
         assert life.report is Report.ENDED, life
         assert not self.timers

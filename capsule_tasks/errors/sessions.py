@@ -118,3 +118,80 @@ class PrivateServerError(OperatorError):
 
 class BadFrame(InternalError):
     """Bytes that are no frame of this protocol; the transport they came from is lost."""
+
+
+# --- named sessions ------------------------------------------------------------------------------
+
+
+@described("there is no session {session_id!r}: it was never used, was closed, or has expired")
+class SessionUnknown(CallerError, LookupError):
+    """Redis holds nothing of a named session."""
+
+    session_id: str
+
+
+@described("session {session_id!r} has the {what} {stored!r}, not {given!r}")
+class SessionMismatch(CallerError, ValueError):
+    """A named session was used under another profile or tenant than its own; nothing was stored."""
+
+    session_id: str
+    what: str
+    stored: str
+    given: str
+
+
+@described("session {session_id!r} is busy: {unfinished} of its calls are unfinished")
+class NamedSessionBusy(RetryError):
+    """A named session has unfinished calls, and the caller did not want to wait for them."""
+
+    session_id: str
+    unfinished: int
+
+
+@described("{waiting} calls wait for session {session_id!r}, and no more than {limit} may")
+class SessionCallsFull(RetryError):
+    """The call log of a named session is full; nothing was stored."""
+
+    session_id: str
+    waiting: int
+    limit: int
+
+
+@described("session {session_id!r} is being closed")
+class SessionClosing(RetryError):
+    """A named session is being closed; once it is, the next call begins a new one."""
+
+    session_id: str
+
+
+@described("session {session_id!r} has no owner and is not listed; its token is {token}")
+class SessionUnlisted(RetryError):
+    """A named session has to be listed as wanted before a call is submitted to it."""
+
+    session_id: str
+    token: int
+
+
+@described("session {session_id!r} is held by {owner!r}")
+class SessionHeld(RetryError):
+    """A named session has an owner; with its token it can be taken over once its lease lapsed."""
+
+    session_id: str
+    owner: str
+    token: int
+
+
+@described("session {session_id!r} has another owner now: {owner:nobody}")
+class SessionOwnerLost(RetryError):
+    """This worker has lost a named session: it has to stop, and to write nothing more of it."""
+
+    session_id: str
+    owner: str
+
+
+@described("session {session_id!r} is not released: {unfinished} of its calls are unfinished")
+class SessionUnfinished(RetryError):
+    """A named session with unfinished calls is not released: its owner runs them first."""
+
+    session_id: str
+    unfinished: int

@@ -7,7 +7,7 @@ InvalidSetting, which names the setting, the value and the limits. The modules a
 - `sessions`: how a parent treats its children, and how many it keeps;
 - `worker`: the `capsule_…` settings of a Celery app;
 - `executions`: what workers publish of tasks, and how long Redis retains it;
-- `storage`: connections to Redis, retries, histories, durable runs, steps of tasks;
+- `storage`: connections to Redis, retries, histories, durable runs, named sessions, steps;
 - `environment`: what the environment of a process says;
 - `declared`: how settings are declared.
 

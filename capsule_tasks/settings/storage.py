@@ -1,4 +1,6 @@
-"""Connections to Redis, how calls are retried, histories, durable runs, and the steps of tasks."""
+"""Connections to Redis, how calls are retried, and what is stored there: histories, durable runs,
+named sessions, and the steps of tasks.
+"""
 
 from capsule_tasks.settings.declared import (
     MIB,
@@ -59,6 +61,20 @@ class RunSettings(Settings, frozen=True, kw_only=True):
     max_snapshot_bytes: ByteCount = 16 * MIB
     max_output_bytes: ByteCount = 8 * MIB
     """The bytes of one tool call."""
+    prefix: str = "capsule"
+    retry: RetrySettings = RetrySettings()
+
+
+class NamedSessionSettings(Settings, frozen=True, kw_only=True):
+    """How long what Redis has of named sessions is kept, and how large it may grow."""
+
+    ttl_s: TimeToLive = 30 * 86400.0
+    """From the last call of a session, or its last owner; no less than `known_ttl_s`."""
+    known_ttl_s: TimeToLive = 86400.0
+    """How long the id of a call is known after its end: so long, the call never runs again."""
+    max_waiting: PositiveCount = 10_000
+    """Calls that wait in the log of one session."""
+    hold_ttl_s: TimeToLive = 8 * 86400.0
     prefix: str = "capsule"
     retry: RetrySettings = RetrySettings()
 

@@ -59,6 +59,25 @@ class SessionKeys:
         return f"{self._root}:staging:{escaped('operation id', operation_id)}"
 
 
+class NamedSessionKeys(SessionKeys):
+    """The record of one named session, its call log, and what its owner is asked."""
+
+    def __init__(self, session_id: str, prefix: str = "capsule") -> None:
+        super().__init__(session_id, prefix)
+        self.session = f"{self._root}:session"
+        self.calls = f"{self._root}:calls"
+        self.known = f"{self._root}:known"
+
+
+class WantedKeys:
+    """The sessions of a profile that wait for an owner, and the channel that rings for them."""
+
+    def __init__(self, profile: str, prefix: str = "capsule") -> None:
+        self.wanted = f"{checked_prefix(prefix)}:{{wanted:{escaped('profile', profile)}}}"
+        self.marks = f"{self.wanted}:marks"
+        self.channel = f"{self.wanted}:changed"
+
+
 class RunKeys(SessionKeys):
     """The keys of one run, in the slot of its session, so that both change in one step."""
 
@@ -112,6 +131,15 @@ class WorkerKeys:
         self.worker = f"{checked_prefix(prefix)}:{{W:{escaped('incarnation', incarnation)}}}"
         self.operations = f"{self.worker}:operations"
         self.held = f"{self.worker}:held"
+
+
+class HostKeys(WorkerKeys):
+    """The named sessions that one incarnation of a worker holds, and its doorbell for them."""
+
+    def __init__(self, incarnation: str, prefix: str = "capsule") -> None:
+        super().__init__(incarnation, prefix)
+        self.sessions = f"{self.worker}:sessions"
+        self.channel = f"{doorbell_prefix(prefix)}{incarnation}:sessions"
 
 
 class StepKeys:

@@ -52,6 +52,9 @@ class Code(IntEnum):
     STARTED = 17
     EXPIRED = 18
     FINISHED = 19
+    UNLISTED = 21
+    BUSY = 22
+    UNFINISHED = 23
 
 
 P = ParamSpec("P")

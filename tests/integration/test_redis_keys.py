@@ -22,6 +22,7 @@ from capsule_tasks.settings import (
     ExecutionSettings,
     HistorySettings,
     LeaseSettings,
+    NamedSessionSettings,
     RunSettings,
     StepSettings,
 )
@@ -41,6 +42,7 @@ from capsule_tasks.storage.history.core import CHUNK_ITEMS
 from capsule_tasks.storage.losses import LossCore
 from capsule_tasks.storage.revokes import RevokeCore
 from capsule_tasks.storage.scripts import Call
+from capsule_tasks.storage.sessions.store import NamedSessionStore
 from tests.architecture_page import Key, key_rows
 from tests.attempts import append, claim
 from tests.unit.test_architecture import SCRIPTS, written_shapes
@@ -138,6 +140,7 @@ async def test_stored_keys_are_those_of_the_table(
     await write_steps(watched, prefix)
     await write_history(watched, prefix, valkey_url)
     await write_runs(watched, prefix)
+    await write_sessions(watched, prefix)
     assert watched.seen == {row.shape for row in ROWS}
     assert watched.called | NOT_CALLED >= {name for name in SCRIPTS if written_shapes(name)}
 
@@ -217,6 +220,23 @@ async def write_runs(store: Watched, prefix: str) -> None:
     await runs.commit(last, b"{}", turn=2, status="completed")
     await runs.create("cancelled", "s", b"{}", schema="1", agent="a")
     await runs.cancel("cancelled")
+
+
+async def write_sessions(store: Watched, prefix: str) -> None:
+    sessions: Any = NamedSessionStore(store, settings=NamedSessionSettings(prefix=prefix))
+    lease: Any = Lease("host", store, settings=LEASE, prefix=prefix)
+    await lease.acquire()
+    for call in ("c1", "c2"):
+        await sessions.submit("named", call, b"", profile="sandbox", tenant="t")
+    ((wanted,), _) = await sessions.take_wanted("sandbox", 1)
+    await sessions.hold("host", lease.core.token, ["named", "other"])
+    taken = await sessions.take("named", "host", profile="sandbox")
+    assert await sessions.unwant("sandbox", wanted)
+    begun = await sessions.begin("named", taken.token)
+    await sessions.done("named", taken.token, begun.seq, cpu_ms=1)
+    await sessions.release("named", taken.token, even_unfinished=True)
+    await lease.release()
+    await sessions.held_sessions("host", ["other"])
 
 
 def ask(call_id: str, expires_in_s: float | None = None) -> ApprovalRequest:

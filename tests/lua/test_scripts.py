@@ -21,11 +21,14 @@ from capsule_tasks.storage.keys import (
     CallKeys,
     ExecutionKeys,
     GroupKeys,
+    HostKeys,
+    NamedSessionKeys,
     RecentKeys,
     RevokeKeys,
     RunKeys,
     SessionKeys,
     StepKeys,
+    WantedKeys,
     WorkerKeys,
     losses_key,
     renewal_marks,
@@ -160,6 +163,11 @@ def spelled(script_name: str, key_name: str) -> str:
         "executions/step_": StepKeys("<execution>"),
         "executions/": ExecutionKeys("<execution>"),
         "workers/": WorkerKeys("<incarnation>"),
+        "sessions/want": WantedKeys("<profile>"),
+        "sessions/unwant": WantedKeys("<profile>"),
+        "sessions/take_wanted": WantedKeys("<profile>"),
+        "sessions/h": HostKeys("<incarnation>"),
+        "sessions/": NamedSessionKeys("<session>"),
     }
     for prefix, owner in owners.items():
         if script_name.startswith(prefix):

@@ -295,6 +295,7 @@ PLACEHOLDERS = {
     "run_id": "<run>",
     "group_id": "<group>",
     "incarnation": "<incarnation>",
+    "profile": "<profile>",
     "attempt": "<attempt>",
     "operation_id": "<operation>",
     "agent": "<agent>",
@@ -350,7 +351,8 @@ FUNCTION = re.compile(r"^local function (\w+)\((.*?)\)\n(.*?)^end$", re.MULTILIN
 LOOP = re.compile(r"for _, key in ipairs\(\{(.*?)\}\)")
 CALL = re.compile(r"redis\.call\(('\w+'|command), ([\w\[\]]+)((?:, [\w\[\]]+)*)")
 WRITES = {
-    *("HSET", "HDEL", "HINCRBY", "XADD", "XTRIM", "RPUSH", "RPOP", "LTRIM", "SADD", "SREM"),
+    *("HSET", "HDEL", "HINCRBY", "XADD", "XTRIM", "XDEL"),
+    *("RPUSH", "RPOP", "LTRIM", "SADD", "SREM"),
     *("ZADD", "ZREM", "ZREMRANGEBYSCORE", "ZREMRANGEBYRANK", "SET", "SETBIT"),
     *("UNLINK", "DEL", "RENAME"),
 }

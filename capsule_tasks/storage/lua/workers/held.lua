@@ -8,17 +8,12 @@
 --   id...  of executions that were reaped
 -- RETURNS {DONE, ids…}
 -- REFUSES {HELD} a lease that has not lapsed
--- USES common
+-- USES common, holds
 
 local worker_key, held_key = KEYS[1], KEYS[2]
 local count = tonumber(ARGV[1])
 local FIRST = 2
 
-local SLICE = 1000
-
-local till = tonumber(redis.call('HGET', worker_key, 'until') or 0)
-if till > clock_us() then return {HELD} end
-for first = FIRST, #ARGV, SLICE do
-  redis.call('SREM', held_key, unpack(ARGV, first, math.min(first + SLICE - 1, #ARGV)))
-end
+if not has_lapsed(worker_key) then return {HELD} end
+each_slice('SREM', held_key, FIRST, #ARGV)
 return {DONE, unpack(redis.call('SRANDMEMBER', held_key, count))}

@@ -1,0 +1,23 @@
+-- Records which sessions a worker is going to hold, and which it no longer holds.
+--
+-- KEYS
+--   worker    hash  capsule:{W:<incarnation>}
+--   sessions  set   capsule:{W:<incarnation>}:sessions
+-- ARGV
+--   token   of the worker's lease
+--   ttl_ms  until the record expires
+--   count   how many of the ids are held from now on; the others no longer are
+--   id...   of sessions
+-- RETURNS {DONE}
+-- REFUSES {LOST} a lease that has lapsed or never existed
+-- USES common, holds
+
+local worker_key, sessions_key = KEYS[1], KEYS[2]
+local token, ttl_ms, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local FIRST = 4
+
+if not is_leased(worker_key, token) then return {LOST} end
+each_slice('SREM', sessions_key, FIRST + count, #ARGV)
+each_slice('SADD', sessions_key, FIRST, FIRST + count - 1)
+redis.call('PEXPIRE', sessions_key, ttl_ms)
+return {DONE}

@@ -1,0 +1,394 @@
+"""Named sessions in one Redis: calls, owners, and the lists of sessions that are wanted or held.
+
+Every write can be repeated: calls carry an id, what owners write carries their token, and a take is
+an operation with an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from capsule_tasks.errors import (
+    LeaseLost,
+    NamedSessionBusy,
+    SessionCallsFull,
+    SessionClosing,
+    SessionHeld,
+    SessionMismatch,
+    SessionOwnerLost,
+    SessionUnfinished,
+    SessionUnknown,
+    SessionUnlisted,
+)
+from capsule_tasks.settings import NamedSessionSettings
+from capsule_tasks.storage.drivers import drive
+from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
+from capsule_tasks.storage.keys import (
+    HostKeys,
+    NamedSessionKeys,
+    WantedKeys,
+    doorbell_prefix,
+    escaped,
+)
+from capsule_tasks.storage.leases import lease_left_s
+from capsule_tasks.storage.operations import Reply, call_script, named, refused
+from capsule_tasks.storage.scripts import Call, Code
+from capsule_tasks.storage.sessions import scripts
+from capsule_tasks.storage.sessions.types import (
+    BegunCall,
+    NamedSessionInfo,
+    Submitted,
+    Taken,
+    Wanted,
+    WantedPage,
+)
+
+OnBusy = Literal["wait", "error"]
+
+
+class NamedSessionStore(AsyncFacade):
+    """Calls and owners of named sessions in Redis.
+
+    A producer appends to a session's log. If the session has no owner it is listed first, so that a
+    producer that dies in between leaves nothing that nobody looks for. A worker with room is given
+    sessions from that list, takes them, and removes them from the list under the mark it was given:
+    one that was listed again since stays.
+    """
+
+    def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
+        super().__init__(redis)
+        self.settings = settings or NamedSessionSettings()
+        self._prefix = self.settings.prefix
+        self._retry = self.settings.retry
+        self._ttl_ms = _ms(max(self.settings.ttl_s, self.settings.known_ttl_s))
+
+    def keys_of(self, session_id: str) -> NamedSessionKeys:
+        return NamedSessionKeys(session_id, self._prefix)
+
+    def doorbell_of(self, incarnation: str) -> str:
+        """The channel that rings for the sessions of an owner; the message is a session's id."""
+        return HostKeys(incarnation, self._prefix).channel
+
+    def wanted_channel(self, profile: str) -> str:
+        """The channel that rings when a session of the profile is listed."""
+        return WantedKeys(profile, self._prefix).channel
+
+    # --- producers -----------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        session_id: str,
+        call_id: str,
+        payload: bytes,
+        *,
+        profile: str,
+        tenant: str = "",
+        on_busy: OnBusy = "wait",
+        max_waiting: int | None = None,
+    ) -> Submitted:
+        """Append a call to a session's log, listing the session first if it has no owner.
+
+        A call whose id is known is not appended again. Raises SessionMismatch, SessionClosing,
+        NamedSessionBusy (`on_busy="error"`, and a call is unfinished), and SessionCallsFull.
+        """
+        listed_under = ""
+        while True:
+            try:
+                return await self.append(
+                    session_id,
+                    call_id,
+                    payload,
+                    profile=profile,
+                    tenant=tenant,
+                    on_busy=on_busy,
+                    max_waiting=max_waiting,
+                    listed_under=listed_under,
+                )
+            except SessionUnlisted as unlisted:
+                # Whoever takes the session from the list changes its token: the append is refused
+                # then, as the taker may have removed the session from the list and released it.
+                await self.want(profile, session_id)
+                listed_under = str(unlisted.token)
+
+    async def append(
+        self,
+        session_id: str,
+        call_id: str,
+        payload: bytes,
+        *,
+        profile: str,
+        tenant: str = "",
+        on_busy: OnBusy = "wait",
+        max_waiting: int | None = None,
+        listed_under: str = "",
+    ) -> Submitted:
+        """As `submit`, in one step; raises SessionUnlisted for a session that must be listed."""
+        limit = self.settings.max_waiting if max_waiting is None else max_waiting
+        call = scripts.session_submit.call(
+            self.keys_of(session_id),
+            session_id=session_id,
+            call=escaped("call id", call_id) and call_id,
+            payload=payload,
+            profile=escaped("profile", profile) and profile,
+            tenant=tenant,
+            may_wait=int(on_busy == "wait"),
+            listed_under=listed_under,
+            max_waiting=limit,
+            ttl_ms=self._ttl_ms,
+            doorbell_prefix=doorbell_prefix(self._prefix),
+        )
+        reply = await self._call(call)
+        match reply[0]:
+            case Code.DONE:
+                return Submitted(int(reply[1]), reply[2].decode(), int(reply[3]))
+            case Code.UNLISTED:
+                raise SessionUnlisted(session_id, int(reply[1]))
+            case Code.BUSY:
+                raise NamedSessionBusy(session_id, int(reply[1]))
+            case Code.FULL:
+                raise SessionCallsFull(session_id, int(reply[1]), limit)
+            case Code.ENDED:
+                raise SessionClosing(session_id)
+            case Code.CHANGED:
+                stored = reply[1].decode()
+                if stored != profile:
+                    raise SessionMismatch(session_id, "profile", stored, profile)
+                raise SessionMismatch(session_id, "tenant", reply[2].decode(), tenant)
+        raise refused(reply, "a submit")
+
+    async def info(self, session_id: str) -> NamedSessionInfo:
+        """What is known of a session. Raises SessionUnknown."""
+        reply = await self._call(scripts.session_info.call(self.keys_of(session_id)))
+        if reply[0] != Code.DONE:
+            raise SessionUnknown(session_id)
+        fields = {reply[n].decode(): reply[n + 1] for n in range(2, len(reply), 2)}
+        begun_call = fields.get("begun_call", b"").decode()
+        return NamedSessionInfo(
+            session_id=session_id,
+            profile=fields["profile"].decode(),
+            tenant=fields.get("tenant", b"").decode(),
+            owner=fields.get("owner", b"").decode(),
+            token=int(fields.get("token", 0)),
+            created_at=_seconds(fields.get("created")),
+            used_at=_seconds(fields.get("used")),
+            executions=int(fields.get("executions", 0)),
+            cpu_ms=int(fields.get("cpu_ms", 0)),
+            waiting=int(reply[1]) - bool(begun_call),
+            begun_call=begun_call,
+            is_closing="closing" in fields,
+            checkpoint=fields.get("checkpoint"),
+        )
+
+    # --- the list of sessions that are wanted --------------------------------------------------
+
+    async def want(self, profile: str, session_id: str) -> int:
+        """List a session for workers with room and ring them; the mark of this listing.
+
+        Also for a session that may be listed already, or may have an owner: whoever takes it from
+        the list finds out.
+        """
+        keys = WantedKeys(profile, self._prefix)
+        call = scripts.session_want.call(keys, session_id=session_id, ttl_ms=self._ttl_ms)
+        return int((await self._call(call))[1])
+
+    async def unwant(self, profile: str, wanted: Wanted) -> bool:
+        """Remove a session from the list unless it was listed again; whether it was removed.
+
+        For a worker that has taken the session after `take_wanted` gave it, or has found it with an
+        owner whose lease lasts: whoever ends an ownership lists the session again if it must be.
+        """
+        call = scripts.session_unwant.call(
+            WantedKeys(profile, self._prefix), session_id=wanted.session_id, mark=wanted.mark
+        )
+        return int((await self._call(call))[1]) == 1
+
+    async def take_wanted(
+        self, profile: str, count: int, visible_again_s: float = 5.0
+    ) -> WantedPage:
+        """Sessions for a worker with room for `count`, those that wait longest first.
+
+        They stay listed and are given to another worker after `visible_again_s`, unless `unwant`
+        removes them.
+        """
+        call = scripts.session_take_wanted.call(
+            WantedKeys(profile, self._prefix),
+            count=count,
+            postpone_ms=_ms(visible_again_s),
+            ttl_ms=self._ttl_ms,
+        )
+        reply = await self._call(call)
+        wanted = tuple(
+            Wanted(reply[n].decode(), int(reply[n + 1])) for n in range(2, len(reply), 2)
+        )
+        return WantedPage(wanted, int(reply[1]) / 1000 if int(reply[1]) >= 0 else None)
+
+    async def wanted_count(self, profile: str) -> int:
+        """How many sessions of a profile are wanted."""
+        keys = WantedKeys(profile, self._prefix)
+        return int((await self._call(scripts.session_wanted_count.call(keys)))[1])
+
+    # --- owners --------------------------------------------------------------------------------
+
+    async def hold(
+        self, incarnation: str, lease_token: str, add: Sequence[str], drop: Sequence[str] = ()
+    ) -> None:
+        """Record sessions before they are taken, and drop others. Raises LeaseLost."""
+        call = scripts.session_hold.call(
+            HostKeys(incarnation, self._prefix),
+            token=lease_token,
+            ttl_ms=_ms(self.settings.hold_ttl_s),
+            count=len(add),
+            ids=[*add, *drop],
+        )
+        if (await self._call(call))[0] != Code.DONE:
+            raise LeaseLost(incarnation)
+
+    async def held_sessions(
+        self, incarnation: str, done: Sequence[str] = (), count: int = 500
+    ) -> list[str] | None:
+        """Sessions that it held, without those that are done; None while its lease lasts."""
+        call = scripts.session_held.call(HostKeys(incarnation, self._prefix), count=count, ids=done)
+        reply = await self._call(call)
+        if reply[0] != Code.DONE:
+            return None
+        return [value.decode() for value in reply[1:]]
+
+    async def take(
+        self, session_id: str, incarnation: str, *, profile: str, operation_id: str | None = None
+    ) -> Taken:
+        """Take a session that has no owner, or whose owner's lease has lapsed.
+
+        Exactly one worker gets it. Raises SessionHeld.
+        """
+        escaped("incarnation", incarnation)
+        # One id for all attempts: a repeat of the call means the attempt that was granted.
+        name, steal = named("session_take", operation_id), 0
+        while True:
+            call = scripts.session_take.call(
+                self.keys_of(session_id),
+                operation_id=name,
+                incarnation=incarnation,
+                steal=steal,
+                profile=profile,
+                ttl_ms=self._ttl_ms,
+            )
+            reply = await self._call(call)
+            if reply[0] == Code.DONE:
+                return _taken(session_id, reply)
+            if reply[0] != Code.HELD:
+                raise refused(reply, "a take")
+            owner, token = reply[1].decode(), int(reply[2])
+            if not owner or steal == token:
+                raise SessionHeld(session_id, owner, token)
+            # What the incarnation has itself it may take again: an earlier reply may be lost.
+            is_free = owner == incarnation or not await drive(
+                lease_left_s(owner, self._prefix, self._retry), self.store
+            )
+            if not is_free:
+                raise SessionHeld(session_id, owner, token)
+            steal = token
+
+    async def begin(self, session_id: str, token: int) -> BegunCall | None:
+        """Begin the next call, if one waits; the one that is begun, if it is not done.
+
+        Raises SessionOwnerLost.
+        """
+        reply = await self._own(
+            session_id, scripts.session_begin.call(self.keys_of(session_id), token=token)
+        )
+        if len(reply) == 1:
+            return None
+        return BegunCall(int(reply[1]), reply[2].decode(), reply[3])
+
+    async def done(self, session_id: str, token: int, seq: int, *, cpu_ms: int = 0) -> int:
+        """Remove a call that has ended from the log; how many wait. Raises SessionOwnerLost."""
+        call = scripts.session_done.call(
+            self.keys_of(session_id),
+            token=token,
+            seq=seq,
+            cpu_ms=cpu_ms,
+            known_ttl_ms=_ms(self.settings.known_ttl_s),
+            ttl_ms=self._ttl_ms,
+        )
+        return int((await self._own(session_id, call))[1])
+
+    async def release(self, session_id: str, token: int, *, even_unfinished: bool = False) -> None:
+        """End the ownership of a session. Raises SessionOwnerLost, and SessionUnfinished.
+
+        With `even_unfinished` a session that has unfinished calls is released too, and is listed
+        again. The caller drops its hold on the session only after this.
+        """
+        try:
+            await self._release(session_id, token)
+        except SessionUnfinished:
+            if not even_unfinished:
+                raise
+            profile = (await self.info(session_id)).profile
+            await self.want(profile, session_id)
+            if await self._release(session_id, token, even_unfinished=True):
+                # Another worker may have met the owner, and removed the first listing.
+                await self.want(profile, session_id)
+
+    async def _release(self, session_id: str, token: int, *, even_unfinished: bool = False) -> int:
+        call = scripts.session_release.call(
+            self.keys_of(session_id), token=token, even_unfinished=int(even_unfinished)
+        )
+        reply = await self._own(session_id, call)
+        if reply[0] == Code.UNFINISHED:
+            raise SessionUnfinished(session_id, int(reply[1]))
+        return int(reply[1])
+
+    async def reap(self, session_id: str, incarnation: str) -> bool:
+        """Release a session that a dead worker held, and list it if it has unfinished calls.
+
+        Any number of reapers may do so, also repeatedly; whether there was anything to do. The
+        caller drops the dead worker's hold on the session (`held_sessions`) only after this.
+        """
+        try:
+            info = await self.info(session_id)
+            if info.owner == incarnation:
+                await self.release(session_id, info.token, even_unfinished=True)
+                return True
+        except (SessionUnknown, SessionOwnerLost):
+            return False
+        if info.owner or not info.unfinished:
+            return False
+        # Its owner, or another reaper, has released the session and may have died since.
+        await self.want(info.profile, session_id)
+        return True
+
+    async def _own(self, session_id: str, call: Call) -> Reply:
+        """The reply to an owner's call; raises SessionOwnerLost."""
+        reply = await self._call(call)
+        if reply[0] == Code.STALE:
+            raise SessionOwnerLost(session_id, reply[1].decode())
+        if reply[0] not in (Code.DONE, Code.UNFINISHED):
+            raise refused(reply, f"session {session_id!r:.100}")
+        return reply
+
+    async def _call(self, call: Call) -> Reply:
+        return await drive(call_script(call, self._retry), self.store)
+
+
+def _taken(session_id: str, reply: Reply) -> Taken:
+    _, token, profile, tenant, waiting, executions, closing, checkpoint, seq, call, payload = reply
+    return Taken(
+        session_id=session_id,
+        token=int(token),
+        profile=profile.decode(),
+        tenant=tenant.decode(),
+        waiting=int(waiting),
+        executions=int(executions),
+        is_closing=bool(closing),
+        checkpoint=checkpoint or None,
+        begun=BegunCall(int(seq), call.decode(), payload) if seq else None,
+    )
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _seconds(ms: bytes | None) -> float | None:
+    return None if ms is None else int(ms) / 1000

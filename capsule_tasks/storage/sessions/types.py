@@ -1,0 +1,93 @@
+"""Values that the store of named sessions takes and returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Submitted(NamedTuple):
+    """A call in the log of its session."""
+
+    seq: int
+    """Its place in the order of the log; 0 for one that was known before."""
+    owner: str
+    """The incarnation that has the session, and was rung; empty for none."""
+    waiting: int
+    """Calls that wait, with this one."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a call with this id was submitted before; nothing was appended then."""
+        return self.seq == 0
+
+
+class Wanted(NamedTuple):
+    """A session that is wanted, and the mark of its listing."""
+
+    session_id: str
+    mark: int
+
+
+class WantedPage(NamedTuple):
+    """Sessions that were given to a worker, and the seconds until the next is due, if any is."""
+
+    sessions: tuple[Wanted, ...]
+    next_s: float | None
+
+
+class BegunCall(NamedTuple):
+    """A call that the owner of its session has begun, and has to end with `done`."""
+
+    seq: int
+    call_id: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A session, as its new owner takes it over."""
+
+    session_id: str
+    token: int
+    profile: str
+    tenant: str
+    waiting: int
+    """Calls that nobody has begun."""
+    executions: int
+    """Calls that are done."""
+    is_closing: bool
+    checkpoint: bytes | None
+    """The manifest, as its writer packed it."""
+    begun: BegunCall | None
+    """What the owner before had begun: it may have run."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSessionInfo:
+    """What Redis knows of a session. Times are in seconds of Redis's clock."""
+
+    session_id: str
+    profile: str
+    tenant: str
+    owner: str
+    """An incarnation; empty without an owner."""
+    token: int
+    created_at: float | None
+    """When the first call was submitted."""
+    used_at: float | None
+    """When the last call was submitted or done."""
+    executions: int
+    """Calls that are done."""
+    cpu_ms: int
+    waiting: int
+    """Calls that nobody has begun."""
+    begun_call: str
+    """The call that the owner has begun; empty for none."""
+    is_closing: bool
+    checkpoint: bytes | None
+    """The manifest, as its writer packed it."""
+
+    @property
+    def unfinished(self) -> int:
+        return self.waiting + bool(self.begun_call)

@@ -125,3 +125,15 @@ class LeaseMissing(CallerError, RuntimeError):
     """A worker without a lease cannot claim a run: any other worker could take it at once."""
 
     incarnation: str
+
+
+@described("the checkpoint of session {session_id!r} cannot be read: {reason}")
+class CheckpointUnreadable(OperatorError):
+    """Data of a checkpoint is missing or damaged; the session has lost its namespace."""
+
+    session_id: str
+    reason: str
+
+
+class BlobsUnavailable(RetryError):
+    """The directory or the object store of checkpoints did not do what was asked."""

@@ -45,3 +45,5 @@ class AppSettings(Settings, frozen=True, kw_only=True):
     """How long a worker that does not renew its lease counts as alive."""
     revoke_ttl_s: TimeToLive = 86400.0
     """How long Redis knows that a task was revoked."""
+    checkpoints: str = "redis"
+    """Where checkpoints of named sessions are: `redis`, or a URL that fsspec knows."""

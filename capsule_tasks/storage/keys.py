@@ -68,6 +68,9 @@ class NamedSessionKeys(SessionKeys):
         self.calls = f"{self._root}:calls"
         self.known = f"{self._root}:known"
 
+    def checkpoint(self, generation: str) -> str:
+        return f"{self._root}:checkpoint:{escaped('generation', generation)}"
+
 
 class WantedKeys:
     """The sessions of a profile that wait for an owner, and the channel that rings for them."""

@@ -30,6 +30,7 @@ from capsule_tasks.settings import (
     TaskChildSettings,
     TimeoutSettings,
 )
+from capsule_tasks.storage.sessions.blobs import check_place
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -47,6 +48,7 @@ def check(app: Any) -> None:
         setting(app, name)
     retention_settings(app)
     settings_of(PublishSettings, app, "capsule_publish")
+    check_place("capsule_checkpoints", setting(app, "capsule_checkpoints"))
     for name in app.conf:
         if name.startswith("capsule_") and name not in (*_KNOWN, STORE_SETTING):
             close = get_close_matches(name, _KNOWN, 1)

@@ -17,6 +17,7 @@ from capsule_tasks import settings
 from capsule_tasks.client import Steps
 from capsule_tasks.protocol.events import Accepted, CancelCommand, Ended, Outcome, encode_event
 from capsule_tasks.protocol.messages import Output
+from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.settings import (
     AppSettings,
     ExecutionSettings,
@@ -42,6 +43,7 @@ from capsule_tasks.storage.history.core import CHUNK_ITEMS
 from capsule_tasks.storage.losses import LossCore
 from capsule_tasks.storage.revokes import RevokeCore
 from capsule_tasks.storage.scripts import Call
+from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 from capsule_tasks.storage.sessions.store import NamedSessionStore
 from tests.architecture_page import Key, key_rows
 from tests.attempts import append, claim
@@ -232,8 +234,12 @@ async def write_sessions(store: Watched, prefix: str) -> None:
     await sessions.hold("host", lease.core.token, ["named", "other"])
     taken = await sessions.take("named", "host", profile="sandbox")
     assert await sessions.unwant("sandbox", wanted)
+    checkpoints: Any = CheckpointStore(store, settings=NamedSessionSettings(prefix=prefix))
+    for pieces in ((b"1", b"2"), (b"3",)):
+        await checkpoints.write("named", taken.token, SavedNamespace(pieces=pieces))
     begun = await sessions.begin("named", taken.token)
     await sessions.done("named", taken.token, begun.seq, cpu_ms=1)
+    await checkpoints.delete("named")
     await sessions.release("named", taken.token, even_unfinished=True)
     await lease.release()
     await sessions.held_sessions("host", ["other"])

@@ -155,6 +155,8 @@ def spelled(script_name: str, key_name: str) -> str:
     }
     if key_name in alone:
         return alone[key_name]
+    if key_name in ("staged", "previous"):
+        return NamedSessionKeys("<session>").checkpoint("<generation>")
     if script_name == "workers/unacked_claim":
         return "unacked_index" if key_name == "index" else renewal_marks("unacked_index")
     owners = {

@@ -297,6 +297,7 @@ PLACEHOLDERS = {
     "incarnation": "<incarnation>",
     "profile": "<profile>",
     "attempt": "<attempt>",
+    "generation": "<generation>",
     "operation_id": "<operation>",
     "agent": "<agent>",
     "tool": "<tool>",

@@ -56,6 +56,11 @@ def test_a_value_that_cannot_be_is_refused(name: str, value: Any, wanted: str) -
             {"capsule_retention": {"live_bytes": 1}},
             "capsule_retention['live_bytes'] = 1: must be at least ExecutionSettings.retention_b",
         ),
+        (
+            {"capsule_checkpoints": "s4://b"},
+            "capsule_checkpoints = 's4://b': must be 'redis', or a",
+        ),
+        ({"capsule_checkpoints": 5}, "capsule_checkpoints = 5: must be of type str"),
         ({"capsule_retention": {"colour": 1}}, "capsule_retention['colour'] = 1: must be one of"),
     ],
     ids=str,

@@ -44,7 +44,7 @@ async def cancel_all(
         check_type("an execution id", one, str)
     answers: dict[str, CancelAnswer] = dict.fromkeys(wanted, "pending")
     if redis_url(app) is not None:
-        command = CancelCommand(grace_s=grace_s, requested_by=_requested_by())
+        command = CancelCommand(grace_s=grace_s, requested_by=requested_by())
         answers = await send_to_all(app, wanted, command)
     pending = [one for one, answer in answers.items() if answer == "pending"]
     for batch in in_batches(pending):
@@ -96,8 +96,8 @@ def _revoke(app: Any, ids: Sequence[str]) -> None:
     app.control.revoke(list(ids), terminate=True, signal="SIGTERM")
 
 
-def _requested_by() -> str:
-    """The sender of a command, as a worker's log names it."""
+def requested_by() -> str:
+    """The sender of a command or of a call, as a worker's log names it."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name

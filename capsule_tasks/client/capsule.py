@@ -10,6 +10,7 @@ from celery.concurrency import ALIASES
 from celery.utils.imports import symbol_by_name
 
 from capsule_tasks.client.cancelling import CancelAnswer, cancel_all
+from capsule_tasks.client.named_session import DEFAULT_PROFILE, NamedSession
 from capsule_tasks.client.task import Task, mixed
 from capsule_tasks.client.watching.watch_thread import blocking
 
@@ -53,6 +54,12 @@ class Capsule:
         return await cancel_all(self.app, [ids] if isinstance(ids, str) else ids, grace_s)
 
     cancel = blocking(acancel)
+
+    def session(
+        self, session_id: str, *, profile: str = DEFAULT_PROFILE, tenant: str | None = None
+    ) -> NamedSession:
+        """A named session of the cluster; the first call makes it. Asks nothing of Redis."""
+        return NamedSession(self.app, session_id, profile=profile, tenant=tenant)
 
     def _mix_into_tasks(self) -> None:
         """Mix into tasks that exist and tasks to come, also those with a `base` of their own."""

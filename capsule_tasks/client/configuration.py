@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.settings import AppSettings, ExecutionSettings, Settings, checked_setting
+from capsule_tasks.settings import (
+    AppSettings,
+    ExecutionSettings,
+    NamedSessionSettings,
+    Settings,
+    checked_setting,
+)
 
 S = TypeVar("S", bound=Settings)
 
@@ -29,6 +36,26 @@ def retention_settings(app: Any) -> ExecutionSettings:
     """How long, and how much of, the events of the app's executions are retained."""
     prefix = setting(app, "capsule_prefix") or _DEFAULTS.prefix
     return settings_of(ExecutionSettings, app, "capsule_retention", prefix=prefix)
+
+
+def named_session_settings(app: Any) -> NamedSessionSettings:
+    """How long Redis keeps what it has of named sessions.
+
+    The id of a call is known for as long as its message may be redelivered or its result read, so
+    that no redelivered message runs code twice.
+    """
+    prefix = str(setting(app, "capsule_prefix") or _DEFAULTS.prefix)
+    defaults = NamedSessionSettings(prefix=prefix)
+    options = app.conf.broker_transport_options or {}
+    times = (options.get("visibility_timeout"), _seconds(app.conf.result_expires))
+    known_ttl_s = max(defaults.known_ttl_s, *(float(each or 0) for each in times))
+    ttl_s = max(defaults.ttl_s, known_ttl_s)
+    return NamedSessionSettings(prefix=prefix, known_ttl_s=known_ttl_s, ttl_s=ttl_s)
+
+
+def _seconds(value: Any) -> float:
+    """A time of Celery's in seconds: a number, a timedelta, or None for no limit."""
+    return float(value.total_seconds() if isinstance(value, timedelta) else value or 0)
 
 
 def settings_of(kind: type[S], app: Any, name: str, **defaults: Any) -> S:

@@ -45,7 +45,7 @@ from capsule_tasks.protocol.events import (
 from capsule_tasks.protocol.messages import InputClosed, InputRequest, Output
 from capsule_tasks.storage.executions.types import Event, Record, State
 
-_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+_PAUSES_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 _WITHOUT_RESULT = (Outcome.IGNORED, Outcome.REJECTED)
 _LARGEST_ID = 2**53
 """Numbers in Lua scripts are exact up to here."""
@@ -71,6 +71,9 @@ class Execution(AsyncResult):
     Watching has no side effects: any number of watchers may watch one execution, from any process,
     at any time. Each blocking method has an asyncio form whose name begins with `a`.
     """
+
+    is_new = False
+    """Made by the call that has just submitted it."""
 
     def __init__(self, execution_id: str, *args: Any, **options: Any) -> None:
         check_type("execution_id", execution_id, str)
@@ -102,7 +105,7 @@ class Execution(AsyncResult):
         _check_id(after)
         watcher = await watch_thread.watcher(self.app)
         cursor, ask = StreamCursor(self.id, after), partial(stored_end, self.app)
-        watch = StreamWatch(watcher, cursor, ask, self._result_channel())
+        watch = StreamWatch(watcher, cursor, ask, self._result_channel(), self.is_new)
         async with aclosing(watch.events()) as events:
             async for event in events:
                 yield event

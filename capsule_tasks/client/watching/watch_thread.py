@@ -16,18 +16,18 @@ from contextlib import aclosing
 from queue import Queue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from capsule_tasks.client.configuration import retention_settings
+from capsule_tasks.client.configuration import named_session_settings, retention_settings
 from capsule_tasks.client.redis_location import needed_redis_url, redis_of_backend
 from capsule_tasks.client.watching.watcher import ExecutionWatcher
-from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.settings import ExecutionSettings, NamedSessionSettings
 from capsule_tasks.system.service import ThreadService
 
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
 
-_Source = tuple[str, ExecutionSettings, str | None]
-"""The Redis, settings and result backend of a watcher, which apps share if all three agree."""
+_Source = tuple[str, ExecutionSettings, str | None, NamedSessionSettings]
+"""The Redis, settings and result backend of a watcher, which apps share if all of them agree."""
 
 _AHEAD = 256
 """Events that a blocking iterator may read ahead of its consumer."""
@@ -79,7 +79,12 @@ class WatchThread:
 
     async def watcher(self, app: Any) -> ExecutionWatcher:
         """The running loop's watcher of the app's Redis, closed when the loop shuts down."""
-        source = needed_redis_url(app), retention_settings(app), redis_of_backend(app)
+        source = (
+            needed_redis_url(app),
+            retention_settings(app),
+            redis_of_backend(app),
+            named_session_settings(app),
+        )
         loop = asyncio.get_running_loop()
         with self._lock:
             if (of_loop := self._watchers.get(loop)) is None:

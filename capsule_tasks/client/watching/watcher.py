@@ -18,13 +18,14 @@ from capsule_tasks.errors import ExecutionEnded, StorageError
 from capsule_tasks.protocol.events import Command, Ended, Outcome
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
-from capsule_tasks.settings import ExecutionSettings
+from capsule_tasks.settings import ExecutionSettings, NamedSessionSettings
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.drivers import retry_while_unavailable
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import Event, Page, RecentEntry, State
 from capsule_tasks.storage.operations import new_operation
+from capsule_tasks.storage.sessions.store import NamedSessionStore
 
 T = TypeVar("T")
 
@@ -62,9 +63,16 @@ AskBackend = Callable[[str], tuple[Ended | None, bool]]
 class ExecutionWatcher:
     """Watches executions of one Redis on one event loop. Made on that loop; `close` ends it."""
 
-    def __init__(self, url: str, settings: ExecutionSettings, backend_url: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        settings: ExecutionSettings,
+        backend_url: str | None,
+        sessions: NamedSessionSettings | None = None,
+    ) -> None:
         self.connection = PipelinedConnection(url)
         self.store = ExecutionStore(self.connection, settings=settings)
+        self.sessions = NamedSessionStore(self.connection, settings=sessions)
         self.bells = Doorbells(url, timeout_s=MAX_OUTAGE_S)
         self.watches = 0
         self.result_bells = self.bells
@@ -97,7 +105,7 @@ class ExecutionWatcher:
         command has its worker claim it at once, so unclaimed executions get a short wait together.
         """
         channels = {one: self.store.keys_of(one).channel for one in ids}  # or InvalidId
-        states = await _for_each(ids, lambda one: self._tell(one, command))
+        states = await _for_each(ids, lambda one: self.send_command(one, command))
         unclaimed = [one for one, state in states.items() if state in ("unknown", "waiting")]
         if not unclaimed:
             return states
@@ -122,7 +130,8 @@ class ExecutionWatcher:
             for one in unclaimed:
                 self.bells.leave(channels[one], rings[one])
 
-    async def _tell(self, execution_id: str, command: Command) -> State:
+    async def send_command(self, execution_id: str, command: Command) -> State:
+        """Send a command to one execution, without a wait for its claim; its state after that."""
         command_id = new_operation()
         try:
             return await retry_while_unavailable(
@@ -180,6 +189,9 @@ class StreamWatch:
     ask_backend: AskBackend | None = None
     result_channel: str | None = None
     """Where the result backend announces the result."""
+    is_new: bool = False
+    """The execution was submitted a moment ago: its stream is about to begin, so the backend is
+    asked a little later only."""
 
     def __post_init__(self) -> None:
         self._hears_results = False
@@ -205,7 +217,9 @@ class StreamWatch:
                         return
                     if page is not None and page.events:
                         continue
-                    if page is None or page.state == "waiting":
+                    if page is None and self.is_new:
+                        self.is_new = False
+                    elif page is None or page.state == "waiting":
                         ended, is_recent = await self._ask_for_end()
                         if ended is None and page is None:
                             ended = await self._end_without_result()

@@ -20,6 +20,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.protocol.events import (
     AttemptEnded,
     Command,
+    Ended,
     EventMessage,
     decode_event,
     encode_command,
@@ -252,6 +253,27 @@ class ExecutionStore(AsyncFacade):
         if reply[0] == Code.ENDED:
             raise ExecutionEnded(execution_id, reply[1].decode())
         return _state(reply[1])
+
+    async def end_unclaimed(
+        self, execution_id: str, ended: Ended, *, task: str, group: str = "", index: int = -1
+    ) -> int:
+        """End an execution that nobody runs, in one step; the number of its attempt.
+
+        Raises AttemptStale if it is running, ExecutionEnded if it has ended.
+        """
+        call = execution_claim.call(
+            self.keys_of(execution_id),
+            claim=new_operation(),
+            owner="",
+            held_by=UNCLAIMED,
+            details=attempt_details("early", task, "", group, index, self.settings),
+            state="ended",
+            outcome=str(ended.outcome),
+            has_stream_content=0,
+            lost=b"",
+            events=[encode_event(ended)],
+        )
+        return self.claimed(execution_id, await self.call(call)).attempt
 
     async def read(self, execution_id: str, after: str = "", count: int = PAGE) -> Page | None:
         """A page of events after the given one; None for an unknown execution."""

@@ -1,0 +1,93 @@
+"""`SessionExecution`: what a call of a named session returns, and how such a call is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Self
+
+from capsule_tasks.client.cancelling import CancelAnswer, check_grace, requested_by
+from capsule_tasks.client.execution import Execution
+from capsule_tasks.client.watching.results import keeps_results
+from capsule_tasks.client.watching.watch_thread import watch_thread
+from capsule_tasks.errors import AttemptStale, CapsuleError, ExecutionEnded, reason_of
+from capsule_tasks.protocol.events import CancelCommand, Ended, Outcome
+from capsule_tasks.storage.executions.types import RecentEntry
+
+log = logging.getLogger("capsule_tasks.client")
+
+TASK = "capsule.execute"
+"""The name under which executions of code are listed."""
+_CANCELLED = Ended(
+    outcome=Outcome.CANCELLED, type="TaskRevokedError", message="it was cancelled before it began"
+)
+
+
+class SessionExecution(Execution):
+    """The execution of a call of a named session. Its id is the id of the call."""
+
+    session_id = ""
+    member = ("", -1)
+    """The group of a call that came as a Celery task, and its index there."""
+
+    @classmethod
+    def submitted(cls, call_id: str, session_id: str, app: Any) -> Self:
+        """The execution of a call that has just been submitted to a session."""
+        made = cls(call_id, app=app)
+        made.session_id = session_id
+        made.is_new = True
+        return made
+
+    async def acancel(self, grace_s: float | None = None) -> CancelAnswer:
+        """Cancel the call: one that has not begun ends at once, and its code never runs.
+
+        A call that has begun is stopped by the worker that has the session: in order within the
+        grace, then by force. Safe to repeat.
+        """
+        check_grace(grace_s)
+        watcher = await watch_thread.watcher(self.app)
+        # The command first: if an owner begins the call meanwhile, its claim reads the command.
+        command = CancelCommand(grace_s=grace_s, requested_by=requested_by())
+        state = await watcher.send_command(self.id, command)
+        if state == "ended":
+            return "over"
+        if state != "running":
+            await self._end_unbegun()
+        return "requested"
+
+    async def _end_unbegun(self) -> None:
+        """End the call, unless an owner has begun it: then that one has the cancel."""
+        store = (await watch_thread.watcher(self.app)).store
+        group, index = self.member
+        try:
+            attempt = await store.end_unclaimed(
+                self.id, _CANCELLED, task=TASK, group=group, index=index
+            )
+        except (AttemptStale, ExecutionEnded):
+            return
+        # An owner that comes to the call finds its end, and repeats these if need be.
+        await self._store_revoked()
+        entry = RecentEntry(self.id, 0.0, str(Outcome.CANCELLED), TASK, "", None)
+        try:
+            await store.record_recent([(attempt, entry)])
+            if group:
+                member = (index, str(Outcome.CANCELLED), self.id, "")
+                await store.record_group_ends(group, [member])
+        except CapsuleError as fault:
+            log.warning("the end of call %s is not in the index: %s", self.id, reason_of(fault))
+
+    async def _store_revoked(self) -> None:
+        if not keeps_results(self.app):
+            return
+        try:
+            await asyncio.to_thread(self.app.backend.mark_as_revoked, self.id, _CANCELLED.message)
+        except Exception as fault:  # noqa: BLE001  any backend, any error
+            log.warning(
+                "call %s is cancelled, but its result could not be stored: %s",
+                self.id,
+                reason_of(fault),
+            )
+
+    def revoke(self, *_: Any, **__: Any) -> None:
+        """Cancel the call: no worker has a task of this id."""
+        self.cancel()

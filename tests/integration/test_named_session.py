@@ -1,0 +1,235 @@
+"""Named sessions from their producer: real storage, and an owner that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+import redis
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+
+from capsule_tasks import Capsule
+from capsule_tasks.client import NamedSession
+from capsule_tasks.client.watching.watch_thread import watch_thread
+from capsule_tasks.errors import (
+    InvalidId,
+    NamedSessionBusy,
+    SessionMismatch,
+    SessionUnknown,
+    StorageUnavailable,
+)
+from capsule_tasks.protocol.events import Ended, InterruptCommand, Outcome, decode_command
+from capsule_tasks.testing.servers import free_port
+from tests.integration.named_sessions import FakeOwner
+from tests.sessions import HANG_S
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # which Celery makes
+
+
+@pytest.fixture
+def app(valkey_url: str, prefix: str) -> Celery:
+    app = Celery(broker=valkey_url, backend=valkey_url)
+    app.conf.update(capsule_redis_url=valkey_url, capsule_prefix=prefix)
+    return app
+
+
+@pytest.fixture
+def session(app: Celery) -> NamedSession:
+    return Capsule(app).session(uuid4().hex)
+
+
+async def test_the_value_of_a_call_comes_from_the_result_backend(
+    app: Celery, session: NamedSession
+) -> None:
+    async with FakeOwner(app, session.id) as owner:
+        execution = await session.aexecute("6 * 7", timeout_s=2)
+        await owner.run_next()
+        assert await execution.aget(HANG_S) == 42
+        assert await asyncio.to_thread(execution.get, timeout=HANG_S) == 42
+        assert [call.timeout_s for call in owner.ran] == [2]
+        events = [event.message async for event in execution.aevents()]
+    assert isinstance(events[-1], Ended)
+
+
+async def test_calls_run_in_the_order_in_which_they_were_submitted(
+    app: Celery, session: NamedSession
+) -> None:
+    executions = [await session.aexecute(f"{n} + 1") for n in range(5)]
+    async with FakeOwner(app, session.id) as owner:
+        for _ in executions:
+            await owner.run_next()
+    assert [await each.aget(HANG_S) for each in executions] == [1, 2, 3, 4, 5]
+
+
+async def test_a_session_without_an_owner_is_listed_before_its_call_is_stored(
+    app: Celery, session: NamedSession
+) -> None:
+    await session.aexecute("1")
+    store = (await watch_thread.watcher(app)).sessions
+    page = await store.take_wanted(session.profile, 10)
+    assert [wanted.session_id for wanted in page.sessions] == [session.id]
+    assert (await session.ainfo()).waiting == 1
+
+
+async def test_one_round_trip_is_enough_with_a_live_owner(
+    app: Celery, session: NamedSession, valkey_url: str, prefix: str
+) -> None:
+    async with FakeOwner(app, session.id):
+        await session.aexecute("1")  # the server has the script from now on
+        with redis.Redis.from_url(valkey_url) as client:
+
+            def calls() -> int:
+                stats = client.info("commandstats")
+                return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in SCRIPTS)
+
+            before = calls()
+            await session.aexecute("2")
+            assert calls() == before + 1
+
+
+SCRIPTS = ("evalsha", "eval")
+
+
+async def test_a_call_is_submitted_once_under_its_id(app: Celery, session: NamedSession) -> None:
+    call_id = uuid4().hex
+    first = await session.aexecute("1 + 1", call_id=call_id)
+    async with FakeOwner(app, session.id) as owner:
+        await owner.run_next()
+        again = await session.aexecute("1 + 1", call_id=call_id, busy="error")
+        assert (first.id, again.id) == (call_id, call_id)
+        assert await again.aget(HANG_S) == 2
+        assert (await session.ainfo()).unfinished == 0
+
+
+async def test_a_busy_session_can_be_refused(session: NamedSession) -> None:
+    await session.aexecute("1")
+    with pytest.raises(NamedSessionBusy, match="1 of its calls are unfinished"):
+        await session.aexecute("2", busy="error")
+
+
+async def test_a_session_keeps_its_profile_and_tenant(app: Celery, session: NamedSession) -> None:
+    await session.aexecute("1")
+    other = NamedSession(app, session.id, profile="other")
+    with pytest.raises(SessionMismatch, match="profile 'sandbox', not 'other'"):
+        await other.aexecute("1")
+    other = NamedSession(app, session.id, tenant="acme")
+    with pytest.raises(SessionMismatch, match="tenant '', not 'acme'"):
+        await other.aexecute("1")
+
+
+async def test_an_error_of_redis_names_the_call_to_repeat() -> None:
+    app = Celery()
+    app.conf.capsule_redis_url = f"redis://127.0.0.1:{free_port()}"
+    with pytest.raises(StorageUnavailable) as raised:
+        await NamedSession(app, "s").aexecute("1", call_id="c1")
+    assert raised.value.operation_id == "c1"
+
+
+def test_the_blocking_forms_work_in_a_thread_without_a_loop(session: NamedSession) -> None:
+    with pytest.raises(SessionUnknown):
+        session.info()
+    execution = session.execute("1")
+    assert session.info().waiting == 1
+    assert execution.cancel() == "requested"
+    assert execution.snapshot().outcome == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "named"),
+    [
+        ({"source": 1}, TypeError, "source must be of type str, not 1"),
+        ({"source": "\ud800"}, ValueError, "source"),
+        ({"source": "1", "timeout_s": 0}, ValueError, "timeout_s = 0: must be more than 0"),
+        ({"source": "1", "timeout_s": float("nan")}, ValueError, "timeout_s = nan"),
+        ({"source": "1", "timeout_s": "5"}, TypeError, "timeout_s = '5'"),
+        ({"source": "1", "timeout_s": True}, TypeError, "timeout_s = True"),
+        (
+            {"source": "1", "busy": "queue"},
+            ValueError,
+            "busy = 'queue': must be one of wait, error",
+        ),
+        ({"source": "1", "call_id": ""}, InvalidId, "call_id '' must not be empty"),
+        ({"source": "1", "call_id": 7}, TypeError, "call_id must be of type str, not 7"),
+    ],
+)
+async def test_wrong_arguments_are_named(
+    session: NamedSession, arguments: dict[str, object], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        await session.aexecute(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"session_id": ""}, "session id ''"),
+        ({"session_id": "s", "profile": ""}, "profile ''"),
+        ({"session_id": "s", "tenant": ""}, "tenant ''"),
+    ],
+)
+def test_wrong_names_of_sessions_are_refused(
+    app: Celery, arguments: dict[str, str], named: str
+) -> None:
+    with pytest.raises(InvalidId, match=named):
+        NamedSession(app, **arguments)
+
+
+# --- cancelling ----------------------------------------------------------------------------------
+
+
+async def test_a_call_that_has_not_begun_is_cancelled_at_once(
+    app: Celery, session: NamedSession
+) -> None:
+    kept, cancelled = await session.aexecute("1"), await session.aexecute("2")
+    assert await cancelled.acancel() == "requested"
+    with pytest.raises(TaskRevokedError, match="cancelled before it began"):
+        await cancelled.aget(HANG_S)
+    assert (await cancelled.asnapshot()).outcome == "cancelled"
+    assert await asyncio.to_thread(lambda: cancelled.state) == "REVOKED"
+    assert await cancelled.acancel() == "over"
+    async with FakeOwner(app, session.id) as owner:
+        await owner.run_next()
+        assert await owner.run_next() is None
+        assert [call.source for call in owner.ran] == ["1"]
+    assert await kept.aget(HANG_S) == 1
+
+
+async def test_a_call_that_has_begun_is_cancelled_by_its_owner(
+    app: Celery, session: NamedSession
+) -> None:
+    execution = await session.aexecute("1")
+    async with FakeOwner(app, session.id) as owner:
+        begun = await owner.next_call()
+        claimed = await owner.claim(begun)
+        assert await execution.acancel(grace_s=3) == "requested"
+        assert (await execution.asnapshot()).state == "running"
+        (command,) = await owner.executions.read_commands(execution.id)
+        assert decode_command(command.data).grace_s == 3  # type: ignore[union-attr]
+        await owner.finish(begun, claimed)
+    assert await execution.acancel() == "over"
+
+
+async def test_a_cancel_races_with_the_owner_that_begins_the_call(
+    app: Celery, session: NamedSession
+) -> None:
+    """Whichever is first has the call: it is ended by exactly one of them."""
+    async with FakeOwner(app, session.id) as owner:
+        for _ in range(30):
+            execution = await session.aexecute("1")
+            ended, answer = await asyncio.gather(owner.run_next(), execution.acancel())
+            outcome = (await execution.asnapshot()).outcome
+            assert outcome == (Outcome.CANCELLED if ended is None else ended.outcome)
+            assert answer == "requested" or ended is not None
+
+
+async def test_an_interrupt_reaches_the_call_that_runs(app: Celery, session: NamedSession) -> None:
+    execution = await session.aexecute("1")
+    assert await session.ainterrupt() == "over"
+    async with FakeOwner(app, session.id) as owner:
+        begun = await owner.next_call()
+        await owner.claim(begun)
+        assert await session.ainterrupt() == "requested"
+        (command,) = await owner.executions.read_commands(execution.id)
+    assert isinstance(decode_command(command.data), InterruptCommand)

@@ -195,3 +195,18 @@ class SessionUnfinished(RetryError):
 
     session_id: str
     unfinished: int
+
+
+@described("session {session_id!r} is not live: no worker has it")
+class SessionNotLive(RetryError):
+    """A named session has no owner that could answer a request."""
+
+    session_id: str
+
+
+@described("tenant {tenant!r} has {live} live sessions, as many as it may have")
+class TenantFull(RetryError):
+    """A tenant has as many live sessions as it may have; nothing was reserved."""
+
+    tenant: str
+    live: int

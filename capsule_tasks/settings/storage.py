@@ -74,6 +74,12 @@ class NamedSessionSettings(Settings, frozen=True, kw_only=True):
     """How long the id of a call is known after its end: so long, the call never runs again."""
     max_waiting: PositiveCount = 10_000
     """Calls that wait in the log of one session."""
+    request_ttl_s: TimeToLive = 60.0
+    """How long a request waits for the owner, and the reply for its reader."""
+    index_max: PositiveCount = 10_000
+    """Sessions in the list of all of them."""
+    usage_window_s: TimeToLive = 86400.0
+    """The windows of time in which the processor time of a tenant is counted."""
     hold_ttl_s: TimeToLive = 8 * 86400.0
     prefix: str = "capsule"
     retry: RetrySettings = RetrySettings()

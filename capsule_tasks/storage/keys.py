@@ -67,6 +67,11 @@ class NamedSessionKeys(SessionKeys):
         self.session = f"{self._root}:session"
         self.calls = f"{self._root}:calls"
         self.known = f"{self._root}:known"
+        self.requests = f"{self._root}:requests"
+        self.channel = f"{self._root}:changed"
+
+    def reply(self, request_id: str) -> str:
+        return f"{self._root}:reply:{escaped('request id', request_id)}"
 
     def checkpoint(self, generation: str) -> str:
         return f"{self._root}:checkpoint:{escaped('generation', generation)}"
@@ -79,6 +84,26 @@ class WantedKeys:
         self.wanted = f"{checked_prefix(prefix)}:{{wanted:{escaped('profile', profile)}}}"
         self.marks = f"{self.wanted}:marks"
         self.channel = f"{self.wanted}:changed"
+
+
+class SessionIndexKeys:
+    """The index of named sessions by the time when they were last recorded."""
+
+    def __init__(self, prefix: str = "capsule") -> None:
+        root = f"{checked_prefix(prefix)}:{{sessions}}"
+        self.order = f"{root}:order"
+        self.entries = f"{root}:entries"
+
+
+class TenantKeys:
+    """What is known of one tenant: its sessions, those that are live, and what they used."""
+
+    def __init__(self, tenant: str, prefix: str = "capsule") -> None:
+        root = f"{checked_prefix(prefix)}:{{T:{escaped('tenant', tenant)}}}"
+        self.live = f"{root}:live"
+        self.sessions = f"{root}:sessions"
+        self.usage = f"{root}:usage"
+        self.operations = f"{root}:operations"
 
 
 class RunKeys(SessionKeys):
@@ -143,6 +168,7 @@ class HostKeys(WorkerKeys):
         super().__init__(incarnation, prefix)
         self.sessions = f"{self.worker}:sessions"
         self.channel = f"{doorbell_prefix(prefix)}{incarnation}:sessions"
+        self.requests_channel = f"{doorbell_prefix(prefix)}{incarnation}:requests"
 
 
 class StepKeys:

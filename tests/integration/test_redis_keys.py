@@ -45,6 +45,7 @@ from capsule_tasks.storage.revokes import RevokeCore
 from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 from capsule_tasks.storage.sessions.store import NamedSessionStore
+from capsule_tasks.storage.sessions.types import SessionEntry
 from tests.architecture_page import Key, key_rows
 from tests.attempts import append, claim
 from tests.unit.test_architecture import SCRIPTS, written_shapes
@@ -53,6 +54,7 @@ ROWS = [row for row in key_rows() if row.shape.startswith("capsule:")]
 LEASE = LeaseSettings(lease_s=40_000)
 """Long enough that the time to live of a lease is mistaken for no other."""
 PRINT = "0123456789abcdef"
+PROFILE = "sandbox"
 NOT_CALLED = {
     "runs/approvals_postpone",  # changes only what is there already
     "workers/unacked_claim",  # of kombu's keys
@@ -229,20 +231,33 @@ async def write_sessions(store: Watched, prefix: str) -> None:
     lease: Any = Lease("host", store, settings=LEASE, prefix=prefix)
     await lease.acquire()
     for call in ("c1", "c2"):
-        await sessions.submit("named", call, b"", profile="sandbox", tenant="t")
-    ((wanted,), _) = await sessions.take_wanted("sandbox", 1)
+        await sessions.submit("named", call, b"", profile=PROFILE, tenant="t")
+    ((wanted,), _) = await sessions.take_wanted(PROFILE, 1)
     await sessions.hold("host", lease.core.token, ["named", "other"])
-    taken = await sessions.take("named", "host", profile="sandbox")
-    assert await sessions.unwant("sandbox", wanted)
+    taken = await sessions.take("named", "host", profile=PROFILE)
+    assert await sessions.unwant(PROFILE, wanted)
     checkpoints: Any = CheckpointStore(store, settings=NamedSessionSettings(prefix=prefix))
     for pieces in ((b"1", b"2"), (b"3",)):
         await checkpoints.write("named", taken.token, SavedNamespace(pieces=pieces))
+    await sessions.tenants.reserve("t", "named", max_sessions=1, lease_s=60)
+    await sessions.tenants.renew_reservations("t", ["named"], lease_s=60)
+    await sessions.tenants.add_usage("t", 5)
+    entry = SessionEntry("named", PROFILE, "t")
+    await sessions.index.record([entry])
+    for number in range(2):
+        await sessions.request("named", b"", request_id=f"r{number}")
+    page = await sessions.take_requests("named", taken.token)
+    await sessions.reply("named", taken.token, page.requests[0], b"")
     begun = await sessions.begin("named", taken.token)
     await sessions.done("named", taken.token, begun.seq, cpu_ms=1)
     await checkpoints.delete("named")
     await sessions.release("named", taken.token, even_unfinished=True)
     await lease.release()
     await sessions.held_sessions("host", ["other"])
+    await sessions.close_session("named")
+    await sessions.forget_session("named")
+    await sessions.tenants.unreserve("t", ["named"])
+    await sessions.tenants.forget("t")
 
 
 def ask(call_id: str, expires_in_s: float | None = None) -> ApprovalRequest:

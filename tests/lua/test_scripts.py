@@ -26,8 +26,10 @@ from capsule_tasks.storage.keys import (
     RecentKeys,
     RevokeKeys,
     RunKeys,
+    SessionIndexKeys,
     SessionKeys,
     StepKeys,
+    TenantKeys,
     WantedKeys,
     WorkerKeys,
     losses_key,
@@ -155,6 +157,8 @@ def spelled(script_name: str, key_name: str) -> str:
     }
     if key_name in alone:
         return alone[key_name]
+    if key_name == "reply":
+        return NamedSessionKeys("<session>").reply("<request>")
     if key_name in ("staged", "previous"):
         return NamedSessionKeys("<session>").checkpoint("<generation>")
     if script_name == "workers/unacked_claim":
@@ -169,6 +173,8 @@ def spelled(script_name: str, key_name: str) -> str:
         "sessions/unwant": WantedKeys("<profile>"),
         "sessions/take_wanted": WantedKeys("<profile>"),
         "sessions/h": HostKeys("<incarnation>"),
+        "sessions/index_": SessionIndexKeys(),
+        "sessions/tenant_": TenantKeys("<tenant>"),
         "sessions/": NamedSessionKeys("<session>"),
     }
     for prefix, owner in owners.items():

@@ -296,6 +296,8 @@ PLACEHOLDERS = {
     "group_id": "<group>",
     "incarnation": "<incarnation>",
     "profile": "<profile>",
+    "tenant": "<tenant>",
+    "request_id": "<request>",
     "attempt": "<attempt>",
     "generation": "<generation>",
     "operation_id": "<operation>",
@@ -327,7 +329,7 @@ def spelled() -> Iterator[tuple[str, Any]]:
 def spellings(*, are_channels: bool) -> set[str]:
     shapes: set[str] = set()
     for name, value in spelled():
-        if (name in ("channel", "doorbell_prefix")) is are_channels:
+        if name.endswith(("channel", "doorbell_prefix")) is are_channels:
             shapes |= {value} if isinstance(value, str) else set(value)
     return {unquote(shape) for shape in shapes}
 

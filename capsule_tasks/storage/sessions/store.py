@@ -6,7 +6,7 @@ an operation with an id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
 from capsule_tasks.errors import (
@@ -16,6 +16,7 @@ from capsule_tasks.errors import (
     SessionClosing,
     SessionHeld,
     SessionMismatch,
+    SessionNotLive,
     SessionOwnerLost,
     SessionUnfinished,
     SessionUnknown,
@@ -23,31 +24,36 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.settings import NamedSessionSettings
 from capsule_tasks.storage.drivers import drive
-from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
+from capsule_tasks.storage.facades import AsyncTarget
 from capsule_tasks.storage.keys import (
     HostKeys,
     NamedSessionKeys,
-    WantedKeys,
     doorbell_prefix,
     escaped,
 )
 from capsule_tasks.storage.leases import lease_left_s
-from capsule_tasks.storage.operations import Reply, call_script, named, refused
+from capsule_tasks.storage.operations import Reply, named, new_operation, refused
 from capsule_tasks.storage.scripts import Call, Code
 from capsule_tasks.storage.sessions import scripts
+from capsule_tasks.storage.sessions.index import SessionIndex
+from capsule_tasks.storage.sessions.tenants import TenantStore
 from capsule_tasks.storage.sessions.types import (
     BegunCall,
     NamedSessionInfo,
+    RequestEntry,
+    RequestPage,
     Submitted,
     Taken,
-    Wanted,
-    WantedPage,
 )
+from capsule_tasks.storage.sessions.wanted import WantedStore, ms_of
 
 OnBusy = Literal["wait", "error"]
+_TOKEN_TTL_MS = 600_000
+"""How long the token of a session is left of which there is nothing else."""
+_PAGE = 500
 
 
-class NamedSessionStore(AsyncFacade):
+class NamedSessionStore(WantedStore):
     """Calls and owners of named sessions in Redis.
 
     A producer appends to a session's log. If the session has no owner it is listed first, so that a
@@ -57,11 +63,10 @@ class NamedSessionStore(AsyncFacade):
     """
 
     def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
-        super().__init__(redis)
-        self.settings = settings or NamedSessionSettings()
-        self._prefix = self.settings.prefix
-        self._retry = self.settings.retry
-        self._ttl_ms = _ms(max(self.settings.ttl_s, self.settings.known_ttl_s))
+        super().__init__(redis, settings=settings)
+        self._doorbell_prefix = doorbell_prefix(self._prefix)
+        self.tenants = TenantStore(self.store, settings=self.settings)
+        self.index = SessionIndex(self.store, settings=self.settings)
 
     def keys_of(self, session_id: str) -> NamedSessionKeys:
         return NamedSessionKeys(session_id, self._prefix)
@@ -70,9 +75,9 @@ class NamedSessionStore(AsyncFacade):
         """The channel that rings for the sessions of an owner; the message is a session's id."""
         return HostKeys(incarnation, self._prefix).channel
 
-    def wanted_channel(self, profile: str) -> str:
-        """The channel that rings when a session of the profile is listed."""
-        return WantedKeys(profile, self._prefix).channel
+    def requests_doorbell_of(self, incarnation: str) -> str:
+        """The channel that rings an owner for requests; the message is a session's id."""
+        return HostKeys(incarnation, self._prefix).requests_channel
 
     # --- producers -----------------------------------------------------------------------------
 
@@ -108,6 +113,8 @@ class NamedSessionStore(AsyncFacade):
             except SessionUnlisted as unlisted:
                 # Whoever takes the session from the list changes its token: the append is refused
                 # then, as the taker may have removed the session from the list and released it.
+                if tenant:
+                    await self.tenants.note(tenant, session_id)
                 await self.want(profile, session_id)
                 listed_under = str(unlisted.token)
 
@@ -136,7 +143,7 @@ class NamedSessionStore(AsyncFacade):
             listed_under=listed_under,
             max_waiting=limit,
             ttl_ms=self._ttl_ms,
-            doorbell_prefix=doorbell_prefix(self._prefix),
+            doorbell_prefix=self._doorbell_prefix,
         )
         reply = await self._call(call)
         match reply[0]:
@@ -180,53 +187,80 @@ class NamedSessionStore(AsyncFacade):
             checkpoint=fields.get("checkpoint"),
         )
 
-    # --- the list of sessions that are wanted --------------------------------------------------
+    async def calls_of(self, session_id: str) -> AsyncIterator[str]:
+        """The ids of a session's calls that are unfinished, or were done not long ago."""
+        offset = 0
+        while True:
+            call = scripts.session_known.call(self.keys_of(session_id), offset=offset, count=_PAGE)
+            _, *ids = await self._call(call)
+            for call_id in ids:
+                yield call_id.decode()
+            if len(ids) < _PAGE:
+                return
+            offset += _PAGE
 
-    async def want(self, profile: str, session_id: str) -> int:
-        """List a session for workers with room and ring them; the mark of this listing.
+    async def request(
+        self, session_id: str, payload: bytes, *, request_id: str | None = None
+    ) -> str:
+        """Ask the owner of a session for something, past the calls that wait; the request's id.
 
-        Also for a session that may be listed already, or may have an owner: whoever takes it from
-        the list finds out.
+        The reply is announced on the session's channel. Raises SessionUnknown, and SessionNotLive
+        for a session without an owner.
         """
-        keys = WantedKeys(profile, self._prefix)
-        call = scripts.session_want.call(keys, session_id=session_id, ttl_ms=self._ttl_ms)
-        return int((await self._call(call))[1])
-
-    async def unwant(self, profile: str, wanted: Wanted) -> bool:
-        """Remove a session from the list unless it was listed again; whether it was removed.
-
-        For a worker that has taken the session after `take_wanted` gave it, or has found it with an
-        owner whose lease lasts: whoever ends an ownership lists the session again if it must be.
-        """
-        call = scripts.session_unwant.call(
-            WantedKeys(profile, self._prefix), session_id=wanted.session_id, mark=wanted.mark
-        )
-        return int((await self._call(call))[1]) == 1
-
-    async def take_wanted(
-        self, profile: str, count: int, visible_again_s: float = 5.0
-    ) -> WantedPage:
-        """Sessions for a worker with room for `count`, those that wait longest first.
-
-        They stay listed and are given to another worker after `visible_again_s`, unless `unwant`
-        removes them.
-        """
-        call = scripts.session_take_wanted.call(
-            WantedKeys(profile, self._prefix),
-            count=count,
-            postpone_ms=_ms(visible_again_s),
-            ttl_ms=self._ttl_ms,
+        request_id = request_id or new_operation()
+        call = scripts.session_request.call(
+            self.keys_of(session_id),
+            session_id=session_id,
+            request=request_id,
+            payload=payload,
+            ttl_ms=ms_of(self.settings.request_ttl_s),
+            doorbell_prefix=self._doorbell_prefix,
         )
         reply = await self._call(call)
-        wanted = tuple(
-            Wanted(reply[n].decode(), int(reply[n + 1])) for n in range(2, len(reply), 2)
-        )
-        return WantedPage(wanted, int(reply[1]) / 1000 if int(reply[1]) >= 0 else None)
+        if reply[0] == Code.MISSING:
+            raise SessionUnknown(session_id)
+        if reply[0] == Code.LOST:
+            raise SessionNotLive(session_id)
+        return request_id
 
-    async def wanted_count(self, profile: str) -> int:
-        """How many sessions of a profile are wanted."""
-        keys = WantedKeys(profile, self._prefix)
-        return int((await self._call(scripts.session_wanted_count.call(keys)))[1])
+    async def read_reply(self, session_id: str, request_id: str) -> bytes | None:
+        """The reply to a request; None while there is none."""
+        key = self.keys_of(session_id).reply(request_id)
+        reply = await self._call(scripts.session_reply_read.call(key))
+        return reply[1] if reply[0] == Code.DONE else None
+
+    async def close_session(self, session_id: str, token: int = 0) -> bool:
+        """Close a session; False if its owner, or the next one, is yet to do so.
+
+        Its owner calls this with its token when all calls are done. The session's checkpoint is
+        deleted before. Closing a session that does not exist does nothing. Raises
+        SessionOwnerLost, and SessionUnfinished for an owner with unfinished calls.
+        """
+        call = scripts.session_close.call(
+            self.keys_of(session_id),
+            session_id=session_id,
+            token=token,
+            doorbell_prefix=self._doorbell_prefix,
+        )
+        reply = await self._own(session_id, call)
+        if reply[0] == Code.UNFINISHED:
+            raise SessionUnfinished(session_id, int(reply[1]))
+        return reply[0] == Code.MISSING or int(reply[1]) == 1
+
+    async def forget_session(self, session_id: str) -> None:
+        """Erase a session's record, its calls, and its history, whoever owns it.
+
+        The owner is rung and finds that it has lost the session. What has keys of its own is for
+        the caller to erase before: the checkpoint, popped items, executions, results.
+        """
+        call = scripts.session_forget.call(
+            self.keys_of(session_id),
+            session_id=session_id,
+            token_ttl_ms=_TOKEN_TTL_MS,
+            doorbell_prefix=self._doorbell_prefix,
+        )
+        await self._call(call)
+        await self.index.record(dropped=[session_id])
 
     # --- owners --------------------------------------------------------------------------------
 
@@ -237,7 +271,7 @@ class NamedSessionStore(AsyncFacade):
         call = scripts.session_hold.call(
             HostKeys(incarnation, self._prefix),
             token=lease_token,
-            ttl_ms=_ms(self.settings.hold_ttl_s),
+            ttl_ms=ms_of(self.settings.hold_ttl_s),
             count=len(add),
             ids=[*add, *drop],
         )
@@ -308,7 +342,7 @@ class NamedSessionStore(AsyncFacade):
             token=token,
             seq=seq,
             cpu_ms=cpu_ms,
-            known_ttl_ms=_ms(self.settings.known_ttl_s),
+            known_ttl_ms=ms_of(self.settings.known_ttl_s),
             ttl_ms=self._ttl_ms,
         )
         return int((await self._own(session_id, call))[1])
@@ -332,7 +366,10 @@ class NamedSessionStore(AsyncFacade):
 
     async def _release(self, session_id: str, token: int, *, even_unfinished: bool = False) -> int:
         call = scripts.session_release.call(
-            self.keys_of(session_id), token=token, even_unfinished=int(even_unfinished)
+            self.keys_of(session_id),
+            token=token,
+            even_unfinished=int(even_unfinished),
+            token_ttl_ms=_TOKEN_TTL_MS,
         )
         reply = await self._own(session_id, call)
         if reply[0] == Code.UNFINISHED:
@@ -358,17 +395,48 @@ class NamedSessionStore(AsyncFacade):
         await self.want(info.profile, session_id)
         return True
 
+    async def take_requests(
+        self, session_id: str, token: int, after: str = "", count: int = 100
+    ) -> RequestPage:
+        """Requests to the owner after an entry; they stay until `reply`, or until they expire.
+
+        Raises SessionOwnerLost.
+        """
+        call = scripts.session_requests.call(
+            self.keys_of(session_id), token=token, after=after, count=count
+        )
+        _, closing, *flat = await self._own(session_id, call)
+        entries = (flat[n : n + 3] for n in range(0, len(flat), 3))
+        return RequestPage(
+            tuple(
+                RequestEntry(entry.decode(), known.decode(), data) for entry, known, data in entries
+            ),
+            bool(closing),
+        )
+
+    async def reply(
+        self, session_id: str, token: int, request: RequestEntry, payload: bytes
+    ) -> None:
+        """Answer a request; also after the session was released. Raises SessionOwnerLost."""
+        keys = self.keys_of(session_id)
+        call = scripts.session_reply.call(
+            keys,
+            keys.reply(request.request_id),
+            token=token,
+            entry=request.entry,
+            answer=payload,
+            ttl_ms=ms_of(self.settings.request_ttl_s),
+        )
+        await self._own(session_id, call)
+
     async def _own(self, session_id: str, call: Call) -> Reply:
         """The reply to an owner's call; raises SessionOwnerLost."""
         reply = await self._call(call)
         if reply[0] == Code.STALE:
             raise SessionOwnerLost(session_id, reply[1].decode())
-        if reply[0] not in (Code.DONE, Code.UNFINISHED):
+        if reply[0] not in (Code.DONE, Code.UNFINISHED, Code.MISSING):
             raise refused(reply, f"session {session_id!r:.100}")
         return reply
-
-    async def _call(self, call: Call) -> Reply:
-        return await drive(call_script(call, self._retry), self.store)
 
 
 def _taken(session_id: str, reply: Reply) -> Taken:
@@ -384,10 +452,6 @@ def _taken(session_id: str, reply: Reply) -> Taken:
         checkpoint=checkpoint or None,
         begun=BegunCall(int(seq), call.decode(), payload) if seq else None,
     )
-
-
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000)
 
 
 def _seconds(ms: bytes | None) -> float | None:

@@ -91,3 +91,45 @@ class NamedSessionInfo:
     @property
     def unfinished(self) -> int:
         return self.waiting + bool(self.begun_call)
+
+
+class RequestEntry(NamedTuple):
+    """A request to the owner of a session; `entry` is where to read on after it."""
+
+    entry: str
+    request_id: str
+    payload: bytes
+
+
+class RequestPage(NamedTuple):
+    """Requests that are not answered, and whether the owner is to close the session."""
+
+    requests: tuple[RequestEntry, ...]
+    is_closing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEntry:
+    """One session in the index. The session's record is authoritative."""
+
+    session_id: str
+    profile: str
+    tenant: str = ""
+    owner: str = ""
+    executions: int = 0
+    recorded_at: float = 0.0
+    """In seconds of Redis's clock; the store sets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """What the sessions of a tenant used."""
+
+    live: int
+    """Sessions that have a place on a worker now."""
+    window_started_at: float
+    cpu_ms: int
+    """In the present window of time."""
+    calls: int
+    total_cpu_ms: int
+    total_calls: int

@@ -11,14 +11,18 @@ from capsule_tasks.errors import (
     LeaseLost,
     NamedSessionBusy,
     SessionCallsFull,
+    SessionClosing,
     SessionHeld,
     SessionMismatch,
+    SessionNotLive,
     SessionOwnerLost,
     SessionUnfinished,
     SessionUnknown,
     SessionUnlisted,
 )
-from capsule_tasks.storage.sessions.types import BegunCall, Submitted, Wanted
+from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage import History
+from capsule_tasks.storage.sessions.types import BegunCall, SessionEntry, Submitted, Wanted
 from tests.contract.storage.sessions.subjects import PROFILE, Subject
 
 
@@ -176,7 +180,6 @@ async def test_a_take_that_is_repeated_is_the_same(subject: Subject) -> None:
     await store.release("s", first.token)
     with pytest.raises(SessionHeld):
         await store.take("s", "w", profile=PROFILE, operation_id="o")
-    assert (await store.info("s")).owner == ""
     again = await subject.take("w")
     assert again.token > first.token
     assert (await subject.take("w")).token > again.token
@@ -279,3 +282,123 @@ async def test_ids_that_cannot_be_stored_are_refused(subject: Subject) -> None:
     with pytest.raises(InvalidId):
         await store.take("s", "", profile="p")
     assert not await store.unwant("p", Wanted("s", 1))
+
+
+# --- requests, and the ends of sessions -----------------------------------------------------------
+
+
+async def test_an_owner_answers_requests_past_the_calls_that_wait(subject: Subject) -> None:
+    store = subject.sessions()
+    with pytest.raises(SessionUnknown):
+        await store.request("s", b"early")
+    await subject.submit("c")
+    with pytest.raises(SessionNotLive):
+        await store.request("s", b"early")
+    await subject.worker("w")
+    taken = await subject.take("w")
+    first = await store.request("s", b"one")
+    second = await store.request("s", b"two", request_id="r")
+    assert await store.request("s", b"two", request_id="r") == second == "r"
+    assert await store.read_reply("s", first) is None
+    page = await store.take_requests("s", taken.token)
+    assert [(each.request_id, each.payload) for each in page.requests] == [
+        (first, b"one"),
+        ("r", b"two"),
+    ]
+    assert not page.is_closing
+    after = page.requests[0].entry
+    assert (await store.take_requests("s", taken.token, after)).requests == page.requests[1:]
+    for _ in range(2):
+        await store.reply("s", taken.token, page.requests[0], b"done")
+    assert await store.read_reply("s", first) == b"done"
+    assert (await store.take_requests("s", taken.token)).requests == page.requests[1:]
+    await store.release("s", taken.token, even_unfinished=True)
+    await store.reply("s", taken.token, page.requests[1], b"done, too")
+    assert await store.read_reply("s", "r") == b"done, too"
+    again = await subject.take("w")
+    with pytest.raises(SessionOwnerLost):
+        await store.reply("s", taken.token, page.requests[1], b"late")
+    with pytest.raises(SessionOwnerLost):
+        await store.take_requests("s", taken.token)
+    assert (await store.take_requests("s", again.token)).requests == ()
+
+
+async def test_an_idle_session_is_closed_at_once_and_another_by_its_owner(
+    subject: Subject,
+) -> None:
+    store = subject.sessions()
+    assert await store.close_session("s")
+    await subject.submit("c1", tenant="acme")
+    assert not await store.close_session("s")
+    with pytest.raises(SessionClosing):
+        await subject.submit("c2")
+    assert (await subject.submit("c1")).is_known
+    await subject.worker("w")
+    taken = await subject.take("w")
+    assert taken.is_closing
+    assert (await store.take_requests("s", taken.token)).is_closing
+    with pytest.raises(SessionUnfinished):
+        await store.close_session("s", taken.token)
+    await store.begin("s", taken.token)
+    await store.done("s", taken.token, 1)
+    for _ in range(2):
+        assert await store.close_session("s", taken.token)
+    with pytest.raises(SessionUnknown):
+        await store.info("s")
+    with pytest.raises(SessionOwnerLost):
+        await store.begin("s", taken.token)
+    assert (await subject.submit("c1")).is_known
+    assert (await subject.submit("c2", tenant="other")).seq == 2
+    info = await store.info("s")
+    assert (info.tenant, info.executions, info.waiting, info.owner) == ("other", 0, 1, "")
+    second = await subject.take("w")
+    with pytest.raises(SessionOwnerLost):
+        await store.close_session("s", taken.token)
+    await store.begin("s", second.token)
+    await store.done("s", second.token, 2)
+    await store.release("s", second.token)
+    assert await store.close_session("s")
+    with pytest.raises(SessionUnknown):
+        await store.info("s")
+
+
+async def test_a_session_that_is_forgotten_leaves_nothing_and_its_owner_finds_out(
+    subject: Subject,
+) -> None:
+    store = subject.sessions()
+    history = History("s", subject.store, settings=HistorySettings(prefix=subject.prefix))
+    await history.add_items([{"n": 1}])
+    for number in range(3):
+        await subject.submit(f"c{number}")
+    await subject.worker("w")
+    taken = await subject.take("w")
+    await store.request("s", b"r")
+    assert sorted([each async for each in store.calls_of("s")]) == ["c0", "c1", "c2"]
+    await store.index.record([SessionEntry("s", PROFILE)])
+    for _ in range(2):
+        await store.forget_session("s")
+    for lost in (store.begin("s", taken.token), store.done("s", taken.token, 1)):
+        with pytest.raises(SessionOwnerLost):
+            await lost
+    with pytest.raises(SessionUnknown):
+        await store.info("s")
+    assert await history.get_items() == []
+    assert await store.index.list_sessions() == []
+    assert [each async for each in store.calls_of("s")] == []
+    with pytest.raises(SessionUnlisted) as refused:
+        await store.append("s", "c0", b"", profile=PROFILE, listed_under="0")
+    assert refused.value.token == taken.token
+    assert await subject.submit("c0") == Submitted(1, "", 1)
+
+
+async def test_a_session_that_was_taken_and_never_used_is_unknown_after_its_release(
+    subject: Subject,
+) -> None:
+    store = subject.sessions()
+    await subject.worker("w")
+    taken = await subject.take("w")
+    assert (await store.info("s")).created_at is None
+    await store.release("s", taken.token)
+    with pytest.raises(SessionUnknown):
+        await store.info("s")
+    assert (await store.submit("s", "c", b"", profile="another")).seq == 1

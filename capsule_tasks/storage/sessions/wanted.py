@@ -1,0 +1,84 @@
+"""The lists of named sessions that are wanted: they have calls, and no live owner."""
+
+from __future__ import annotations
+
+from capsule_tasks.settings import NamedSessionSettings
+from capsule_tasks.storage.drivers import drive
+from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
+from capsule_tasks.storage.keys import WantedKeys
+from capsule_tasks.storage.operations import Reply, call_script
+from capsule_tasks.storage.scripts import Call
+from capsule_tasks.storage.sessions import scripts
+from capsule_tasks.storage.sessions.types import Wanted, WantedPage
+
+
+class WantedStore(AsyncFacade):
+    """One list for each profile.
+
+    A listing has a mark. Whoever removes it names the mark, so that a session which was listed
+    again meanwhile stays.
+    """
+
+    def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
+        super().__init__(redis)
+        self.settings = settings or NamedSessionSettings()
+        self._prefix = self.settings.prefix
+        self._retry = self.settings.retry
+        self._ttl_ms = ms_of(max(self.settings.ttl_s, self.settings.known_ttl_s))
+
+    def wanted_channel(self, profile: str) -> str:
+        """The channel that rings when a session of the profile is listed."""
+        return WantedKeys(profile, self._prefix).channel
+
+    async def want(self, profile: str, session_id: str) -> int:
+        """List a session for workers with room and ring them; the mark of this listing.
+
+        Also for a session that may be listed already, or may have an owner: whoever takes it from
+        the list finds out.
+        """
+        keys = WantedKeys(profile, self._prefix)
+        call = scripts.session_want.call(keys, session_id=session_id, ttl_ms=self._ttl_ms)
+        return int((await self._call(call))[1])
+
+    async def unwant(self, profile: str, wanted: Wanted) -> bool:
+        """Remove a session from the list unless it was listed again; whether it was removed.
+
+        For a worker that has taken the session after `take_wanted` gave it, or has found it with an
+        owner whose lease lasts: whoever ends an ownership lists the session again if it must be.
+        """
+        call = scripts.session_unwant.call(
+            WantedKeys(profile, self._prefix), session_id=wanted.session_id, mark=wanted.mark
+        )
+        return int((await self._call(call))[1]) == 1
+
+    async def take_wanted(
+        self, profile: str, count: int, visible_again_s: float = 5.0
+    ) -> WantedPage:
+        """Sessions for a worker with room for `count`, those that wait longest first.
+
+        They stay listed and are given to another worker after `visible_again_s`, unless `unwant`
+        removes them.
+        """
+        call = scripts.session_take_wanted.call(
+            WantedKeys(profile, self._prefix),
+            count=count,
+            postpone_ms=ms_of(visible_again_s),
+            ttl_ms=self._ttl_ms,
+        )
+        reply = await self._call(call)
+        wanted = tuple(
+            Wanted(reply[n].decode(), int(reply[n + 1])) for n in range(2, len(reply), 2)
+        )
+        return WantedPage(wanted, int(reply[1]) / 1000 if int(reply[1]) >= 0 else None)
+
+    async def wanted_count(self, profile: str) -> int:
+        """How many sessions of a profile are wanted."""
+        keys = WantedKeys(profile, self._prefix)
+        return int((await self._call(scripts.session_wanted_count.call(keys)))[1])
+
+    async def _call(self, call: Call) -> Reply:
+        return await drive(call_script(call, self._retry), self.store)
+
+
+def ms_of(seconds: float) -> int:
+    return int(seconds * 1000)

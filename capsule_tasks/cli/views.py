@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Any
 
 import click
@@ -70,6 +71,8 @@ def _describe(message: Any, respond_with: str) -> str:
             return f"-- question: {cleaned(message.prompt)}\n-- respond with: {respond_with}"
         case messages.Gap():
             return f"-- {message.lost_bytes} bytes in {message.lost_messages} events are missing"
+        case events.SessionRestored():
+            return f"-- {cleaned(_restored(message))}"
         case events.AttemptEnded():
             detail = f" ({cleaned(message.detail)})" if message.detail else ""
             return f"-- attempt ended: {message.outcome}{detail}; another attempt follows"
@@ -80,6 +83,19 @@ def _describe(message: Any, respond_with: str) -> str:
         case events.UnknownEvent():
             return f"-- event of an unknown type: {cleaned(message.type)}"
     return ""
+
+
+def _restored(event: events.SessionRestored) -> str:
+    if event.saved_at is None:
+        said = "the session has a new child without a checkpoint: its namespace is empty"
+    else:
+        saved_at = datetime.fromtimestamp(event.saved_at).astimezone()
+        said = f"the session was restored from its checkpoint of {saved_at:%Y-%m-%d %H:%M:%S}"
+    if event.lost_calls:
+        said += f"; {event.lost_calls} calls since are lost"
+    for what, names in (("lost", event.lost), ("different", event.differences)):
+        said += f"; {what}: {', '.join(names)}" if names else ""
+    return said
 
 
 def _why(ended: events.Ended) -> str:

@@ -58,6 +58,19 @@ class Stacks(_Tagged, kw_only=True, frozen=True, tag="stacks"):
     text: str
 
 
+class SessionRestored(_Tagged, kw_only=True, frozen=True, tag="session_restored"):
+    """The named session has a new child: what its namespace has now, before the call runs."""
+
+    saved_at: float | None = None
+    """When the checkpoint was made, by Redis's clock; None if there is none, and so no name."""
+    lost_calls: int = 0
+    """Calls that ran after the checkpoint was made: what they changed is lost."""
+    lost: tuple[str, ...] = ()
+    """Names that could not be saved, or not be restored."""
+    differences: tuple[str, ...] = ()
+    """Versions of Python and of packages that differ from those that made the checkpoint."""
+
+
 class AttemptEnded(_Tagged, kw_only=True, frozen=True, tag="attempt_ended"):
     """This attempt ended, and another one follows."""
 
@@ -92,6 +105,7 @@ EventMessage = (
     | InputRequest
     | InputClosed
     | Stacks
+    | SessionRestored
     | AttemptEnded
     | Ended
 )

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from capsule_tasks.errors import StorageError, StorageUnavailable
 from capsule_tasks.executions.background import Delay
@@ -35,6 +35,13 @@ _MAX_UNKNOWN_S = 0.05
 """How long the previous attempt may be without its first event."""
 
 
+class LeaseFollower(Protocol):
+    """Owns something else under the lease of the worker."""
+
+    def lease_started(self, incarnation: str) -> None:
+        """From now on the worker has this lease."""
+
+
 class Claimer:
     """Listens to the lease of a publisher: everything runs on the loop."""
 
@@ -50,6 +57,7 @@ class Claimer:
         """Executions whose owner's lease is in doubt, with that owner."""
         self.rung: dict[str, None] = {}
         """Executions that were sent a command, and have not come yet."""
+        self.followers: list[LeaseFollower] = []
         self._subscribed: set[str] = set()
         """Owners whose doorbells are subscribed to."""
 
@@ -149,6 +157,8 @@ class Claimer:
     def lease_started(self, incarnation: str) -> None:
         """Executions may be claimed under this incarnation."""
         self._publisher.background.spawn(self._reclaim_all(incarnation))
+        for follower in self.followers:
+            follower.lease_started(incarnation)
 
     async def _reclaim_all(self, incarnation: str) -> None:
         """Reclaim what was claimed under a lost lease, before a reaper ends it."""

@@ -33,7 +33,7 @@ from capsule_tasks.executions.ends import LastEvent, failure_of, outcome_of
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
-from capsule_tasks.executions.publishing.claimer import Claimer
+from capsule_tasks.executions.publishing.claimer import Claimer, LeaseFollower
 from capsule_tasks.executions.publishing.output_budget import OutputBudget
 from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.executions.publishing.stream_writer import StreamWriter
@@ -153,6 +153,16 @@ class Publisher:
         with contextlib.suppress(StorageUnavailable):  # then `ring` is called once it is subscribed
             await self._doorbells.listen(channel, ring)
             ring(None)
+
+    def leave(self, channel: str, ring: OnRing) -> None:
+        """Stop calling `ring`."""
+        self._doorbells.leave(channel, ring)
+
+    def follow_lease(self, follower: LeaseFollower) -> None:
+        """Have the follower told of each lease from now on, and of the present one."""
+        self.claimer.followers.append(follower)
+        if self.lease.is_held.is_set():
+            follower.lease_started(self.lease.incarnation)
 
     # --- executions ----------------------------------------------------------------------------
 

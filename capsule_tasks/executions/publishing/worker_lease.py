@@ -124,6 +124,11 @@ class WorkerLease:
         assert self._lease is not None, "nothing is held before the first lease"
         return self._lease
 
+    @property
+    def token(self) -> str:
+        """The proof of the present lease; empty before the first."""
+        return self._lease.core.token if self._lease is not None else ""
+
     def is_certain(self, incarnation: str) -> bool:
         """Whether the lease lasts for certain; in doubt it is renewed now."""
         if incarnation != self.incarnation or not self.is_held.is_set():

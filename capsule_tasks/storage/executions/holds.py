@@ -10,6 +10,7 @@ from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.drivers import drive
 from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
 from capsule_tasks.storage.keys import WorkerKeys, worker_index
+from capsule_tasks.storage.leases import lease_left_s
 from capsule_tasks.storage.operations import Reply, call_script
 from capsule_tasks.storage.scripts import Call, Code, script
 
@@ -93,6 +94,10 @@ class HoldStore(AsyncFacade):
         if reply[0] != Code.DONE:
             return None
         return [value.decode() for value in reply[1:]]
+
+    async def lease_left_s(self, incarnation: str) -> float | None:
+        """How long the lease of an incarnation lasts: 0 if lapsed, None if it never existed."""
+        return await drive(lease_left_s(incarnation, self._prefix, self._retry), self.store)
 
     async def register_worker(
         self, incarnation: str, lease_s: float, forget: Sequence[str] = ()

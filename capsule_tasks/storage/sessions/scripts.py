@@ -38,6 +38,7 @@ def session_take(
     operation_id: str,
     incarnation: str,
     steal: int,
+    expected: int,
     profile: str,
     ttl_ms: int,
 ) -> None: ...

@@ -289,11 +289,18 @@ class NamedSessionStore(WantedStore):
         return [value.decode() for value in reply[1:]]
 
     async def take(
-        self, session_id: str, incarnation: str, *, profile: str, operation_id: str | None = None
+        self,
+        session_id: str,
+        incarnation: str,
+        *,
+        profile: str,
+        operation_id: str | None = None,
+        expected: int = 0,
     ) -> Taken:
         """Take a session that has no owner, or whose owner's lease has lapsed.
 
-        Exactly one worker gets it. Raises SessionHeld.
+        Exactly one worker gets it. Raises SessionHeld; also for a session that anybody has taken
+        since it had the `expected` token, if one is given.
         """
         escaped("incarnation", incarnation)
         # One id for all attempts: a repeat of the call means the attempt that was granted.
@@ -304,6 +311,7 @@ class NamedSessionStore(WantedStore):
                 operation_id=name,
                 incarnation=incarnation,
                 steal=steal,
+                expected=expected,
                 profile=profile,
                 ttl_ms=self._ttl_ms,
             )

@@ -9,7 +9,7 @@ import pytest
 
 from capsule_tasks.cli import views
 from capsule_tasks.client import Event, GroupState
-from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded
+from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded, SessionRestored
 from capsule_tasks.protocol.messages import InputRequest, Output
 from capsule_tasks.storage.executions.types import RecentEntry
 
@@ -77,3 +77,15 @@ def test_the_end_of_an_attempt_announces_another_one(
 ) -> None:
     ended = AttemptEnded(outcome="lost", detail=detail)
     assert shown(capsys, ended) == f"-- attempt ended: lost{added}; another attempt follows\n"
+
+
+def test_a_restored_session_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "its namespace is empty; 2 calls since are lost" in shown(
+        capsys, SessionRestored(lost_calls=2)
+    )
+    restored = SessionRestored(
+        saved_at=0.0, lost=("a\x1b[1m", "b"), differences=("numpy 1, not 2",)
+    )
+    said = shown(capsys, restored)
+    assert "from its checkpoint of 19" in said
+    assert "; lost: a, b; different: numpy 1, not 2" in said

@@ -12,18 +12,19 @@
 --   age_ms        since the operation was first sent; 0 the first time
 --   incarnation   of the worker that takes it
 --   steal         token of an owner whose lease has lapsed, or 0
+--   expected      token that the session must have, or 0
 --   profile       of a session that is made
 --   ttl_ms        until the session expires
 -- RETURNS {DONE, token, profile, tenant, waiting, executions, closing, checkpoint,
 --         begun seq or 0, begun call, payload}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
 --         {FORGOTTEN} a repeat that is older than the operation log
---         {HELD, incarnation, token} a session that has an owner
+--         {HELD, incarnation, token} a session that has an owner, or not the expected token
 -- USES common, operation_log, session
 
 local session_key, calls_key, known_key, operations_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local operation_id, age_ms, incarnation = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local steal, profile, ttl_ms = ARGV[4], ARGV[5], ARGV[6]
+local steal, expected, profile, ttl_ms = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local function granted(session, token)
   local got = redis.call('HMGET', session_key, 'executions', 'checkpoint')
@@ -45,7 +46,8 @@ local session = load_session(session_key, calls_key)
 if log.result and session.token == log.result and session.owner then
   return granted(session, log.result)
 end
-if log.result or session.owner and session.token ~= steal then
+local is_other = expected ~= '0' and session.token ~= expected
+if log.result or is_other or session.owner and session.token ~= steal then
   return {HELD, session.owner or '', session.token}
 end
 

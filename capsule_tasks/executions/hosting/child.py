@@ -1,0 +1,81 @@
+"""The child of one named session: started on need, and replaced when it is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from capsule_tasks.executions.hosting.lane import SessionLane
+from capsule_tasks.executions.hosting.plan import HostLimits
+from capsule_tasks.protocol.events import SessionRestored
+from capsule_tasks.sessions.process.template import TemplateSpawner
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.settings import SessionConfig
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+
+class HostedProfile(msgspec.Struct, frozen=True):
+    """A kind of named session: how its children are started, and how many a worker holds."""
+
+    name: str
+    limits: HostLimits
+    config: SessionConfig
+    spawner: TemplateSpawner
+
+
+class SessionChild:
+    """One child at a time. The namespace of a new child is what the last checkpoint has."""
+
+    def __init__(
+        self,
+        session_id: str,
+        profile: HostedProfile,
+        lane: SessionLane,
+        on_new: Callable[[Session], object],
+    ) -> None:
+        self._session_id = session_id
+        self._profile = profile
+        self._lane = lane
+        self._on_new = on_new
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session | None:
+        """The child, if it can be used."""
+        session = self._session
+        return session if session is not None and session.is_alive else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there was a child that is gone."""
+        return self._session is not None and self.session is None
+
+    async def start(self) -> None:
+        """Start a child; SessionStartFailed says why there is none."""
+        await self.end()
+        await self._profile.spawner.start()
+        config = msgspec.structs.replace(self._profile.config, replace_killed=False)
+        session = Session(config, spawner=self._profile.spawner)
+        self._on_new(session)
+        self._session = session
+        await session.start()
+
+    def use(self) -> None:
+        """Have calls sent to the child."""
+        if (session := self.session) is not None:
+            self._lane.use(session)
+
+    async def end(self) -> None:
+        """Kill the child with all its descendants; safe without one."""
+        self._lane.drop_child()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.terminate()
+
+
+def fresh_namespace(lost_calls: int) -> SessionRestored:
+    """The notice that no checkpoint was there, so that the namespace is empty."""
+    return SessionRestored(lost_calls=lost_calls)

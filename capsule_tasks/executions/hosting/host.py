@@ -1,0 +1,120 @@
+"""Hosts named sessions in a worker: takes those that are wanted, and leaves them in good order.
+
+Redis has the truth of each session: its log of calls, its owner, its checkpoint. What is here, a
+child with its namespace, may be lost at any time. Three parts repair that:
+
+- the next owner, who finds the call that was begun and the checkpoint;
+- the reaper, which releases what a dead worker held and lists it again if calls wait;
+- this worker itself, which owns its sessions under each new lease again, unless they were taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+
+from capsule_tasks.executions.background import BackgroundTasks
+from capsule_tasks.executions.hosting.child import HostedProfile
+from capsule_tasks.executions.hosting.hosted import HostedSession
+from capsule_tasks.executions.hosting.profile import ProfileHost, Surroundings
+from capsule_tasks.executions.hosting.results import ResultWriter, StoredEnd, StoreResult
+from capsule_tasks.executions.publishing.publisher import Publisher
+from capsule_tasks.executions.supervisor import Supervisor
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.storage.sessions.store import NamedSessionStore
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_KILLED_AT_STOP = "its worker was stopped while the call ran"
+_LEAVE_S = 8.0
+"""How long sessions may take to leave after their calls have ended or were killed."""
+
+
+class SessionHost:
+    """Started and stopped with the pool; everything runs on the loop."""
+
+    def __init__(
+        self,
+        profiles: Iterable[HostedProfile],
+        *,
+        publisher: Publisher,
+        supervisor: Supervisor,
+        store: NamedSessionStore,
+        store_result: StoreResult,
+        stored_end: StoredEnd,
+        on_new: Callable[[Session], object],
+    ) -> None:
+        self._publisher = publisher
+        self._store = store
+        self._background = BackgroundTasks()
+        self._results = ResultWriter(store_result, stored_end, self._background)
+        around = Surroundings(publisher, supervisor, store, self._results, self._background, on_new)
+        self.profiles = {
+            profile.name: ProfileHost(profile, around)
+            for profile in profiles
+            if profile.limits.max_live > 0
+        }
+        self._doorbell = ""
+        self._is_started = self._is_stopped = False
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Look for sessions that are wanted; a Redis that is unavailable is waited for."""
+        if self._is_started or self._is_stopped:
+            return
+        self._is_started = True
+        self._publisher.follow_lease(self)
+        for name, host in self.profiles.items():
+            self._publisher.listen(self._store.wanted_channel(name), host.wake)
+            self._background.spawn(host.run())
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Let calls that run end within the grace, and leave all sessions. Safe at any time."""
+        self._is_stopped = True
+        hosts = self.profiles.values()
+        for host in hosts:
+            host.stop_taking()
+            host.order_due()
+        if not await self._left_all(grace_s):
+            await asyncio.gather(*(host.kill_all(_KILLED_AT_STOP) for host in hosts))
+            if not await self._left_all(_LEAVE_S):
+                log.warning("sessions were not released in time; other workers take them over")
+                await asyncio.gather(*(host.abandon_all() for host in hosts))
+        await self._background.stop()
+        self._results.stop()
+
+    async def _left_all(self, seconds: float) -> bool:
+        """Whether every session has left in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(host.left_all() for host in self.profiles.values()))
+        return not any(host.sessions for host in self.profiles.values())
+
+    # --- the lease -----------------------------------------------------------------------------
+
+    def lease_started(self, incarnation: str) -> None:
+        """Own all sessions under this lease from now on, and listen to its doorbell."""
+        if self._doorbell:
+            self._publisher.leave(self._doorbell, self._on_doorbell)
+        self._doorbell = self._store.doorbell_of(incarnation)
+        self._publisher.listen(self._doorbell, self._on_doorbell)
+        for session in self._sessions():
+            if session.incarnation != incarnation:
+                self._background.spawn(session.retake(incarnation))
+
+    def _on_doorbell(self, message: bytes | None) -> None:
+        """`message` is a session id; None after messages may have been missed."""
+        if message is None:
+            for session in self._sessions():
+                session.ring()
+            return
+        session_id = message.decode(errors="replace")
+        for host in self.profiles.values():
+            if (rung := host.sessions.get(session_id)) is not None:
+                rung.ring()
+
+    def _sessions(self) -> list[HostedSession]:
+        return [session for host in self.profiles.values() for session in host.sessions.values()]

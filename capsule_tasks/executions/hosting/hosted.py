@@ -1,0 +1,296 @@
+"""One named session in this worker, from the take to the release.
+
+    take ──▶ start the child ──▶ begin, run, done ──▶ …   ──▶ release
+                                   ▲                │
+                                   └── rung ── idle ◀┘
+
+Whatever is lost on the way, the call log in Redis is the truth: a call leaves it only when its end
+and its result are stored, and only the owner with the latest token changes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from capsule_tasks.errors import (
+    CapsuleError,
+    LeaseLost,
+    SessionHeld,
+    SessionOwnerLost,
+    SessionUnfinished,
+    StorageError,
+)
+from capsule_tasks.executions.hosting.child import SessionChild, fresh_namespace
+from capsule_tasks.executions.hosting.lane import SessionLane
+from capsule_tasks.executions.hosting.plan import Decision, Leave, Why
+from capsule_tasks.executions.hosting.runner import CallRunner
+from capsule_tasks.protocol.events import SessionRestored
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.tasks import shielded
+from capsule_tasks.storage.operations import new_operation
+from capsule_tasks.storage.sessions.types import BegunCall, Taken, Wanted
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.hosting.profile import ProfileHost
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+T = TypeVar("T")
+
+_START_FAILED = "SessionStartFailed"
+_PATIENT = (Why.IDLE, Why.EVICTED)
+"""Reasons to leave that give way to a call that came first."""
+
+
+class HostedSession:
+    """Runs as one task; `ring`, `order` and `retake` reach it from outside."""
+
+    def __init__(self, host: ProfileHost, wanted: Wanted) -> None:
+        self.session_id = wanted.session_id
+        self.incarnation = ""
+        """Under which the session is owned."""
+        self.token = 0
+        self._host = host
+        self._wanted = wanted
+        self._wake = asyncio.Event()
+        self._order: Decision | None = None
+        self._owning = asyncio.Lock()
+        """Held by each of the owner's writes: the token changes between two of them."""
+        dispatcher = host.supervisor.dispatcher
+        self._lane = SessionLane(host.supervisor, dispatcher.sent, self._on_child_refused)
+        self._child = SessionChild(self.session_id, host.profile, self._lane, host.on_new)
+        self._runner = CallRunner(
+            self.session_id, host.publisher, host.supervisor, host.results, self._lane
+        )
+        self._calls = 0
+        """Calls that are done since the last checkpoint, whoever ran them."""
+        self._inherited: BegunCall | None = None
+        self._restored: SessionRestored | None = None
+        """To be told to the next call."""
+        self._is_lost = False
+
+    @property
+    def child(self) -> Session | None:
+        """The session's child, if it can be used."""
+        return self._child.session
+
+    # --- from outside --------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """There may be another call, or a request."""
+        self._wake.set()
+
+    def order(self, decision: Decision) -> None:
+        """Carry out what the plan has decided, now that no call runs."""
+        self._order = decision
+        self._wake.set()
+
+    async def retake(self, incarnation: str) -> None:
+        """The worker has another lease: own the session under it, if nobody else took it since."""
+        async with self._owning:
+            if not self.token or self._is_lost:
+                return
+            retake = partial(self._retake, incarnation, new_operation())
+            try:
+                await self._host.background.call_until_answered(retake)
+            except LeaseLost:
+                return  # the lease after that one retakes the session
+            except SessionHeld as held:
+                log.warning("%s, so its child is killed in this worker", held)
+                self._is_lost = True
+        if self._is_lost:
+            await self.kill("another worker has taken over its session")
+        self._wake.set()
+
+    async def _retake(self, incarnation: str, operation_id: str) -> None:
+        store, session_id = self._host.store, self.session_id
+        await store.hold(incarnation, self._host.publisher.lease.token, [session_id])
+        taken = await store.take(
+            session_id,
+            incarnation,
+            profile=self._host.profile.name,
+            operation_id=operation_id,
+            expected=self.token,
+        )
+        self.incarnation, self.token = incarnation, taken.token
+
+    async def kill(self, reason: str) -> None:
+        """Kill the child; the call that runs ends with the reason."""
+        self._lane.kill_reason = reason
+        await self._child.end()
+
+    # --- the whole story -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Own the session until the plan lets it go, or another worker has it."""
+        try:
+            if not await self._take():
+                return
+            if not await self._start_child():
+                await self._own(partial(self._release, even_unfinished=True))
+                self._host.failed(self)
+                return
+            self._host.plan.taken(self.session_id, self._host.now())
+            self._host.wake()
+            await self._serve()
+        except SessionOwnerLost as lost:
+            log.warning("session %r is over in this worker: %s", self.session_id, lost)
+        finally:
+            await shielded(self._child.end())
+            await self._drop_hold()
+            self._host.left(self)
+
+    async def _take(self) -> bool:
+        """Become the owner; False if somebody else is."""
+        host, store = self._host, self._host.store
+        lease = host.publisher.lease
+        await lease.is_held.wait()
+        self.incarnation = lease.incarnation
+        try:
+            await store.hold(self.incarnation, lease.token, [self.session_id])
+            taken = await store.take(self.session_id, self.incarnation, profile=host.profile.name)
+            self.token = taken.token
+        except SessionHeld:
+            await self._unlist()
+            return False
+        except (LeaseLost, StorageError) as fault:
+            host.failed(self)
+            log.info("session %r was not taken: %s", self.session_id, fault)
+            return False
+        if taken.profile != host.profile.name:
+            await self._own(partial(self._release, even_unfinished=True))
+            await self._unlist()
+            return False
+        self._take_over(taken)
+        await self._unlist()
+        return True
+
+    def _take_over(self, taken: Taken) -> None:
+        self._inherited = taken.begun
+        self._calls = taken.executions
+        if taken.executions or taken.begun is not None:
+            self._restored = fresh_namespace(taken.executions)
+
+    async def _drop_hold(self) -> None:
+        """After the release: until then a reaper has to find the session."""
+        token = self._host.publisher.lease.token
+        with contextlib.suppress(StorageError, LeaseLost):  # a reaper finds nothing to do
+            await self._host.store.hold(self.incarnation, token, [], [self.session_id])
+
+    async def _unlist(self) -> None:
+        """Whoever listed the session again since has made a listing of their own."""
+        with contextlib.suppress(StorageError):  # it is offered again, and found to have an owner
+            await self._host.store.unwant(self._host.profile.name, self._wanted)
+
+    async def _serve(self) -> None:
+        """Run calls in the order of the log, and leave between two of them."""
+        while True:
+            order = self._take_order() or self._host.plan.between_calls(
+                self.session_id, self._host.now()
+            )
+            if isinstance(order, Leave) and await self._leave(order):
+                return
+            begun = await self._own(self._begin)
+            if begun is not None:
+                await self._run_call(begun)
+            else:
+                await self._idle()
+
+    async def _idle(self) -> None:
+        """Wait until there may be something to do."""
+        plan = self._host.plan
+        plan.idle(self.session_id, self._host.now())
+        self._host.wake()
+        await self._wake.wait()
+        self._wake.clear()
+        if self._order is None:
+            plan.busy(self.session_id)
+
+    def _take_order(self) -> Decision | None:
+        order, self._order = self._order, None
+        return order
+
+    # --- calls ---------------------------------------------------------------------------------
+
+    async def _run_call(self, begun: BegunCall) -> None:
+        """Run the call; it leaves the log when its end and its result are stored."""
+        is_inherited = self._inherited is not None and begun.seq == self._inherited.seq
+        self._inherited = None
+        if self._child.session is None and not await self._start_child():
+            message = "the session's child does not start; see the log of the worker"
+            await self._runner.refuse(begun, _START_FAILED, message)
+        else:
+            self._child.use()
+            restored, self._restored = self._restored, None
+            has_run = await self._runner.run(begun, restored, may_be_forgotten=is_inherited)
+            if has_run:
+                self._host.plan.executed(self.session_id)
+            else:
+                self._restored = restored
+        if self._is_lost:
+            raise SessionOwnerLost(self.session_id, "")
+        await self._own(partial(self._done, begun))
+        self._calls += 1
+
+    async def _start_child(self) -> bool:
+        """Start a child, in place of one that was lost; False if it does not start."""
+        if self._child.is_lost:
+            self._host.plan.lost_state(self.session_id)
+            self._restored = fresh_namespace(self._calls)
+        try:
+            await self._child.start()
+        except CapsuleError as fault:
+            log.warning("the child of session %r did not start: %s", self.session_id, fault)
+            return False
+        return True
+
+    def _on_child_refused(self) -> None:
+        """A claimed call waits, and the child takes nothing new."""
+        self._host.spawn(self._replace_child())
+
+    async def _replace_child(self) -> None:
+        if await self._start_child():
+            execution, restored = self._runner.execution, self._restored
+            if execution is not None and execution.stream is not None and restored is not None:
+                self._restored = None
+                execution.stream.publish(restored)
+            self._child.use()
+        else:
+            self._lane.refuse_waiting(_START_FAILED, "the session's child was lost before the call")
+
+    # --- the end -------------------------------------------------------------------------------
+
+    async def _leave(self, order: Leave) -> bool:
+        """Release the session, listing it again if calls wait; False if a call came first."""
+        log.info("session %r leaves this worker: %s", self.session_id, order.why.value)
+        await self._child.end()  # before anybody else can start one
+        try:
+            await self._own(partial(self._release, even_unfinished=order.why not in _PATIENT))
+        except SessionUnfinished:
+            self._host.plan.stays(self.session_id)
+            return False
+        return True
+
+    # --- the owner's writes ----------------------------------------------------------------------
+
+    async def _own(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Write as the owner until Redis answers; SessionOwnerLost if somebody else is."""
+        async with self._owning:
+            if self._is_lost:
+                raise SessionOwnerLost(self.session_id, "")
+            return await self._host.background.call_until_answered(write)
+
+    async def _begin(self) -> BegunCall | None:
+        self._wake.clear()
+        return await self._host.store.begin(self.session_id, self.token)
+
+    async def _done(self, begun: BegunCall) -> int:
+        return await self._host.store.done(self.session_id, self.token, begun.seq)
+
+    async def _release(self, *, even_unfinished: bool) -> None:
+        await self._host.store.release(self.session_id, self.token, even_unfinished=even_unfinished)

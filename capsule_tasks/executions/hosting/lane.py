@@ -1,0 +1,110 @@
+"""The lanes of one named session: its one child runs one call at a time, or calls are refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from capsule_tasks.executions.ends import EndKind
+from capsule_tasks.executions.execution import Execution
+from capsule_tasks.executions.hosting.outcomes import refusal, traced
+from capsule_tasks.executions.lanes import Child, Lane
+from capsule_tasks.executions.lifecycle import Lifecycle
+from capsule_tasks.protocol.messages import Error, Result, Terminal
+from capsule_tasks.sessions.pool.plan import Slot
+from capsule_tasks.sessions.session import Session
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.supervisor import Supervisor
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_SLOT = 0
+
+
+class SessionLane(Lane):
+    """Sends calls to the session's child. Without one they wait until there is another."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        sent: dict[Execution, None],
+        on_child_refused: Callable[[], object],
+    ) -> None:
+        super().__init__("session", 1, supervisor, sent)
+        self.result: Result | None = None
+        """The value of the last call, if it has one."""
+        self.kill_reason = ""
+        """Why the host kills the child; the call that runs ends with it."""
+        self._sent_at = 0.0
+        self._on_child_refused = on_child_refused
+
+    @property
+    def child(self) -> Child | None:
+        return self.children.get(_SLOT)
+
+    def use(self, session: Session) -> None:
+        """Send calls to this session from now on."""
+        self.children[_SLOT] = Child(self.kind, Slot(_SLOT), session, session.pid or 0)
+        self.dispatch()
+
+    def drop_child(self) -> None:
+        """Send nothing more to the child; what it has goes on."""
+        self.children.clear()
+
+    def refuse_waiting(self, type_name: str, message: str) -> None:
+        """Fail the calls that wait for a child."""
+        while self.waiting:
+            _refuse(self._supervisor, self.waiting.popleft(), type_name, message)
+
+    def retire(self, child: Child, reason: str) -> None:
+        if self.child is child:
+            self.drop_child()
+        if self.waiting:
+            log.info("a call of a named session waits for another child: %s", reason)
+            self._on_child_refused()
+
+    def _take_child(self) -> Child | None:
+        child = self.child
+        if child is None or child.sent:
+            return None
+        self.result = None
+        self._sent_at = time.monotonic()
+        return child
+
+    def _release(self, child: Child) -> None:
+        if not child.session.is_alive and self.child is child:
+            self.drop_child()
+
+    def _finish(self, child: Child, execution: Execution, end: Terminal) -> None:
+        if isinstance(end, Result):
+            self.result = end
+        if isinstance(end, Error) and self.kill_reason:
+            end = refusal(execution.call.task_id, EndKind.LOST.value, self.kill_reason)
+        super()._finish(child, execution, traced(end, time.monotonic() - self._sent_at))
+
+
+class RefusingLane(Lane):
+    """Fails each call: the session cannot run it."""
+
+    def __init__(self, supervisor: Supervisor, type_name: str, message: str) -> None:
+        super().__init__("session", 1, supervisor, {})
+        self._type_name = type_name
+        self._message = message
+
+    def dispatch(self) -> None:
+        while self.waiting:
+            _refuse(self._supervisor, self.waiting.popleft(), self._type_name, self._message)
+
+    def retire(self, child: Child, reason: str) -> None: ...
+
+    def _take_child(self) -> None: ...
+
+    def _release(self, child: Child) -> None: ...
+
+
+def _refuse(supervisor: Supervisor, execution: Execution, type_name: str, message: str) -> None:
+    supervisor.feed(execution, Lifecycle.on_sent)
+    supervisor.finished(execution, refusal(execution.call.task_id, type_name, message), None)

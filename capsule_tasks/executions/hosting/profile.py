@@ -1,0 +1,155 @@
+"""The named sessions of one profile in a worker: which are wanted, which are here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from capsule_tasks.errors import StorageError
+from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
+from capsule_tasks.executions.hosting.child import HostedProfile
+from capsule_tasks.executions.hosting.hosted import HostedSession
+from capsule_tasks.executions.hosting.plan import HostPlan
+from capsule_tasks.executions.hosting.results import ResultWriter
+from capsule_tasks.executions.publishing.publisher import Publisher
+from capsule_tasks.executions.supervisor import Supervisor
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.sessions.tasks import SessionTasks
+from capsule_tasks.storage.sessions.store import NamedSessionStore
+from capsule_tasks.storage.sessions.types import Wanted
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_VISIBLE_AGAIN_S = 10.0
+"""How long a session that was given to a worker is given to no other: longer than a start."""
+_LOOK_AGAIN_S = 1.0
+"""A full worker asks so often whether sessions still wait: others may have taken them."""
+
+
+@dataclass(eq=False)
+class Surroundings:
+    """What all hosted sessions of a worker share."""
+
+    publisher: Publisher
+    supervisor: Supervisor
+    store: NamedSessionStore
+    results: ResultWriter
+    background: BackgroundTasks
+    on_new: Callable[[Session], object]
+    """Called with each new child."""
+
+
+class ProfileHost:
+    """Carries out what the plan of the profile decides; owns the tasks of its sessions."""
+
+    def __init__(self, profile: HostedProfile, around: Surroundings) -> None:
+        self.profile = profile
+        self.publisher = around.publisher
+        self.supervisor = around.supervisor
+        self.store = around.store
+        self.results = around.results
+        self.background = around.background
+        self.on_new = around.on_new
+        self.plan = HostPlan(profile.limits)
+        self.sessions: dict[str, HostedSession] = {}
+        self._tasks = SessionTasks(f"host of profile {profile.name!r}")
+        self._wake = asyncio.Event()
+
+    # --- from outside --------------------------------------------------------------------------
+
+    def wake(self, _message: bytes | None = None) -> None:
+        """A session is wanted, or one that is here has changed."""
+        self._wake.set()
+
+    def stop_taking(self) -> None:
+        """Take nothing more; sessions that are idle, and later the others, leave."""
+        self.plan.is_stopping = True
+        self.wake()
+
+    async def left_all(self) -> None:
+        """Return when no session is here."""
+        await self._tasks.end()
+
+    async def kill_all(self, reason: str) -> None:
+        """Kill the children; calls that run end with the reason."""
+        await asyncio.gather(*(session.kill(reason) for session in list(self.sessions.values())))
+
+    async def abandon_all(self) -> None:
+        """Leave everything as it is in Redis, where a reaper finds it."""
+        await self._tasks.end(0.0)
+        await self._tasks.end()
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take what is wanted while there is room, and order what is due; until cancelled."""
+        while True:
+            self._wake.clear()
+            wait_s: float | None = RETRY_DELAY_S
+            try:
+                wanted_in_s = await self._take_wanted()
+            except StorageError as error:
+                self.background.warn_unavailable(error)
+            else:
+                wait_s = self._wait_s(wanted_in_s)
+            self.order_due()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    async def _take_wanted(self) -> float | None:
+        """Take sessions that are wanted; seconds until there may be more, None for no time."""
+        plan = self.plan
+        if plan.is_stopping:
+            return None
+        room = plan.room()
+        page = await self.store.take_wanted(self.profile.name, room, _VISIBLE_AGAIN_S)
+        for wanted in page.sessions:
+            if plan.may_take(wanted.session_id, self.now()):
+                self._take(wanted)
+        is_due = page.next_s == 0.0
+        plan.want_room(is_due and plan.is_full)
+        if is_due:
+            return 0.0 if plan.room() else _LOOK_AGAIN_S
+        return page.next_s
+
+    def _take(self, wanted: Wanted) -> None:
+        session = HostedSession(self, wanted)
+        self.plan.take(wanted.session_id, self.now())
+        self.sessions[wanted.session_id] = session
+        self.spawn(session.run())
+
+    def order_due(self) -> None:
+        """Order what the plan decides now."""
+        for decision in self.plan.decide(self.now()):
+            self.sessions[decision.session_id].order(decision)
+
+    def _wait_s(self, wanted_in_s: float | None) -> float | None:
+        check_at = self.plan.next_check_at()
+        check_in_s = None if check_at is None else max(0.001, check_at - self.now())
+        waits = [wait_s for wait_s in (wanted_in_s, check_in_s) if wait_s is not None]
+        return min(waits, default=None)
+
+    # --- for sessions --------------------------------------------------------------------------
+
+    def failed(self, session: HostedSession) -> None:
+        """The session could not be taken: this worker leaves it alone for a while."""
+        pause_s = self.plan.failed(session.session_id, self.now())
+        log.info("session %r is tried again in %.0f s at least", session.session_id, pause_s)
+
+    def left(self, session: HostedSession) -> None:
+        """The session is not here any more."""
+        self.plan.left(session.session_id)
+        del self.sessions[session.session_id]
+        self.wake()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.spawn(work)
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,193 @@
+"""Runs one call of a named session from its beginning to its result.
+
+Each call is an execution that needs a claim. So it runs at most once, whichever workers believe
+that they own the session. A call that is not claimed has ended, was ended by a cancel, or belongs
+to an owner that died; the record of its execution tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+import msgspec
+
+from capsule_tasks.errors import reason_of
+from capsule_tasks.executions.background import RETRY_DELAY_S
+from capsule_tasks.executions.calls import CodeCall
+from capsule_tasks.executions.ends import End, EndKind, lost, outcome_of
+from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
+from capsule_tasks.executions.hosting.lane import RefusingLane, SessionLane
+from capsule_tasks.executions.hosting.outcomes import (
+    CallOutcome,
+    outcome_of_end,
+    outcome_of_event,
+)
+from capsule_tasks.executions.hosting.results import ResultWriter
+from capsule_tasks.executions.lanes import Lane
+from capsule_tasks.executions.lifecycle import Lifecycle
+from capsule_tasks.executions.origin import Origin
+from capsule_tasks.executions.publishing.publisher import Publisher
+from capsule_tasks.executions.supervisor import Supervisor
+from capsule_tasks.protocol.calls import SessionCall, decode_call
+from capsule_tasks.protocol.events import Ended, Outcome, SessionRestored
+from capsule_tasks.storage.executions.types import Record
+from capsule_tasks.storage.sessions.types import BegunCall
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_MAY_HAVE_RUN = "its worker died, so the call may have run"
+
+
+class CallReporter(Reporter):
+    """Keeps the end of one call for whoever runs it."""
+
+    def __init__(self) -> None:
+        self.end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+
+    def ended(self, end: End, *, frees_slot: bool) -> None:  # noqa: ARG002 - it has no slot
+        if not self.end.done():
+            self.end.set_result(end)
+
+
+class CallRunner:
+    """The calls of one session, one after the other."""
+
+    def __init__(
+        self,
+        session_id: str,
+        publisher: Publisher,
+        supervisor: Supervisor,
+        results: ResultWriter,
+        lane: SessionLane,
+    ) -> None:
+        self._session_id = session_id
+        self._publisher = publisher
+        self._supervisor = supervisor
+        self._results = results
+        self._lane = lane
+        self.execution: Execution | None = None
+        """The call that runs now, or waits for its claim."""
+
+    async def run(
+        self, begun: BegunCall, restored: SessionRestored | None, *, may_be_forgotten: bool
+    ) -> bool:
+        """Run the call, or find out how it ended. Its end and its result are stored on return.
+
+        `may_be_forgotten`: another owner has begun the call, so long ago that Redis may not know
+        any more how it ended. False if the call did not run here.
+        """
+        while True:
+            lane: Lane = self._lane
+            if may_be_forgotten and (await self._record(begun.call_id)).state == "unknown":
+                lane = RefusingLane(self._supervisor, EndKind.LOST.value, _MAY_HAVE_RUN)
+            end = await self._execute(begun, lane, restored)
+            if end.kind is not EndKind.NOT_CLAIMED:
+                outcome = outcome_of_end(end, self._lane.result if lane is self._lane else None)
+                await self._results.store(begun.call_id, outcome)
+                return lane is self._lane
+            if await self._ended_elsewhere(begun.call_id):
+                return False
+            await asyncio.sleep(RETRY_DELAY_S)  # so much waits for Redis that there was no room
+
+    async def refuse(self, begun: BegunCall, type_name: str, message: str) -> None:
+        """End the call with an error, without running it."""
+        lane = RefusingLane(self._supervisor, type_name, message)
+        end = await self._execute(begun, lane, None)
+        while end.kind is EndKind.NOT_CLAIMED and not await self._ended_elsewhere(begun.call_id):
+            await asyncio.sleep(RETRY_DELAY_S)
+            end = await self._execute(begun, lane, None)
+        if end.kind is not EndKind.NOT_CLAIMED:
+            await self._results.store(begun.call_id, outcome_of_end(end, None))
+
+    async def _execute(self, begun: BegunCall, lane: Lane, restored: SessionRestored | None) -> End:
+        call = _decoded(begun)
+        name = call.task or f"session {self._session_id}"
+        reporter = CallReporter()
+        origin = Origin(
+            execution_id=begun.call_id,
+            task=name,
+            group=call.group,
+            index=call.index,
+            needs_claim=True,
+        )
+        code = CodeCall(
+            name=name, task_id=begun.call_id, source=call.source, timeout_s=call.timeout_s
+        )
+        execution = Execution(code, Lifecycle(origin), reporter, lane)
+        self.execution = execution
+        try:
+            self._supervisor.admit(execution)
+            if restored is not None and execution.stream is not None:
+                execution.stream.publish(restored)
+            return await reporter.end
+        finally:
+            self.execution = None
+            execution.reporter = UNREPORTED
+
+    # --- calls that were not claimed -------------------------------------------------------------
+
+    async def _ended_elsewhere(self, call_id: str) -> bool:
+        """Make sure of the end and of the result of a call; False if it has to be run after all."""
+        record = await self._record(call_id)
+        while record.state == "running":
+            if await self._is_owner_dead(record.owner):
+                await self._end_as_lost(call_id, record)
+            else:
+                await asyncio.sleep(RETRY_DELAY_S)
+            record = await self._record(call_id)
+        if record.state != "ended":
+            return False
+        await self._results.store_if_missing(call_id, await self._outcome(call_id, record))
+        return True
+
+    async def _end_as_lost(self, call_id: str, record: Record) -> None:
+        """As a reaper does, which may come first."""
+        event = lost(_MAY_HAVE_RUN)
+        reap = partial(
+            self._publisher.store.reap,
+            call_id,
+            record.owner,
+            record.attempt,
+            event,
+            outcome_of(event),
+        )
+        await self._publisher.background.call_until_answered(reap)
+
+    async def _is_owner_dead(self, owner: str) -> bool:
+        left = partial(self._publisher.lease.hold_store.lease_left_s, owner)
+        return not await self._publisher.background.call_until_answered(left)
+
+    async def _outcome(self, call_id: str, record: Record) -> CallOutcome:
+        ended = await self._last_event(call_id)
+        if ended is not None:
+            return outcome_of_event(ended)
+        outcome = Outcome(record.outcome)
+        if outcome is Outcome.SUCCEEDED:
+            return outcome_of_event(Ended(outcome=outcome))
+        return CallOutcome(outcome, None, EndKind.LOST.value, f"the call {outcome}")
+
+    async def _last_event(self, call_id: str) -> Ended | None:
+        store, until_answered = self._publisher.store, self._publisher.background
+        page = await until_answered.call_until_answered(partial(store.read, call_id, count=1))
+        if page is None:
+            return None
+        before = f"{page.attempt}-{max(0, page.seq - 1)}"
+        page = await until_answered.call_until_answered(partial(store.read, call_id, before))
+        message = page.events[-1].message if page is not None and page.events else None
+        return message if isinstance(message, Ended) else None
+
+    async def _record(self, call_id: str) -> Record:
+        read = partial(self._publisher.store.read_record, call_id)
+        return await self._publisher.background.call_until_answered(read)
+
+
+def _decoded(begun: BegunCall) -> SessionCall:
+    try:
+        return decode_call(begun.payload)
+    except msgspec.MsgspecError as fault:
+        # A newer producer's, say. The call ends with an error, and those behind it go on.
+        log.warning("call %s cannot be read: %s", begun.call_id, reason_of(fault))
+        source = f"raise ValueError({f'this worker cannot read the call: {fault}'!r})"
+        return SessionCall(source=source)

@@ -1,0 +1,185 @@
+"""Hosts of named sessions without Celery: real Redis, real children, results in a dict."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any, Self
+
+from capsule_tasks.executions.hosting.child import HostedProfile
+from capsule_tasks.executions.hosting.host import SessionHost
+from capsule_tasks.executions.hosting.hosted import HostedSession
+from capsule_tasks.executions.hosting.outcomes import CallOutcome
+from capsule_tasks.executions.hosting.plan import HostLimits
+from capsule_tasks.executions.publishing.loss_counter import LossCounter
+from capsule_tasks.executions.publishing.publisher import Publisher
+from capsule_tasks.executions.supervisor import Supervisor
+from capsule_tasks.protocol.calls import SessionCall, encode_call
+from capsule_tasks.protocol.events import Ended, EventMessage, UnknownEvent
+from capsule_tasks.protocol.messages import Output
+from capsule_tasks.sessions import SessionPool
+from capsule_tasks.sessions.process.template import TemplateSpawner
+from capsule_tasks.settings import (
+    ExecutionSettings,
+    LeaseSettings,
+    NamedSessionSettings,
+    Profile,
+    PublishSettings,
+    SessionConfig,
+)
+from capsule_tasks.storage.connections.pipelined import PipelinedConnection
+from capsule_tasks.storage.executions.store import ExecutionStore
+from capsule_tasks.storage.sessions.store import NamedSessionStore
+from tests.streaming import HANG_S, OutputLog
+
+PROFILE = "sandbox"
+Results = dict[str, CallOutcome]
+
+
+class HostWorker:
+    """One worker that hosts named sessions and runs nothing else."""
+
+    def __init__(
+        self,
+        url: str,
+        prefix: str,
+        results: Results,
+        *,
+        name: str = "w",
+        lease_s: float = 15.0,
+        config: SessionConfig | None = None,
+        **limits: Any,
+    ) -> None:
+        self.results = results
+        self.fault: Exception | None = None
+        """Raised by the result backend."""
+        self.publisher = Publisher(
+            url,
+            worker=name,
+            settings=PublishSettings(),
+            retention=ExecutionSettings(prefix=prefix),
+            lease=LeaseSettings(lease_s=lease_s),
+            may_drop=False,
+            ended_elsewhere=self._stored_end,
+            fail_result=lambda *_: None,
+            task_retention=lambda _: None,
+        )
+        self.supervisor = Supervisor(
+            SessionPool({"blocking": Profile(), "async": Profile()}),
+            async_limit=10,
+            publisher=self.publisher,
+            losses=LossCounter(5),
+            output_log=OutputLog(),
+        )
+        self.spawner = TemplateSpawner(Profile(start="cold"))
+        self.store = NamedSessionStore(
+            self.publisher.connection, settings=NamedSessionSettings(prefix=prefix)
+        )
+        profile = HostedProfile(
+            name=PROFILE,
+            limits=HostLimits(**({"max_live": 10, "idle_timeout_s": 1000.0} | limits)),
+            config=config or SessionConfig(),
+            spawner=self.spawner,
+        )
+        self.host = SessionHost(
+            [profile],
+            publisher=self.publisher,
+            supervisor=self.supervisor,
+            store=self.store,
+            store_result=self._store_result,
+            stored_end=self._stored_end,
+            on_new=lambda _: None,
+        )
+
+    @property
+    def hosted(self) -> dict[str, HostedSession]:
+        return self.host.profiles[PROFILE].sessions
+
+    def pid(self, session_id: str) -> int:
+        """The process of a session that is here."""
+        session = self.hosted[session_id].child
+        assert session is not None
+        assert session.pid is not None
+        return session.pid
+
+    async def start(self) -> None:
+        await self.supervisor.start()
+        await self.host.start()
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        await self.host.stop(grace_s)
+        await self.supervisor.stop()
+        await self.spawner.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def _store_result(self, call_id: str, outcome: CallOutcome) -> None:
+        if self.fault is not None:
+            raise self.fault
+        assert call_id not in self.results, f"call {call_id} has two results"
+        self.results[call_id] = outcome
+
+    def _stored_end(self, call_id: str) -> Ended | None:
+        found = self.results.get(call_id)
+        return Ended(outcome=found.outcome, type=found.type) if found is not None else None
+
+
+class Caller:
+    """Submits calls, and reads what becomes of them."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self._connection = PipelinedConnection(url)
+        self.sessions = NamedSessionStore(
+            self._connection, settings=NamedSessionSettings(prefix=prefix)
+        )
+        self.executions = ExecutionStore(
+            self._connection, settings=ExecutionSettings(prefix=prefix)
+        )
+        self._ids: Iterator[int] = itertools.count(1)
+
+    async def submit(self, session_id: str, source: str, **fields: Any) -> str:
+        """The id of the call."""
+        call_id = fields.pop("call_id", None) or f"{session_id}-{next(self._ids)}"
+        payload = encode_call(SessionCall(source=source, **fields))
+        await self.sessions.submit(session_id, call_id, payload, profile=PROFILE)
+        return call_id
+
+    async def events(self, call_id: str) -> list[EventMessage | UnknownEvent]:
+        """All events of the call until now."""
+        page = await self.executions.read(call_id)
+        return [event.message for event in page.events] if page is not None else []
+
+    async def ended(self, call_id: str) -> Ended:
+        """The last event, once it is there."""
+        async with asyncio.timeout(HANG_S):
+            while True:
+                events = await self.events(call_id)
+                if events and isinstance(events[-1], Ended):
+                    return events[-1]
+                await asyncio.sleep(0.005)
+
+    async def printed(self, call_id: str) -> str:
+        """What the call has written until now."""
+        found = await self.events(call_id)
+        return "".join(event.data for event in found if isinstance(event, Output))
+
+    async def run(self, session_id: str, source: str, **fields: Any) -> Ended:
+        return await self.ended(await self.submit(session_id, source, **fields))
+
+    async def unfinished(self, session_id: str) -> int:
+        return (await self.sessions.info(session_id)).unfinished
+
+    async def settled(self, session_id: str) -> None:
+        """Return once no call of the session is unfinished."""
+        async with asyncio.timeout(HANG_S):
+            while await self.unfinished(session_id):
+                await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        await self._connection.close()

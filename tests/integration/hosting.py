@@ -1,11 +1,21 @@
-"""Hosts of named sessions without Celery: real Redis, real children, results in a dict."""
+"""Hosts of named sessions without Celery: real Redis, real children, results in a mapping.
+
+As a script, `python -m tests.integration.hosting URL PREFIX NAME LEASE_S` hosts sessions in a
+process of its own, which can be killed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, MutableMapping
 from typing import Any, Self
+
+import msgspec
+import redis
 
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.host import SessionHost
@@ -34,7 +44,33 @@ from capsule_tasks.storage.sessions.store import NamedSessionStore
 from tests.streaming import HANG_S, OutputLog
 
 PROFILE = "sandbox"
-Results = dict[str, CallOutcome]
+Results = MutableMapping[str, CallOutcome]
+
+
+class RedisResults(Results):
+    """A result backend that processes share."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self._client: Any = redis.Redis.from_url(url)
+        self._key = f"{prefix}:results"
+
+    def __getitem__(self, call_id: str) -> CallOutcome:
+        found = self._client.hget(self._key, call_id)
+        if found is None:
+            raise KeyError(call_id)
+        return msgspec.msgpack.decode(found, type=CallOutcome)
+
+    def __setitem__(self, call_id: str, outcome: CallOutcome) -> None:
+        self._client.hset(self._key, call_id, msgspec.msgpack.encode(outcome))
+
+    def __delitem__(self, call_id: str) -> None:
+        self._client.hdel(self._key, call_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return (call_id.decode() for call_id in self._client.hkeys(self._key))
+
+    def __len__(self) -> int:
+        return self._client.hlen(self._key)
 
 
 class HostWorker:
@@ -48,6 +84,7 @@ class HostWorker:
         *,
         name: str = "w",
         lease_s: float = 15.0,
+        silent_retention_s: float = 60.0,
         config: SessionConfig | None = None,
         **limits: Any,
     ) -> None:
@@ -58,7 +95,7 @@ class HostWorker:
             url,
             worker=name,
             settings=PublishSettings(),
-            retention=ExecutionSettings(prefix=prefix),
+            retention=ExecutionSettings(prefix=prefix, silent_retention_s=silent_retention_s),
             lease=LeaseSettings(lease_s=lease_s),
             may_drop=False,
             ended_elsewhere=self._stored_end,
@@ -73,9 +110,6 @@ class HostWorker:
             output_log=OutputLog(),
         )
         self.spawner = TemplateSpawner(Profile(start="cold"))
-        self.store = NamedSessionStore(
-            self.publisher.connection, settings=NamedSessionSettings(prefix=prefix)
-        )
         profile = HostedProfile(
             name=PROFILE,
             limits=HostLimits(**({"max_live": 10, "idle_timeout_s": 1000.0} | limits)),
@@ -86,7 +120,6 @@ class HostWorker:
             [profile],
             publisher=self.publisher,
             supervisor=self.supervisor,
-            store=self.store,
             store_result=self._store_result,
             stored_end=self._stored_end,
             on_new=lambda _: None,
@@ -183,3 +216,38 @@ class Caller:
 
     async def close(self) -> None:
         await self._connection.close()
+
+
+class HostProcess:
+    """A worker in a process of its own."""
+
+    def __init__(self, url: str, prefix: str, name: str, lease_s: float) -> None:
+        command = [sys.executable, "-m", "tests.integration.hosting", url, prefix, name]
+        self.process = subprocess.Popen([*command, str(lease_s)], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def signal(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:
+            self.process.kill()
+
+
+async def main(url: str, prefix: str, name: str, lease_s: str) -> None:
+    """Host sessions until SIGTERM."""
+    results = RedisResults(url, prefix)
+    async with HostWorker(url, prefix, results, name=name, lease_s=float(lease_s)):
+        stopped = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await stopped.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

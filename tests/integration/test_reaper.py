@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.protocol.events import Ended, Outcome
-from capsule_tasks.settings import ExecutionSettings, LeaseSettings
+from capsule_tasks.settings import ExecutionSettings, LeaseSettings, NamedSessionSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.holds import HoldStore
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.runs.store import Lease
+from capsule_tasks.storage.sessions.store import NamedSessionStore
 from tests.attempts import claim
 from tests.servers import fresh_prefix
 
@@ -82,8 +83,11 @@ class Ground:
         def retention_of(_name: str) -> ExecutionSettings:
             return kept or self.settings
 
+        sessions = NamedSessionStore(
+            self.holdings.store, settings=NamedSessionSettings(prefix=self.settings.prefix)
+        )
         return Reaper(
-            self.store, self.holdings, ended_elsewhere, fail_result, retention_of, present
+            self.store, self.holdings, sessions, ended_elsewhere, fail_result, retention_of, present
         )
 
     async def look(self) -> None:

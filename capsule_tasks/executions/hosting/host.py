@@ -23,7 +23,6 @@ from capsule_tasks.executions.hosting.results import ResultWriter, StoredEnd, St
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.sessions.session import Session
-from capsule_tasks.storage.sessions.store import NamedSessionStore
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -41,13 +40,12 @@ class SessionHost:
         *,
         publisher: Publisher,
         supervisor: Supervisor,
-        store: NamedSessionStore,
         store_result: StoreResult,
         stored_end: StoredEnd,
         on_new: Callable[[Session], object],
     ) -> None:
         self._publisher = publisher
-        self._store = store
+        self._store = store = publisher.sessions
         self._background = BackgroundTasks()
         self._results = ResultWriter(store_result, stored_end, self._background)
         around = Surroundings(publisher, supervisor, store, self._results, self._background, on_new)

@@ -43,6 +43,8 @@ log = logging.getLogger("capsule_tasks.taskpool")
 T = TypeVar("T")
 
 _START_FAILED = "SessionStartFailed"
+_CLOCKS_S = 10.0
+"""The time from a read of the session to a read of its call, generously."""
 _PATIENT = (Why.IDLE, Why.EVICTED)
 """Reasons to leave that give way to a call that came first."""
 
@@ -70,6 +72,8 @@ class HostedSession:
         self._calls = 0
         """Calls that are done since the last checkpoint, whoever ran them."""
         self._inherited: BegunCall | None = None
+        self._is_begun_long_ago = False
+        """So long ago that Redis may have forgotten the end of the inherited call."""
         self._restored: SessionRestored | None = None
         """To be told to the next call."""
         self._is_lost = False
@@ -172,6 +176,8 @@ class HostedSession:
 
     def _take_over(self, taken: Taken) -> None:
         self._inherited = taken.begun
+        retention = self._host.publisher.retention
+        self._is_begun_long_ago = taken.begun_ago_s >= retention.silent_retention_s - _CLOCKS_S
         self._calls = taken.executions
         if taken.executions or taken.begun is not None:
             self._restored = fresh_namespace(taken.executions)
@@ -227,7 +233,9 @@ class HostedSession:
         else:
             self._child.use()
             restored, self._restored = self._restored, None
-            has_run = await self._runner.run(begun, restored, may_be_forgotten=is_inherited)
+            has_run = await self._runner.run(
+                begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
+            )
             if has_run:
                 self._host.plan.executed(self.session_id)
             else:

@@ -39,7 +39,12 @@ from capsule_tasks.executions.publishing.reaper import Reaper
 from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.publishing.worker_lease import WorkerLease
 from capsule_tasks.protocol.events import AttemptClaimed, encode_event
-from capsule_tasks.settings import ExecutionSettings, LeaseSettings, PublishSettings
+from capsule_tasks.settings import (
+    ExecutionSettings,
+    LeaseSettings,
+    NamedSessionSettings,
+    PublishSettings,
+)
 from capsule_tasks.storage.connections.doorbells import Doorbells, OnRing
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.holds import HoldStore
@@ -47,6 +52,7 @@ from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import RecentEntry
 from capsule_tasks.storage.operations import Reply
 from capsule_tasks.storage.scripts import Call
+from capsule_tasks.storage.sessions.store import NamedSessionStore
 
 if TYPE_CHECKING:
     from capsule_tasks.executions.supervisor import Supervisor
@@ -78,6 +84,7 @@ class Publisher:
         worker: str,
         settings: PublishSettings,
         retention: ExecutionSettings,
+        sessions: NamedSessionSettings | None = None,
         lease: LeaseSettings,
         may_drop: bool,
         ended_elsewhere: Callable[[str], LastEvent | None],
@@ -99,6 +106,9 @@ class Publisher:
         self.retention = retention
         self.ends_waiting = Delay[Execution](settings.end_wait_s, self._on_ends_waited)
         """Executions whose last event was sent: the end is reported then, stored or not."""
+        self.sessions = NamedSessionStore(
+            self.connection, settings=sessions or NamedSessionSettings(prefix=retention.prefix)
+        )
         hold_store = HoldStore(self.connection, retention)
         self.lease = WorkerLease(
             self.connection, hold_store, lease, self.background, self.writers, retention.prefix
@@ -106,7 +116,13 @@ class Publisher:
         self.index = IndexWriter(self.store, self.lease, self.background, worker)
         self._doorbells = Doorbells(url, timeout_s=min(_DOORBELLS_S, lease.lease_s / 3))
         reaper = Reaper(
-            self.store, hold_store, ended_elsewhere, fail_result, self._retention_of, self.writers
+            self.store,
+            hold_store,
+            self.sessions,
+            ended_elsewhere,
+            fail_result,
+            self._retention_of,
+            self.writers,
         )
         self.claimer = Claimer(self, self._doorbells, reaper)
         self._task_retention = task_retention

@@ -1,4 +1,6 @@
-"""The reaper writes the ends of executions whose worker died. Any worker may be the reaper.
+"""The reaper writes the ends of executions whose worker died, and releases its named sessions.
+
+Any worker may be the reaper.
 
 Each end is one script that compares owner and attempt, so two reapers of one worker do no
 harm. The next reaper goes on where one that died has stopped.
@@ -18,6 +20,7 @@ from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.executions.holds import HoldStore
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import RecentEntry, Record
+from capsule_tasks.storage.sessions.store import NamedSessionStore
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -36,6 +39,7 @@ class Reaper:
 
     store: ExecutionStore
     hold_store: HoldStore
+    sessions: NamedSessionStore
     ended_elsewhere: Callable[[str], LastEvent | None]
     """The end that the result backend knows of an execution."""
     fail_result: Callable[[str, str], object]
@@ -53,6 +57,8 @@ class Reaper:
             return
         self._busy.add(worker)
         try:
+            if not await self._release_sessions(worker):
+                return
             done: list[str] = []
             left: set[str] = set()
             while True:
@@ -71,6 +77,21 @@ class Reaper:
                 done = [execution_id for execution_id in held if execution_id not in left]
         finally:
             self._busy.discard(worker)
+
+    async def _release_sessions(self, worker: str) -> bool:
+        """Have other workers take the sessions; False if some are left for the next round."""
+        done: list[str] = []
+        while True:
+            held = await self.sessions.held_sessions(worker, done)
+            if held is None:
+                return False
+            if not held:
+                return True
+            log.info("worker %s died: releasing %d sessions", worker, len(held))
+            for first in range(0, len(held), _BATCH_SIZE):
+                part = held[first : first + _BATCH_SIZE]
+                await asyncio.gather(*(self.sessions.reap(name, worker) for name in part))
+            done = held
 
     async def _reap_batch(self, worker: str, part: list[str]) -> set[str]:
         """Reap each execution, even if others fail; return those that have to be reaped again."""

@@ -448,7 +448,8 @@ class NamedSessionStore(WantedStore):
 
 
 def _taken(session_id: str, reply: Reply) -> Taken:
-    _, token, profile, tenant, waiting, executions, closing, checkpoint, seq, call, payload = reply
+    _, token, profile, tenant, waiting, executions, closing, checkpoint, *begun = reply
+    seq, call, payload, begun_ago_ms = begun
     return Taken(
         session_id=session_id,
         token=int(token),
@@ -459,6 +460,7 @@ def _taken(session_id: str, reply: Reply) -> Taken:
         is_closing=bool(closing),
         checkpoint=checkpoint or None,
         begun=BegunCall(int(seq), call.decode(), payload) if seq else None,
+        begun_ago_s=int(begun_ago_ms) / 1000,
     )
 
 

@@ -61,6 +61,8 @@ class Taken:
     """The manifest, as its writer packed it."""
     begun: BegunCall | None
     """What the owner before had begun: it may have run."""
+    begun_ago_s: float = 0.0
+    """How long ago that was; meaningless without a begun call."""
 
 
 @dataclass(frozen=True, slots=True)

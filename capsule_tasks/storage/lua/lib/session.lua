@@ -3,7 +3,7 @@
 -- The record is a hash: `profile`, `tenant`, `created`, `used` (milliseconds of Redis's clock),
 -- `seq` (of the last call in the log), `executions` and `cpu_ms` (of the calls that are done),
 -- `owner` (an incarnation, while it has one), `token` (of the latest owner), `begun` and
--- `begun_call` (the call that the owner has begun), `closing`, and what owners write of
+-- `begun_call` (the call that the owner has begun, at `begun_at`), `closing`, and what owners write of
 -- checkpoints.
 --
 -- Its call log is a stream with the ids `<seq>-0`: the call that was begun, and those that wait.

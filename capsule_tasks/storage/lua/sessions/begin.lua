@@ -17,6 +17,7 @@ if not is_owner(session, token) then return {STALE, session.owner or '', session
 local next = calls_after(calls_key, '-', 1)[1]
 if not next then return {DONE} end
 if not session.begun then
-  redis.call('HSET', session_key, 'begun', next.seq, 'begun_call', next.call)
+  local now_ms = whole(math.floor(clock_us() / 1000))
+  redis.call('HSET', session_key, 'begun', next.seq, 'begun_call', next.call, 'begun_at', now_ms)
 end
 return {DONE, tonumber(next.seq), next.call, next.payload}

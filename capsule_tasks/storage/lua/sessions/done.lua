@@ -23,7 +23,7 @@ if not is_owner(session, token) then return {STALE, session.owner or '', session
 if session.begun == seq then
   local now_ms = math.floor(clock_us() / 1000)
   redis.call('XDEL', calls_key, seq .. '-0')
-  redis.call('HDEL', session_key, 'begun', 'begun_call')
+  redis.call('HDEL', session_key, 'begun', 'begun_call', 'begun_at')
   redis.call('HSET', session_key, 'used', whole(now_ms))
   redis.call('HINCRBY', session_key, 'executions', 1)
   redis.call('HINCRBY', session_key, 'cpu_ms', cpu_ms)

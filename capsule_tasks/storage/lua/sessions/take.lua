@@ -16,7 +16,7 @@
 --   profile       of a session that is made
 --   ttl_ms        until the session expires
 -- RETURNS {DONE, token, profile, tenant, waiting, executions, closing, checkpoint,
---         begun seq or 0, begun call, payload}
+--         begun seq or 0, begun call, payload, ms since it was begun}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
 --         {FORGOTTEN} a repeat that is older than the operation log
 --         {HELD, incarnation, token} a session that has an owner, or not the expected token
@@ -27,7 +27,7 @@ local operation_id, age_ms, incarnation = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local steal, expected, profile, ttl_ms = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local function granted(session, token)
-  local got = redis.call('HMGET', session_key, 'executions', 'checkpoint')
+  local got = redis.call('HMGET', session_key, 'executions', 'checkpoint', 'begun_at')
   local begun = {seq = '0', call = '', payload = ''}
   if session.begun then
     begun = calls_after(calls_key, session.begun .. '-0', 1)[1]
@@ -36,6 +36,7 @@ local function granted(session, token)
     DONE, token, session.profile or profile, session.tenant or '', session.waiting,
     tonumber(got[1] or 0), session.closing and 1 or 0, got[2] or '',
     tonumber(begun.seq), begun.call, begun.payload,
+    math.floor(clock_us() / 1000) - tonumber(got[3] or 0),
   }
 end
 

@@ -42,7 +42,7 @@ queues_option = click.option(
 )
 
 
-class _Commands(click.Group):
+class Commands(click.Group):
     """Shows errors of this package as one line, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -54,7 +54,7 @@ class _Commands(click.Group):
             raise click.ClickException(str(error) or type(error).__name__) from error
 
 
-@click.group(cls=_Commands)
+@click.group(cls=Commands)
 @json_option
 def capsule(as_json: bool) -> None:
     """Watch, stop and answer executions; check the health of workers."""

@@ -12,7 +12,11 @@ import msgspec
 from capsule_tasks.cli.terminal import ControlSequenceFilter, cleaned, without_controls
 from capsule_tasks.client import Event, Failure, GroupState
 from capsule_tasks.protocol import events, messages
+from capsule_tasks.sessions.console.commands import table
+from capsule_tasks.sessions.console.foreground import restored_text
 from capsule_tasks.storage.executions.types import RecentEntry
+from capsule_tasks.storage.sessions.checkpoints import CheckpointManifest
+from capsule_tasks.storage.sessions.types import NamedSessionInfo, SessionEntry
 
 _BAR = 30
 _CONTROLS = re.compile("[\x7f-\x9f]")
@@ -72,7 +76,7 @@ def _describe(message: Any, respond_with: str) -> str:
         case messages.Gap():
             return f"-- {message.lost_bytes} bytes in {message.lost_messages} events are missing"
         case events.SessionRestored():
-            return f"-- {cleaned(_restored(message))}"
+            return f"-- {cleaned(restored_text(message))}"
         case events.AttemptEnded():
             detail = f" ({cleaned(message.detail)})" if message.detail else ""
             return f"-- attempt ended: {message.outcome}{detail}; another attempt follows"
@@ -83,19 +87,6 @@ def _describe(message: Any, respond_with: str) -> str:
         case events.UnknownEvent():
             return f"-- event of an unknown type: {cleaned(message.type)}"
     return ""
-
-
-def _restored(event: events.SessionRestored) -> str:
-    if event.saved_at is None:
-        said = "the session has a new child without a checkpoint: its namespace is empty"
-    else:
-        saved_at = datetime.fromtimestamp(event.saved_at).astimezone()
-        said = f"the session was restored from its checkpoint of {saved_at:%Y-%m-%d %H:%M:%S}"
-    if event.lost_calls:
-        said += f"; {event.lost_calls} calls since are lost"
-    for what, names in (("lost", event.lost), ("different", event.differences)):
-        said += f"; {what}: {', '.join(names)}" if names else ""
-    return said
 
 
 def _why(ended: events.Ended) -> str:
@@ -144,6 +135,88 @@ def failure_line(failure: Failure) -> str:
 def entry_json(entry: RecentEntry) -> str:
     fields = msgspec.to_builtins(entry)
     return format_line({"id": fields.pop("execution_id"), **fields})
+
+
+# --- named sessions ------------------------------------------------------------------------------
+
+
+def session_json(entry: SessionEntry) -> str:
+    fields = msgspec.to_builtins(entry)
+    return format_line({"id": fields.pop("session_id"), **fields})
+
+
+def session_row(entry: SessionEntry) -> str:
+    """One session of a list in one line."""
+    tenant = f", tenant {cleaned(entry.tenant)}" if entry.tenant else ""
+    owner = f"held by {cleaned(entry.owner)}" if entry.owner else "not live"
+    calls = _counted(entry.executions, "execution")
+    return (
+        f"{cleaned(entry.session_id)}: profile {cleaned(entry.profile)}{tenant}, {owner}, {calls}"
+    )
+
+
+def session_info_json(info: NamedSessionInfo) -> str:
+    fields = msgspec.to_builtins(info)
+    manifest = _manifest_of(info)
+    fields["checkpoint"] = None if manifest is None else _checkpoint_fields(manifest)
+    return format_line({"id": fields.pop("session_id"), **fields})
+
+
+def session_summary(info: NamedSessionInfo) -> str:
+    """A session in one line, without its name."""
+    owner = f"held by {cleaned(info.owner)}" if info.owner else "not live on a worker"
+    calls = _counted(info.executions, "execution")
+    waits = f", {_counted(info.unfinished, 'call')} unfinished" if info.unfinished else ""
+    return f"profile {cleaned(info.profile)}, {owner}, {calls}{waits}"
+
+
+def session_details(info: NamedSessionInfo) -> str:
+    """Everything that is known of a session, one fact in a line."""
+    manifest = _manifest_of(info)
+    rows = [
+        ("session", cleaned(info.session_id)),
+        ("profile", cleaned(info.profile)),
+        ("tenant", cleaned(info.tenant) or "none"),
+        ("owner", cleaned(info.owner) or "none: no worker has it now"),
+        ("created", _time(info.created_at)),
+        ("used", _time(info.used_at)),
+        ("executions", f"{info.executions}, {info.cpu_ms / 1000:.2f} s of CPU"),
+        ("runs", cleaned(info.begun_call) or "nothing"),
+        ("waits", _counted(info.waiting, "call")),
+        ("checkpoint", "none" if manifest is None else _checkpoint_line(manifest)),
+    ]
+    if info.is_closing:
+        rows.append(("closing", "yes: it takes no more calls"))
+    return table(rows)
+
+
+def _manifest_of(info: NamedSessionInfo) -> CheckpointManifest | None:
+    return CheckpointManifest.unpacked(info.checkpoint) if info.checkpoint else None
+
+
+def _checkpoint_fields(manifest: CheckpointManifest) -> dict[str, Any]:
+    return {
+        "at": manifest.at,
+        "size": manifest.size,
+        "saved": manifest.saved_count,
+        "skipped": manifest.skipped_count,
+    }
+
+
+def _checkpoint_line(manifest: CheckpointManifest) -> str:
+    names = _counted(manifest.saved_count, "name")
+    missing = f", {manifest.skipped_count} could not be saved" if manifest.skipped_count else ""
+    return f"{_time(manifest.at)}: {names}, {manifest.size} bytes{missing}"
+
+
+def _time(at: float | None) -> str:
+    if at is None:
+        return "never"
+    return datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def queued_json(queue: str, length: int | None) -> str:

@@ -8,8 +8,8 @@ watch, late or twice, and a watcher that lost its connection resumes where it wa
 from capsule_tasks.client.capsule import Capsule
 from capsule_tasks.client.execution import EagerExecution, Execution, Snapshot
 from capsule_tasks.client.group import Failure, GroupExecution, GroupState
-from capsule_tasks.client.named_session import NamedSession
-from capsule_tasks.client.session_execution import SessionExecution
+from capsule_tasks.client.sessions.execution import SessionExecution
+from capsule_tasks.client.sessions.named_session import NamedSession
 from capsule_tasks.client.steps import Steps, step
 from capsule_tasks.client.task import Task
 from capsule_tasks.storage.executions.types import Event

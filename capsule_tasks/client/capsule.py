@@ -10,9 +10,11 @@ from celery.concurrency import ALIASES
 from celery.utils.imports import symbol_by_name
 
 from capsule_tasks.client.cancelling import CancelAnswer, cancel_all
-from capsule_tasks.client.named_session import DEFAULT_PROFILE, NamedSession
+from capsule_tasks.client.sessions.forgetting import forget_session, forget_tenant
+from capsule_tasks.client.sessions.named_session import DEFAULT_PROFILE, NamedSession, check_id
 from capsule_tasks.client.task import Task, mixed
-from capsule_tasks.client.watching.watch_thread import blocking
+from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
+from capsule_tasks.storage.sessions.types import SessionEntry, TenantUsage
 
 log = logging.getLogger("capsule_tasks.client")
 
@@ -60,6 +62,39 @@ class Capsule:
     ) -> NamedSession:
         """A named session of the cluster; the first call makes it. Asks nothing of Redis."""
         return NamedSession(self.app, session_id, profile=profile, tenant=tenant)
+
+    async def asessions(
+        self, *, profile: str | None = None, tenant: str | None = None, limit: int = 50
+    ) -> list[SessionEntry]:
+        """Named sessions of a profile or of a tenant, those that were used last first."""
+        index = (await watch_thread.watcher(self.app)).sessions.index
+        return await index.list_sessions(profile=profile, tenant=tenant, limit=limit)
+
+    sessions = blocking(asessions)
+
+    async def ausage(self, tenant: str) -> TenantUsage:
+        """What the named sessions of a tenant used, and how many are live on workers."""
+        check_id("tenant", tenant)
+        return await (await watch_thread.watcher(self.app)).sessions.tenants.usage(tenant)
+
+    usage = blocking(ausage)
+
+    async def aforget(self, *, session: str | None = None, tenant: str | None = None) -> None:
+        """Erase a named session, or all sessions of a tenant: namespace, checkpoint, history, and
+        calls with their events and results. Safe to repeat.
+
+        Durable runs of a session are not erased. A session that is in use begins anew.
+        """
+        if (session is None) == (tenant is None):
+            raise TypeError(f"session = {session!r}, tenant = {tenant!r}: say which one to forget")
+        if session is not None:
+            check_id("session", session)
+            await forget_session(self.app, session)
+        else:
+            check_id("tenant", tenant)
+            await forget_tenant(self.app, str(tenant))
+
+    forget = blocking(aforget)
 
     def _mix_into_tasks(self) -> None:
         """Mix into tasks that exist and tasks to come, also those with a `base` of their own."""

@@ -210,3 +210,12 @@ class TenantFull(RetryError):
 
     tenant: str
     live: int
+
+
+@described("session {session_id!r}: {request} failed: {reason}")
+class SessionRequestFailed(CallerError):
+    """The worker that has a named session could not do what it was asked for."""
+
+    session_id: str
+    request: str
+    reason: str

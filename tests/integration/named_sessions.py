@@ -8,14 +8,21 @@ from typing import Any, Self
 from celery import Celery
 
 from capsule_tasks.errors import ExecutionEnded
-from capsule_tasks.protocol.calls import SessionCall, decode_call
+from capsule_tasks.protocol.calls import (
+    SessionCall,
+    SessionReply,
+    SessionRequest,
+    decode_call,
+    decode_request,
+    encode_reply,
+)
 from capsule_tasks.protocol.events import Ended, Outcome, encode_event
 from capsule_tasks.settings import ExecutionSettings, NamedSessionSettings
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.executions.store import UNCLAIMED, ExecutionStore
 from capsule_tasks.storage.executions.types import Claimed
 from capsule_tasks.storage.sessions.store import NamedSessionStore
-from capsule_tasks.storage.sessions.types import BegunCall
+from capsule_tasks.storage.sessions.types import BegunCall, RequestPage
 from tests.attempts import append, claim
 
 PROFILE = "sandbox"
@@ -34,6 +41,7 @@ class FakeOwner:
         self.names: dict[str, Any] = {}
         self.ran: list[SessionCall] = []
         self.rang = asyncio.Event()
+        self.asked = asyncio.Event()
         self._bells = Doorbells(url, timeout_s=5)
 
     async def __aenter__(self) -> Self:
@@ -42,6 +50,9 @@ class FakeOwner:
         self.token = taken.token
         await self._bells.listen(
             self.store.doorbell_of(self.incarnation), lambda _: self.rang.set()
+        )
+        await self._bells.listen(
+            self.store.requests_doorbell_of(self.incarnation), lambda _: self.asked.set()
         )
         return self
 
@@ -105,3 +116,20 @@ class FakeOwner:
             await asyncio.to_thread(backend.mark_as_done, begun.call_id, value)
         await self.store.done(self.session_id, self.token, begun.seq)
         return ended
+
+    async def answer(self, reply: SessionReply) -> SessionRequest | None:
+        """Answer the next request; waits for the doorbell if there is none."""
+        while not (page := await self._requests()).requests:
+            await self.asked.wait()
+        (request,) = page.requests
+        await self.store.reply(self.session_id, self.token, request, encode_reply(reply))
+        return decode_request(request.payload)
+
+    async def close_when_asked(self) -> None:
+        while not (await self._requests()).is_closing:
+            await self.asked.wait()
+        assert await self.store.close_session(self.session_id, self.token)
+
+    async def _requests(self) -> RequestPage:
+        self.asked.clear()
+        return await self.store.take_requests(self.session_id, self.token)

@@ -10,17 +10,27 @@ import redis
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 
-from capsule_tasks import Capsule
+from capsule_tasks import Capsule, History
 from capsule_tasks.client import NamedSession
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import (
     InvalidId,
     NamedSessionBusy,
+    SessionClosing,
     SessionMismatch,
+    SessionRequestFailed,
     SessionUnknown,
     StorageUnavailable,
 )
+from capsule_tasks.protocol.calls import (
+    CheckpointMade,
+    NamesListed,
+    RequestDone,
+    RequestFailed,
+)
 from capsule_tasks.protocol.events import Ended, InterruptCommand, Outcome, decode_command
+from capsule_tasks.protocol.messages import NamespaceEntry
+from capsule_tasks.settings import HistorySettings
 from capsule_tasks.testing.servers import free_port
 from tests.integration.named_sessions import FakeOwner
 from tests.sessions import HANG_S
@@ -174,6 +184,155 @@ def test_wrong_names_of_sessions_are_refused(
 ) -> None:
     with pytest.raises(InvalidId, match=named):
         NamedSession(app, **arguments)
+
+
+# --- requests to the owner ------------------------------------------------------------------------
+
+
+async def test_the_owner_is_asked_past_the_calls_that_wait(
+    app: Celery, session: NamedSession
+) -> None:
+    await session.aexecute("1")
+    names = NamesListed(total=1, entries=(NamespaceEntry(name="n", type_name="int", size=28),))
+    made = CheckpointMade(at=1.0, size=5, saved=("n",))
+    async with FakeOwner(app, session.id) as owner:
+        for ask, reply in (
+            (session.anamespace(), names),
+            (session.acheckpoint(), made),
+            (session.arestart(), RequestDone()),
+        ):
+            answer, _ = await asyncio.gather(ask, owner.answer(reply))
+            assert answer == (None if isinstance(reply, RequestDone) else reply)
+
+
+async def test_what_the_owner_could_not_do_is_an_error(app: Celery, session: NamedSession) -> None:
+    await session.aexecute("1")
+    async with FakeOwner(app, session.id) as owner:
+        failure = RequestFailed(message="the disk is full")
+        with pytest.raises(SessionRequestFailed, match="checkpoint failed: the disk is full"):
+            await asyncio.gather(session.acheckpoint(), owner.answer(failure))
+
+
+async def test_a_session_that_sleeps_is_brought_to_life_for_a_request(
+    app: Celery, session: NamedSession
+) -> None:
+    await session.aexecute("1")
+    async with FakeOwner(app, session.id) as owner:
+        await owner.run_next()
+        await owner.store.release(session.id, owner.token)
+    asking = asyncio.create_task(session.anamespace())
+    store = (await watch_thread.watcher(app)).sessions
+    async with asyncio.timeout(HANG_S):
+        while not await store.wanted_count(session.profile):
+            await asyncio.sleep(0)
+    async with FakeOwner(app, session.id, "w2") as owner:
+        await owner.answer(NamesListed(total=0))
+        assert await asking == NamesListed(total=0)
+
+
+async def test_a_request_that_nobody_answers_times_out(session: NamedSession) -> None:
+    with pytest.raises(SessionUnknown):
+        await session.anamespace()
+    await session.aexecute("1")
+    with pytest.raises(TimeoutError, match=r"no worker has answered the request 'names'.*0\.1 s"):
+        await session.anamespace(timeout_s=0.1)
+    with pytest.raises(ValueError, match="timeout_s = 0: must be more than 0"):
+        await session.arestart(timeout_s=0)
+
+
+async def test_a_session_is_closed_by_its_owner_when_its_calls_are_done(
+    app: Celery, session: NamedSession
+) -> None:
+    execution = await session.aexecute("1")
+    async with FakeOwner(app, session.id) as owner:
+        closing = asyncio.create_task(session.aclose())
+        await owner.asked.wait()
+        with pytest.raises(SessionClosing):
+            await session.aexecute("2")
+        await owner.run_next()
+        await owner.close_when_asked()
+        await closing
+    assert await execution.aget(HANG_S) == 1
+    with pytest.raises(SessionUnknown):
+        await session.ainfo()
+    await session.aclose()  # nothing is there to close
+
+
+async def test_a_session_that_no_worker_has_is_closed_at_once(
+    app: Celery, session: NamedSession
+) -> None:
+    await session.aexecute("1")
+    with pytest.raises(TimeoutError, match="takes no calls"):
+        await session.aclose(timeout_s=0.1)
+    async with FakeOwner(app, session.id) as owner:
+        await owner.run_next()
+        await owner.close_when_asked()
+    await session.aexecute("1")
+    async with FakeOwner(app, session.id) as owner:
+        await owner.run_next()
+        await owner.store.release(session.id, owner.token)
+    await session.aclose()
+    with pytest.raises(SessionUnknown):
+        await session.ainfo()
+
+
+# --- lists and tenants ----------------------------------------------------------------------------
+
+
+def keys_of(url: str, prefix: str, *words: str) -> list[str]:
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        found = client.scan_iter(f"{prefix}:*", count=1000)
+        return [key for key in found if any(word in key for word in words)]
+
+
+async def test_a_session_is_forgotten_with_its_calls_results_and_history(
+    app: Celery, session: NamedSession, valkey_url: str, prefix: str
+) -> None:
+    capsule = Capsule(app)
+    settings = HistorySettings(prefix=prefix)
+    async with History(session.id, valkey_url, settings=settings) as history:
+        await history.add_items([{"role": "user", "content": "hello"}])
+    done, waiting = await session.aexecute("1"), await session.aexecute("2")
+    async with FakeOwner(app, session.id) as owner:
+        await owner.run_next()
+        await owner.store.release(session.id, owner.token, even_unfinished=True)
+    await waiting.acancel()
+    assert [entry.session_id for entry in await capsule.asessions()] == [session.id]
+    await capsule.aforget(session=session.id)
+    await capsule.aforget(session=session.id)
+    left = keys_of(valkey_url, prefix, session.id, done.id, waiting.id)
+    # Its token and the ids of operations, for ten minutes.
+    assert {key.rpartition(":")[2] for key in left} == {"session", "operations"}
+    assert await capsule.asessions() == []
+    backend = app.backend
+    assert not await asyncio.to_thread(backend.client.exists, backend.get_key_for_task(done.id))
+    with pytest.raises(SessionUnknown):
+        await session.ainfo()
+
+
+async def test_a_tenant_is_forgotten_with_all_its_sessions(
+    app: Celery, valkey_url: str, prefix: str
+) -> None:
+    capsule, tenant = Capsule(app), uuid4().hex
+    mine = [capsule.session(uuid4().hex, tenant=tenant) for _ in range(3)]
+    other = capsule.session(uuid4().hex, tenant="other")
+    for session in (*mine, other):
+        await session.aexecute("1")
+    found = await capsule.asessions(tenant=tenant)
+    assert {entry.session_id for entry in found} == {session.id for session in mine}
+    assert (await capsule.ausage(tenant)).total_calls == 0
+    await capsule.aforget(tenant=tenant)
+    for session in mine:
+        with pytest.raises(SessionUnknown):
+            await session.ainfo()
+    assert keys_of(valkey_url, prefix, tenant) == []
+    assert (await other.ainfo()).waiting == 1
+
+
+@pytest.mark.parametrize("names", [{}, {"session": "s", "tenant": "t"}])
+async def test_one_thing_is_forgotten_at_a_time(app: Celery, names: dict[str, str]) -> None:
+    with pytest.raises(TypeError, match="say which one to forget"):
+        await Capsule(app).aforget(**names)
 
 
 # --- cancelling ----------------------------------------------------------------------------------

@@ -164,6 +164,7 @@ async def write_executions(store: Watched, prefix: str) -> None:
     assert await executions.reap("lost", "w", lost.attempt, Ended(outcome=Outcome.LOST), "lost")
     await executions.record_recent([(1, RecentEntry("early", 0.0, "failed"))])
     await executions.record_group_ends("g", [(0, "failed", "early", "broken")])
+    await executions.forget(["lost"])
 
 
 async def write_workers(store: Watched, prefix: str) -> None:

@@ -16,7 +16,11 @@ from contextlib import aclosing
 from queue import Queue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from capsule_tasks.client.configuration import named_session_settings, retention_settings
+from capsule_tasks.client.configuration import (
+    named_session_settings,
+    retention_settings,
+    setting,
+)
 from capsule_tasks.client.redis_location import needed_redis_url, redis_of_backend
 from capsule_tasks.client.watching.watcher import ExecutionWatcher
 from capsule_tasks.settings import ExecutionSettings, NamedSessionSettings
@@ -26,8 +30,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
 
-_Source = tuple[str, ExecutionSettings, str | None, NamedSessionSettings]
-"""The Redis, settings and result backend of a watcher, which apps share if all of them agree."""
+_Source = tuple[str, ExecutionSettings, str | None, NamedSessionSettings, str]
+"""What a watcher is made of: Redis, retention, result backend, how named sessions are kept, and
+where their checkpoints are. Apps share a watcher if all of these agree."""
 
 _AHEAD = 256
 """Events that a blocking iterator may read ahead of its consumer."""
@@ -84,6 +89,7 @@ class WatchThread:
             retention_settings(app),
             redis_of_backend(app),
             named_session_settings(app),
+            setting(app, "capsule_checkpoints"),
         )
         loop = asyncio.get_running_loop()
         with self._lock:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 from capsule_tasks.errors import ExecutionEnded, StorageError
@@ -25,6 +25,8 @@ from capsule_tasks.storage.drivers import retry_while_unavailable
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import Event, Page, RecentEntry, State
 from capsule_tasks.storage.operations import new_operation
+from capsule_tasks.storage.sessions.blobs import IN_REDIS, checkpoint_store
+from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 from capsule_tasks.storage.sessions.store import NamedSessionStore
 
 T = TypeVar("T")
@@ -69,15 +71,23 @@ class ExecutionWatcher:
         settings: ExecutionSettings,
         backend_url: str | None,
         sessions: NamedSessionSettings | None = None,
+        checkpoints: str = IN_REDIS,
     ) -> None:
         self.connection = PipelinedConnection(url)
         self.store = ExecutionStore(self.connection, settings=settings)
         self.sessions = NamedSessionStore(self.connection, settings=sessions)
+        self._checkpoints = checkpoints
         self.bells = Doorbells(url, timeout_s=MAX_OUTAGE_S)
         self.watches = 0
         self.result_bells = self.bells
         if backend_url is not None and backend_url != url:
             self.result_bells = Doorbells(backend_url, timeout_s=_RESULT_BELL_S)
+
+    @cached_property
+    def checkpoints(self) -> CheckpointStore:
+        """Made when it is needed: a producer that only watches need not have the extra `blobs`."""
+        settings = self.sessions.settings
+        return checkpoint_store(self.connection, self._checkpoints, settings=settings)
 
     async def close(self) -> None:
         await self.bells.close()

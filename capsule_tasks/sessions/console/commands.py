@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import shlex
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from capsule_tasks.errors import CallerError
+from capsule_tasks.protocol.messages import NamespaceEntry
 
 _ALSO = """
 Anything else is Python; `await` works at the top level. A blank line ends a block. Ctrl-C stops
@@ -78,6 +79,17 @@ def table(rows: list[tuple[str, str]]) -> str:
     """Names and texts in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def namespace_table(entries: Sequence[NamespaceEntry], total: int) -> str:
+    """The names of a namespace, of which not all need be listed."""
+    rows = [
+        (entry.name, "(withheld)" if entry.redacted else f"{entry.type_name}, {entry.size} bytes")
+        for entry in entries
+    ]
+    if total > len(rows):
+        rows.append(("…", f"and {total - len(rows)} more"))
+    return table(rows) or "no names yet"
 
 
 def _help_text(commands: Iterable[Command]) -> str:

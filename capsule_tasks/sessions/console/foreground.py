@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from datetime import datetime
 
 from capsule_tasks.errors import NoOpenQuestion, UnknownInputRequest
 from capsule_tasks.protocol import events
@@ -105,8 +106,24 @@ def show(frontend: Frontend, message: Shown) -> None:
             frontend.answer(str(message.value), f"repr only, of type {message.type_name}")
         case wire.Result() if message.value is not None:
             frontend.answer(_repr(message.value))
+        case events.SessionRestored():
+            frontend.note(restored_text(message))
         case events.Ended():
             _show_end(frontend, message)
+
+
+def restored_text(event: events.SessionRestored) -> str:
+    """What a new child of a named session has in its namespace, in words."""
+    if event.saved_at is None:
+        said = "the session has a new child without a checkpoint: its namespace is empty"
+    else:
+        saved_at = datetime.fromtimestamp(event.saved_at).astimezone()
+        said = f"the session was restored from its checkpoint of {saved_at:%Y-%m-%d %H:%M:%S}"
+    if event.lost_calls:
+        said += f"; {event.lost_calls} calls since are lost"
+    for what, names in (("lost", event.lost), ("different", event.differences)):
+        said += f"; {what}: {', '.join(names)}" if names else ""
+    return said
 
 
 def _show_end(frontend: Frontend, ended: events.Ended) -> None:

@@ -14,7 +14,13 @@ from typing import Literal, cast
 import capsule_tasks
 from capsule_tasks.errors import SessionLost, SessionStateError
 from capsule_tasks.protocol import messages as wire
-from capsule_tasks.sessions.console.commands import Command, CommandError, commands_of, table
+from capsule_tasks.sessions.console.commands import (
+    Command,
+    CommandError,
+    commands_of,
+    namespace_table,
+    table,
+)
 from capsule_tasks.sessions.console.foreground import show
 from capsule_tasks.sessions.console.frontend import Frontend
 from capsule_tasks.sessions.info import Health
@@ -125,13 +131,7 @@ async def _info(target: LocalSession) -> str:
 
 async def _names(target: LocalSession) -> str:
     summary = await target.session.namespace_summary()
-    rows = [
-        (entry.name, "(withheld)" if entry.redacted else f"{entry.type_name}, {entry.size} bytes")
-        for entry in summary.entries
-    ]
-    if summary.total > len(rows):
-        rows.append(("…", f"and {summary.total - len(rows)} more"))
-    return table(rows) or "no names yet"
+    return namespace_table(summary.entries, summary.total)
 
 
 async def _stack(target: LocalSession) -> str:

@@ -120,6 +120,14 @@ def execution_read(keys: ExecutionKeys, *, after: str, count: int) -> None: ...
 def execution_record(keys: ExecutionKeys) -> None: ...
 
 
+@script("executions/forget")
+def execution_forget(keys: ExecutionKeys) -> None: ...
+
+
+@script("executions/recent_drop")
+def recent_drop(keys: RecentKeys, *, ids: Sequence[str]) -> None: ...
+
+
 @script("executions/recent_record")
 def recent_record(
     keys: RecentKeys, *, max_entries: int, ttl_ms: int, updates: Sequence[Argument]
@@ -274,6 +282,14 @@ class ExecutionStore(AsyncFacade):
             events=[encode_event(ended)],
         )
         return self.claimed(execution_id, await self.call(call)).attempt
+
+    async def forget(self, execution_ids: Sequence[str]) -> None:
+        """Erase executions: events, commands, and entries of the index."""
+        for execution_id in execution_ids:
+            await self.call(execution_forget.call(self.keys_of(execution_id)))
+        for first in range(0, len(execution_ids), PAGE):
+            some = execution_ids[first : first + PAGE]
+            await self.call(recent_drop.call(self._recent, ids=some))
 
     async def read(self, execution_id: str, after: str = "", count: int = PAGE) -> Page | None:
         """A page of events after the given one; None for an unknown execution."""

@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 from capsule_tasks.client.cancelling import CancelAnswer, check_type, requested_by
 from capsule_tasks.client.execution import Execution
-from capsule_tasks.client.session_execution import SessionExecution
+from capsule_tasks.client.sessions.execution import SessionExecution
+from capsule_tasks.client.sessions.requests import ask_owner, check_timeout, close_session
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
-from capsule_tasks.errors import StorageError
-from capsule_tasks.protocol.calls import SessionCall, encode_call
+from capsule_tasks.errors import SessionUnlisted, StorageError
+from capsule_tasks.protocol.calls import (
+    CheckpointMade,
+    CheckpointRequest,
+    NamesListed,
+    NamesRequest,
+    RestartRequest,
+    SessionCall,
+    encode_call,
+)
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.sessions.store import NamedSessionStore
-from capsule_tasks.storage.sessions.types import NamedSessionInfo
+from capsule_tasks.storage.sessions.types import NamedSessionInfo, SessionEntry, Submitted
 
 Busy = Literal["wait", "error"]
 
@@ -87,20 +97,12 @@ class NamedSession:
 
     async def submit(self, call_id: str, call: SessionCall, *, busy: Busy) -> SessionExecution:
         """Append a call to the log, unless it is known there."""
-        store = await self._store()
         try:
-            await store.submit(
-                self.id,
-                call_id,
-                encode_call(call),
-                profile=self.profile,
-                tenant=self.tenant or "",
-                on_busy=busy,
-            )
+            submission = await self._append(call_id, encode_call(call), busy)
         except StorageError as fault:
             fault.operation_id = call_id
             raise
-        execution = SessionExecution.submitted(call_id, self.id, self.app)
+        execution = SessionExecution.submitted(call_id, self.id, self.app, submission)
         execution.member = call.group, call.index
         return execution
 
@@ -118,6 +120,69 @@ class NamedSession:
         return await Execution(begun_call, app=self.app).ainterrupt()
 
     interrupt = blocking(ainterrupt)
+
+    async def anamespace(self, timeout_s: float = 30.0) -> NamesListed:
+        """Names, types and sizes in the namespace, never values. Works while code runs.
+
+        A session that no worker has is brought to life before. TimeoutError if no worker answers.
+        """
+        check_timeout(timeout_s)
+        reply = await ask_owner(self.app, self.id, NamesRequest(), timeout_s)
+        return cast("NamesListed", reply)
+
+    namespace = blocking(anamespace)
+
+    async def arestart(self, timeout_s: float = 30.0) -> None:
+        """Stop the call that runs and go on with an empty namespace; the checkpoint is deleted.
+
+        Calls that wait run in the new namespace.
+        """
+        check_timeout(timeout_s)
+        await ask_owner(self.app, self.id, RestartRequest(), timeout_s)
+
+    restart = blocking(arestart)
+
+    async def acheckpoint(self, timeout_s: float = 60.0) -> CheckpointMade:
+        """Make a checkpoint as soon as no call runs; which names it has, and which not, and why."""
+        check_timeout(timeout_s)
+        reply = await ask_owner(self.app, self.id, CheckpointRequest(), timeout_s)
+        return cast("CheckpointMade", reply)
+
+    checkpoint = blocking(acheckpoint)
+
+    async def aclose(self, timeout_s: float = 30.0) -> None:
+        """Close the session: it takes no more calls, and ends when those that it has are done.
+
+        Namespace and checkpoint are gone then, and a call under the same name begins a new session.
+        """
+        check_timeout(timeout_s)
+        await close_session(self.app, self.id, timeout_s)
+
+    close = blocking(aclose)
+
+    async def _append(self, call_id: str, payload: bytes, busy: Busy) -> Submitted:
+        """One round trip for a session that has an owner; others are listed for workers first."""
+        store = await self._store()
+        append = partial(
+            store.append,
+            self.id,
+            call_id,
+            payload,
+            profile=self.profile,
+            tenant=self.tenant or "",
+            on_busy=busy,
+        )
+        listed_under = ""
+        while True:
+            try:
+                return await append(listed_under=listed_under)
+            except SessionUnlisted as unlisted:
+                # In the lists before there is anything of it, so that `forget` finds all of it.
+                if self.tenant is not None:
+                    await store.tenants.note(self.tenant, self.id)
+                await store.index.record([SessionEntry(self.id, self.profile, self.tenant or "")])
+                await store.want(self.profile, self.id)
+                listed_under = str(unlisted.token)
 
     async def _store(self) -> NamedSessionStore:
         return (await watch_thread.watcher(self.app)).sessions

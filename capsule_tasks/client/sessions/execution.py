@@ -13,11 +13,10 @@ from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import AttemptStale, CapsuleError, ExecutionEnded, reason_of
 from capsule_tasks.protocol.events import CancelCommand, Ended, Outcome
 from capsule_tasks.storage.executions.types import RecentEntry
+from capsule_tasks.storage.sessions.types import Submitted
 
 log = logging.getLogger("capsule_tasks.client")
 
-TASK = "capsule.execute"
-"""The name under which executions of code are listed."""
 _CANCELLED = Ended(
     outcome=Outcome.CANCELLED, type="TaskRevokedError", message="it was cancelled before it began"
 )
@@ -27,14 +26,16 @@ class SessionExecution(Execution):
     """The execution of a call of a named session. Its id is the id of the call."""
 
     session_id = ""
+    submission = Submitted(0, "", 0)
+    """Whether the session had an owner when the call was submitted, and how many calls waited."""
     member = ("", -1)
     """The group of a call that came as a Celery task, and its index there."""
 
     @classmethod
-    def submitted(cls, call_id: str, session_id: str, app: Any) -> Self:
+    def submitted(cls, call_id: str, session_id: str, app: Any, submission: Submitted) -> Self:
         """The execution of a call that has just been submitted to a session."""
         made = cls(call_id, app=app)
-        made.session_id = session_id
+        made.session_id, made.submission = session_id, submission
         made.is_new = True
         return made
 
@@ -59,15 +60,16 @@ class SessionExecution(Execution):
         """End the call, unless an owner has begun it: then that one has the cancel."""
         store = (await watch_thread.watcher(self.app)).store
         group, index = self.member
+        task = f"session {self.session_id}".rstrip()  # as workers list calls
         try:
             attempt = await store.end_unclaimed(
-                self.id, _CANCELLED, task=TASK, group=group, index=index
+                self.id, _CANCELLED, task=task, group=group, index=index
             )
         except (AttemptStale, ExecutionEnded):
             return
         # An owner that comes to the call finds its end, and repeats these if need be.
         await self._store_revoked()
-        entry = RecentEntry(self.id, 0.0, str(Outcome.CANCELLED), TASK, "", None)
+        entry = RecentEntry(self.id, 0.0, str(Outcome.CANCELLED), task)
         try:
             await store.record_recent([(attempt, entry)])
             if group:

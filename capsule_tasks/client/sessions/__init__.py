@@ -1,0 +1,1 @@
+"""Named sessions of the cluster, from the producer's side."""

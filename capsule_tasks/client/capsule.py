@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,8 @@ from celery.concurrency import ALIASES
 from celery.utils.imports import symbol_by_name
 
 from capsule_tasks.client.cancelling import CancelAnswer, cancel_all
+from capsule_tasks.client.code import ExecuteCode, register_code_task
+from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.sessions.forgetting import forget_session, forget_tenant
 from capsule_tasks.client.sessions.named_session import DEFAULT_PROFILE, NamedSession, check_id
 from capsule_tasks.client.task import Task, mixed
@@ -33,9 +36,12 @@ class Capsule:
 
     def __init__(self, app: Any) -> None:
         self.app = app
+        self.execute = ExecuteCode(app)
+        """Runs source code in a fresh session of a worker: `capsule.execute("6 * 7").get()`."""
         app.task_cls = mixed(Task, symbol_by_name(app.task_cls))
         app.__dict__.pop("Task", None)  # a cached class, made of the old one
         self._mix_into_tasks()
+        register_code_task(app)
         app.on_after_configure.connect(self._on_configured, weak=False)
         if app.configured:
             self._on_configured()
@@ -44,6 +50,10 @@ class Capsule:
     def conflicts(self) -> list[str]:
         """The settings that keep tasks from running in sessions. Reads the app's configuration."""
         return conflicts(self.app.conf)
+
+    async def aexecute(self, source: str, **options: Any) -> Execution:
+        """Send code to a worker, as `execute` does, without blocking the event loop."""
+        return await asyncio.to_thread(self.execute, source, **options)
 
     async def acancel(
         self, ids: str | Iterable[str], grace_s: float | None = None

@@ -7,11 +7,14 @@ from typing import Any, TypeVar
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import (
+    DEFAULT_CODE_PROFILE,
     AppSettings,
+    CodeProfileSettings,
     ExecutionSettings,
     NamedSessionSettings,
     Settings,
     checked_setting,
+    code_profile_settings,
 )
 
 S = TypeVar("S", bound=Settings)
@@ -56,6 +59,22 @@ def named_session_settings(app: Any) -> NamedSessionSettings:
 def _seconds(value: Any) -> float:
     """A time of Celery's in seconds: a number, a timedelta, or None for no limit."""
     return float(value.total_seconds() if isinstance(value, timedelta) else value or 0)
+
+
+def code_profiles(app: Any) -> dict[str, CodeProfileSettings]:
+    """The kinds of session in which the app's workers run code that producers send, by name."""
+    name = "capsule_code_profiles"
+    profiles = setting(app, name)
+    if profiles is None:
+        return {DEFAULT_CODE_PROFILE: CodeProfileSettings()}
+    found = {}
+    for profile, values in profiles.items():
+        if not isinstance(profile, str) or not profile:
+            raise InvalidSetting(name, profiles, "a dict whose keys are names of profiles")
+        if not isinstance(values, dict):
+            raise InvalidSetting(f"{name}[{profile!r}]", values, "a dict")
+        found[profile] = code_profile_settings(f"{name}[{profile!r}]", values)
+    return found
 
 
 def settings_of(kind: type[S], app: Any, name: str, **defaults: Any) -> S:

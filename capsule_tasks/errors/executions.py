@@ -45,6 +45,41 @@ class TooManyLosses(OperatorError):
         )
 
 
+class CodeFailed(CallerError):
+    """The code of an execution raised, reached one of its limits, or ran out of time.
+
+    Raised by `.get()`; `type` and `message` are those of the exception in the code, whose traceback
+    is a note of this one. A result backend stores its arguments, which are text.
+    """
+
+    def __init__(self, type: str, message: str = "", traceback: str = "") -> None:  # noqa: A002 - as in `Error`
+        super().__init__(type, message, traceback)
+        if traceback:
+            self.add_note(traceback)
+
+    @property
+    def type(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def message(self) -> str:
+        return str(self.args[1])
+
+    @property
+    def traceback(self) -> str:
+        return str(self.args[2])
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.type, self.message))) or "CodeFailed"
+
+    def __repr__(self) -> str:
+        return f"CodeFailed({self.type!r}, {self.message!r})"
+
+
+class CodeNotRun(OperatorError):
+    """A worker cannot run the code that it was sent, for the reason given; nothing of it ran."""
+
+
 @described("execution {execution_id!r} has ended: it {outcome:ended}")
 class ExecutionEnded(CallerError, RuntimeError):
     """An execution has ended, and nothing more can be asked of it."""

@@ -16,6 +16,10 @@ class CodeCall(msgspec.Struct, kw_only=True):
     source: str
     timeout_s: float | None = None
     """After so long the code is stopped."""
+    started_at: float = 0.0
+    """When the child took it, by the monotonic clock."""
+    message: TaskCall | None = None
+    """The task message that brought the code, whose tracer is to end it."""
 
 
 AnyCall = TaskCall | CodeCall
@@ -41,6 +45,6 @@ def retries_of(call: AnyCall) -> int:
 def drop_content(call: AnyCall) -> None:
     """Keep nothing of a message that may be large, once the execution has ended."""
     if isinstance(call, CodeCall):
-        call.source = ""
+        call.source, call.message = "", None
     else:
         call.body = b""

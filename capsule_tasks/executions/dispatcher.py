@@ -156,11 +156,14 @@ class Dispatcher:
     def free_slots(self) -> int:
         """Blocking children without an execution, now or soon, including those that start.
 
-        Any thread.
+        Code takes the place of a task, in a child of its own. Any thread.
         """
-        lane = self.lanes["blocking"]
-        busy = sum(bool(child.sent) for child in list(lane.children.values()))
-        return lane.size - busy - len(lane.waiting)
+        busy = 0
+        for lane in list(self.lanes.values()):
+            if lane.capacity == 1:
+                busy += sum(bool(child.sent) for child in list(lane.children.values()))
+                busy += len(lane.waiting)
+        return self.lanes["blocking"].size - busy
 
     def replace_all(self, reason: str) -> None:
         """Replace every child, once it has finished what it has."""

@@ -190,6 +190,9 @@ class PoolLane(Lane):
     def child_retired(self, slot: Slot) -> None:
         self.children.pop(slot.number, None)
 
+    def starts_fail(self, error: str) -> None:
+        """The executions wait: the next start may succeed."""
+
     @property
     def size(self) -> int:
         """The number of children that the lane should have."""

@@ -6,6 +6,7 @@ InvalidSetting, which names the setting, the value and the limits. The modules a
 - `child`: what a child is sent in `Hello`, its sandbox included;
 - `sessions`: how a parent treats its children, and how many it keeps;
 - `worker`: the `capsule_…` settings of a Celery app;
+- `code`: the profiles of code that producers send;
 - `executions`: what workers publish of tasks, and how long Redis retains it;
 - `storage`: connections to Redis, retries, histories, durable runs, named sessions, steps;
 - `environment`: what the environment of a process says;
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING
 
 _MODULES = (
     *("declared", "environment", "child"),  # a child needs no others
-    *("sessions", "storage", "executions", "worker"),
+    *("sessions", "storage", "executions", "worker", "code"),
 )
 
 if TYPE_CHECKING:
     from capsule_tasks.settings.child import *
+    from capsule_tasks.settings.code import *
     from capsule_tasks.settings.declared import *
     from capsule_tasks.settings.environment import *
     from capsule_tasks.settings.executions import *

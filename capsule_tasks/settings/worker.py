@@ -43,6 +43,9 @@ class AppSettings(Settings, frozen=True, kw_only=True):
     """Fields of `PublishSettings`."""
     lease_s: Annotated[float, Meta(ge=0.05)] = 15.0
     """How long a worker that does not renew its lease counts as alive."""
+    code_profiles: dict[str, Any] | None = None
+    """The kinds of session in which the worker runs code that producers send, by name: each a dict
+    of fields of `CodeProfileSettings`. None is one profile, `sandbox`, with the defaults."""
     revoke_ttl_s: TimeToLive = 86400.0
     """How long Redis knows that a task was revoked."""
     checkpoints: str = "redis"

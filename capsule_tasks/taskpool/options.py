@@ -10,7 +10,12 @@ from typing import Any
 import msgspec
 from billiard.exceptions import WorkerLostError
 
-from capsule_tasks.client.configuration import retention_settings, setting, settings_of
+from capsule_tasks.client.configuration import (
+    code_profiles,
+    retention_settings,
+    setting,
+    settings_of,
+)
 from capsule_tasks.client.redis_location import STORE_SETTING, redis_url
 from capsule_tasks.client.watching.results import stored_end
 from capsule_tasks.executions.publishing.loss_counter import LossCounter
@@ -47,6 +52,7 @@ def check(app: Any) -> None:
     for name in _KNOWN:
         setting(app, name)
     retention_settings(app)
+    code_profiles(app)
     settings_of(PublishSettings, app, "capsule_publish")
     check_place("capsule_checkpoints", setting(app, "capsule_checkpoints"))
     for name in app.conf:

@@ -221,10 +221,8 @@ class TaskPool(prefork.TaskPool):
         if not isinstance(request, Request):
             raise TypeError(f"this pool runs Celery tasks only, not {target!r}")
         task = TaskReporter(self, self._bridge, request, args)
-        is_async = task.execution.life.origin.is_async
-        lanes = self._runtime.dispatcher.lanes
-        task.execution.lane = lanes["async" if is_async else "blocking"]
-        if is_async:
+        self._runtime.place(task.execution)
+        if task.execution.life.origin.is_async:
             self._take_coroutine(task)
         elif waitforslot:
             self._slots.acquire()

@@ -17,6 +17,7 @@ from celery.signals import task_revoked
 from msgspec.structs import replace
 
 from capsule_tasks.child.executors import celery_app
+from capsule_tasks.client.code import CODE_TASK
 from capsule_tasks.client.configuration import setting
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
@@ -30,6 +31,7 @@ from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import Profile
 from capsule_tasks.system.descriptors import is_kept, targets
 from capsule_tasks.system.portable import IS_LINUX
+from capsule_tasks.taskpool.code.runner import CodeRunner
 from capsule_tasks.taskpool.hub import RuntimeThread
 from capsule_tasks.taskpool.options import lane_settings, loss_counter_of, make_publisher, profile
 from capsule_tasks.taskpool.reporting.output_log import FinishedTask, OutputLog
@@ -77,6 +79,7 @@ class PoolRuntime:
             output_log=self.output_log,
         )
         self.dispatcher = self.supervisor.dispatcher
+        self._code = CodeRunner(app, self._hostname, self.supervisor)
         self._reloading = asyncio.Lock()
         self._names = set(app.tasks)
         """Names of the tasks that children know."""
@@ -99,8 +102,17 @@ class PoolRuntime:
         async with contextlib.AsyncExitStack() as stack:  # each is stopped, even if another fails
             stack.push_async_callback(self._spawner.stop)
             stack.push_async_callback(self.sessions.stop)
+            stack.push_async_callback(self._code.stop)
             stack.push_async_callback(self.supervisor.stop)
             task_revoked.disconnect(self._on_revoked)
+
+    def place(self, execution: Execution) -> None:
+        """Give a new execution its lane."""
+        if execution.call.name == CODE_TASK:
+            self._code.place(execution)
+        else:
+            kind = "async" if execution.life.origin.is_async else "blocking"
+            execution.lane = self.dispatcher.lanes[kind]
 
     # --- new code ------------------------------------------------------------------------------
 

@@ -78,15 +78,20 @@ class Tracer(msgspec.Struct, eq=False):
 
     def enter_trace(self, call: TaskCall) -> Any:
         task = self.tasks[call.name]
-        body = call.body.decode("utf-8", "surrogatepass") if call.is_text else call.body
-        content = self.loads(body, call.content_type, call.content_encoding, accept=self.accept)
-        args, kwargs, embed = _parse_protocol_1(content) if call.protocol == 1 else content
+        args, kwargs, embed = decode_call(call, self.loads, self.accept)
         request = call.request
         request.update(
             {"args": args, "kwargs": kwargs, "hostname": self.hostname, "is_eager": False},
             **embed or {},
         )
         return task.__trace__(call.task_id, args, kwargs, request)
+
+
+def decode_call(call: TaskCall, loads: Callable[..., Any], accept: Any) -> Any:
+    """The arguments of the task, and what Celery embeds with them."""
+    body = call.body.decode("utf-8", "surrogatepass") if call.is_text else call.body
+    content = loads(body, call.content_type, call.content_encoding, accept=accept)
+    return _parse_protocol_1(content) if call.protocol == 1 else content
 
 
 def _parse_protocol_1(content: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:

@@ -27,6 +27,7 @@ from capsule_tasks.protocol.calls import (
     SessionCall,
     encode_call,
 )
+from capsule_tasks.settings import DEFAULT_CODE_PROFILE
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.sessions.store import NamedSessionStore
 from capsule_tasks.storage.sessions.types import NamedSessionInfo, SessionEntry, Submitted
@@ -35,7 +36,7 @@ Busy = Literal["wait", "error"]
 
 _BUSY = ("wait", "error")
 _MAX_TIMEOUT_S = 365 * 86400.0
-DEFAULT_PROFILE = "sandbox"
+DEFAULT_PROFILE = DEFAULT_CODE_PROFILE
 
 
 class NamedSession:

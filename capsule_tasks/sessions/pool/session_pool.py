@@ -44,6 +44,9 @@ class PoolListener(Protocol):
     def child_retired(self, slot: Slot) -> None:
         """A session has no work any more and gets none; its process is being stopped."""
 
+    def starts_fail(self, error: str) -> None:
+        """No session starts: several in a row did not, the last with this error."""
+
 
 def _config(profile: Profile) -> SessionConfig:
     """The settings of its sessions, which do not replace a killed child: the pool does."""
@@ -291,6 +294,7 @@ class ProfilePool:
                 "pool %r has no sessions: %d starts in a row failed; the next start is in %.1f s",
                 *(self._name, breaker.failures, pause_s),
             )
+            self._listener.starts_fail(error)
 
     async def _end(self, slot: Slot) -> None:
         session = slot.session

@@ -20,6 +20,7 @@ from celery.signals import setup_logging
 from celery.utils.log import get_logger, mlevel
 
 from capsule_tasks.errors import reason_of
+from capsule_tasks.executions.calls import CodeCall
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
@@ -126,6 +127,8 @@ class OutputLog(ThreadService):
     def write(self, source: _Source, output: Output | Gap) -> None:
         """One message of a child: of an execution, of a finished one, or of none."""
         if isinstance(source, Execution):
+            if isinstance(source.call, CodeCall):
+                return  # what code prints is for whoever sent it, and could fill the log
             self._has_output.add(source)
         with self._changed:
             size = _size(output)

@@ -1,0 +1,93 @@
+"""The settings of code that producers send: its profiles, each one kind of session."""
+
+from typing import Any, Literal, TypeVar
+
+from msgspec.structs import replace
+
+from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.settings.child import ChildSettings, LimitSettings, SandboxSettings
+from capsule_tasks.settings.declared import (
+    MIB,
+    ByteCount,
+    Count,
+    PositiveCount,
+    PositiveSeconds,
+    Seconds,
+    Settings,
+)
+from capsule_tasks.settings.environment import scrubbed_environment
+from capsule_tasks.settings.sessions import PoolSettings, Profile, SessionConfig
+
+S = TypeVar("S", bound=Settings)
+
+DEFAULT_CODE_PROFILE = "sandbox"
+
+
+class CodeProfileSettings(Settings, frozen=True, kw_only=True):
+    """One kind of session for code: how it is confined, and how many a worker keeps."""
+
+    isolation: Literal["sandbox", "none"] = "sandbox"
+    """`none` trusts the code like the worker, and gives it the worker's environment."""
+    limits: LimitSettings = LimitSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    imports: tuple[str, ...] = ()
+    """Modules that the template imports before it is copied."""
+    warmup: str | None = None
+    """Code run once in each session before its first use."""
+    warm: Count = 1
+    """Fresh sessions that a worker keeps ready once the first code came."""
+    max_live: Count = 10
+    """Named sessions that a worker holds; 0 for a worker that holds none of this profile."""
+    idle_timeout_s: PositiveSeconds = 1800.0
+    """A named session that is idle for so long is checkpointed and released."""
+    max_age_s: PositiveSeconds | None = None
+    """A named session that is older is checkpointed and released."""
+    checkpoint_every: Count = 0
+    """Executions between two checkpoints of a named session; 0 makes none for that reason."""
+    checkpoint_idle_s: Seconds = 30.0
+    """A namespace that has changed is checkpointed once it is idle for so long."""
+    max_waiting: PositiveCount = 10_000
+    """Calls that may wait in the log of a named session."""
+    max_checkpoint_bytes: ByteCount = 256 * MIB
+    known_ttl_s: PositiveSeconds | None = None
+    """How long the ids of calls are remembered, so that none runs twice. None is the longest of
+    24 hours, the broker's visibility timeout and the app's `result_expires`."""
+
+    def profile(self, base: SessionConfig) -> Profile:
+        """Sessions of this kind, each used once; `base` has what the settings do not say."""
+        is_confined = self.isolation == "sandbox"
+        child: ChildSettings = replace(
+            base.child, limits=self.limits, sandbox=self.sandbox if is_confined else None
+        )
+        session = replace(
+            base,
+            child=child,
+            env=base.env or (scrubbed_environment() if is_confined else None),
+            warmup=self.warmup,
+        )
+        pool = PoolSettings(min_idle=0, fresh=True)
+        return Profile(session=session, pool=pool, imports=self.imports)
+
+
+def code_profile_settings(name: str, values: dict[str, Any]) -> CodeProfileSettings:
+    """The settings in a dict; InvalidSetting names a wrong one as the dict does."""
+    values = dict(values)
+    for group, kind in (("limits", LimitSettings), ("sandbox", SandboxSettings)):
+        if isinstance(values.get(group), dict):
+            values[group] = _made(kind, f"{name}[{group!r}]", values[group])
+    return _made(CodeProfileSettings, name, values)
+
+
+def _made(kind: type[S], name: str, values: dict[str, Any]) -> S:
+    known = kind.__struct_fields__
+    given = {}
+    for key, value in values.items():
+        if key not in known:
+            raise InvalidSetting(f"{name}[{key!r}]", value, f"one of {', '.join(known)}")
+        # A configuration in JSON or YAML has lists.
+        given[key] = tuple(value) if isinstance(value, list) else value
+    try:
+        return kind(**given)
+    except InvalidSetting as error:  # names the field; in the app it has another name
+        field = error.name.rpartition(".")[2]
+        raise InvalidSetting(f"{name}[{field!r}]", error.value, error.must) from None

@@ -1,0 +1,79 @@
+"""Celery's tracer for code: it ends the task of an execution whose code has run elsewhere.
+
+The tracer stores the result, calls what is linked and counts chords. It runs on threads of the
+worker's main process: never on the loop, because a result backend blocks, and never in the session
+of the code, which must not know how to reach a backend.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery.app.trace import build_tracer
+from kombu.serialization import dumps, loads, prepare_accept_content
+
+from capsule_tasks.child.executors.tasks import Tracer
+from capsule_tasks.client.code import CODE_TASK, outcome_of_code
+from capsule_tasks.errors import CodeFailed
+from capsule_tasks.protocol.messages import Error, Result, TaskCall, TaskResult, Terminal
+
+_THREADS = 8
+"""Ends that are stored at the same time."""
+
+
+class CodeTracer:
+    """Threads, each with a tracer of its own: result backends may belong to a thread."""
+
+    def __init__(self, app: Any, hostname: str) -> None:
+        self._app = app
+        self._hostname = hostname
+        self._local = threading.local()
+        self.threads = ThreadPoolExecutor(_THREADS, "capsule-code-tracer")
+
+    def trace(self, call: TaskCall, outcome: Callable[[], Any]) -> TaskResult:
+        """Everything that Celery does around a task which returns or raises this outcome."""
+        token = outcome_of_code.set(outcome)
+        try:
+            return self._tracer().enter_call(call.task_id, call)
+        finally:
+            outcome_of_code.reset(token)
+
+    def outcome(self, end: Terminal) -> Callable[[], Any]:
+        """What the task of the code returns or raises."""
+
+        def give() -> Any:
+            if isinstance(end, Error):
+                raise CodeFailed(end.type, end.message, end.traceback)
+            assert isinstance(end, Result)
+            return end.value if self._is_storable(end.value) else repr(end.value)
+
+        return give
+
+    def _is_storable(self, value: Any) -> bool:
+        """Whether the result serializer can write the value, which is plain data."""
+        try:
+            dumps(value, self._app.conf.result_serializer)
+        except Exception:  # noqa: BLE001 - a serializer of anybody's
+            return False
+        return True
+
+    def _tracer(self) -> Tracer:
+        tracer: Tracer | None = getattr(self._local, "tracer", None)
+        if tracer is None:
+            app, task = self._app, self._app.tasks[CODE_TASK]
+            trace = build_tracer(CODE_TASK, task, app.loader, self._hostname, app=app)
+            tracer = self._local.tracer = Tracer(
+                {CODE_TASK: SimpleNamespace(__trace__=trace)},
+                loads,
+                prepare_accept_content(app.conf.accept_content),
+                self._hostname,
+                is_async=False,
+                soft_limit=SoftTimeLimitExceeded,
+                send_shutdown=lambda: None,
+            )
+        return tracer

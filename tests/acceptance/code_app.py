@@ -1,0 +1,47 @@
+"""An app whose workers run code that producers send."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from celery import Celery, signals
+
+from capsule_tasks import Capsule
+
+REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost")
+
+app = Celery("tests.acceptance.code_app", broker=REDIS_URL, backend=REDIS_URL)
+app.conf.update(
+    task_default_queue=os.environ.get("TEST_QUEUE", "celery"),
+    broker_transport_options={"visibility_timeout": 2, "unacked_restore_interval": 0.2},
+    worker_send_task_events=True,
+    capsule_code_profiles={
+        "sandbox": {},
+        "tight": {
+            "limits": {"cpu_time_s": 0.5, "memory_bytes": 512 * 1024**2},
+            "warmup": "import os; warmed = os.getpid()",
+        },
+        "trusted": {"isolation": "none", "imports": ["json"], "warm": 0},
+        "broken": {"warmup": "1 / 0"},
+    },
+    **json.loads(os.environ.get("TEST_CONF", "{}")),
+)
+capsule = Capsule(app)
+
+
+@signals.worker_ready.connect
+def tell_ready(**_: Any) -> None:
+    os.write(int(os.environ["TEST_READY_FD"]), b"ready\n")
+
+
+@app.task(name="total")
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task(name="explain")
+def explain(request: Any, error: BaseException, traceback: str) -> None:
+    """An errback: whoever waits for the mark learns which error came."""
+    app.backend.client.rpush(f"mark:{request.id}", f"{type(error).__name__}: {error}")

@@ -10,7 +10,6 @@ from capsule_tasks.settings.declared import (
     MIB,
     ByteCount,
     Count,
-    PositiveCount,
     PositiveSeconds,
     Seconds,
     Settings,
@@ -46,12 +45,7 @@ class CodeProfileSettings(Settings, frozen=True, kw_only=True):
     """Executions between two checkpoints of a named session; 0 makes none for that reason."""
     checkpoint_idle_s: Seconds = 30.0
     """A namespace that has changed is checkpointed once it is idle for so long."""
-    max_waiting: PositiveCount = 10_000
-    """Calls that may wait in the log of a named session."""
     max_checkpoint_bytes: ByteCount = 256 * MIB
-    known_ttl_s: PositiveSeconds | None = None
-    """How long the ids of calls are remembered, so that none runs twice. None is the longest of
-    24 hours, the broker's visibility timeout and the app's `result_expires`."""
 
     def profile(self, base: SessionConfig) -> Profile:
         """Sessions of this kind, each used once; `base` has what the settings do not say."""

@@ -26,7 +26,7 @@ HOLD = "import time\nprint('holds', flush=True)\ntime.sleep(1000)"
 
 
 def code_worker(url: str, directory: Path, queue: str | None = None, **conf: Any) -> Worker:
-    app = "tests.acceptance.code_app"
+    app = "tests.acceptance.others.code_app"
     return Worker(url, directory, app=app, queue=queue, TEST_CONF=json.dumps(conf))
 
 

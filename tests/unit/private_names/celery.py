@@ -48,6 +48,8 @@ CELERY = (
         "overridden by our task class; the request class and the tracer of a task are replaced",
         AsyncResult="(self, task_id, **kwargs)",
         apply="(… args, kwargs, **options)",
+        run="(self, *args, **kwargs)",
+        throws="tuple",
         abstract="bool",
         Request="str",
         __trace__="NoneType",

@@ -12,7 +12,7 @@ from capsule_tasks import Capsule
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost")
 
-app = Celery("tests.acceptance.code_app", broker=REDIS_URL, backend=REDIS_URL)
+app = Celery("tests.acceptance.others.code_app", broker=REDIS_URL, backend=REDIS_URL)
 app.conf.update(
     task_default_queue=os.environ.get("TEST_QUEUE", "celery"),
     broker_transport_options={"visibility_timeout": 2, "unacked_restore_interval": 0.2},

@@ -41,6 +41,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.starting: set[int] = set()
         self.names: dict[int, str | None] = {}
         self.slot_names: dict[int, str | None] = {}
+        self.newly_named: set[int] = set()
+        """Sessions that were without a name before their present borrower."""
 
     def act(self) -> None:
         while actions := self.plan.decide(self.now):
@@ -68,6 +70,8 @@ class PoolMachine(RuleBasedStateMachine):
                     self.cancelled.remove(waiter)
                     self.plan.released(slot, self.now, used=False)
                     return
+                if self.slot_names.get(slot) is None:
+                    self.newly_named.add(slot)
                 self.slot_names[slot] = self.names[waiter]
                 self.borrowed_by[waiter] = slot
             case Refuse(waiter):
@@ -101,7 +105,11 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), used=st.booleans())
     def release(self, data: st.DataObject, used: bool) -> None:
         waiter = data.draw(st.sampled_from(sorted(self.borrowed_by)))
-        self.plan.released(self.borrowed_by.pop(waiter), self.now, used=used)
+        slot = self.borrowed_by.pop(waiter)
+        if slot in self.newly_named and not used:
+            self.slot_names[slot] = None  # the name was of a borrower who left nothing there
+        self.newly_named.discard(slot)
+        self.plan.released(slot, self.now, used=used)
         self.act()
 
     @precondition(lambda self: self.starting)

@@ -63,12 +63,15 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
     ack_by: float | None = None
     """When the acknowledgement of the last execution must be sent, unless its end took it."""
     is_stopping: bool = False
+    restoring: tuple[str, list[bytes]] = ("", [])
+    """The id of the restore whose pieces are arriving, and these."""
     handlers: dict[type, Callable[[Any], object]] = {}
 
     def __post_init__(self) -> None:
         self.handlers = {
             Execute: self._on_execute,
             messages.Checkpoint: self._on_checkpoint_or_restore,
+            messages.RestorePiece: self._on_restore_piece,
             messages.Restore: self._on_checkpoint_or_restore,
             messages.Cancel: self._on_cancel,
             messages.Interrupt: self._on_interrupt,
@@ -200,11 +203,25 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
 
     def _on_checkpoint_or_restore(self, message: messages.Checkpoint | messages.Restore) -> None:
         execution = Execution(message.id, message, self.session_sink)
+        if isinstance(message, messages.Restore):
+            execution.pieces = self._take_pieces(message.id)
         self.registry.add(execution)
         if self.registry.blocking is not None:
             reason = f"{self.registry.blocking.id} is running"
             self.end_reporter.refuse(execution, ErrorKind.BUSY, reason)
         self.executor.wake()
+
+    def _on_restore_piece(self, message: messages.RestorePiece) -> None:
+        """Keep a piece. The parent sends one restore after the other: what is left of another one
+        was given up.
+        """
+        if self.restoring[0] != message.restore_id:
+            self.restoring = message.restore_id, []
+        self.restoring[1].append(message.data)
+
+    def _take_pieces(self, restore_id: str) -> list[bytes]:
+        (of, pieces), self.restoring = self.restoring, ("", [])
+        return pieces if of == restore_id else []
 
     def _watch_cpu(self, execution: Execution, limit_s: float) -> None:
         """Check the CPU clock again when the limit can have been reached."""
@@ -223,6 +240,8 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
     # --- stopping ------------------------------------------------------------------------------
 
     def _on_cancel(self, message: messages.Cancel) -> None:
+        if self.restoring[0] == message.execution_id:
+            self._take_pieces(message.execution_id)
         execution = self.registry.target_of(message)
         if execution is None and self.registry.remember_early_cancel(message):
             return

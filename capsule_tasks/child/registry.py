@@ -48,6 +48,8 @@ class Execution(msgspec.Struct, eq=False):
     interrupted: bool = False
     pending_stops: list[PendingStop] = []
     cancelled_for: BaseException | None = None
+    pieces: list[bytes] = []
+    """What a restore is to restore."""
     cell: Cell | None = None
     task: asyncio.Task[Any] | None = None
     coroutine: Coroutine[Any, Any, Any] | None = None

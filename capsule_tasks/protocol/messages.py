@@ -200,11 +200,22 @@ class InputResponse(ToChild, kw_only=True, tag="input_response"):
 class Checkpoint(ToChild, kw_only=True, tag="checkpoint"):
     """Save the namespace."""
 
+    max_bytes: int
+    """A checkpoint that would have more is an error."""
+
+
+class RestorePiece(ToChild, kw_only=True, tag="restore_piece"):
+    """Bytes of a saved namespace that a Restore is about to name; in order."""
+
+    restore_id: str
+    data: bytes
+
 
 class Restore(ToChild, kw_only=True, tag="restore"):
-    """Restore a saved namespace, over the present one or instead of it."""
+    """Restore a saved namespace, over the present one or instead of it. Its pieces came before."""
 
-    data: bytes
+    size: int
+    """Bytes of all pieces together."""
     mode: Literal["merge", "replace"] = "merge"
 
 
@@ -458,17 +469,31 @@ class Error(Terminal, kw_only=True, tag="error"):
     """The last known stack of an execution that was killed or stopped at a limit."""
 
 
-class Checkpointed(Reply, kw_only=True, tag="checkpointed"):
-    """A saved namespace; only a child can read `data`. Without data, `error` says why."""
+class CheckpointPiece(ToParent, kw_only=True, tag="checkpoint_piece"):
+    """Bytes of a namespace that is being saved. Offset 0 begins, or begins again."""
 
-    data: bytes | None = None
+    checkpoint_id: str
+    offset: int
+    data: bytes
+
+
+class Checkpointed(Reply, kw_only=True, tag="checkpointed"):
+    """A namespace was saved, and its pieces were sent; else `error` says why not."""
+
+    size: int = 0
     saved: tuple[str, ...] = ()
     skipped: dict[str, str] = {}
+    python: str = ""
+    packages: dict[str, str] = {}
     error: str = ""
 
 
 class Restored(Reply, kw_only=True, tag="restored"):
-    """The names restored. With an error the namespace has not changed."""
+    """A namespace was restored. With an error it has not changed."""
 
     names: tuple[str, ...] = ()
+    lost: dict[str, str] = {}
+    """Names that could not come back, each with the reason."""
+    differences: dict[str, str] = {}
+    """Packages, and `python`, whose versions differ, each with both versions."""
     error: str = ""

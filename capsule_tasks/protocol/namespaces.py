@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+MAX_PIECE_BYTES = 1024 * 1024
+
+
+def piece_bytes(ceiling: int) -> int:
+    """The size of all pieces but the last, where frames have this ceiling."""
+    return min(MAX_PIECE_BYTES, ceiling // 2)
+
 
 class SavedNamespace(msgspec.Struct, frozen=True, kw_only=True):
     """A namespace that a child has saved, in pieces of at most a MiB."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -74,6 +75,29 @@ def _size(message: Any) -> int:
     return len(encode_frame(message, _NO_CEILING))  # a reply without a request, which is rare
 
 
+class ArrivingPieces:
+    """The pieces of one checkpoint."""
+
+    def __init__(self, max_bytes: int, piece_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._piece_bytes = piece_bytes
+        self.size = 0
+        self.pieces: list[bytes] = []
+
+    def add(self, message: wire.CheckpointPiece) -> None:
+        if message.offset == 0:  # the first one, or the child begins again
+            self.pieces.clear()
+            self.size = 0
+        # All but the last are full: a child cannot make us keep millions of little ones.
+        if message.offset != self.size or self.size % self._piece_bytes or not message.data:
+            size = len(message.data)
+            raise BadFrame(f"a piece of a checkpoint has the offset {message.offset}, size {size}")
+        self.size += len(message.data)
+        if self.size > self._max_bytes:
+            raise BadFrame(f"a checkpoint has more than {self._max_bytes} bytes")
+        self.pieces.append(message.data)
+
+
 class Router:
     """Routes one message at a time, without waiting; a message wakes its reader."""
 
@@ -93,6 +117,7 @@ class Router:
         self.session_messages = SessionQueue(routing.session_queue, routing.session_queue_bytes)
         self._receivers: deque[asyncio.Future[None]] = deque()
         self._replies: dict[str, tuple[type, asyncio.Future[Any]]] = {}
+        self._arriving: dict[str, ArrivingPieces] = {}
         self._unknown = 0
         self._session_id = session_id
         self._logs_output = routing.log_output
@@ -112,6 +137,7 @@ class Router:
             wire.TaskResult: self._on_end,
             wire.Error: self._on_end,
             **dict.fromkeys(_REPLIES.values(), self._on_reply),
+            wire.CheckpointPiece: self._on_piece,
             wire.Unsupported: self._on_unsupported,
             wire.ReplyTooLarge: self._on_reply_too_large,
             Unknown: self._on_unknown,
@@ -134,6 +160,20 @@ class Router:
         self._replies[request.id] = _REPLIES[type(request)], reply
         reply.add_done_callback(lambda _: self._replies.pop(request.id, None))
         return reply
+
+    @contextlib.contextmanager
+    def collecting(self, request: wire.Checkpoint, piece_bytes: int) -> Iterator[ArrivingPieces]:
+        """The pieces of a checkpoint that is about to be requested, as they arrive."""
+        self._arriving[request.id] = pieces = ArrivingPieces(request.max_bytes, piece_bytes)
+        try:
+            yield pieces
+        finally:
+            del self._arriving[request.id]
+
+    def _on_piece(self, message: wire.CheckpointPiece) -> None:
+        pieces = self._arriving.get(message.checkpoint_id)
+        if pieces is not None:  # else the caller has given up
+            pieces.add(message)
 
     def fail_replies(self, reason: str) -> None:
         """Fail every open request, for a child that has ended."""

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from capsule_tasks.errors import (
@@ -20,12 +20,16 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.protocol import messages as wire
 from capsule_tasks.protocol.flow import message_cost, utf8_size
+from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.sessions.arguments import check_one_of, check_seconds, check_text, check_type
 from capsule_tasks.sessions.lifecycle import SessionLifecycle
 from capsule_tasks.sessions.process.live_child import LiveChild
 from capsule_tasks.sessions.states import ACCEPTING, SessionState
 from capsule_tasks.sessions.stopping import StopOutcome
 from capsule_tasks.sessions.stream import ExecutionStream, Stop
+from capsule_tasks.settings import MIB, ByteCount, check_value
+
+MAX_CHECKPOINT_BYTES = 256 * MIB
 
 OnBusy = Literal["refuse", "wait"]
 
@@ -351,41 +355,81 @@ class Session(SessionLifecycle):
         child = await self._accepting("stack()")
         return await child.stopper.stack_text(execution_id)
 
-    async def checkpoint(self, timeout_s: float | None = 30.0) -> wire.Checkpointed:
-        """Save the namespace; names that cannot be saved are reported, with the reason."""
+    async def checkpoint(
+        self, timeout_s: float | None = 30.0, *, max_bytes: int = MAX_CHECKPOINT_BYTES
+    ) -> SavedNamespace:
+        """Save the namespace; names that cannot be saved are reported, with the reason.
+
+        SnapshotError if the saved namespace would have more than `max_bytes`.
+        """
         check_seconds("timeout_s", timeout_s)
+        check_value("max_bytes", max_bytes, ByteCount)
         child = await self._accepting("checkpoint()")
-        reply: wire.Checkpointed = await self._ask_slowly(child, wire.Checkpoint(), timeout_s)
-        if reply.data is None:
+        request = wire.Checkpoint(max_bytes=max_bytes)
+        with child.router.collecting(request, child.piece_bytes) as arriving:
+            reply: wire.Checkpointed = await self._ask_slowly(child, request, timeout_s)
+        if reply.error:
             raise SnapshotError(f"the namespace was not saved: {reply.error}")
-        return reply
+        if arriving.size != reply.size:
+            raise SnapshotError(f"{arriving.size} of {reply.size} bytes of the namespace arrived")
+        return SavedNamespace(
+            pieces=tuple(arriving.pieces),
+            saved=reply.saved,
+            skipped=reply.skipped,
+            python=reply.python,
+            packages=reply.packages,
+        )
 
     async def restore(
         self,
-        data: bytes | wire.Checkpointed,
+        data: bytes | Sequence[bytes] | SavedNamespace,
         mode: Literal["merge", "replace"] = "merge",
         timeout_s: float | None = 30.0,
-    ) -> tuple[str, ...]:
-        """Restore a saved namespace; the names restored. On failure nothing has changed."""
-        saved = data.data if isinstance(data, wire.Checkpointed) else data
-        if not isinstance(saved, bytes):
-            raise TypeError(f"data must be bytes, not {type(saved).__name__}")
+    ) -> wire.Restored:
+        """Restore a saved namespace; what came back, and what could not, with the reasons.
+
+        On SnapshotError, and on any other failure, nothing has changed.
+        """
+        pieces = _pieces_of(data)
         check_one_of("mode", mode, ("merge", "replace"))
         check_seconds("timeout_s", timeout_s)
         child = await self._accepting("restore()")
-        reply: wire.Restored = await self._ask_slowly(
-            child, wire.Restore(data=saved, mode=mode), timeout_s
-        )
+        request = wire.Restore(size=sum(map(len, pieces)), mode=mode)
+        reply: wire.Restored = await self._ask_slowly(child, request, timeout_s, pieces)
         if reply.error:
             raise SnapshotError(f"the namespace was not restored: {reply.error}")
-        return reply.names
+        return reply
 
     async def _ask_slowly(
-        self, child: LiveChild, request: wire.Message, timeout_s: float | None
+        self,
+        child: LiveChild,
+        request: wire.Message,
+        timeout_s: float | None,
+        pieces: Sequence[bytes] = (),
     ) -> Any:
         """Send a request that runs user code in the child; cancel it there when the time is up."""
         try:
-            return await child.ask(request, timeout_s, bulk=True)
+            async with asyncio.timeout(timeout_s):
+                async with child.sending_pieces:
+                    for piece in _cut(pieces, child.piece_bytes):
+                        await child.send_bulk(wire.RestorePiece(restore_id=request.id, data=piece))
+                # Sent before anything else runs, so that no pieces of another restore come between.
+                return await child.ask(request, None, bulk=True)
         except (TimeoutError, asyncio.CancelledError):
             child.send_control(wire.Cancel(execution_id=request.id, seq=0))
             raise
+
+
+def _pieces_of(data: object) -> Sequence[bytes]:
+    pieces = data.pieces if isinstance(data, SavedNamespace) else data
+    if isinstance(pieces, bytes):
+        return [pieces]
+    if isinstance(pieces, (list, tuple)) and all(isinstance(piece, bytes) for piece in pieces):
+        return pieces
+    raise TypeError(f"data must be bytes, or a list of bytes, not {type(data).__name__}")
+
+
+def _cut(pieces: Sequence[bytes], size: int) -> Iterator[bytes]:
+    for piece in pieces:
+        for start in range(0, len(piece), size):
+            yield piece[start : start + size]

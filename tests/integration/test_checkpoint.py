@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from capsule_tasks.errors import FrameTooLarge, SessionLost, SnapshotError
-from capsule_tasks.protocol.messages import Checkpointed
+from capsule_tasks.errors import InvalidSetting, SessionLost, SnapshotError
+from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.sessions import Session, SessionState
 from tests.sessions import HANG_S, Watched, child_config, eventually
 
@@ -25,7 +25,7 @@ place = Point(3, 4)
 NAMES = ("Point", "area", "collections", "factor", "math", "number", "pair", "place", "shared")
 
 
-async def saved(source: str) -> Checkpointed:
+async def saved(source: str) -> SavedNamespace:
     async with Session() as session:
         await session.run(source)
         return await session.checkpoint(timeout_s=HANG_S)
@@ -42,7 +42,8 @@ async def test_a_namespace_comes_back_in_another_child(session: Session) -> None
     assert checkpoint.saved == NAMES
     assert checkpoint.skipped == {}
     assert isinstance(checkpoint.data, bytes)
-    assert await session.restore(checkpoint) == NAMES
+    restored = await session.restore(checkpoint)
+    assert (restored.names, restored.lost, restored.differences) == (NAMES, {}, {})
     done = await session.run(
         "(number, area(place), place.unit, math.floor(2.5), type(place) is Point)"
     )
@@ -52,10 +53,9 @@ async def test_a_namespace_comes_back_in_another_child(session: Session) -> None
 async def test_bytes_alone_are_enough_and_a_restart_is_survived(session: Session) -> None:
     await session.run("x = 1")
     data = (await session.checkpoint()).data
-    assert data is not None
     await session.restart()
     assert await names_in(session) == []
-    assert await session.restore(data) == ("x",)
+    assert (await session.restore(data)).names == ("x",)
     assert (await session.run("x")).value == 1
 
 
@@ -123,24 +123,28 @@ async def test_an_empty_namespace_can_be_saved(session: Session) -> None:
     assert await names_in(session) == []
 
 
-BROKEN = (
-    "class Fails:\n    def __reduce__(self): return (int, ('no number',))\na = 1\nfails = Fails()\n"
-)
+STOPS = """\
+def stop(): raise KeyboardInterrupt('stopped')
+class Stops:
+    def __reduce__(self): return (stop, ())
+a = 1
+stops = Stops()
+"""
 
 
 @pytest.mark.parametrize("mode", ["merge", "replace"])
-@pytest.mark.parametrize("fault", ["garbage", "truncated", "empty", "foreign", "raises"])
+@pytest.mark.parametrize("fault", ["garbage", "truncated", "empty", "foreign", "index", "stopped"])
 async def test_a_restore_that_fails_leaves_the_namespace_as_it_was(
     session: Session, fault: str, mode: str
 ) -> None:
-    checkpoint = await saved(BROKEN)
-    assert checkpoint.data is not None
+    checkpoint = await saved(STOPS)
     data = {
         "garbage": b"\x00garbage" * 100,
         "truncated": checkpoint.data[: len(checkpoint.data) // 2],
         "empty": b"",
         "foreign": b"\x80\x04K\x01.",
-        "raises": checkpoint.data,
+        "index": checkpoint.data[:-12] + b"\xff\xff\xff\xff" + checkpoint.data[-8:],
+        "stopped": checkpoint.data,
     }[fault]
     await session.run("a = 'mine'; b = a")
     with pytest.raises(SnapshotError, match="not restored"):
@@ -151,7 +155,7 @@ async def test_a_restore_that_fails_leaves_the_namespace_as_it_was(
 
 
 async def test_wrong_arguments_are_the_callers_error(session: Session) -> None:
-    with pytest.raises(TypeError, match="must be bytes, not str"):
+    with pytest.raises(TypeError, match="must be bytes, or a list of bytes, not str"):
         await session.restore("text")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mode must be one of 'merge', 'replace', not 'other'"):
         await session.restore(b"", "other")  # type: ignore[arg-type]
@@ -208,15 +212,60 @@ async def test_a_checkpoint_that_takes_too_long_is_stopped_and_the_session_goes_
     assert (await session.run("'free'", on_busy="wait")).value == "free"
 
 
-async def test_a_checkpoint_over_the_frame_ceiling_is_an_error_and_the_session_lives() -> None:
+async def test_a_namespace_larger_than_a_frame_passes_in_pieces() -> None:
     async with Session(child_config(max_frame_bytes=512 * 1024)) as session:
-        await session.run("big = b'x' * 2_000_000; small = 1")
-        with pytest.raises(SnapshotError, match="ceiling"):
-            await session.checkpoint()
-        with pytest.raises(FrameTooLarge):
-            await session.restore(b"x" * 2_000_000)
-        await session.run("del big")
-        assert (await session.checkpoint()).saved == ("small",)
+        await session.run("big = b'x' * 2_000_000; text = 'é' * 300_000; small = 1")
+        checkpoint = await session.checkpoint()
+        assert {len(piece) for piece in checkpoint.pieces[:-1]} == {256 * 1024}
+        await session.restart()
+        for data in (checkpoint, checkpoint.data, list(checkpoint.pieces)):
+            assert (await session.restore(data, "replace")).names == ("big", "small", "text")
+            done = await session.run("(len(big), set(big), set(text), small)")
+            assert done.value == (2_000_000, {120}, {"é"}, 1)
+
+
+async def test_a_namespace_over_the_limit_is_an_error_and_the_session_lives(
+    session: Session,
+) -> None:
+    await session.run("big = b'x' * 2_000_000; small = 1; more = b'y' * 3_000_000")
+    with pytest.raises(SnapshotError, match=r"'more', 'big' 20000.. bytes, 'small' .. bytes"):
+        await session.checkpoint(max_bytes=4_000_000)
+    with pytest.raises(InvalidSetting, match="max_bytes = 0"):
+        await session.checkpoint(max_bytes=0)
+    await session.run("del more")
+    assert (await session.checkpoint(max_bytes=4_000_000)).saved == ("big", "small")
+
+
+async def test_a_namespace_that_is_saved_again_without_a_name_arrives_once(
+    session: Session,
+) -> None:
+    await session.run(
+        "import threading\nbig = b'x' * 3_000_000\nlock = threading.Lock()\nlast = 'end'"
+    )
+    checkpoint = await session.checkpoint()
+    assert set(checkpoint.skipped) == {"lock"}
+    assert checkpoint.size < 3_100_000
+    await session.restore(checkpoint, "replace")
+    assert (await session.run("(len(big), last)")).value == (3_000_000, "end")
+
+
+async def test_pieces_that_were_given_up_are_not_restored(session: Session) -> None:
+    checkpoint = await saved("a = b'a' * 5_000_000")
+    await session.run("b = 1")
+    restoring = asyncio.ensure_future(session.restore(checkpoint))
+    await asyncio.sleep(0)  # the first pieces are sent
+    restoring.cancel()
+    await asyncio.wait({restoring})
+    assert (await session.restore(await saved("c = 3"))).names == ("c",)
+    assert await names_in(session) in (["b", "c"], ["a", "b", "c"])
+
+
+async def test_restores_at_once_do_not_mix_their_pieces(session: Session) -> None:
+    checkpoints = [await saved(f"x{n} = b'{n}' * 3_000_000") for n in range(3)]
+    restored = await asyncio.gather(*(session.restore(each) for each in checkpoints))
+    assert [each.names for each in restored] == [("x0",), ("x1",), ("x2",)]
+    done = await session.run("[set(x) for x in (x0, x1, x2)]")
+    assert done.value == [{48}, {49}, {50}]
 
 
 async def test_output_of_pickling_belongs_to_the_session(session: Session) -> None:

@@ -9,6 +9,7 @@ import __future__
 import _ast
 import builtins
 import contextvars
+import functools
 import io
 import linecache
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from capsule_tasks.child.executors.outcomes import enter_result
 from capsule_tasks.child.registry import Execution, Stage
 from capsule_tasks.protocol import messages
 from capsule_tasks.protocol.messages import Checkpoint, ErrorKind, Execute, Restore
+from capsule_tasks.protocol.namespaces import piece_bytes
 
 if TYPE_CHECKING:
     import asyncio
@@ -210,19 +212,40 @@ class CodeExecutor(Executor, kw_only=True):
     def _run(self, execution: Execution) -> messages.Message:
         work, namespace = execution.work, self.module.__dict__
         if isinstance(work, Checkpoint):
-            from capsule_tasks.child.executors.checkpoints import enter_save
+            from capsule_tasks.child.checkpoints.saving import enter_save
 
-            data, saved, skipped = enter_save(namespace)
+            size, names, skipped, python, packages = enter_save(
+                namespace,
+                functools.partial(self._send_piece, work.id),
+                piece_bytes(self.outbox.ceiling),
+                work.max_bytes,
+            )
             return messages.Checkpointed(
-                in_reply_to=work.id, data=data, saved=tuple(saved), skipped=skipped
+                in_reply_to=work.id,
+                size=size,
+                saved=names,
+                skipped=skipped,
+                python=python,
+                packages=packages,
             )
         if isinstance(work, Restore):
-            from capsule_tasks.child.executors.checkpoints import enter_restore
+            from capsule_tasks.child.checkpoints.index import NotSaved
+            from capsule_tasks.child.checkpoints.restoring import enter_restore
 
-            names = enter_restore(work.data, work.mode, self.module)
-            return messages.Restored(in_reply_to=work.id, names=tuple(names))
+            pieces, execution.pieces = execution.pieces, []
+            if (arrived := sum(map(len, pieces))) != work.size:
+                raise NotSaved(f"{arrived} of {work.size} bytes arrived")
+            names, lost, differences = enter_restore(pieces, work.mode, self.module)
+            return messages.Restored(
+                in_reply_to=work.id, names=names, lost=lost, differences=differences
+            )
         assert execution.cell is not None
         return self._result(execution, enter_blocking(execution.cell, namespace))
+
+    def _send_piece(self, checkpoint_id: str, offset: int, data: memoryview) -> None:
+        self.outbox.bulk(
+            messages.CheckpointPiece(checkpoint_id=checkpoint_id, offset=offset, data=bytes(data))
+        )
 
     def _result(self, execution: Execution, value: object) -> messages.Message:
         if value is not None:

@@ -43,7 +43,11 @@ _ENTRY = "enter_"
 """Prefix of those functions of this package that run user code, where a stop may be raised."""
 _WAIT = InterruptibleCondition.wait.__code__
 _PURE_MODULES = frozenset(
-    {"capsule_tasks.child.executors.outcomes", "capsule_tasks.child.executors.checkpoints"}
+    {
+        "capsule_tasks.child.executors.outcomes",
+        "capsule_tasks.child.checkpoints.saving",
+        "capsule_tasks.child.checkpoints.restoring",
+    }
 )
 """Modules of entry frames that call user code further down and have no state of their own."""
 _uninterruptible: set[CodeType] = set()

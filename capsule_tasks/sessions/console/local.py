@@ -7,7 +7,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Literal, cast
 
@@ -140,9 +140,8 @@ async def _stack(target: LocalSession) -> str:
 
 async def _checkpoint(target: LocalSession, file: str) -> str:
     saved = await target.session.checkpoint()
-    assert saved.data is not None
-    await asyncio.to_thread(_write_private, file, saved.data)
-    lines = [f"saved {len(saved.saved)} names in {file} ({len(saved.data)} bytes)"]
+    await asyncio.to_thread(_write_private, file, saved.pieces)
+    lines = [f"saved {len(saved.saved)} names in {file} ({saved.size} bytes)"]
     lines += [f"not saved: {name}: {reason}" for name, reason in saved.skipped.items()]
     return "\n".join(lines)
 
@@ -151,8 +150,12 @@ async def _restore(target: LocalSession, file: str, mode: str = "merge") -> str:
     if mode not in ("merge", "replace"):
         raise CommandError(f"unknown mode {mode!r}: merge keeps other names, replace drops them")
     data = await asyncio.to_thread(_read, file)
-    names = await target.session.restore(data, cast("Literal['merge', 'replace']", mode))
-    return f"restored {len(names)} names: {', '.join(names)}" if names else "restored no names"
+    restored = await target.session.restore(data, cast("Literal['merge', 'replace']", mode))
+    names = restored.names
+    lines = [f"restored {len(names)} names: {', '.join(names)}" if names else "restored no names"]
+    lines += [f"lost: {name}: {reason}" for name, reason in restored.lost.items()]
+    lines += [f"{name}: {versions}" for name, versions in restored.differences.items()]
+    return "\n".join(lines)
 
 
 async def _interrupt(target: LocalSession) -> str:
@@ -171,13 +174,13 @@ def _read(file: str) -> bytes:
     return Path(file).expanduser().read_bytes()
 
 
-def _write_private(file: str, data: bytes) -> None:
+def _write_private(file: str, pieces: Iterable[bytes]) -> None:
     """Write a file that only its owner may read: all of it under its name, or nothing."""
     path = Path(file).expanduser()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as half:
-            half.write(data)
+            half.writelines(pieces)
             half.flush()
             os.fsync(descriptor)
         Path(name).replace(path)

@@ -22,6 +22,7 @@ from capsule_tasks.errors import (
     Unconfined,
 )
 from capsule_tasks.protocol import messages as wire
+from capsule_tasks.protocol.namespaces import piece_bytes
 from capsule_tasks.sessions.info import Counters, Health, QueueStats
 from capsule_tasks.sessions.listeners import Interceptors
 from capsule_tasks.sessions.process.channel import Channel
@@ -135,6 +136,10 @@ class LiveChild:
         self.post_bulk = channel.post_bulk
         self.send_bulk = channel.send_bulk
         self.streams = Streams(config.child.output, channel)
+        self.piece_bytes = piece_bytes(config.child.max_frame_bytes)
+        """Of checkpoints, in both directions."""
+        self.sending_pieces = asyncio.Lock()
+        """The child keeps the pieces of one restore at a time."""
         self.router = Router(self, session_id, config.routing, counters, interceptors)
         self.stopper = Stopper(self, config.timeouts, counters)
         self.watch = HealthWatch(session_id, process, config.timeouts, on_health)

@@ -95,7 +95,7 @@ def test_claiming_the_main_thread_returns_the_executions_that_will_not_wait() ->
     registry, runner = Registry(), execution("runner")
     patient, hasty = execution("patient", "wait"), execution("hasty", "refuse")
     sink: Any = None
-    job = Execution("job", Checkpoint(id="job"), sink)
+    job = Execution("job", Checkpoint(id="job", max_bytes=1), sink)
     for one in (runner, patient, hasty, job):
         registry.add(one)
     registry.start(runner)

@@ -32,7 +32,7 @@ HUGE = {
 PLACES = {
     "value": ("result", "value"),
     "text field": ("output", "data"),
-    "bytes field": ("checkpointed", "data"),
+    "bytes field": ("checkpoint_piece", "data"),
     "tuple field": ("heartbeat", "running"),
     "list of structs": ("stack_reply", "stacks"),
     "dict field": ("checkpointed", "skipped"),

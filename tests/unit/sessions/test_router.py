@@ -19,6 +19,7 @@ from capsule_tasks.protocol.messages import (
     CancelReply,
     Checkpoint,
     Checkpointed,
+    CheckpointPiece,
     Credit,
     Error,
     Gap,
@@ -43,7 +44,7 @@ from capsule_tasks.sessions.info import Counters
 from capsule_tasks.sessions.listeners import Interceptors
 from capsule_tasks.sessions.router import _MAX_PENDING_INPUTS, _REPLIES, Router
 from capsule_tasks.sessions.stream import ExecutionStream, Streams
-from capsule_tasks.settings import OutputSettings, RoutingSettings
+from capsule_tasks.settings import MIB, OutputSettings, RoutingSettings
 from tests.unit.strategies import CEILING, messages_of
 
 GENERAL = 20
@@ -112,7 +113,7 @@ def addressed(message: Any, name: str | None) -> Any:
 def test_any_message_is_routed_or_a_bad_frame(story: list[tuple[Any, str | None]]) -> None:
     async def scene() -> None:
         parent = Parent()
-        requests = [Cancel(execution_id="e", seq=1), StackRequest(), Checkpoint()]
+        requests = [Cancel(execution_id="e", seq=1), StackRequest(), Checkpoint(max_bytes=MIB)]
         replies = [parent.router.expect(request) for request in requests]
         for message, name in story:
             try:
@@ -144,7 +145,7 @@ def test_every_request_has_a_kind_of_reply() -> None:
 
 
 async def test_a_reply_goes_to_its_caller() -> None:
-    parent, request = Parent(), Checkpoint()
+    parent, request = Parent(), Checkpoint(max_bytes=MIB)
     reply = parent.router.expect(request)
     answer = Checkpointed(in_reply_to=request.id)
     parent.router.route(answer)
@@ -154,11 +155,50 @@ async def test_a_reply_goes_to_its_caller() -> None:
 
 
 async def test_a_reply_of_another_kind_is_a_bad_frame() -> None:
-    parent, request = Parent(), Checkpoint()
+    parent, request = Parent(), Checkpoint(max_bytes=MIB)
     reply = parent.router.expect(request)
     with pytest.raises(BadFrame, match="answered with a StackReply"):
         parent.router.route(StackReply(in_reply_to=request.id, stacks=[]))
     assert not reply.done()
+
+
+async def test_pieces_of_a_checkpoint_are_collected_in_order_and_later_ones_are_dropped() -> None:
+    parent, request = Parent(), Checkpoint(max_bytes=100)
+
+    def arrive(offset: int, data: bytes, of: str = request.id) -> None:
+        parent.router.route(CheckpointPiece(checkpoint_id=of, offset=offset, data=data))
+
+    with parent.router.collecting(request, 4) as arriving:
+        arrive(0, b"old.")
+        arrive(4, b"old.")
+        arrive(0, b"new.")  # the child begins again
+        arrive(0, b"else", of="?")
+        arrive(4, b"er")
+        assert (arriving.pieces, arriving.size) == ([b"new.", b"er"], 6)
+    arrive(6, b"late")
+    assert arriving.size == 6
+    assert len(parent.router.session_messages) == 0
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "fault"),
+    [
+        (4, b"xx", "offset 4"),
+        (8, b"xx", "offset 8"),
+        (6, b"xx", "offset 6"),  # the piece before it was not full
+        (0, b"", "size 0"),
+        (0, b"x" * 11, "more than 10 bytes"),
+    ],
+)
+async def test_a_child_cannot_make_its_parent_keep_more_than_was_allowed(
+    offset: int, data: bytes, fault: str
+) -> None:
+    parent, request = Parent(), Checkpoint(max_bytes=10)
+    with parent.router.collecting(request, 4):
+        for at, piece in ((0, b"full"), (4, b"er")):
+            parent.router.route(CheckpointPiece(checkpoint_id=request.id, offset=at, data=piece))
+        with pytest.raises(BadFrame, match=fault):
+            parent.router.route(CheckpointPiece(checkpoint_id=request.id, offset=offset, data=data))
 
 
 async def test_a_reply_without_a_waiter_is_kept_among_the_session_messages() -> None:
@@ -276,7 +316,7 @@ async def test_large_messages_of_no_execution_do_not_fill_the_memory() -> None:
     parent = Parent()
     for number in range(4):
         parent.router.route(Output(stream="stdout", data=str(number) * (GENERAL_BYTES // 3)))
-        parent.router.route(Checkpointed(in_reply_to="?", data=b"x" * (GENERAL_BYTES // 3)))
+        parent.router.route(Checkpointed(in_reply_to="?", error="x" * (GENERAL_BYTES // 3)))
     assert len(parent.router.session_messages) == 2
     assert parent.router.session_messages.dropped == 6
     largest = Output(stream="stdout", data="x" * 2 * GENERAL_BYTES)
@@ -415,7 +455,7 @@ async def test_a_waiter_cancelled_as_it_is_woken_leaves_the_message_to_the_next(
 async def test_when_the_child_is_gone_every_waiter_is_woken() -> None:
     parent = Parent()
     waiting = asyncio.ensure_future(parent.router.receive())
-    reply = parent.router.expect(Checkpoint())
+    reply = parent.router.expect(Checkpoint(max_bytes=MIB))
     await asyncio.sleep(0)
     assert parent.router.fail_receivers("gone") == 1
     parent.router.fail_replies("gone")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.child.executors import checkpoints, code, outcomes
+from capsule_tasks.child.checkpoints import restoring, saving
+from capsule_tasks.child.executors import code, outcomes
 from capsule_tasks.child.io.capture import CapturedStream, progress
 from capsule_tasks.child.io.sink import OutputSink
 from capsule_tasks.child.registry import Execution, Registry, Stage
@@ -91,7 +92,7 @@ MAY_BE_STOPPED = {
     "progress": (LOOP, code.enter_blocking, USER, progress),
     "a __repr__ of the result": (LOOP, outcomes.enter_result, outcomes.type_name, USER),
     "a __str__ of the error": (LOOP, outcomes.enter_error, outcomes.type_name, USER),
-    "a __reduce__ in a checkpoint": (LOOP, checkpoints.enter_save, USER),
+    "a __reduce__ in a checkpoint": (LOOP, saving.enter_save, USER),
 }
 MUST_NOT = {
     "nothing": (),
@@ -152,9 +153,9 @@ def test_a_critical_function_is_left_when_a_function_it_calls_is_interrupted(
     interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupter_module, "_uninterruptible", set())
-    interrupter_module.uninterruptible(checkpoints.enter_restore)
-    assert not interrupter.is_inside(stack(LOOP, checkpoints.enter_restore))
-    assert interrupter.is_inside(stack(LOOP, checkpoints.enter_restore, USER))
+    interrupter_module.uninterruptible(restoring.enter_restore)
+    assert not interrupter.is_inside(stack(LOOP, restoring.enter_restore))
+    assert interrupter.is_inside(stack(LOOP, restoring.enter_restore, USER))
 
 
 # --- requests ----------------------------------------------------------------------------------

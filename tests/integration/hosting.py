@@ -16,12 +16,13 @@ from typing import Any, Self
 
 import msgspec
 import redis
+import redis.asyncio as asyncio_redis
 
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.host import SessionHost
 from capsule_tasks.executions.hosting.hosted import HostedSession
 from capsule_tasks.executions.hosting.outcomes import CallOutcome
-from capsule_tasks.executions.hosting.plan import HostLimits
+from capsule_tasks.executions.hosting.plan import HostLimits, HostPlan
 from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
@@ -40,6 +41,7 @@ from capsule_tasks.settings import (
 )
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.store import ExecutionStore
+from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 from capsule_tasks.storage.sessions.store import NamedSessionStore
 from tests.streaming import HANG_S, OutputLog
 
@@ -116,14 +118,22 @@ class HostWorker:
             config=config or SessionConfig(),
             spawner=self.spawner,
         )
+        self.checkpoints = CheckpointStore(
+            self.publisher.connection, settings=self.publisher.sessions.settings
+        )
         self.host = SessionHost(
             [profile],
             publisher=self.publisher,
             supervisor=self.supervisor,
+            checkpoints=self.checkpoints,
             store_result=self._store_result,
             stored_end=self._stored_end,
             on_new=lambda _: None,
         )
+
+    @property
+    def plan(self) -> HostPlan:
+        return self.host.profiles[PROFILE].plan
 
     @property
     def hosted(self) -> dict[str, HostedSession]:
@@ -167,6 +177,7 @@ class Caller:
     """Submits calls, and reads what becomes of them."""
 
     def __init__(self, url: str, prefix: str) -> None:
+        self._url = url
         self._connection = PipelinedConnection(url)
         self.sessions = NamedSessionStore(
             self._connection, settings=NamedSessionSettings(prefix=prefix)
@@ -213,6 +224,11 @@ class Caller:
         async with asyncio.timeout(HANG_S):
             while await self.unfinished(session_id):
                 await asyncio.sleep(0.005)
+
+    async def delete(self, key: str) -> None:
+        """Lose a key of Redis."""
+        async with asyncio_redis.from_url(self._url) as client:
+            assert await client.delete(key) == 1
 
     async def close(self) -> None:
         await self._connection.close()

@@ -9,10 +9,9 @@ import msgspec
 
 from capsule_tasks.executions.hosting.lane import SessionLane
 from capsule_tasks.executions.hosting.plan import HostLimits
-from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.sessions.session import Session
-from capsule_tasks.settings import SessionConfig
+from capsule_tasks.settings import MIB, SessionConfig
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -24,10 +23,11 @@ class HostedProfile(msgspec.Struct, frozen=True):
     limits: HostLimits
     config: SessionConfig
     spawner: TemplateSpawner
+    max_checkpoint_bytes: int = 256 * MIB
 
 
 class SessionChild:
-    """One child at a time. The namespace of a new child is what the last checkpoint has."""
+    """One child at a time."""
 
     def __init__(
         self,
@@ -48,13 +48,8 @@ class SessionChild:
         session = self._session
         return session if session is not None and session.is_alive else None
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether there was a child that is gone."""
-        return self._session is not None and self.session is None
-
-    async def start(self) -> None:
-        """Start a child; SessionStartFailed says why there is none."""
+    async def start(self) -> Session:
+        """A new child; SessionStartFailed says why there is none."""
         await self.end()
         await self._profile.spawner.start()
         config = msgspec.structs.replace(self._profile.config, replace_killed=False)
@@ -62,6 +57,7 @@ class SessionChild:
         self._on_new(session)
         self._session = session
         await session.start()
+        return session
 
     def use(self) -> None:
         """Have calls sent to the child."""
@@ -74,8 +70,3 @@ class SessionChild:
         session, self._session = self._session, None
         if session is not None:
             await session.terminate()
-
-
-def fresh_namespace(lost_calls: int) -> SessionRestored:
-    """The notice that no checkpoint was there, so that the namespace is empty."""
-    return SessionRestored(lost_calls=lost_calls)

@@ -23,12 +23,13 @@ from capsule_tasks.executions.hosting.results import ResultWriter, StoredEnd, St
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.sessions.session import Session
+from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _KILLED_AT_STOP = "its worker was stopped while the call ran"
 _LEAVE_S = 8.0
-"""How long sessions may take to leave after their calls have ended or were killed."""
+"""How long sessions may take to be saved and to leave after their calls have ended."""
 
 
 class SessionHost:
@@ -40,6 +41,7 @@ class SessionHost:
         *,
         publisher: Publisher,
         supervisor: Supervisor,
+        checkpoints: CheckpointStore,
         store_result: StoreResult,
         stored_end: StoredEnd,
         on_new: Callable[[Session], object],
@@ -48,7 +50,9 @@ class SessionHost:
         self._store = store = publisher.sessions
         self._background = BackgroundTasks()
         self._results = ResultWriter(store_result, stored_end, self._background)
-        around = Surroundings(publisher, supervisor, store, self._results, self._background, on_new)
+        around = Surroundings(
+            publisher, supervisor, store, checkpoints, self._results, self._background, on_new
+        )
         self.profiles = {
             profile.name: ProfileHost(profile, around)
             for profile in profiles
@@ -77,7 +81,7 @@ class SessionHost:
             host.stop_taking()
             host.order_due()
         if not await self._left_all(grace_s):
-            await asyncio.gather(*(host.kill_all(_KILLED_AT_STOP) for host in hosts))
+            await asyncio.gather(*(host.kill_busy(_KILLED_AT_STOP) for host in hosts))
             if not await self._left_all(_LEAVE_S):
                 log.warning("sessions were not released in time; other workers take them over")
                 await asyncio.gather(*(host.abandon_all() for host in hosts))

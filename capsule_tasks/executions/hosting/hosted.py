@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from capsule_tasks.errors import (
     CapsuleError,
     LeaseLost,
@@ -24,10 +26,16 @@ from capsule_tasks.errors import (
     SessionOwnerLost,
     SessionUnfinished,
     StorageError,
+    reason_of,
 )
-from capsule_tasks.executions.hosting.child import SessionChild, fresh_namespace
+from capsule_tasks.executions.hosting.checkpointing import (
+    Checkpoints,
+    save_namespace,
+    why_not_saved,
+)
+from capsule_tasks.executions.hosting.child import SessionChild
 from capsule_tasks.executions.hosting.lane import SessionLane
-from capsule_tasks.executions.hosting.plan import Decision, Leave, Why
+from capsule_tasks.executions.hosting.plan import Decision, Leave, Save, Why
 from capsule_tasks.executions.hosting.runner import CallRunner
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.sessions.session import Session
@@ -42,11 +50,20 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 T = TypeVar("T")
 
-_START_FAILED = "SessionStartFailed"
+_NO_CHILD = "SessionStartFailed"
 _CLOCKS_S = 10.0
 """The time from a read of the session to a read of its call, generously."""
-_PATIENT = (Why.IDLE, Why.EVICTED)
-"""Reasons to leave that give way to a call that came first."""
+_FIRM = (Why.OLD, Why.STOPPING)
+"""Reasons to leave also with calls that wait, which another worker runs."""
+_NEEDS_CHECKPOINT = (Why.OLD, Why.EVICTED)
+"""Reasons to leave that give way if there is no checkpoint. A session that was idle for very long,
+and for all that time could not be saved, is left without."""
+_GIVE_UP_AFTER = 3
+"""Attempts of one worker to give a session a child, until its calls fail."""
+
+
+class _NoChild(Exception):
+    """No child with the session's namespace could be started."""
 
 
 class HostedSession:
@@ -69,8 +86,9 @@ class HostedSession:
         self._runner = CallRunner(
             self.session_id, host.publisher, host.supervisor, host.results, self._lane
         )
-        self._calls = 0
-        """Calls that are done since the last checkpoint, whoever ran them."""
+        self._checkpoints = Checkpoints(self.session_id, host.checkpoints, host.background)
+        self._executions = 0
+        """Calls of the session that are done, whoever ran them."""
         self._inherited: BegunCall | None = None
         self._is_begun_long_ago = False
         """So long ago that Redis may have forgotten the end of the inherited call."""
@@ -82,6 +100,11 @@ class HostedSession:
     def child(self) -> Session | None:
         """The session's child, if it can be used."""
         return self._child.session
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call runs, or waits for its claim."""
+        return self._runner.execution is not None
 
     # --- from outside --------------------------------------------------------------------------
 
@@ -133,15 +156,13 @@ class HostedSession:
     async def run(self) -> None:
         """Own the session until the plan lets it go, or another worker has it."""
         try:
-            if not await self._take():
-                return
-            if not await self._start_child():
-                await self._own(partial(self._release, even_unfinished=True))
-                self._host.failed(self)
-                return
-            self._host.plan.taken(self.session_id, self._host.now())
-            self._host.wake()
-            await self._serve()
+            if await self._take():
+                await self._start_child()
+                self._host.plan.taken(self.session_id, self._host.now())
+                self._host.wake()
+                await self._serve()
+        except _NoChild as fault:
+            await self._give_back(str(fault))
         except SessionOwnerLost as lost:
             log.warning("session %r is over in this worker: %s", self.session_id, lost)
         finally:
@@ -178,9 +199,7 @@ class HostedSession:
         self._inherited = taken.begun
         retention = self._host.publisher.retention
         self._is_begun_long_ago = taken.begun_ago_s >= retention.silent_retention_s - _CLOCKS_S
-        self._calls = taken.executions
-        if taken.executions or taken.begun is not None:
-            self._restored = fresh_namespace(taken.executions)
+        self._executions = taken.executions
 
     async def _drop_hold(self) -> None:
         """After the release: until then a reaper has to find the session."""
@@ -201,6 +220,8 @@ class HostedSession:
             )
             if isinstance(order, Leave) and await self._leave(order):
                 return
+            if isinstance(order, Save):
+                await self._save()
             begun = await self._own(self._begin)
             if begun is not None:
                 await self._run_call(begun)
@@ -227,62 +248,102 @@ class HostedSession:
         """Run the call; it leaves the log when its end and its result are stored."""
         is_inherited = self._inherited is not None and begun.seq == self._inherited.seq
         self._inherited = None
-        if self._child.session is None and not await self._start_child():
-            message = "the session's child does not start; see the log of the worker"
-            await self._runner.refuse(begun, _START_FAILED, message)
+        if self._child.session is None:
+            await self._start_child()
+        self._child.use()
+        restored, self._restored = self._restored, None
+        has_run = await self._runner.run(
+            begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
+        )
+        if has_run:
+            self._host.plan.executed(self.session_id)
         else:
-            self._child.use()
-            restored, self._restored = self._restored, None
-            has_run = await self._runner.run(
-                begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
-            )
-            if has_run:
-                self._host.plan.executed(self.session_id)
-            else:
-                self._restored = restored
+            self._restored = _with_lost_call(restored) if is_inherited else restored
         if self._is_lost:
             raise SessionOwnerLost(self.session_id, "")
         await self._own(partial(self._done, begun))
-        self._calls += 1
+        self._executions += 1
 
-    async def _start_child(self) -> bool:
-        """Start a child, in place of one that was lost; False if it does not start."""
-        if self._child.is_lost:
-            self._host.plan.lost_state(self.session_id)
-            self._restored = fresh_namespace(self._calls)
+    async def _start_child(self) -> None:
+        """Start a child with the namespace of the last checkpoint; raises _NoChild."""
+        self._host.plan.lost_state(self.session_id)
         try:
-            await self._child.start()
-        except CapsuleError as fault:
-            log.warning("the child of session %r did not start: %s", self.session_id, fault)
-            return False
-        return True
+            session = await self._child.start()
+            self._restored = await self._checkpoints.restore(session, self._executions)
+        except (CapsuleError, TimeoutError) as fault:
+            await self._child.end()
+            raise _NoChild(reason_of(fault)) from fault
 
     def _on_child_refused(self) -> None:
         """A claimed call waits, and the child takes nothing new."""
         self._host.spawn(self._replace_child())
 
     async def _replace_child(self) -> None:
-        if await self._start_child():
-            execution, restored = self._runner.execution, self._restored
-            if execution is not None and execution.stream is not None and restored is not None:
-                self._restored = None
-                execution.stream.publish(restored)
-            self._child.use()
-        else:
-            self._lane.refuse_waiting(_START_FAILED, "the session's child was lost before the call")
+        try:
+            await self._start_child()
+        except _NoChild as fault:
+            log.warning("session %r has no child: %s", self.session_id, fault)
+            self._lane.refuse_waiting(_NO_CHILD, f"the session has no child: {fault}")
+            return
+        execution, restored = self._runner.execution, self._restored
+        if execution is not None and execution.stream is not None and restored is not None:
+            self._restored = None
+            execution.stream.publish(restored)
+        self._child.use()
 
     # --- the end -------------------------------------------------------------------------------
 
+    async def _save(self) -> bool:
+        """Make a checkpoint; False if that failed, and the one before stays."""
+        session, plan, is_saved = self._child.session, self._host.plan, False
+        if session is None:
+            return True  # nothing is left that could be saved
+        try:
+            max_bytes = self._host.profile.max_checkpoint_bytes
+            namespace = await save_namespace(session, max_bytes)
+            executions = self._executions
+            await self._own(lambda: self._checkpoints.write(self.token, namespace, executions))
+            is_saved = True
+        except SessionOwnerLost:
+            raise
+        except Exception as fault:
+            if (why := why_not_saved(fault)) is None:
+                raise
+            log.warning("no checkpoint of session %r was made: %s", self.session_id, why)
+        plan.saved(self.session_id, self._host.now(), is_saved=is_saved)
+        return is_saved
+
     async def _leave(self, order: Leave) -> bool:
-        """Release the session, listing it again if calls wait; False if a call came first."""
+        """Release the session, listing it again if calls wait; False if it stays."""
+        plan, must = self._host.plan, order.why in _FIRM
+        if plan.is_unsaved(self.session_id) and not await self._save():
+            if order.why in _NEEDS_CHECKPOINT:
+                plan.stays(self.session_id)
+                return False
+            log.warning("session %r leaves without a checkpoint of it", self.session_id)
         log.info("session %r leaves this worker: %s", self.session_id, order.why.value)
         await self._child.end()  # before anybody else can start one
         try:
-            await self._own(partial(self._release, even_unfinished=order.why not in _PATIENT))
+            await self._own(partial(self._release, even_unfinished=must))
         except SessionUnfinished:
-            self._host.plan.stays(self.session_id)
+            plan.stays(self.session_id)
             return False
         return True
+
+    async def _give_back(self, why: str) -> None:
+        """Have another worker take the session, which has no child here.
+
+        After some attempts its calls fail: there may be no worker that can run them.
+        """
+        log.warning("session %r has no child: %s", self.session_id, why)
+        self._host.plan.gives_back(self.session_id)
+        if self._host.plan.failures(self.session_id) >= _GIVE_UP_AFTER - 1:
+            message = f"no child with the namespace of the session could be started: {why}"
+            while (begun := await self._own(self._begin)) is not None:
+                await self._runner.refuse(begun, _NO_CHILD, message)
+                await self._own(partial(self._done, begun))
+        await self._own(partial(self._release, even_unfinished=True))
+        self._host.failed(self)
 
     # --- the owner's writes ----------------------------------------------------------------------
 
@@ -302,3 +363,9 @@ class HostedSession:
 
     async def _release(self, *, even_unfinished: bool) -> None:
         await self._host.store.release(self.session_id, self.token, even_unfinished=even_unfinished)
+
+
+def _with_lost_call(restored: SessionRestored | None) -> SessionRestored:
+    """A call of the owner before may have run: what it changed is not in this namespace."""
+    restored = restored or SessionRestored()
+    return msgspec.structs.replace(restored, lost_calls=restored.lost_calls + 1)

@@ -103,6 +103,7 @@ class Seat:
 class _Failed:
     again_at: float
     pause_s: float
+    count: int
 
 
 @dataclass(slots=True)
@@ -150,7 +151,8 @@ class HostPlan:
         self.seats.pop(session_id, None)
         before = self._failed.pop(session_id, None)
         pause_s = min(before.pause_s * 2, _MAX_PAUSE_S) if before else _FIRST_PAUSE_S
-        self._failed[session_id] = _Failed(now + pause_s, pause_s)
+        count = before.count + 1 if before else 1
+        self._failed[session_id] = _Failed(now + pause_s, pause_s, count)
         if len(self._failed) > _MAX_FAILED:
             del self._failed[next(iter(self._failed))]
         return pause_s
@@ -186,12 +188,29 @@ class HostPlan:
             seat.save_pause_s = min(seat.save_pause_s * 2, _MAX_PAUSE_S) or _FIRST_PAUSE_S
             seat.save_after = now + seat.save_pause_s
 
+    def failures(self, session_id: str) -> int:
+        """How often in a row this worker could not take the session."""
+        failed = self._failed.get(session_id)
+        return failed.count if failed is not None else 0
+
+    def is_unsaved(self, session_id: str) -> bool:
+        """Whether calls have run since the last checkpoint."""
+        return self.seats[session_id].unsaved > 0
+
     def lost_state(self, session_id: str) -> None:
         """The child was lost: nothing is left that a checkpoint could save."""
         self.seats[session_id].unsaved = 0
 
+    def gives_back(self, session_id: str) -> None:
+        """The session has no child here: it is about to be listed for other workers."""
+        self.seats[session_id].stage = Stage.LEAVING
+
+    def is_leaving(self, session_id: str) -> bool:
+        seat = self.seats.get(session_id)
+        return seat is not None and seat.stage is Stage.LEAVING
+
     def stays(self, session_id: str) -> None:
-        """The session could not be left: a call came first."""
+        """The session is not left: a call came first, or there is no checkpoint of it."""
         self._moved(session_id, Stage.BUSY, Stage.LEAVING)
 
     def left(self, session_id: str) -> None:
@@ -205,7 +224,7 @@ class HostPlan:
         seat = self.seats[session_id]
         if self.is_stopping:
             return self._leave(seat, Why.STOPPING)
-        if self._is_old(seat, now):
+        if self._is_old(seat, now) and now >= seat.save_after:
             return self._leave(seat, Why.OLD)
         if self._has_many_unsaved(seat, now):
             return Save(session_id)
@@ -219,7 +238,8 @@ class HostPlan:
         evictions = self._evictions()
         for seat in idle:
             why = self._why_leave(seat, now)
-            if why is None and evictions > 0 and now >= _evictable_at(seat):
+            may_evict = evictions > 0 and now >= _evictable_at(seat) and now >= seat.save_after
+            if why is None and may_evict:
                 why, evictions = Why.EVICTED, evictions - 1
             if why is not None:
                 decisions.append(self._leave(seat, why))
@@ -237,11 +257,11 @@ class HostPlan:
                 continue
             times.append(seat.idle_since + self.limits.idle_timeout_s)
             if self.limits.max_age_s is not None:
-                times.append(seat.taken_at + self.limits.max_age_s)
+                times.append(max(seat.taken_at + self.limits.max_age_s, seat.save_after))
             if seat.unsaved:
                 times.append(self._save_due_at(seat))
             if evicts:
-                times.append(_evictable_at(seat))
+                times.append(max(_evictable_at(seat), seat.save_after))
         return min(times, default=None)
 
     def _evictions(self) -> int:
@@ -254,7 +274,7 @@ class HostPlan:
     def _why_leave(self, seat: Seat, now: float) -> Why | None:
         if self.is_stopping:
             return Why.STOPPING
-        if self._is_old(seat, now):
+        if self._is_old(seat, now) and now >= seat.save_after:
             return Why.OLD
         if now >= seat.idle_since + self.limits.idle_timeout_s:
             return Why.IDLE

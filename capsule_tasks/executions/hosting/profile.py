@@ -19,6 +19,7 @@ from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.tasks import SessionTasks
+from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 from capsule_tasks.storage.sessions.store import NamedSessionStore
 from capsule_tasks.storage.sessions.types import Wanted
 
@@ -37,6 +38,7 @@ class Surroundings:
     publisher: Publisher
     supervisor: Supervisor
     store: NamedSessionStore
+    checkpoints: CheckpointStore
     results: ResultWriter
     background: BackgroundTasks
     on_new: Callable[[Session], object]
@@ -51,6 +53,7 @@ class ProfileHost:
         self.publisher = around.publisher
         self.supervisor = around.supervisor
         self.store = around.store
+        self.checkpoints = around.checkpoints
         self.results = around.results
         self.background = around.background
         self.on_new = around.on_new
@@ -58,6 +61,8 @@ class ProfileHost:
         self.sessions: dict[str, HostedSession] = {}
         self._tasks = SessionTasks(f"host of profile {profile.name!r}")
         self._wake = asyncio.Event()
+        self._met: list[Wanted] = []
+        """Listings of sessions that are here."""
 
     # --- from outside --------------------------------------------------------------------------
 
@@ -74,9 +79,10 @@ class ProfileHost:
         """Return when no session is here."""
         await self._tasks.end()
 
-    async def kill_all(self, reason: str) -> None:
-        """Kill the children; calls that run end with the reason."""
-        await asyncio.gather(*(session.kill(reason) for session in list(self.sessions.values())))
+    async def kill_busy(self, reason: str) -> None:
+        """Kill the children in which calls run; the calls end with the reason."""
+        busy = [session for session in self.sessions.values() if session.is_running]
+        await asyncio.gather(*(session.kill(reason) for session in busy))
 
     async def abandon_all(self) -> None:
         """Leave everything as it is in Redis, where a reaper finds it."""
@@ -109,13 +115,28 @@ class ProfileHost:
         room = plan.room()
         page = await self.store.take_wanted(self.profile.name, room, _VISIBLE_AGAIN_S)
         for wanted in page.sessions:
-            if plan.may_take(wanted.session_id, self.now()):
+            if wanted.session_id in self.sessions:
+                self._met.append(wanted)
+            elif plan.may_take(wanted.session_id, self.now()):
                 self._take(wanted)
+        await self._take_met()
         is_due = page.next_s == 0.0
         plan.want_room(is_due and plan.is_full)
         if is_due:
             return 0.0 if plan.room() else _LOOK_AGAIN_S
         return page.next_s
+
+    async def _take_met(self) -> None:
+        """Take again what has just left, listed because calls wait; other listings are old."""
+        met, self._met = self._met, []
+        for wanted in met:
+            session_id = wanted.session_id
+            if self.plan.is_leaving(session_id):
+                self._met.append(wanted)
+            elif session_id in self.sessions:
+                await self.store.unwant(self.profile.name, wanted)
+            elif self.plan.may_take(session_id, self.now()):
+                self._take(wanted)
 
     def _take(self, wanted: Wanted) -> None:
         session = HostedSession(self, wanted)

@@ -71,6 +71,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """Where the chunks are: `redis`, or the protocol of a URL."""
     size: int
     """Bytes of all chunks together."""
+    executions: int = 0
+    """Of the session that were done when the checkpoint was made."""
     chunks: int
     sha256: bytes
     """Of all chunks, one after the other."""
@@ -143,9 +145,11 @@ class CheckpointStore(AsyncFacade):
         return await drive(call_script(call, self._retry), self.store)
 
     async def write(
-        self, session_id: str, token: int, namespace: SavedNamespace
+        self, session_id: str, token: int, namespace: SavedNamespace, *, executions: int = 0
     ) -> CheckpointManifest:
         """Make this the checkpoint of a session, whose owner has this token.
+
+        `executions` of the session are done by now.
 
         Raises SessionOwnerLost if the session has another owner now. The checkpoint before stays
         as it was until this one is stored as a whole, and is removed then.
@@ -160,6 +164,7 @@ class CheckpointStore(AsyncFacade):
             generation=generation,
             place=self._place.name,
             size=namespace.size,
+            executions=executions,
             chunks=len(chunks),
             sha256=digest,
             saved=tuple(_within(namespace.saved)),

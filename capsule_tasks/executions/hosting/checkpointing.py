@@ -1,0 +1,90 @@
+"""Checkpoints of one named session: from its child into the store, and back into a new child."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from capsule_tasks.errors import CapsuleError, SnapshotError, StorageError, reason_of
+from capsule_tasks.protocol.events import SessionRestored
+from capsule_tasks.protocol.namespaces import SavedNamespace
+from capsule_tasks.sessions.session import Session
+from capsule_tasks.storage.sessions.checkpoints import CheckpointManifest, CheckpointStore
+
+if TYPE_CHECKING:
+    from capsule_tasks.executions.background import BackgroundTasks
+
+log = logging.getLogger("capsule_tasks.taskpool")
+
+_LIMIT_S = 120.0
+"""How long the child may take to save or to restore a namespace."""
+_MAX_NAMES = 200
+"""Names that a notice lists."""
+
+
+class Checkpoints:
+    """The latest checkpoint of one session, as its owner sees it."""
+
+    def __init__(
+        self, session_id: str, store: CheckpointStore, background: BackgroundTasks
+    ) -> None:
+        self._session_id = session_id
+        self._store = store
+        self._background = background
+
+    async def write(self, token: int, namespace: SavedNamespace, executions: int) -> None:
+        """Make it the session's checkpoint; `executions` are done by now."""
+        manifest = await self._store.write(
+            self._session_id, token, namespace, executions=executions
+        )
+        log.info(
+            "session %r has a checkpoint of %d bytes; %d names were skipped",
+            *(self._session_id, manifest.size, manifest.skipped_count),
+        )
+
+    async def restore(self, session: Session, executions: int) -> SessionRestored | None:
+        """Give a new child the namespace of the checkpoint; what to tell the next call.
+
+        None for a session that has never run a call. Raises SnapshotError, CheckpointUnreadable.
+        """
+        manifest = await self._background.call_until_answered(self._find)
+        if manifest is None:
+            return SessionRestored(lost_calls=executions) if executions else None
+        pieces = await self._background.call_until_answered(lambda: self._read(manifest))
+        lost, differences = await restore_namespace(session, pieces)
+        return SessionRestored(
+            saved_at=manifest.at,
+            lost_calls=max(0, executions - manifest.executions),
+            lost=tuple(sorted({*manifest.skipped, *lost}))[:_MAX_NAMES],
+            differences=differences[:_MAX_NAMES],
+        )
+
+    async def _find(self) -> CheckpointManifest | None:
+        return await self._store.find(self._session_id)
+
+    async def _read(self, manifest: CheckpointManifest) -> list[bytes]:
+        return await self._store.read(self._session_id, manifest)
+
+
+async def save_namespace(session: Session, max_bytes: int) -> SavedNamespace:
+    """The namespace of a child that runs no code; SnapshotError if it cannot be saved."""
+    reply = await session.checkpoint(_LIMIT_S)
+    data = reply.data or b""
+    if len(data) > max_bytes:
+        raise SnapshotError(f"it has {len(data)} bytes, and {max_bytes} are allowed")
+    return SavedNamespace(pieces=(data,), saved=reply.saved, skipped=reply.skipped)
+
+
+async def restore_namespace(
+    session: Session, pieces: list[bytes]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names that did not come back, and the versions that differ."""
+    await session.restore(b"".join(pieces), timeout_s=_LIMIT_S)
+    return (), ()
+
+
+def why_not_saved(fault: BaseException) -> str | None:
+    """The reason of a checkpoint that failed; None for a fault that is none of it."""
+    if isinstance(fault, CapsuleError | TimeoutError) and not isinstance(fault, StorageError):
+        return reason_of(fault)
+    return None

@@ -12,6 +12,7 @@ from billiard.exceptions import WorkerLostError
 
 from capsule_tasks.client.configuration import (
     code_profiles,
+    named_session_settings,
     retention_settings,
     setting,
     settings_of,
@@ -172,6 +173,7 @@ def make_publisher(app: Any, worker: str) -> Publisher | None:
         worker=worker,
         settings=settings_of(PublishSettings, app, "capsule_publish"),
         retention=retention_settings(app),
+        sessions=named_session_settings(app),
         lease=LeaseSettings(lease_s=setting(app, "capsule_lease_s")),
         may_drop=setting(app, "capsule_output") == "drop_oldest",
         ended_elsewhere=lambda execution_id: stored_end(app, execution_id)[0],

@@ -38,6 +38,8 @@ from capsule_tasks.taskpool.shutdown_watchdog import ShutdownWatchdog, servers_r
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _STOP_S = 30.0
+_CALL_GRACE_S = 10.0
+"""How long calls of named sessions may go on once no task runs any more."""
 _TERM = signal.SIGTERM
 _MAX_WAIT_S = 1.0
 """Between two checks of the hub's timers, while the pool waits for its last tasks."""
@@ -125,6 +127,8 @@ class TaskPool(prefork.TaskPool):
     def on_close(self) -> None:
         """No new tasks will come; those that are here go on."""
         self._watchdog.on_stopping()
+        if self._runtime is not None and self._runtime.host is not None:
+            self._thread.post(self._runtime.host.stop_taking)
 
     def _is_busy(self) -> bool:
         """Whether the worker waits for tasks; ended ones do not count, reported or not."""
@@ -183,7 +187,8 @@ class TaskPool(prefork.TaskPool):
             hub.on_tick.discard(self._thread.run_posts)
         self._last_info = self._get_info()
         runtime, self._runtime = self._runtime, None
-        ending = self._thread.start_coroutine(runtime.stop())
+        grace_s = 0.0 if state.should_terminate else _CALL_GRACE_S
+        ending = self._thread.start_coroutine(runtime.stop(grace_s))
         try:
             ending.result(_STOP_S)
         except TimeoutError:

@@ -31,6 +31,7 @@ from capsule_tasks.sessions.states import SessionState
 from capsule_tasks.settings import Profile
 from capsule_tasks.system.descriptors import is_kept, targets
 from capsule_tasks.system.portable import IS_LINUX
+from capsule_tasks.taskpool.code.hosting import make_host
 from capsule_tasks.taskpool.code.runner import CodeRunner
 from capsule_tasks.taskpool.hub import RuntimeThread
 from capsule_tasks.taskpool.options import lane_settings, loss_counter_of, make_publisher, profile
@@ -80,6 +81,7 @@ class PoolRuntime:
         )
         self.dispatcher = self.supervisor.dispatcher
         self._code = CodeRunner(app, self._hostname, self.supervisor)
+        self.host = make_host(app, self.publisher, self.supervisor, self._code.lanes)
         self._reloading = asyncio.Lock()
         self._names = set(app.tasks)
         """Names of the tasks that children know."""
@@ -95,15 +97,22 @@ class PoolRuntime:
         await self.supervisor.start()
         if self.publisher is not None:
             task_revoked.connect(self._on_revoked)
+        if self.host is not None:
+            await self.host.start()
 
-    async def stop(self) -> None:
-        """On the loop, once: stop every part, also when another one fails to stop."""
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """On the loop, once: stop every part, also when another one fails to stop.
+
+        Calls of named sessions that run may end within the grace.
+        """
         self._is_closed = True
         async with contextlib.AsyncExitStack() as stack:  # each is stopped, even if another fails
             stack.push_async_callback(self._spawner.stop)
             stack.push_async_callback(self.sessions.stop)
             stack.push_async_callback(self._code.stop)
             stack.push_async_callback(self.supervisor.stop)
+            if self.host is not None:
+                stack.push_async_callback(self.host.stop, grace_s)
             task_revoked.disconnect(self._on_revoked)
 
     def place(self, execution: Execution) -> None:

@@ -128,7 +128,6 @@ class HostWorker:
             checkpoints=self.checkpoints,
             store_result=self._store_result,
             stored_end=self._stored_end,
-            on_new=lambda _: None,
         )
 
     @property

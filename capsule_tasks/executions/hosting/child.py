@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import msgspec
 
@@ -34,12 +33,10 @@ class SessionChild:
         session_id: str,
         profile: HostedProfile,
         lane: SessionLane,
-        on_new: Callable[[Session], object],
     ) -> None:
         self._session_id = session_id
         self._profile = profile
         self._lane = lane
-        self._on_new = on_new
         self._session: Session | None = None
 
     @property
@@ -54,7 +51,6 @@ class SessionChild:
         await self._profile.spawner.start()
         config = msgspec.structs.replace(self._profile.config, replace_killed=False)
         session = Session(config, spawner=self._profile.spawner)
-        self._on_new(session)
         self._session = session
         await session.start()
         return session

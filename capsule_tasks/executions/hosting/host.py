@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.hosting.child import HostedProfile
@@ -22,7 +22,6 @@ from capsule_tasks.executions.hosting.profile import ProfileHost, Surroundings
 from capsule_tasks.executions.hosting.results import ResultWriter, StoredEnd, StoreResult
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
-from capsule_tasks.sessions.session import Session
 from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -44,14 +43,13 @@ class SessionHost:
         checkpoints: CheckpointStore,
         store_result: StoreResult,
         stored_end: StoredEnd,
-        on_new: Callable[[Session], object],
     ) -> None:
         self._publisher = publisher
         self._store = store = publisher.sessions
         self._background = BackgroundTasks()
         self._results = ResultWriter(store_result, stored_end, self._background)
         around = Surroundings(
-            publisher, supervisor, store, checkpoints, self._results, self._background, on_new
+            publisher, supervisor, store, checkpoints, self._results, self._background
         )
         self.profiles = {
             profile.name: ProfileHost(profile, around)
@@ -73,13 +71,16 @@ class SessionHost:
             self._publisher.listen(self._store.wanted_channel(name), host.wake)
             self._background.spawn(host.run())
 
+    def stop_taking(self) -> None:
+        """Take nothing more, and begin no call more; idle sessions leave now."""
+        for host in self.profiles.values():
+            host.stop_taking()
+
     async def stop(self, grace_s: float = 0.0) -> None:
         """Let calls that run end within the grace, and leave all sessions. Safe at any time."""
         self._is_stopped = True
         hosts = self.profiles.values()
-        for host in hosts:
-            host.stop_taking()
-            host.order_due()
+        self.stop_taking()
         if not await self._left_all(grace_s):
             await asyncio.gather(*(host.kill_busy(_KILLED_AT_STOP) for host in hosts))
             if not await self._left_all(_LEAVE_S):

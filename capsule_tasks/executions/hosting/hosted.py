@@ -82,7 +82,7 @@ class HostedSession:
         """Held by each of the owner's writes: the token changes between two of them."""
         dispatcher = host.supervisor.dispatcher
         self._lane = SessionLane(host.supervisor, dispatcher.sent, self._on_child_refused)
-        self._child = SessionChild(self.session_id, host.profile, self._lane, host.on_new)
+        self._child = SessionChild(self.session_id, host.profile, self._lane)
         self._runner = CallRunner(
             self.session_id, host.publisher, host.supervisor, host.results, self._lane
         )
@@ -282,8 +282,9 @@ class HostedSession:
         try:
             await self._start_child()
         except _NoChild as fault:
-            log.warning("session %r has no child: %s", self.session_id, fault)
-            self._lane.refuse_waiting(_NO_CHILD, f"the session has no child: {fault}")
+            why = str(fault)
+            log.warning("session %r has no child: %s", self.session_id, why)
+            self._lane.refuse_waiting(_NO_CHILD, f"the session has no child: {why}")
             return
         execution, restored = self._runner.execution, self._restored
         if execution is not None and execution.stream is not None and restored is not None:

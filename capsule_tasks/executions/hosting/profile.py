@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from capsule_tasks.executions.hosting.plan import HostPlan
 from capsule_tasks.executions.hosting.results import ResultWriter
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
-from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.tasks import SessionTasks
 from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 from capsule_tasks.storage.sessions.store import NamedSessionStore
@@ -41,8 +40,6 @@ class Surroundings:
     checkpoints: CheckpointStore
     results: ResultWriter
     background: BackgroundTasks
-    on_new: Callable[[Session], object]
-    """Called with each new child."""
 
 
 class ProfileHost:
@@ -56,7 +53,6 @@ class ProfileHost:
         self.checkpoints = around.checkpoints
         self.results = around.results
         self.background = around.background
-        self.on_new = around.on_new
         self.plan = HostPlan(profile.limits)
         self.sessions: dict[str, HostedSession] = {}
         self._tasks = SessionTasks(f"host of profile {profile.name!r}")
@@ -73,7 +69,7 @@ class ProfileHost:
     def stop_taking(self) -> None:
         """Take nothing more; sessions that are idle, and later the others, leave."""
         self.plan.is_stopping = True
-        self.wake()
+        self.order_due()
 
     async def left_all(self) -> None:
         """Return when no session is here."""

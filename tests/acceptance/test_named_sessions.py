@@ -1,0 +1,107 @@
+"""Named sessions in real workers: calls, results, and workers that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from billiard.exceptions import WorkerLostError
+from capsule_tasks.client.sessions.named_session import NamedSession
+from celery.exceptions import TaskRevokedError
+
+from capsule_tasks import Capsule
+from capsule_tasks.errors import CodeFailed
+from capsule_tasks.protocol.events import SessionRestored
+from capsule_tasks.protocol.messages import InputRequest
+from tests.acceptance.test_code import code_worker
+from tests.acceptance.workers import HANG_S, Worker
+from tests.servers import fresh_prefix
+
+LEASE_S = 1.0
+ASK = "print('asks', flush=True)\nanswer = input('?')"
+
+
+@pytest.fixture(scope="module")
+def worker(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with code_worker(redis_url, tmp_path_factory.mktemp("worker")) as worker:
+        yield worker
+
+
+@pytest.fixture
+def capsule(worker: Worker) -> Capsule:
+    return Capsule(worker.app)
+
+
+def session_of(worker: Worker, name: str, conf: dict[str, Any]) -> NamedSession:
+    """A session of workers that share nothing with those of other tests."""
+    worker.app.conf.update(conf)
+    return Capsule(worker.app).session(name)
+
+
+def test_calls_share_a_sandbox_and_their_values_are_results(capsule: Capsule) -> None:
+    session = capsule.session("values")
+    first = session.execute("n = 41\nprint('set')")
+    second = session.execute("n += 1\n{'n': n}")
+    assert second.get(timeout=HANG_S) == {"n": 42}
+    assert "".join(first.output()) == "set\n"
+    assert first.get(timeout=HANG_S) is None
+
+
+def test_an_error_and_a_value_that_is_no_json(capsule: Capsule) -> None:
+    session = capsule.session("errors")
+    with pytest.raises(CodeFailed, match="ZeroDivisionError: division by zero"):
+        session.execute("1 / 0").get(timeout=HANG_S)
+    assert session.execute("object").get(timeout=HANG_S) == "<class 'object'>"
+
+
+def test_a_sandbox_has_no_secrets(capsule: Capsule) -> None:
+    call = capsule.session("secrets").execute("import os\n'TEST_CONF' in os.environ")
+    assert call.get(timeout=HANG_S) is False
+
+
+def test_a_cancelled_call_is_revoked_and_the_namespace_stays(capsule: Capsule) -> None:
+    session = capsule.session("cancelled")
+    call = session.execute("n = 1\nprint('go', flush=True)\nwhile True: pass")
+    next(call.output())
+    call.cancel()
+    with pytest.raises(TaskRevokedError):
+        call.get(timeout=HANG_S)
+    assert session.execute("n").get(timeout=HANG_S) == 1
+
+
+def test_a_question_is_answered(capsule: Capsule) -> None:
+    call = capsule.session("questions").execute("input('name?')")
+    for event in call.events():
+        if isinstance(event.message, InputRequest):
+            call.respond("Ada")
+    assert call.get(timeout=HANG_S) == "Ada"
+
+
+def test_a_session_moves_with_its_namespace_when_its_worker_is_stopped(
+    redis_url: str, tmp_path: Path
+) -> None:
+    conf = {"capsule_prefix": fresh_prefix()}
+    with code_worker(redis_url, tmp_path, **conf) as first:
+        session = session_of(first, "moves", conf)
+        assert session.execute("n = 41").get(timeout=HANG_S) is None
+        with code_worker(redis_url, tmp_path, queue=first.queue, **conf):
+            first.stop()
+            call = session.execute("n + 1")
+            assert call.get(timeout=HANG_S) == 42
+            messages = [event.message for event in call.events()]
+            assert any(isinstance(each, SessionRestored) for each in messages)
+
+
+def test_calls_of_a_killed_worker_are_lost_or_run_elsewhere(redis_url: str, tmp_path: Path) -> None:
+    conf = {"capsule_lease_s": LEASE_S, "capsule_prefix": fresh_prefix()}
+    with code_worker(redis_url, tmp_path, **conf) as killed:
+        session = session_of(killed, "killed", conf)
+        begun, waiting = session.execute(ASK), session.execute("6 * 7")
+        next(begun.output())
+        with code_worker(redis_url, tmp_path, queue=killed.queue, **conf):
+            killed.kill()
+            with pytest.raises(WorkerLostError, match="died"):
+                begun.get(timeout=HANG_S)
+            assert waiting.get(timeout=HANG_S) == 42

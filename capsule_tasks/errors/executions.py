@@ -52,8 +52,14 @@ class CodeFailed(CallerError):
     is a note of this one. A result backend stores its arguments, which are text.
     """
 
-    def __init__(self, type: str, message: str = "", traceback: str = "") -> None:  # noqa: A002 - as in `Error`
-        super().__init__(type, message, traceback)
+    def __init__(
+        self,
+        type: str,  # noqa: A002 - as in `Error`
+        message: str = "",
+        traceback: str = "",
+        kind: str = "raised",
+    ) -> None:
+        super().__init__(type, message, traceback, kind)
         if traceback:
             self.add_note(traceback)
 
@@ -68,6 +74,11 @@ class CodeFailed(CallerError):
     @property
     def traceback(self) -> str:
         return str(self.args[2])
+
+    @property
+    def kind(self) -> str:
+        """`raised`, `limit` or `timeout`."""
+        return str(self.args[3])
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (self.type, self.message))) or "CodeFailed"

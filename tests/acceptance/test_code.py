@@ -117,6 +117,9 @@ def test_the_last_event_of_code_that_raised_has_its_traceback(capsule: Capsule) 
         ("{1}", "{1}"),
         ("'print'", "print"),
         ("x = 1", None),
+        ("10 ** 5000", "<int whose repr raised ValueError>"),
+        ("'\\ud800'", "\ud800"),
+        ("x = []; x.append(x); x", "[[...]]"),
     ],
 )
 def test_a_value_that_the_result_serializer_cannot_write_comes_as_its_repr(
@@ -137,6 +140,7 @@ def test_a_profile_has_limits_and_a_warmup_of_its_own(capsule: Capsule) -> None:
     assert value_of(capsule.execute("import os\nwarmed == os.getpid()", profile="tight"))
     error = failure_of(capsule.execute("while True: pass", profile="tight"))
     assert "CPU time limit of 0.5 s" in error.message
+    assert error.kind == "limit"
     assert failure_of(capsule.execute("bytes(10**9)", profile="tight")).type == "MemoryError"
 
 
@@ -173,6 +177,7 @@ def test_code_is_stopped_after_its_time(capsule: Capsule) -> None:
     error = failure_of(capsule.execute("while True: pass", timeout_s=0.3))
     assert error.type == "ExecutionTimeout"
     assert "0.3 s" in error.message
+    assert error.kind == "timeout"
 
 
 def test_a_cancel_stops_code_in_order(capsule: Capsule) -> None:

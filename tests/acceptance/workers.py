@@ -217,7 +217,7 @@ def listening(worker: Worker) -> Iterator[Events]:
             yield Events(worker, receiver, connection)
 
 
-def producer(url: str, queue: str) -> Celery:
+def producer(url: str, queue: str, **conf: Any) -> Celery:
     """An app that knows no task, only where to send calls."""
     app = Celery("producer", broker=url, backend=url, set_as_current=False)
     app.conf.update(
@@ -225,6 +225,7 @@ def producer(url: str, queue: str) -> Celery:
         task_create_missing_queues=True,
         # Kombu shares connections by what they are made with: these are closed with the app.
         broker_transport_options={"of": unique()},
+        **conf,
     )
     say_good_bye = app.backend.remove_pending_result
 

@@ -12,7 +12,7 @@ import pytest
 from capsule_tasks.protocol.messages import Output
 from capsule_tasks.sessions import Session
 from capsule_tasks.settings import SessionConfig
-from tests.sandboxes import PACKAGES, config, environment, refused
+from tests.sandboxes import PACKAGES, StartSandbox, config, environment, refused
 from tests.sessions import HANG_S, until_exited
 
 _SYNC, _SYNCFS, _VMSPLICE, _CLONE = {
@@ -83,13 +83,17 @@ async def test_a_sandbox_cannot_block_others_that_open_a_file(tmp_path: Path) ->
         "PR_SET_CHILD_SUBREAPER",
     ],
 )
-async def test_calls_that_reach_beyond_the_sandbox_are_refused(call: str) -> None:
+async def test_calls_that_reach_beyond_the_sandbox_are_refused(
+    start_sandbox: StartSandbox, call: str
+) -> None:
     source = f"{_PRELUDE}r, w = os.pipe()\npair = socket.socketpair()\nfailed({call})"
-    async with asyncio.timeout(HANG_S), Session(config()) as session:
+    async with asyncio.timeout(HANG_S), start_sandbox() as session:
         assert (await session.run(source)).value == errno.EPERM
 
 
-async def test_resources_that_are_counted_machine_wide_are_refused() -> None:
+async def test_resources_that_are_counted_machine_wide_are_refused(
+    start_sandbox: StartSandbox,
+) -> None:
     """AIO contexts, compiled filters, huge pages; and memory that is charged to no process.
 
     The arguments are such that none of these calls would take anything.
@@ -116,12 +120,12 @@ async def test_resources_that_are_counted_machine_wide_are_refused() -> None:
         "}\n"
         "answers"
     )
-    async with asyncio.timeout(HANG_S), Session(config()) as session:
+    async with asyncio.timeout(HANG_S), start_sandbox() as session:
         answers = (await session.run(source)).value
     assert answers == dict.fromkeys(answers, "EPERM")
 
 
-async def test_copies_and_answers_do_without_sendfile() -> None:
+async def test_copies_and_answers_do_without_sendfile(start_sandbox: StartSandbox) -> None:
     """Into a pipe or a socket it pins a page, which may be a huge one, for each byte it sends."""
     source = (
         f"{_PRELUDE}"
@@ -142,12 +146,14 @@ async def test_copies_and_answers_do_without_sendfile() -> None:
         "served = asyncio.run(serve())\n"
         "refused, open('copy', 'rb').read() == open('own', 'rb').read(), sent, served"
     )
-    async with asyncio.timeout(HANG_S), Session(config()) as session:
+    async with asyncio.timeout(HANG_S), start_sandbox() as session:
         answer = (await session.run(source)).value
     assert answer == (["ENOSYS", "ENOSYS"], True, (1000, 1000), 1000)
 
 
-async def test_locks_and_other_operations_on_descriptors_stay_possible() -> None:
+async def test_locks_and_other_operations_on_descriptors_stay_possible(
+    start_sandbox: StartSandbox,
+) -> None:
     source = (
         f"{_PRELUDE}import sqlite3, shutil, sys\n"
         "with open(json.__file__) as shared:\n"
@@ -166,11 +172,11 @@ async def test_locks_and_other_operations_on_descriptors_stay_possible() -> None
         "fcntl.fcntl(r, fcntl.F_GETPIPE_SZ), os.isatty(r), os.dup(w) > 0\n"
         "open('copy').read(), database.execute('select n + 1 from t').fetchone()"
     )
-    async with asyncio.timeout(HANG_S), Session(config()) as session:
+    async with asyncio.timeout(HANG_S), start_sandbox() as session:
         assert (await session.run(source)).value == ("x", (42,))
 
 
-async def test_buffers_of_sockets_keep_their_default_size() -> None:
+async def test_buffers_of_sockets_keep_their_default_size(start_sandbox: StartSandbox) -> None:
     """The kernel charges them to no process, so code must not decide how much many pairs hold."""
     source = (
         f"{_PRELUDE}"
@@ -187,12 +193,14 @@ async def test_buffers_of_sockets_keep_their_default_size() -> None:
         "default = pairs[0][0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)\n"
         "default, [held(pair) for pair in pairs]"
     )
-    async with asyncio.timeout(HANG_S), Session(config()) as session:
+    async with asyncio.timeout(HANG_S), start_sandbox() as session:
         default, held = (await session.run(source)).value
     assert 0 < min(held) <= max(held) <= 2 * default
 
 
-async def test_an_orphan_that_hides_dies_with_a_child_that_dies_by_itself() -> None:
+async def test_an_orphan_that_hides_dies_with_a_child_that_dies_by_itself(
+    start_sandbox: StartSandbox,
+) -> None:
     """No marker in its environment, no parent in the family, and a POSIX session of its own."""
     source = (
         "import os, sys\n"
@@ -209,7 +217,7 @@ async def test_an_orphan_that_hides_dies_with_a_child_that_dies_by_itself() -> N
         "os._exit(3)"
     )
     daemon = 0
-    async with asyncio.timeout(HANG_S), Session(config()) as session:
+    async with asyncio.timeout(HANG_S), start_sandbox() as session:
         async for message in session.execute(source):
             if isinstance(message, Output) and message.stream == "stdout":  # not Python's warnings
                 daemon = daemon or int(message.data)

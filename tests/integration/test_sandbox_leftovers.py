@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from capsule_tasks.errors import ExecutionFailed, ExecutionTimeout
-from capsule_tasks.sessions import Session
 from capsule_tasks.system.prctl import become_subreaper
-from tests.sandboxes import code_pool, config
+from tests.sandboxes import StartSandbox, code_pool
 from tests.sessions import HANG_S, eventually, until_exited
 
 
-async def test_daemons_die_with_their_session() -> None:
+async def test_daemons_die_with_their_session(start_sandbox: StartSandbox) -> None:
     source = (
         "import os, time\n"
         "reading, writing = os.pipe()\n"
@@ -28,7 +27,7 @@ async def test_daemons_die_with_their_session() -> None:
         "int(os.read(reading, 20))"
     )
     become_subreaper()
-    async with asyncio.timeout(HANG_S), Session(config()) as session:
+    async with asyncio.timeout(HANG_S), start_sandbox() as session:
         daemon = (await session.run(source)).value
     await until_exited(daemon)
     await eventually(lambda: not Path(f"/proc/{daemon}").exists())  # no zombie either
@@ -59,9 +58,11 @@ async def test_threads_children_and_exit_hooks_left_behind_delay_no_stop() -> No
     ],
     ids=["closes", "garbles"],
 )
-async def test_ruining_every_descriptor_ruins_only_its_own_session(source: str) -> None:
-    async with asyncio.timeout(HANG_S), Session(config()) as other:
-        async with Session(config()) as session:
+async def test_ruining_every_descriptor_ruins_only_its_own_session(
+    start_sandbox: StartSandbox, source: str
+) -> None:
+    async with asyncio.timeout(HANG_S), start_sandbox() as other:
+        async with start_sandbox() as session:
             with contextlib.suppress(ExecutionFailed, ExecutionTimeout):
                 await session.run(source, timeout_s=5)
         assert (await other.run("1 + 1")).value == 2

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from capsule_tasks.sessions import Session
 from capsule_tasks.system.sandbox import directories
-from tests.sandboxes import config, refused
+from tests.sandboxes import Sandbox, refused
 from tests.sessions import eventually
 
 _OWNER = """
@@ -68,11 +67,10 @@ async def test_directories_of_a_killed_owner_are_swept_at_the_next_start(tmp_pat
     await eventually(lambda: not any(tmp_path.iterdir()))
 
 
-async def test_a_sandbox_cannot_reach_the_directory_that_is_locked() -> None:
-    async with Session(config()) as session:
-        await refused(session, "import os; os.open('..', os.O_RDONLY)")
-        await refused(session, "import os; os.rename('.', '../other')", "OSError")
-        await refused(session, "import os; os.symlink('/etc', '../link')")
+async def test_a_sandbox_cannot_reach_the_directory_that_is_locked(sandbox: Sandbox) -> None:
+    await refused(sandbox, "import os; os.open('..', os.O_RDONLY)")
+    await refused(sandbox, "import os; os.rename('.', '../other')", "OSError")
+    await refused(sandbox, "import os; os.symlink('/etc', '../link')")
 
 
 @pytest.fixture

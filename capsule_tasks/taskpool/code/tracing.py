@@ -15,8 +15,10 @@ from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.app.trace import build_tracer
+from celery.utils.saferepr import saferepr
 from kombu.serialization import dumps, loads, prepare_accept_content
 
+from capsule_tasks.child.executors.outcomes import repr_of
 from capsule_tasks.child.executors.tasks import Tracer
 from capsule_tasks.client.code import CODE_TASK, outcome_of_code
 from capsule_tasks.errors import CodeFailed
@@ -24,6 +26,12 @@ from capsule_tasks.protocol.messages import Error, Result, TaskCall, TaskResult,
 
 _THREADS = 8
 """Ends that are stored at the same time."""
+
+
+def _failure(end: Error) -> CodeFailed:
+    """Notes that are not of the exception itself say which limit it means."""
+    added = [f"{note}\n" for note in end.notes if note not in end.traceback]
+    return CodeFailed(end.type, end.message, "".join((end.traceback, *added)), str(end.kind))
 
 
 class CodeTracer:
@@ -48,15 +56,16 @@ class CodeTracer:
 
         def give() -> Any:
             if isinstance(end, Error):
-                raise CodeFailed(end.type, end.message, end.traceback)
+                raise _failure(end)
             assert isinstance(end, Result)
-            return end.value if self._is_storable(end.value) else repr(end.value)
+            return end.value if self._is_storable(end.value) else repr_of(end.value)
 
         return give
 
     def _is_storable(self, value: Any) -> bool:
         """Whether the result serializer can write the value, which is plain data."""
         try:
+            saferepr(value)  # Celery logs it, and Python writes no number of 5,000 digits
             dumps(value, self._app.conf.result_serializer)
         except Exception:  # noqa: BLE001 - a serializer of anybody's
             return False

@@ -26,8 +26,8 @@ app.conf.update(
         "trusted": {"isolation": "none", "imports": ["json"], "warm": 0},
         "broken": {"warmup": "1 / 0"},
     },
-    **json.loads(os.environ.get("TEST_CONF", "{}")),
 )
+app.conf.update(json.loads(os.environ.get("TEST_CONF", "{}")))
 capsule = Capsule(app)
 
 

@@ -104,7 +104,7 @@ def test_an_error_of_code_survives_a_result_backend_and_a_pickle() -> None:
     error = CodeFailed("ValueError", "no", "Traceback (most recent call last):\n")
     stored = CodeFailed(*json.loads(json.dumps(error.args)))
     for found in (stored, pickle.loads(pickle.dumps(error))):
-        assert (found.type, found.message) == ("ValueError", "no")
+        assert (found.type, found.message, found.kind) == ("ValueError", "no", "raised")
         assert str(found) == "ValueError: no"
         assert repr(found) == "CodeFailed('ValueError', 'no')"
         assert found.__notes__ == ["Traceback (most recent call last):\n"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import WorkerLostError
-from capsule_tasks.client.sessions.named_session import NamedSession
 from celery.exceptions import TaskRevokedError
 
 from capsule_tasks import Capsule
+from capsule_tasks.client.sessions.named_session import NamedSession
 from capsule_tasks.errors import CodeFailed
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.protocol.messages import InputRequest

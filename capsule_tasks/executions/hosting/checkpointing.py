@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from capsule_tasks.errors import CapsuleError, SnapshotError, StorageError, reason_of
+from capsule_tasks.errors import CapsuleError, StorageError, reason_of
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.sessions.session import Session
@@ -68,19 +68,16 @@ class Checkpoints:
 
 async def save_namespace(session: Session, max_bytes: int) -> SavedNamespace:
     """The namespace of a child that runs no code; SnapshotError if it cannot be saved."""
-    reply = await session.checkpoint(_LIMIT_S)
-    data = reply.data or b""
-    if len(data) > max_bytes:
-        raise SnapshotError(f"it has {len(data)} bytes, and {max_bytes} are allowed")
-    return SavedNamespace(pieces=(data,), saved=reply.saved, skipped=reply.skipped)
+    return await session.checkpoint(_LIMIT_S, max_bytes=max_bytes)
 
 
 async def restore_namespace(
     session: Session, pieces: list[bytes]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names that did not come back, and the versions that differ."""
-    await session.restore(b"".join(pieces), timeout_s=_LIMIT_S)
-    return (), ()
+    restored = await session.restore(pieces, timeout_s=_LIMIT_S)
+    differences = (f"{name} {versions}" for name, versions in restored.differences.items())
+    return tuple(restored.lost), tuple(differences)
 
 
 def why_not_saved(fault: BaseException) -> str | None:

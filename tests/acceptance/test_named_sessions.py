@@ -105,3 +105,23 @@ def test_calls_of_a_killed_worker_are_lost_or_run_elsewhere(redis_url: str, tmp_
             with pytest.raises(WorkerLostError, match="died"):
                 begun.get(timeout=HANG_S)
             assert waiting.get(timeout=HANG_S) == 42
+
+
+def test_the_owner_lists_saves_restarts_and_closes(capsule: Capsule) -> None:
+    session = capsule.session("requests")
+    session.execute("n = 1").get(timeout=HANG_S)
+    assert "n" in [entry.name for entry in session.namespace().entries]
+    assert "n" in session.checkpoint().saved
+    assert session.info().profile == "sandbox"
+    assert "requests" in [entry.session_id for entry in capsule.sessions()]
+    session.restart()
+    assert session.execute("'n' in globals()").get(timeout=HANG_S) is False
+    session.close()
+    assert "requests" not in [entry.session_id for entry in capsule.sessions()]
+
+
+def test_a_call_reaches_its_limit_of_time(capsule: Capsule) -> None:
+    call = capsule.session("limits").execute("while True: pass", timeout_s=0.2)
+    with pytest.raises(CodeFailed, match="ExecutionTimeout") as failed:
+        call.get(timeout=HANG_S)
+    assert failed.value.kind == "timeout"

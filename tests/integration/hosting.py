@@ -26,9 +26,16 @@ from capsule_tasks.executions.hosting.plan import HostLimits, HostPlan
 from capsule_tasks.executions.publishing.loss_counter import LossCounter
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
-from capsule_tasks.protocol.calls import SessionCall, encode_call
+from capsule_tasks.protocol.calls import (
+    SessionCall,
+    SessionReply,
+    SessionRequest,
+    decode_reply,
+    encode_call,
+    encode_request,
+)
 from capsule_tasks.protocol.events import Ended, EventMessage, UnknownEvent
-from capsule_tasks.protocol.messages import Output
+from capsule_tasks.protocol.messages import InputRequest, Output
 from capsule_tasks.sessions import SessionPool
 from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.settings import (
@@ -214,6 +221,20 @@ class Caller:
 
     async def run(self, session_id: str, source: str, **fields: Any) -> Ended:
         return await self.ended(await self.submit(session_id, source, **fields))
+
+    async def ask(self, session_id: str, request: SessionRequest) -> SessionReply:
+        """The owner's reply to a request."""
+        request_id = await self.sessions.request(session_id, encode_request(request))
+        async with asyncio.timeout(HANG_S):
+            while (reply := await self.sessions.read_reply(session_id, request_id)) is None:
+                await asyncio.sleep(0.005)
+        return decode_reply(reply)
+
+    async def asks(self, call_id: str) -> None:
+        """Return once the call waits for input."""
+        async with asyncio.timeout(HANG_S):
+            while not any(isinstance(e, InputRequest) for e in await self.events(call_id)):
+                await asyncio.sleep(0.005)
 
     async def unfinished(self, session_id: str) -> int:
         return (await self.sessions.info(session_id)).unfinished

@@ -32,7 +32,9 @@ class Checkpoints:
         self._store = store
         self._background = background
 
-    async def write(self, token: int, namespace: SavedNamespace, executions: int) -> None:
+    async def write(
+        self, token: int, namespace: SavedNamespace, executions: int
+    ) -> CheckpointManifest:
         """Make it the session's checkpoint; `executions` are done by now."""
         manifest = await self._store.write(
             self._session_id, token, namespace, executions=executions
@@ -41,15 +43,24 @@ class Checkpoints:
             "session %r has a checkpoint of %d bytes; %d names were skipped",
             *(self._session_id, manifest.size, manifest.skipped_count),
         )
+        return manifest
 
-    async def restore(self, session: Session, executions: int) -> SessionRestored | None:
+    async def delete(self) -> None:
+        """Remove the checkpoint: the next child has an empty namespace."""
+        await self._background.call_until_answered(lambda: self._store.delete(self._session_id))
+
+    async def restore(
+        self, session: Session, executions: int, forgotten: int
+    ) -> SessionRestored | None:
         """Give a new child the namespace of the checkpoint; what to tell the next call.
 
-        None for a session that has never run a call. Raises SnapshotError, CheckpointUnreadable.
+        `executions` of the session are done; of those, `forgotten` before a restart. None for a
+        session that has never run a call. Raises SnapshotError, CheckpointUnreadable.
         """
         manifest = await self._background.call_until_answered(self._find)
         if manifest is None:
-            return SessionRestored(lost_calls=executions) if executions else None
+            lost_calls = executions - forgotten
+            return SessionRestored(lost_calls=lost_calls) if lost_calls else None
         pieces = await self._background.call_until_answered(lambda: self._read(manifest))
         lost, differences = await restore_namespace(session, pieces)
         return SessionRestored(

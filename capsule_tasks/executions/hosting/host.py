@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.hosting.child import HostedProfile
@@ -22,6 +23,7 @@ from capsule_tasks.executions.hosting.profile import ProfileHost, Surroundings
 from capsule_tasks.executions.hosting.results import ResultWriter, StoredEnd, StoreResult
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
+from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -56,7 +58,8 @@ class SessionHost:
             for profile in profiles
             if profile.limits.max_live > 0
         }
-        self._doorbell = ""
+        self._doorbells: dict[str, OnRing] = {}
+        """The channels of the present lease."""
         self._is_started = self._is_stopped = False
 
     # --- life ----------------------------------------------------------------------------------
@@ -100,24 +103,30 @@ class SessionHost:
 
     def lease_started(self, incarnation: str) -> None:
         """Own all sessions under this lease from now on, and listen to its doorbell."""
-        if self._doorbell:
-            self._publisher.leave(self._doorbell, self._on_doorbell)
-        self._doorbell = self._store.doorbell_of(incarnation)
-        self._publisher.listen(self._doorbell, self._on_doorbell)
+        for channel, ring in self._doorbells.items():
+            self._publisher.leave(channel, ring)
+        self._doorbells = {
+            self._store.doorbell_of(incarnation): partial(self._on_doorbell, HostedSession.ring),
+            self._store.requests_doorbell_of(incarnation): partial(
+                self._on_doorbell, HostedSession.attend
+            ),
+        }
+        for channel, ring in self._doorbells.items():
+            self._publisher.listen(channel, ring)
         for session in self._sessions():
             if session.incarnation != incarnation:
                 self._background.spawn(session.retake(incarnation))
 
-    def _on_doorbell(self, message: bytes | None) -> None:
+    def _on_doorbell(self, tell: Callable[[HostedSession], None], message: bytes | None) -> None:
         """`message` is a session id; None after messages may have been missed."""
         if message is None:
             for session in self._sessions():
-                session.ring()
+                tell(session)
             return
         session_id = message.decode(errors="replace")
         for host in self.profiles.values():
             if (rung := host.sessions.get(session_id)) is not None:
-                rung.ring()
+                tell(rung)
 
     def _sessions(self) -> list[HostedSession]:
         return [session for host in self.profiles.values() for session in host.sessions.values()]

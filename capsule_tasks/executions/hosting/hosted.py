@@ -28,6 +28,7 @@ from capsule_tasks.errors import (
     StorageError,
     reason_of,
 )
+from capsule_tasks.executions.ends import EndKind
 from capsule_tasks.executions.hosting.checkpointing import (
     Checkpoints,
     save_namespace,
@@ -36,12 +37,22 @@ from capsule_tasks.executions.hosting.checkpointing import (
 from capsule_tasks.executions.hosting.child import SessionChild
 from capsule_tasks.executions.hosting.lane import SessionLane
 from capsule_tasks.executions.hosting.plan import Decision, Leave, Save, Why
+from capsule_tasks.executions.hosting.requests import Requests, names_in
 from capsule_tasks.executions.hosting.runner import CallRunner
+from capsule_tasks.protocol.calls import (
+    CheckpointMade,
+    CheckpointRequest,
+    RequestDone,
+    RestartRequest,
+    SessionReply,
+    SessionRequest,
+)
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.tasks import shielded
 from capsule_tasks.storage.operations import new_operation
-from capsule_tasks.storage.sessions.types import BegunCall, Taken, Wanted
+from capsule_tasks.storage.sessions.checkpoints import CheckpointManifest
+from capsule_tasks.storage.sessions.types import BegunCall, SessionEntry, Taken, Wanted
 
 if TYPE_CHECKING:
     from capsule_tasks.executions.hosting.profile import ProfileHost
@@ -89,6 +100,10 @@ class HostedSession:
         self._checkpoints = Checkpoints(self.session_id, host.checkpoints, host.background)
         self._executions = 0
         """Calls of the session that are done, whoever ran them."""
+        self._requests = Requests(self, host.store)
+        self._tenant = ""
+        self._forgotten = 0
+        """Calls that are done whose changes nobody wants any more: the session was restarted."""
         self._inherited: BegunCall | None = None
         self._is_begun_long_ago = False
         """So long ago that Redis may have forgotten the end of the inherited call."""
@@ -111,6 +126,11 @@ class HostedSession:
     def ring(self) -> None:
         """There may be another call, or a request."""
         self._wake.set()
+
+    def attend(self) -> None:
+        """There may be a request to the owner."""
+        if self.token and not self._is_lost:
+            self._host.spawn(self._requests.read())
 
     def order(self, decision: Decision) -> None:
         """Carry out what the plan has decided, now that no call runs."""
@@ -150,6 +170,7 @@ class HostedSession:
         """Kill the child; the call that runs ends with the reason."""
         self._lane.kill_reason = reason
         await self._child.end()
+        self._lane.refuse_waiting(EndKind.LOST.value, reason)
 
     # --- the whole story -----------------------------------------------------------------------
 
@@ -158,6 +179,7 @@ class HostedSession:
         try:
             if await self._take():
                 await self._start_child()
+                await self._record(self.incarnation)
                 self._host.plan.taken(self.session_id, self._host.now())
                 self._host.wake()
                 await self._serve()
@@ -188,7 +210,7 @@ class HostedSession:
             log.info("session %r was not taken: %s", self.session_id, fault)
             return False
         if taken.profile != host.profile.name:
-            await self._own(partial(self._release, even_unfinished=True))
+            await self.own(partial(self._release, even_unfinished=True))
             await self._unlist()
             return False
         self._take_over(taken)
@@ -200,6 +222,8 @@ class HostedSession:
         retention = self._host.publisher.retention
         self._is_begun_long_ago = taken.begun_ago_s >= retention.silent_retention_s - _CLOCKS_S
         self._executions = taken.executions
+        self._tenant = taken.tenant
+        self._requests.is_closing = taken.is_closing
 
     async def _drop_hold(self) -> None:
         """After the release: until then a reaper has to find the session."""
@@ -214,7 +238,9 @@ class HostedSession:
 
     async def _serve(self) -> None:
         """Run calls in the order of the log, and leave between two of them."""
+        self.attend()
         while True:
+            await self._requests.answer_waiting()
             order = self._take_order() or self._host.plan.between_calls(
                 self.session_id, self._host.now()
             )
@@ -222,11 +248,14 @@ class HostedSession:
                 return
             if isinstance(order, Save):
                 await self._save()
-            begun = await self._own(self._begin)
+                self._host.plan.busy(self.session_id)
+            begun = await self.own(self._begin)
             if begun is not None:
                 await self._run_call(begun)
-            else:
+            elif not self._requests.is_closing:
                 await self._idle()
+            elif await self._close():
+                return
 
     async def _idle(self) -> None:
         """Wait until there may be something to do."""
@@ -261,15 +290,18 @@ class HostedSession:
             self._restored = _with_lost_call(restored) if is_inherited else restored
         if self._is_lost:
             raise SessionOwnerLost(self.session_id, "")
-        await self._own(partial(self._done, begun))
+        await self.own(partial(self._done, begun))
         self._executions += 1
 
     async def _start_child(self) -> None:
         """Start a child with the namespace of the last checkpoint; raises _NoChild."""
         self._host.plan.lost_state(self.session_id)
+        self._lane.kill_reason = ""
         try:
             session = await self._child.start()
-            self._restored = await self._checkpoints.restore(session, self._executions)
+            self._restored = await self._checkpoints.restore(
+                session, self._executions, self._forgotten
+            )
         except (CapsuleError, TimeoutError) as fault:
             await self._child.end()
             raise _NoChild(reason_of(fault)) from fault
@@ -294,17 +326,42 @@ class HostedSession:
 
     # --- the end -------------------------------------------------------------------------------
 
+    async def carry_out(self, request: SessionRequest) -> SessionReply:
+        """Do what is asked, between two calls."""
+        if isinstance(request, RestartRequest):
+            await self._child.end()
+            await self._checkpoints.delete()
+            self._forgotten = self._executions
+            self._restored = None
+            return RequestDone()
+        if (session := self._child.session) is None:
+            await self._start_child()
+            session = self._child.session
+            assert session is not None, "a child that has just started"
+        if isinstance(request, CheckpointRequest):
+            manifest = await self._write_checkpoint(session)
+            self._host.plan.saved(self.session_id, self._host.now(), is_saved=True)
+            return CheckpointMade(
+                at=manifest.at,
+                size=manifest.size,
+                saved=manifest.saved,
+                skipped=manifest.skipped,
+            )
+        return await names_in(session)
+
+    async def _write_checkpoint(self, session: Session) -> CheckpointManifest:
+        executions = self._executions
+        namespace = await save_namespace(session, self._host.profile.max_checkpoint_bytes)
+        return await self.own(lambda: self._checkpoints.write(self.token, namespace, executions))
+
     async def _save(self) -> bool:
         """Make a checkpoint; False if that failed, and the one before stays."""
-        session, plan, is_saved = self._child.session, self._host.plan, False
-        if session is None:
-            return True  # nothing is left that could be saved
+        session, plan = self._child.session, self._host.plan
+        is_saved = session is None  # then nothing is left that could be saved
         try:
-            max_bytes = self._host.profile.max_checkpoint_bytes
-            namespace = await save_namespace(session, max_bytes)
-            executions = self._executions
-            await self._own(lambda: self._checkpoints.write(self.token, namespace, executions))
-            is_saved = True
+            if session is not None:
+                await self._write_checkpoint(session)
+                is_saved = True
         except SessionOwnerLost:
             raise
         except Exception as fault:
@@ -325,10 +382,35 @@ class HostedSession:
         log.info("session %r leaves this worker: %s", self.session_id, order.why.value)
         await self._child.end()  # before anybody else can start one
         try:
-            await self._own(partial(self._release, even_unfinished=must))
+            await self.own(partial(self._release, even_unfinished=must))
         except SessionUnfinished:
             plan.stays(self.session_id)
             return False
+        await self._record("")
+        return True
+
+    async def _record(self, owner: str) -> None:
+        """Tell the index of sessions, which may miss it."""
+        host = self._host
+        entry = SessionEntry(
+            self.session_id, host.profile.name, self._tenant, owner, self._executions
+        )
+        with contextlib.suppress(StorageError):
+            await host.store.index.record([entry])
+
+    async def _close(self) -> bool:
+        """End the session for good; False if a call came first."""
+        await self._child.end()
+        await self._checkpoints.delete()
+        try:
+            store = self._host.store
+            await self.own(lambda: store.close_session(self.session_id, self.token))
+        except SessionUnfinished:
+            return False
+        log.info("session %r was closed", self.session_id)
+        await self._host.background.call_until_answered(
+            lambda: store.index.record(dropped=[self.session_id])
+        )
         return True
 
     async def _give_back(self, why: str) -> None:
@@ -340,15 +422,15 @@ class HostedSession:
         self._host.plan.gives_back(self.session_id)
         if self._host.plan.failures(self.session_id) >= _GIVE_UP_AFTER - 1:
             message = f"no child with the namespace of the session could be started: {why}"
-            while (begun := await self._own(self._begin)) is not None:
+            while (begun := await self.own(self._begin)) is not None:
                 await self._runner.refuse(begun, _NO_CHILD, message)
-                await self._own(partial(self._done, begun))
-        await self._own(partial(self._release, even_unfinished=True))
+                await self.own(partial(self._done, begun))
+        await self.own(partial(self._release, even_unfinished=True))
         self._host.failed(self)
 
     # --- the owner's writes ----------------------------------------------------------------------
 
-    async def _own(self, write: Callable[[], Awaitable[T]]) -> T:
+    async def own(self, write: Callable[[], Awaitable[T]]) -> T:
         """Write as the owner until Redis answers; SessionOwnerLost if somebody else is."""
         async with self._owning:
             if self._is_lost:

@@ -66,6 +66,11 @@ class SessionLane(Lane):
             log.info("a call of a named session waits for another child: %s", reason)
             self._on_child_refused()
 
+    def dispatch(self) -> None:
+        super().dispatch()
+        if self.kill_reason and self.child is None:  # until there is another child
+            self.refuse_waiting(EndKind.LOST.value, self.kill_reason)
+
     def _take_child(self) -> Child | None:
         child = self.child
         if child is None or child.sent:

@@ -1,0 +1,142 @@
+"""Requests to the owner of a session: names, checkpoint, restart, close."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from capsule_tasks.errors import SessionClosing, SessionUnknown
+from capsule_tasks.protocol.calls import (
+    CheckpointMade,
+    CheckpointRequest,
+    NamesListed,
+    NamesRequest,
+    RequestDone,
+    RestartRequest,
+)
+from capsule_tasks.protocol.events import Outcome, RespondCommand, SessionRestored
+from tests.integration.hosting import Caller, HostWorker, Results
+from tests.streaming import eventually
+
+
+@pytest.fixture
+def results() -> Results:
+    return {}
+
+
+@pytest.fixture
+async def caller(valkey_url: str, prefix: str) -> AsyncIterator[Caller]:
+    caller = Caller(valkey_url, prefix)
+    yield caller
+    await caller.close()
+
+
+@pytest.fixture
+async def worker(valkey_url: str, prefix: str, results: Results) -> AsyncIterator[HostWorker]:
+    async with HostWorker(valkey_url, prefix, results) as worker:
+        yield worker
+
+
+async def names(caller: Caller, session_id: str) -> list[str]:
+    reply = await caller.ask(session_id, NamesRequest())
+    assert isinstance(reply, NamesListed)
+    return [entry.name for entry in reply.entries]
+
+
+async def test_names_are_listed_also_while_a_call_runs(worker: HostWorker, caller: Caller) -> None:
+    await caller.run("user-1", "first = 1")
+    assert await names(caller, "user-1") == ["first"]
+    call = await caller.submit("user-1", "second = 2\ninput('?')")
+    await caller.asks(call)
+    assert await names(caller, "user-1") == ["first", "second"]
+    await caller.executions.send_command(call, RespondCommand(text=""))
+    await caller.ended(call)
+    assert len(worker.hosted) == 1
+
+
+async def test_a_checkpoint_waits_for_the_call_that_runs(
+    worker: HostWorker, caller: Caller
+) -> None:
+    call = await caller.submit("user-1", "n = 1\nstuck = (n for n in ())\ninput('?')")
+    await caller.asks(call)
+    await caller.executions.send_command(call, RespondCommand(text=""))
+    made = await caller.ask("user-1", CheckpointRequest())
+    assert isinstance(made, CheckpointMade)
+    assert "n" in made.saved
+    assert set(made.skipped) == {"stuck"}
+    assert not worker.plan.is_unsaved("user-1")
+
+
+async def test_a_restart_ends_the_call_that_runs_and_empties_the_namespace(
+    worker: HostWorker, caller: Caller, results: Results
+) -> None:
+    await caller.run("user-1", "n = 1")
+    await caller.ask("user-1", CheckpointRequest())
+    call = await caller.submit("user-1", "input('?')")
+    waiting = await caller.submit("user-1", "'n' in globals()")
+    await caller.asks(call)
+    assert await caller.ask("user-1", RestartRequest()) == RequestDone()
+    ended = await caller.ended(call)
+    assert (ended.outcome, ended.message) == (Outcome.FAILED, "its session was restarted")
+    assert (await caller.ended(waiting)).result_text == "False"
+    told = [e for e in await caller.events(waiting) if isinstance(e, SessionRestored)]
+    assert told == []
+    await eventually(lambda: waiting in results)
+    assert results[call].outcome is Outcome.LOST
+    assert await worker.checkpoints.find("user-1") is None
+
+
+async def test_an_idle_session_is_restarted(worker: HostWorker, caller: Caller) -> None:
+    await caller.run("user-1", "n = 1")
+    await caller.settled("user-1")
+    await caller.ask("user-1", RestartRequest())
+    assert await names(caller, "user-1") == []
+    assert len(worker.hosted) == 1
+
+
+async def test_a_session_is_closed_when_its_calls_are_done(
+    worker: HostWorker, caller: Caller
+) -> None:
+    running = await caller.submit("user-1", "input('?')")
+    waiting = await caller.submit("user-1", "1")
+    await caller.asks(running)
+    assert not await caller.sessions.close_session("user-1")
+    with pytest.raises(SessionClosing):
+        await caller.submit("user-1", "2")
+    await caller.executions.send_command(running, RespondCommand(text=""))
+    assert (await caller.ended(waiting)).result_text == "1"
+    await eventually(lambda: not worker.hosted)
+    with pytest.raises(SessionUnknown):
+        await caller.sessions.info("user-1")
+    assert (await caller.run("user-1", "'n' in globals()")).result_text == "False"
+
+
+async def test_an_idle_session_is_closed_at_once(worker: HostWorker, caller: Caller) -> None:
+    await caller.run("user-1", "n = 1")
+    await caller.ask("user-1", CheckpointRequest())
+    await caller.sessions.close_session("user-1")
+    await eventually(lambda: not worker.hosted)
+    assert await worker.checkpoints.find("user-1") is None
+
+
+async def test_a_session_that_was_closing_when_its_worker_died_is_closed_by_the_next(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    await caller.submit("user-1", "1")
+    await caller.sessions.close_session("user-1")
+    async with HostWorker(valkey_url, prefix, results) as worker:
+        await eventually(lambda: results)
+        await eventually(lambda: not worker.hosted)
+        with pytest.raises(SessionUnknown):
+            await caller.sessions.info("user-1")
+
+
+async def test_a_forgotten_session_is_over_in_its_worker(
+    worker: HostWorker, caller: Caller
+) -> None:
+    await caller.run("user-1", "n = 1")
+    await caller.settled("user-1")
+    await caller.sessions.forget_session("user-1")
+    await eventually(lambda: not worker.hosted)
+    assert (await caller.run("user-1", "'n' in globals()")).result_text == "False"

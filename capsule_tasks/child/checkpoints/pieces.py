@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from pickle import PickleBuffer
 
 
 class TooLarge(Exception):
@@ -28,11 +29,12 @@ class PieceWriter:
         self.size = 0
         """Bytes that were written so far."""
 
-    def write(self, data: bytes) -> int:
-        size = len(data)
+    def write(self, data: bytes | PickleBuffer) -> int:
+        """Take bytes, or the memory of an array, which is not copied."""
+        view = data.raw() if isinstance(data, PickleBuffer) else memoryview(data)
+        size, at = len(view), 0
         if self.size + size > self.max_bytes:
             raise TooLarge
-        view, at = memoryview(data), 0
         while at < size:
             if not self._buffer and size - at >= self._piece_bytes:  # not copied
                 self._send(self.size + at, view[at : at + self._piece_bytes])

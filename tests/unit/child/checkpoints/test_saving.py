@@ -101,6 +101,17 @@ DEFINITIONS = {
                 "g(5)", 4),
     "cycle": ("class N: pass\na, b = N(), N()\na.o, b.o = b, a", "a.o.o is a and b.o is a", True),
     "read-only dict": ("import types\nd = types.MappingProxyType({'a': 1})", "d['a']", 1),
+    "array": (
+        "import numpy as np\na = np.arange(90_000.); b = a[:10]\na[3] = 7",
+        "(a.sum(), b[3], a.flags.writeable)",
+        (4_049_955_004.0, 7.0, True),
+    ),
+    "arrays of other orders": (
+        ("import numpy as np\na = np.asfortranarray(np.arange(90_000).reshape(300, 300))\n"
+        "b = a[::2, ::3]\nc = np.array(5)\nd = np.array(['x', None], object)"),
+        "(a[1, 2], b[1, 1], int(c), d.tolist(), a.flags.f_contiguous)",
+        (302, 603, 5, ["x", None], True),
+    ),
     "module": ("import math as m, os.path", "(m.floor(1.5), os.path.join('a', 'b'))", (1, "a/b")),
 }  # fmt: skip
 

@@ -224,6 +224,31 @@ async def test_a_namespace_larger_than_a_frame_passes_in_pieces() -> None:
             assert done.value == (2_000_000, {120}, {"é"}, 1)
 
 
+async def test_100_megabytes_pass_while_control_is_answered_and_the_child_makes_no_copy(
+    session: Session,
+) -> None:
+    await session.run("big = bytearray(100_000_000); big[-1] = 7; small = 1")
+    peak = "import resource\nresource.getrusage(resource.RUSAGE_SELF).ru_maxrss"
+    before_kib = (await session.run(peak)).value
+    saving = asyncio.ensure_future(session.checkpoint(timeout_s=None))
+    answered = 0
+    while not saving.done():
+        summary = await session.namespace_summary(timeout_s=HANG_S)
+        assert "big" in [entry.name for entry in summary.entries]
+        answered += 1
+    assert answered > 3
+    checkpoint = await saving
+    assert checkpoint.size > 100_000_000
+    grown_kib = (await session.run(peak)).value - before_kib
+    assert grown_kib < 30_000
+    await session.restart()
+    restoring = asyncio.ensure_future(session.restore(checkpoint, timeout_s=None))
+    while not restoring.done():
+        await session.namespace_summary(timeout_s=HANG_S)
+    assert {"big", "small"} <= set((await restoring).names)
+    assert (await session.run("(len(big), big[-1], small)")).value == (100_000_000, 7, 1)
+
+
 async def test_a_namespace_over_the_limit_is_an_error_and_the_session_lives(
     session: Session,
 ) -> None:

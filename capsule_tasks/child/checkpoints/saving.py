@@ -34,6 +34,7 @@ from capsule_tasks.protocol.values import sendable
 
 _LARGEST = 3
 """Names in the error about a namespace that is too large."""
+_PLAIN = frozenset({str, int, float, bool, bytes, list, tuple, set, type(None)})
 
 Send = Callable[[int, memoryview], None]
 
@@ -132,6 +133,8 @@ class _Saver(cloudpickle.Pickler):  # type: ignore[misc]
         """Modules that the namespace uses."""
 
     def persistent_id(self, obj: object) -> object:
+        if type(obj) in _PLAIN:  # called for every object
+            return None
         if obj is self._placeholder or obj is self._namespace:
             return LIVE_NAMESPACE
         if obj is CodeType:

@@ -18,3 +18,12 @@ SLEEP = f"import time\nprint({RUNNING!r})\ntime.sleep(60)\n"
 FLOOD = f"print({RUNNING!r})\nwhile True: print('{'x' * (LINE_BYTES - 1)}')\n"
 FLOOD_BYTES = 1024 * 1024
 """A flood is stopped once so much of it has been read."""
+
+PEAK_KIB = "import resource\nresource.getrusage(resource.RUSAGE_SELF).ru_maxrss"
+PICKLE_ARRAY = """
+import pickle, time
+begun = time.perf_counter(); data = pickle.dumps(array, 5); dumped = time.perf_counter()
+pickle.loads(data); loaded = time.perf_counter()
+del data
+(dumped - begun, loaded - dumped)
+"""

@@ -40,6 +40,9 @@ BARS = (
     Bar("cancel_loop_p99_ms", "<=", 3),
     Bar("cancel_sleep_p99_ms", "<=", 3),
     Bar("cancel_flood_p99_ms", "<=", 10),
+    Bar("save_100MB_over_pickle", "<=", 6),
+    Bar("restore_100MB_over_unpickle", "<=", 6),
+    Bar("growth_MB_per_100MB_saved", "<=", 20),
     Bar("idle_cpu_percent", "<", 0.5),
 )
 
@@ -51,6 +54,7 @@ _OUTPUTS = 9
 _WRITES = 9
 _STARTS = 25
 _CANCELS = 300
+_CHECKPOINTS = 5
 _IDLE_SESSIONS = 8
 _IDLE_S = 10.0
 
@@ -71,6 +75,8 @@ async def measure() -> Figures:
             figures[f"cancel_{name}_p50_ms"] = p50_ms(seconds)
             figures[f"cancel_{name}_p99_ms"] = p99_ms(seconds)
     figures |= await _cold_start()
+    for megabytes in (10, 100):
+        figures |= await _checkpoints(megabytes)
     figures["idle_cpu_percent"] = await _idle_cpu_percent()
     return figures
 
@@ -245,6 +251,35 @@ async def _idle_cpu_percent() -> float:
         return (cpu_s(pids) - used) / (time.monotonic() - begun) * 100
     finally:
         await asyncio.gather(*(session.shutdown() for session in sessions))
+
+
+# --- checkpoints -------------------------------------------------------------------------------
+
+
+async def _checkpoints(megabytes: int) -> Figures:
+    """Saves and restores of an array; `pickle` in the child itself, which moves nothing."""
+    saves: list[float] = []
+    restores: list[float] = []
+    async with Session() as session, Session() as other:
+        await session.run(f"import numpy\narray = numpy.arange({megabytes * 125_000}.)")
+        await other.run("import numpy")
+        peak_kib = (await session.run(_work.PEAK_KIB)).value
+        for _ in range(_CHECKPOINTS):
+            with timed(saves):
+                saved = await session.checkpoint(timeout_s=None)
+            with timed(restores):
+                await other.restore(saved, "replace", timeout_s=None)
+        grown_kib = (await session.run(_work.PEAK_KIB)).value - peak_kib
+        plain = [(await session.run(_work.PICKLE_ARRAY)).value for _ in range(_CHECKPOINTS)]
+    name = f"{megabytes}MB"
+    return {
+        f"save_{name}_ms": p50_ms(saves),
+        f"save_{name}_MB_s": _mb_s(saved.size, saves),
+        f"restore_{name}_ms": p50_ms(restores),
+        f"save_{name}_over_pickle": median(saves) / median(dump for dump, _ in plain),
+        f"restore_{name}_over_unpickle": median(restores) / median(load for _, load in plain),
+        f"growth_MB_per_{name}_saved": grown_kib / 1024,
+    }
 
 
 def _pid(session: Session) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from capsule_tasks.protocol.messages import Code, TaskCall
+from capsule_tasks.protocol.messages import TaskCall
 
 
 class CodeCall(msgspec.Struct, kw_only=True):
@@ -25,26 +25,6 @@ class CodeCall(msgspec.Struct, kw_only=True):
 AnyCall = TaskCall | CodeCall
 
 
-def payload_of(call: AnyCall) -> tuple[Code | TaskCall, float | None]:
-    """What the child is sent, and how long it may take."""
-    if isinstance(call, CodeCall):
-        return Code(source=call.source), call.timeout_s
-    return call, None
-
-
-def size_of(call: AnyCall) -> int:
-    """Bytes, or characters of source code, that are freed with the call."""
-    return len(call.source if isinstance(call, CodeCall) else call.body)
-
-
 def retries_of(call: AnyCall) -> int:
     """How often Celery has retried the task; each retry is a message of its own."""
     return 0 if isinstance(call, CodeCall) else call.request.get("retries") or 0
-
-
-def drop_content(call: AnyCall) -> None:
-    """Keep nothing of a message that may be large, once the execution has ended."""
-    if isinstance(call, CodeCall):
-        call.source, call.message = "", None
-    else:
-        call.body = b""

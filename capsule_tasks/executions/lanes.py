@@ -13,10 +13,18 @@ import msgspec
 
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.executions.background import Delay
-from capsule_tasks.executions.calls import payload_of
+from capsule_tasks.executions.calls import CodeCall
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
-from capsule_tasks.protocol.messages import Ack, Message, Result, TaskResult, Terminal
+from capsule_tasks.protocol.messages import (
+    Ack,
+    Code,
+    Message,
+    Result,
+    TaskCall,
+    TaskResult,
+    Terminal,
+)
 from capsule_tasks.sessions.pool.plan import Slot
 from capsule_tasks.sessions.pool.session_pool import ProfilePool
 from capsule_tasks.sessions.session import Session
@@ -99,7 +107,8 @@ class Lane:
             self._send(child, waiting.popleft())
 
     def _send(self, child: Child, execution: Execution) -> None:
-        execution_id = execution.call.task_id
+        call = execution.call
+        execution_id = call.task_id
         while execution_id in child.sent:  # the same message, delivered twice
             execution_id += "~"
         child.sent[execution_id] = execution
@@ -107,7 +116,11 @@ class Lane:
         execution.child, execution.pid = child, child.pid
         execution.child_execution_id = execution_id
         self._supervisor.feed(execution, Lifecycle.on_sent)
-        payload, timeout_s = payload_of(execution.call)
+        payload: Code | TaskCall
+        if isinstance(call, CodeCall):
+            payload, timeout_s = Code(source=call.source), call.timeout_s
+        else:
+            payload, timeout_s = call, None
         try:
             on_message = partial(self._on_message, child, execution)
             child.session.submit(

@@ -18,7 +18,7 @@ from capsule_tasks.errors import CapsuleError, TooManyLosses, UnknownInputReques
 from capsule_tasks.executions import actions as do
 from capsule_tasks.executions.actions import Action, Timer
 from capsule_tasks.executions.background import BackgroundTasks
-from capsule_tasks.executions.calls import size_of
+from capsule_tasks.executions.calls import CodeCall
 from capsule_tasks.executions.claims import Streaming
 from capsule_tasks.executions.dispatcher import Dispatcher
 from capsule_tasks.executions.ends import End, EndKind
@@ -336,7 +336,7 @@ class Supervisor:
             handle.cancel()
         execution.timers.clear()
         call = execution.call
-        if size_of(call) >= _LARGE_BYTES:
+        if len(call.source if isinstance(call, CodeCall) else call.body) >= _LARGE_BYTES:
             self._release_memory_soon()
         if self._losses.counted_on_delivery and self._losses.is_counted_on_delivery(call):
             self._background.spawn(self._losses.forget(call))

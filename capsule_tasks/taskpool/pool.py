@@ -22,6 +22,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.asynchronous import get_event_loop
 
+from capsule_tasks.client.code import CODE_TASK
 from capsule_tasks.client.configuration import setting
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
@@ -226,8 +227,12 @@ class TaskPool(prefork.TaskPool):
         if not isinstance(request, Request):
             raise TypeError(f"this pool runs Celery tasks only, not {target!r}")
         task = TaskReporter(self, self._bridge, request, args)
-        self._runtime.place(task.execution)
-        if task.execution.life.origin.is_async:
+        execution, is_async = task.execution, task.execution.life.origin.is_async
+        if execution.call.name == CODE_TASK:
+            self._runtime.code.place(execution)
+        else:
+            execution.lane = self._runtime.dispatcher.lanes["async" if is_async else "blocking"]
+        if is_async:
             self._take_coroutine(task)
         elif waitforslot:
             self._slots.acquire()

@@ -17,7 +17,6 @@ from celery.signals import task_revoked
 from msgspec.structs import replace
 
 from capsule_tasks.child.executors import celery_app
-from capsule_tasks.client.code import CODE_TASK
 from capsule_tasks.client.configuration import setting
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
@@ -80,8 +79,8 @@ class PoolRuntime:
             output_log=self.output_log,
         )
         self.dispatcher = self.supervisor.dispatcher
-        self._code = CodeRunner(app, self._hostname, self.supervisor)
-        self.host = make_host(app, self.publisher, self.supervisor, self._code.lanes)
+        self.code = CodeRunner(app, self._hostname, self.supervisor)
+        self.host = make_host(app, self.publisher, self.supervisor, self.code.lanes)
         self._reloading = asyncio.Lock()
         self._names = set(app.tasks)
         """Names of the tasks that children know."""
@@ -109,19 +108,11 @@ class PoolRuntime:
         async with contextlib.AsyncExitStack() as stack:  # each is stopped, even if another fails
             stack.push_async_callback(self._spawner.stop)
             stack.push_async_callback(self.sessions.stop)
-            stack.push_async_callback(self._code.stop)
+            stack.push_async_callback(self.code.stop)
             stack.push_async_callback(self.supervisor.stop)
             if self.host is not None:
                 stack.push_async_callback(self.host.stop, grace_s)
             task_revoked.disconnect(self._on_revoked)
-
-    def place(self, execution: Execution) -> None:
-        """Give a new execution its lane."""
-        if execution.call.name == CODE_TASK:
-            self._code.place(execution)
-        else:
-            kind = "async" if execution.life.origin.is_async else "blocking"
-            execution.lane = self.dispatcher.lanes[kind]
 
     # --- new code ------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 
 from capsule_tasks.errors import InvalidId, TaskNotCarried, TooManyLosses
-from capsule_tasks.executions.calls import drop_content
+from capsule_tasks.executions.calls import CodeCall
 from capsule_tasks.executions.ends import End, EndKind
 from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
 from capsule_tasks.executions.lifecycle import Lifecycle
@@ -180,7 +180,11 @@ class TaskReporter(Reporter):
 
     def _forget(self) -> None:
         """Keep nothing of the message, which may be large, and no cycle of references."""
-        drop_content(self.execution.call)
+        call = self.execution.call
+        if isinstance(call, CodeCall):
+            call.source, call.message = "", None
+        else:
+            call.body = b""
         self.execution.reporter = UNREPORTED
         self._request = None
 

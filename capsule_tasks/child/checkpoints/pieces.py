@@ -7,7 +7,7 @@ restored, and almost nothing where it is saved.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from pickle import PickleBuffer
 
@@ -59,10 +59,12 @@ class PieceWriter:
 
 
 class PieceReader:
-    """A file for an unpickler, over pieces that stay where they are."""
+    """A file for an unpickler. It takes the pieces out of their list, and frees them when told."""
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = [piece for piece in pieces if piece]
+        pieces.clear()
+        self._freed = 0
         self._ends = list(accumulate(map(len, self._pieces)))
         self.size = self._ends[-1] if self._ends else 0
         self._count = len(self._pieces)
@@ -72,6 +74,12 @@ class PieceReader:
         """Continue with these bytes, which are no part of the pieces."""
         self._pieces[self._count :] = [data]
         self._number, self._at = self._count, 0
+
+    def free(self, position: int) -> None:
+        """Free the pieces before this position, which is not sought again."""
+        whole = bisect_right(self._ends, position)
+        self._pieces[self._freed : whole] = [b""] * (whole - self._freed)
+        self._freed = whole
 
     def seek(self, position: int) -> None:
         """Continue there."""

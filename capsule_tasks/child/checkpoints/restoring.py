@@ -11,7 +11,7 @@ import functools
 import importlib
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,8 +62,10 @@ class Restored(NamedTuple):
     differences: dict[str, str]
 
 
-def enter_restore(pieces: Sequence[bytes], mode: str, module: ModuleType) -> Restored:
+def enter_restore(pieces: list[bytes], mode: str, module: ModuleType) -> Restored:
     """Restore saved names in the module; after a failure the module is exactly as it was.
+
+    The list of pieces is empty then: each is freed as soon as its names are restored.
 
     A failure is data that is no checkpoint, a stop, or too little memory. Names that cannot come
     back are no failure.
@@ -124,6 +126,7 @@ class _Restoring:
                 lost[name] = reason_of("", fault)
                 self._start_again_before(number)
                 self._pass_over(name, begin, end)
+            self._reader.free(end)
             begin = end
         return found, lost
 

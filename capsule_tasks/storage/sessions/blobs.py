@@ -95,6 +95,9 @@ class BlobChunks:
     async def tidy(self, session_id: str, generation: str, previous: str) -> None:
         await self._do(self._tidy, self.folder_of(session_id), generation, previous)
 
+    async def drop(self, session_id: str, generation: str) -> None:
+        await self._do(self._files.rm_file, f"{self.folder_of(session_id)}/{generation}")
+
     async def clear(self, session_id: str) -> None:
         await self._do(self._clear, self.folder_of(session_id))
 

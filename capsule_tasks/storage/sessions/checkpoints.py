@@ -9,6 +9,7 @@ replace what the next owner wrote.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -117,6 +118,9 @@ class ChunkPlace(Protocol):
     async def tidy(self, session_id: str, generation: str, previous: str) -> None:
         """Remove the previous generation, and all that owners before that of this one wrote."""
 
+    async def drop(self, session_id: str, generation: str) -> None:
+        """Remove a generation that no manifest will ever name."""
+
     async def clear(self, session_id: str) -> None:
         """Remove all generations of a session."""
 
@@ -190,6 +194,8 @@ class CheckpointStore(AsyncFacade):
                 await self._tidy(session_id, generation, previous)
                 return CheckpointManifest.unpacked(reply[1])
             case Code.STALE:
+                with contextlib.suppress(BlobsUnavailable):  # the next owner tidies
+                    await self._place.drop(session_id, generation)
                 raise SessionOwnerLost(session_id, reply[1].decode())
             case Code.LOST:
                 reason = f"{reply[1]} of its {len(chunks)} chunks are left in Redis"
@@ -280,6 +286,9 @@ class RedisChunks:
         return chunks
 
     async def tidy(self, session_id: str, generation: str, previous: str) -> None:
+        pass
+
+    async def drop(self, session_id: str, generation: str) -> None:
         pass
 
     async def clear(self, session_id: str) -> None:

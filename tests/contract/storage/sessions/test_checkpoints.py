@@ -184,10 +184,9 @@ async def test_an_owner_that_loses_the_session_while_it_writes_replaces_nothing(
         await place.store.write("s", stale, SavedNamespace(pieces=(b"stale",)))
     monkeypatch.undo()
     assert await place.store.find("s") == manifest
-    assert await place.store.read("s", manifest) == [b"one", b"two"] or place.where != "redis"
-    third = await place.store.write("s", place.token, SMALL)
+    assert b"".join(await place.store.read("s", manifest)) == b"onetwo"
     if place.where != "redis":  # there, what is left over expires
-        assert place.keys == {third.generation}
+        assert place.keys == {manifest.generation}
 
 
 async def test_data_that_was_changed_is_not_restored(place: Place) -> None:

@@ -43,7 +43,7 @@ class Child:
         return eval(source, self.module.__dict__)
 
     def restore(self, pieces: list[bytes], mode: str = "merge") -> Restored:
-        return enter_restore(pieces, mode, self.module)
+        return enter_restore(list(pieces), mode, self.module)
 
 
 def moved(source: str) -> Child:

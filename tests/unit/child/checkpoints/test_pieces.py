@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,7 @@ def test_no_byte_is_sent_beyond_the_limit() -> None:
 
 @given(st.lists(st.binary(max_size=9), max_size=6), st.lists(st.integers(0, 20), max_size=8))
 def test_reads_are_those_of_the_whole(pieces: list[bytes], sizes: list[int]) -> None:
-    reader, whole, at = PieceReader(pieces), b"".join(pieces), 0
+    reader, whole, at = PieceReader(list(pieces)), b"".join(pieces), 0
     assert reader.size == len(whole)
     for size in sizes:
         if size % 2:
@@ -52,6 +53,20 @@ def test_reads_are_those_of_the_whole(pieces: list[bytes], sizes: list[int]) -> 
     for position in range(len(whole) + 1):
         reader.seek(position)
         assert reader.read(3) == whole[position : position + 3]
+
+
+def test_pieces_are_freed_up_to_a_position_and_the_rest_is_still_read() -> None:
+    first = bytes(bytearray(b"abc"))
+    references = sys.getrefcount(first)
+    reader = PieceReader([first, b"def", b"ghi"])
+    reader.free(2)
+    assert sys.getrefcount(first) == references + 1
+    reader.free(4)
+    assert sys.getrefcount(first) == references
+    reader.seek(4)
+    assert reader.read(9) == b"efghi"
+    reader.free(9)
+    assert reader.read(1) == b""
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -169,7 +169,7 @@ def test_bytes_that_are_no_checkpoint_are_refused(data: bytes) -> None:
 
 def made_by(pieces: list[bytes], **changes: Any) -> list[bytes]:
     """The same checkpoint, as another Python or other packages would have made it."""
-    reader = PieceReader(pieces)
+    reader = PieceReader(list(pieces))
     index = index_of(reader)
     end = len(packed(index))
     data = b"".join(pieces)[:-end]

@@ -214,3 +214,22 @@ async def test_a_worker_that_is_killed_loses_what_came_after_the_checkpoint(
             told = await notice(caller, call)
             assert told is not None
             assert told.lost_calls == 1
+
+
+async def test_a_namespace_of_100_megabytes_is_evicted_and_restored(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    async with HostWorker(valkey_url, prefix, results, max_live=1) as worker:
+        await caller.run(
+            "large", "data = bytearray(100_000_000); data[-1] = 7\ndef end(): return data[-1]"
+        )
+        await caller.run("other", "n = 1")
+        await eventually(lambda: "large" not in worker.hosted)
+        call = await caller.submit("large", "(len(data), end())")
+        assert (await caller.ended(call)).result_text == "(100000000, 7)"
+        told = await notice(caller, call)
+        assert told is not None
+        assert (told.lost, told.lost_calls, told.differences) == ((), 0, ())
+        manifest = await worker.checkpoints.find("large")
+        assert manifest is not None
+        assert manifest.size > 100_000_000

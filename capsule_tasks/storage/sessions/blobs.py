@@ -20,6 +20,8 @@ from capsule_tasks.storage.sessions.checkpoints import (
 
 IN_REDIS = "redis"
 _LOCAL = frozenset({"file", "local"})
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+"""Protocols without folders; to make one would make a bucket whose name was mistyped."""
 
 T = TypeVar("T")
 
@@ -109,7 +111,8 @@ class BlobChunks:
             raise BlobsUnavailable(f"checkpoints in {self.name}: {reason}") from fault
 
     def _write(self, folder: str, generation: str, chunks: Sequence[bytes]) -> None:
-        self._files.makedirs(folder, exist_ok=True)
+        if self.name not in _OBJECT_STORES:
+            self._files.makedirs(folder, exist_ok=True)
         is_local = self.name in _LOCAL
         if is_local:
             Path(folder).chmod(0o700)

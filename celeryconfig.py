@@ -2,11 +2,22 @@
 
 import os
 
+from kombu import Queue
+
 broker_url = os.environ.get("CAPSULE_BROKER_URL", os.environ.get("REDIS_URL", "redis://localhost"))
 result_backend = os.environ.get("CAPSULE_RESULT_URL", broker_url)
 
 # The pool: every task runs in a session.
 worker_pool = "capsule_tasks.taskpool:TaskPool"
+
+# Code that callers send has a queue of its own, so that a deployment may give it workers of its own
+# (`workers/sessions.py`). A worker without `-Q` takes from both queues.
+task_queues = [Queue("celery"), Queue("code")]
+task_default_queue = "celery"
+task_routes = {"capsule.execute": {"queue": "code"}}
+
+# Named sessions that a worker holds. 0 where workers of the role `sessions` hold them.
+capsule_code_profiles = {"sandbox": {"max_live": int(os.environ.get("CAPSULE_MAX_LIVE", "10"))}}
 
 # The modules that hold the tasks.
 imports = ("workers.pipeline",)

@@ -7,5 +7,5 @@ from celery import Celery
 from capsule_tasks import Capsule
 
 app = Celery("workers")
-Capsule(app)
+capsule = Capsule(app)
 app.config_from_object("celeryconfig")

@@ -17,6 +17,18 @@ from tests.acceptance.workers import HANG_S, ROOT, eventually
 PORTS = {"6379": "redis", "5555": "flower"}
 """Ports in the file; each is replaced by a free one."""
 
+WORKERS = ("worker", "sessions")
+ASK = """
+from workers.app import capsule
+from workers.pipeline import report
+
+print(report.delay(7, "n").get(timeout=60))
+print(capsule.execute("6 * 7").get(timeout=60))
+session = capsule.session("someone")
+session.execute("n = 1").get(timeout=60)
+print(session.execute("n + 1").get(timeout=60))
+"""
+
 
 class Services:
     """The services of the file, in an environment like that of containers."""
@@ -58,6 +70,10 @@ class Services:
             command += ["--port", str(self.ports["redis"]), "--bind", "127.0.0.1"]
         return [self._with_ports(word) for word in command]
 
+    def environment_of(self, service: str) -> dict[str, str]:
+        """The environment of a service, with the addresses of this test."""
+        return {**self._services[service].get("environment", {}), **self.environment}
+
     def check(self, service: str) -> bool:
         """The health check of a service, as its container would run it."""
         kind, *command = self._services[service]["healthcheck"]["test"]
@@ -67,7 +83,7 @@ class Services:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=self.environment,
+            env=self.environment_of(service),
             timeout=HANG_S,
             capture_output=True,
             check=False,
@@ -84,22 +100,24 @@ def test_the_services_start_are_healthy_and_a_task_runs_through_them(tmp_path: P
     services = Services(tmp_path)
     running: list[subprocess.Popen[bytes]] = []
     try:
-        with (tmp_path / "log").open("wb") as log:
-            for service in ("redis", "worker", "flower"):
-                if service != "worker":  # whose check waits long for an answer
-                    assert not services.check(service), f"{service} is not there yet"
-                command = services.command_of(service)
-                running.append(
-                    subprocess.Popen(
-                        command, cwd=ROOT, env=services.environment, stdout=log, stderr=log
-                    )
+        for service in ("redis", *WORKERS, "flower"):
+            if service not in WORKERS:  # whose check waits long for an answer
+                assert not services.check(service), f"{service} is not there yet"
+            log = tmp_path / f"{service}.log"
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    services.command_of(service),
+                    cwd=ROOT,
+                    env=services.environment_of(service),
+                    stdout=file,
+                    stderr=file,
                 )
-                if service == "worker":
-                    eventually(lambda: b" ready." in (tmp_path / "log").read_bytes(), "the worker")
-                eventually(lambda one=service: services.check(one), f"a healthy {service}")
-        ask = "from workers.pipeline import report; print(report.delay(7, 'n').get(timeout=60))"
+            running.append(process)
+            if service in WORKERS:
+                eventually(lambda log=log: b" ready." in log.read_bytes(), service)
+            eventually(lambda one=service: services.check(one), f"a healthy {service}")
         said = subprocess.run(
-            [sys.executable, "-c", ask],
+            [sys.executable, "-c", ASK],
             cwd=ROOT,
             env=services.environment,
             check=True,
@@ -107,7 +125,9 @@ def test_the_services_start_are_healthy_and_a_task_runs_through_them(tmp_path: P
             text=True,
             timeout=2 * HANG_S,
         )
-        assert said.stdout.strip() == "n: 7"
+        assert said.stdout.split("\n") == ["n: 7", "42", "2", ""]
+        hosts = (tmp_path / "sessions.log").read_text()
+        assert "capsule.execute" in hosts, "code runs in the role for code"
     finally:
         for process in reversed(running):
             process.terminate()
@@ -122,7 +142,7 @@ def test_the_services_start_are_healthy_and_a_task_runs_through_them(tmp_path: P
 def test_the_build_context_of_the_image_has_only_its_parts() -> None:
     """Docker reads `.dockerignore` at the root of the context; its last fitting line counts."""
     services = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())["services"]
-    for service in ("worker", "flower"):
+    for service in (*WORKERS, "flower"):
         assert services[service]["build"] == {
             "context": "..",
             "dockerfile": "compose/Dockerfile",

@@ -38,6 +38,7 @@ class Kind:
     acks_late: bool = True
     python: str = sys.executable
     """The interpreter, and with it the environment and the commit of the package."""
+    app: str = "bench_app"
 
 
 CAPSULE = Kind()
@@ -49,7 +50,7 @@ def worker(
     url: str, kind: Kind = CAPSULE, concurrency: int = 2, queue: str = "celery"
 ) -> Iterator[int]:
     """The pid of a worker that is being started; it has ended when the block is left."""
-    command = [kind.python, "-m", "celery", "-A", "bench_app", "worker"]
+    command = [kind.python, "-m", "celery", "-A", kind.app, "worker"]
     command += ["-c", str(concurrency), "-l", "ERROR", "-Q", queue]
     command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]
     environment = {

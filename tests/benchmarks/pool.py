@@ -16,7 +16,6 @@ from capsule_tasks.protocol.codec import encode_frame
 from capsule_tasks.protocol.messages import Code, Execute
 from capsule_tasks.sessions import Session, SessionPool
 from capsule_tasks.settings import PoolSettings, Profile
-from tests.benchmarks._bare import EchoChild
 from tests.benchmarks._measure import (
     Bar,
     cpu_s,
@@ -26,6 +25,7 @@ from tests.benchmarks._measure import (
     timed,
     use_plain_interpreters,
 )
+from tests.benchmarks.peers.bare import EchoChild
 
 BARS = (
     Bar("acquire_p50_ms", "<=", 0.1),

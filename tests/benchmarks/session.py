@@ -18,8 +18,7 @@ from statistics import median
 from capsule_tasks.protocol.codec import encode_frame
 from capsule_tasks.protocol.messages import Ack, Code, Error, Execute, Output, Result
 from capsule_tasks.sessions import Session
-from tests.benchmarks import _jupyter, _work
-from tests.benchmarks._bare import LIVE, EchoChild, PipeChild, start_bare_s
+from tests.benchmarks import _work
 from tests.benchmarks._measure import (
     Bar,
     apart,
@@ -30,6 +29,8 @@ from tests.benchmarks._measure import (
     timed,
     use_plain_interpreters,
 )
+from tests.benchmarks.peers import jupyter
+from tests.benchmarks.peers.bare import LIVE, EchoChild, PipeChild, start_bare_s
 
 BARS = (
     Bar("exec_over_echo", "<=", 4),
@@ -294,7 +295,7 @@ def main() -> None:
     as_json: bool = parser.parse_args().json
     use_plain_interpreters()
     figures = asyncio.run(measure())
-    figures |= _jupyter.measure()
+    figures |= jupyter.measure()
     report(figures, BARS, as_json=as_json)
 
 

@@ -23,13 +23,13 @@ _FLOOD_CANCELS = 10
 
 def measure() -> dict[str, float]:
     figures = {"jupyter_cold_ready_ms": p50_ms([_start_s() for _ in range(_STARTS)])}
-    with _kernel() as (manager, client):
+    with kernel() as (manager, client):
         for _ in range(_WARM_UP):
-            _execute(client, "1+1")
+            execute(client, "1+1")
         executions: list[float] = []
         for _ in range(_EXECUTIONS):
             with timed(executions):
-                _execute(client, "1+1")
+                execute(client, "1+1")
         figures["jupyter_exec_p50_ms"] = p50_ms(executions)
         figures["jupyter_exec_p99_ms"] = p99_ms(executions)
         figures["jupyter_output_mb_s"] = max(_output_mb_s(client) for _ in range(_OUTPUTS))
@@ -45,7 +45,7 @@ def measure() -> dict[str, float]:
 
 
 @contextmanager
-def _kernel() -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
+def kernel() -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
     manager = KernelManager()
     manager.start_kernel(extra_arguments=["--log-level=ERROR"])
     client = manager.client()
@@ -60,18 +60,18 @@ def _kernel() -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
 
 def _start_s() -> float:
     begun = time.perf_counter()
-    with _kernel():
+    with kernel():
         return time.perf_counter() - begun
 
 
 def _output_mb_s(client: BlockingKernelClient) -> float:
     begun = time.perf_counter()
-    received = _execute(client, _work.PRINT_LINES)
+    received = execute(client, _work.PRINT_LINES)
     assert received == _work.LINES_BYTES, received
     return received / (time.perf_counter() - begun) / 1e6
 
 
-def _execute(client: BlockingKernelClient, source: str) -> int:
+def execute(client: BlockingKernelClient, source: str) -> int:
     """Run `source` to its end; the characters it printed."""
     request = client.execute(source)
     written = 0

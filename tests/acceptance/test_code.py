@@ -17,7 +17,7 @@ from celery.exceptions import TaskRevokedError
 
 from capsule_tasks import Capsule, Execution
 from capsule_tasks.client import Event
-from capsule_tasks.errors import CodeFailed, CodeNotRun
+from capsule_tasks.errors import CodeFailed, CodeNotRun, TooManyLosses
 from capsule_tasks.protocol.events import AttemptEnded, Ended, Outcome
 from capsule_tasks.protocol.messages import InputRequest
 from tests.acceptance.workers import HANG_S, Worker, eventually, is_running
@@ -304,6 +304,39 @@ def test_a_warm_shutdown_waits_for_code_and_leaves_no_process(
         assert worker.stop() == 0
         assert value_of(execution) == "whole"
         assert not is_running(pid)
+
+
+def test_a_cold_shutdown_ends_code_and_its_message_goes_to_the_next_worker(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with code_worker(redis_url, tmp_path, task_acks_late=True, capsule_child_stop_s=0.3) as worker:
+        execution = Capsule(worker.app).execute("import os\nprint(os.getpid())\ninput()")
+        pid = int(next(execution.output()))
+        assert worker.stop(signal.SIGQUIT) == 0
+        assert not is_running(pid)
+        worker.start()
+        eventually(execution.question, "the question of the next run")
+        execution.respond("again")
+        assert value_of(execution) == "again"
+
+
+def test_code_that_costs_a_process_each_time_is_not_delivered_for_ever(
+    redis_url: str, tmp_path: Path
+) -> None:
+    late = {"task_acks_late": True, "task_reject_on_worker_lost": True, "capsule_loss_limit": 2}
+    with code_worker(redis_url, tmp_path, **late) as worker:
+        execution = Capsule(worker.app).execute("import os\nprint('dies')\nos._exit(3)")
+        with pytest.raises(TooManyLosses, match="2 child processes died"):
+            value_of(execution)
+        assert "".join(execution.output()) == "dies\n" * 2
+
+
+def test_a_pool_cannot_shrink_below_the_code_that_runs(capsule: Capsule, worker: Worker) -> None:
+    holders = [holding(capsule) for _ in range(2)]
+    assert "All processes busy" in str(worker.tell("pool_shrink", 1))
+    for holder in holders:
+        holder.cancel()
+        end_of(holder)
 
 
 def test_code_of_a_dead_worker_runs_again_on_another(redis_url: str, tmp_path: Path) -> None:

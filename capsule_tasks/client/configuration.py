@@ -13,7 +13,9 @@ from capsule_tasks.settings import (
     ExecutionSettings,
     NamedSessionSettings,
     Settings,
+    TenantSettings,
     checked_setting,
+    checked_settings,
     code_profile_settings,
 )
 
@@ -74,6 +76,18 @@ def code_profiles(app: Any) -> dict[str, CodeProfileSettings]:
         if not isinstance(values, dict):
             raise InvalidSetting(f"{name}[{profile!r}]", values, "a dict")
         found[profile] = code_profile_settings(f"{name}[{profile!r}]", values)
+    return found
+
+
+def tenant_settings(app: Any) -> dict[str, TenantSettings]:
+    """What the named sessions of tenants may use, by tenant."""
+    name, found = "capsule_tenants", {}
+    for tenant, values in (setting(app, name) or {}).items():
+        if not isinstance(tenant, str) or not tenant:
+            raise InvalidSetting(name, {tenant: values}, "a dict whose keys are names of tenants")
+        if not isinstance(values, dict):
+            raise InvalidSetting(f"{name}[{tenant!r}]", values, "a dict")
+        found[tenant] = checked_settings(TenantSettings, f"{name}[{tenant!r}]", values)
     return found
 
 

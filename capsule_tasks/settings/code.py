@@ -63,16 +63,25 @@ class CodeProfileSettings(Settings, frozen=True, kw_only=True):
         return Profile(session=session, pool=pool, imports=self.imports)
 
 
+class TenantSettings(Settings, frozen=True, kw_only=True):
+    """What the named sessions of one tenant may use, on all workers together."""
+
+    max_sessions: Count = 0
+    """Sessions that are live at once; 0 for any number."""
+    max_cpu_s: Seconds = 0.0
+    """Processor time within a day; 0 for any. It is checked before each call."""
+
+
 def code_profile_settings(name: str, values: dict[str, Any]) -> CodeProfileSettings:
     """The settings in a dict; InvalidSetting names a wrong one as the dict does."""
     values = dict(values)
     for group, kind in (("limits", LimitSettings), ("sandbox", SandboxSettings)):
         if isinstance(values.get(group), dict):
-            values[group] = _made(kind, f"{name}[{group!r}]", values[group])
-    return _made(CodeProfileSettings, name, values)
+            values[group] = checked_settings(kind, f"{name}[{group!r}]", values[group])
+    return checked_settings(CodeProfileSettings, name, values)
 
 
-def _made(kind: type[S], name: str, values: dict[str, Any]) -> S:
+def checked_settings(kind: type[S], name: str, values: dict[str, Any]) -> S:
     known = kind.__struct_fields__
     given = {}
     for key, value in values.items():

@@ -46,6 +46,9 @@ class AppSettings(Settings, frozen=True, kw_only=True):
     code_profiles: dict[str, Any] | None = None
     """The kinds of session in which the worker runs code that producers send, by name: each a dict
     of fields of `CodeProfileSettings`. None is one profile, `sandbox`, with the defaults."""
+    tenants: dict[str, Any] | None = None
+    """What the named sessions of tenants may use, by tenant: each a dict of fields of
+    `TenantSettings`. The tenant `*` stands for all that are not listed."""
     revoke_ttl_s: TimeToLive = 86400.0
     """How long Redis knows that a task was revoked."""
     checkpoints: str = "redis"

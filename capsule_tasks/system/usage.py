@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from capsule_tasks.system.portable import PROC
 from capsule_tasks.system.prctl import libc
 
+_TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _trim: Callable[[int], int] | None = getattr(libc, "malloc_trim", None)  # glibc alone has it
 
@@ -27,6 +28,15 @@ def resident_bytes(pid: int) -> int:
         return int(_read(f"{PROC}/{pid}/statm").split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process, and of its children that have ended and been waited for."""
+    try:
+        fields = _read(f"{PROC}/{pid}/stat").rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICKS
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def own_resident_bytes() -> int:

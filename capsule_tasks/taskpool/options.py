@@ -16,6 +16,7 @@ from capsule_tasks.client.configuration import (
     retention_settings,
     setting,
     settings_of,
+    tenant_settings,
 )
 from capsule_tasks.client.redis_location import STORE_SETTING, redis_url
 from capsule_tasks.client.watching.results import stored_end
@@ -54,6 +55,7 @@ def check(app: Any) -> None:
         setting(app, name)
     retention_settings(app)
     code_profiles(app)
+    tenant_settings(app)
     settings_of(PublishSettings, app, "capsule_publish")
     check_place("capsule_checkpoints", setting(app, "capsule_checkpoints"))
     for name in app.conf:

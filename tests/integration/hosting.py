@@ -45,6 +45,7 @@ from capsule_tasks.settings import (
     Profile,
     PublishSettings,
     SessionConfig,
+    TenantSettings,
 )
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.store import ExecutionStore
@@ -95,6 +96,7 @@ class HostWorker:
         lease_s: float = 15.0,
         silent_retention_s: float = 60.0,
         config: SessionConfig | None = None,
+        tenants: dict[str, TenantSettings] | None = None,
         **limits: Any,
     ) -> None:
         self.results = results
@@ -133,6 +135,7 @@ class HostWorker:
             publisher=self.publisher,
             supervisor=self.supervisor,
             checkpoints=self.checkpoints,
+            tenants=tenants or {},
             store_result=self._store_result,
             stored_end=self._stored_end,
         )
@@ -195,9 +198,10 @@ class Caller:
 
     async def submit(self, session_id: str, source: str, **fields: Any) -> str:
         """The id of the call."""
+        tenant = fields.pop("tenant", "")
         call_id = fields.pop("call_id", None) or f"{session_id}-{next(self._ids)}"
         payload = encode_call(SessionCall(source=source, **fields))
-        await self.sessions.submit(session_id, call_id, payload, profile=PROFILE)
+        await self.sessions.submit(session_id, call_id, payload, profile=PROFILE, tenant=tenant)
         return call_id
 
     async def events(self, call_id: str) -> list[EventMessage | UnknownEvent]:

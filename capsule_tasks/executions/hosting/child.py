@@ -11,6 +11,7 @@ from capsule_tasks.executions.hosting.plan import HostLimits
 from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.settings import MIB, SessionConfig
+from capsule_tasks.system.usage import cpu_s
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -23,6 +24,17 @@ class HostedProfile(msgspec.Struct, frozen=True):
     config: SessionConfig
     spawner: TemplateSpawner
     max_checkpoint_bytes: int = 256 * MIB
+
+
+class Meter:
+    """The processor time of a process from now on; what one that ends has used last is unknown."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before_s = cpu_s(pid)
+
+    def used_ms(self) -> int:
+        return max(0, int((cpu_s(self._pid) - self._before_s) * 1000))
 
 
 class SessionChild:
@@ -44,6 +56,11 @@ class SessionChild:
         """The child, if it can be used."""
         session = self._session
         return session if session is not None and session.is_alive else None
+
+    def meter(self) -> Meter:
+        """Measures what the child uses from now on."""
+        session = self._session
+        return Meter(session.pid or 0 if session is not None else 0)
 
     async def start(self) -> Session:
         """A new child; SessionStartFailed says why there is none."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from capsule_tasks.executions.background import BackgroundTasks
@@ -21,8 +21,10 @@ from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
 from capsule_tasks.executions.hosting.profile import ProfileHost, Surroundings
 from capsule_tasks.executions.hosting.results import ResultWriter, StoredEnd, StoreResult
+from capsule_tasks.executions.hosting.tenants import Tenants
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
+from capsule_tasks.settings import TenantSettings
 from capsule_tasks.storage.connections.doorbells import OnRing
 from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 
@@ -43,6 +45,7 @@ class SessionHost:
         publisher: Publisher,
         supervisor: Supervisor,
         checkpoints: CheckpointStore,
+        tenants: Mapping[str, TenantSettings],
         store_result: StoreResult,
         stored_end: StoredEnd,
     ) -> None:
@@ -50,8 +53,16 @@ class SessionHost:
         self._store = store = publisher.sessions
         self._background = BackgroundTasks()
         self._results = ResultWriter(store_result, stored_end, self._background)
+        lease_s = publisher.lease.settings.lease_s
+        self._tenants = Tenants(store.tenants, tenants, lease_s, self._background)
         around = Surroundings(
-            publisher, supervisor, store, checkpoints, self._results, self._background
+            publisher=publisher,
+            supervisor=supervisor,
+            store=store,
+            checkpoints=checkpoints,
+            tenants=self._tenants,
+            results=self._results,
+            background=self._background,
         )
         self.profiles = {
             profile.name: ProfileHost(profile, around)
@@ -70,6 +81,7 @@ class SessionHost:
             return
         self._is_started = True
         self._publisher.follow_lease(self)
+        self._background.spawn(self._tenants.run())
         for name, host in self.profiles.items():
             self._publisher.listen(self._store.wanted_channel(name), host.wake)
             self._background.spawn(host.run())

@@ -26,6 +26,7 @@ from capsule_tasks.errors import (
     SessionOwnerLost,
     SessionUnfinished,
     StorageError,
+    TenantFull,
     reason_of,
 )
 from capsule_tasks.executions.ends import EndKind
@@ -62,6 +63,7 @@ log = logging.getLogger("capsule_tasks.taskpool")
 T = TypeVar("T")
 
 _NO_CHILD = "SessionStartFailed"
+_OVER_LIMIT = "TenantOverLimit"
 _CLOCKS_S = 10.0
 """The time from a read of the session to a read of its call, generously."""
 _FIRM = (Why.OLD, Why.STOPPING)
@@ -178,6 +180,7 @@ class HostedSession:
         """Own the session until the plan lets it go, or another worker has it."""
         try:
             if await self._take():
+                await self._host.tenants.enter(self._tenant, self.session_id)
                 await self._start_child()
                 await self._record(self.incarnation)
                 self._host.plan.taken(self.session_id, self._host.now())
@@ -185,10 +188,15 @@ class HostedSession:
                 await self._serve()
         except _NoChild as fault:
             await self._give_back(str(fault))
+        except TenantFull as full:
+            self._host.plan.gives_back(self.session_id)
+            await self._refuse_all(type(full).__name__, str(full))
+            await self.own(partial(self._release, even_unfinished=True))
         except SessionOwnerLost as lost:
             log.warning("session %r is over in this worker: %s", self.session_id, lost)
         finally:
             await shielded(self._child.end())
+            await self._host.tenants.leave(self._tenant, self.session_id)
             await self._drop_hold()
             self._host.left(self)
 
@@ -277,9 +285,14 @@ class HostedSession:
         """Run the call; it leaves the log when its end and its result are stored."""
         is_inherited = self._inherited is not None and begun.seq == self._inherited.seq
         self._inherited = None
+        if why := await self._host.tenants.over_limit(self._tenant):
+            await self._runner.refuse(begun, _OVER_LIMIT, why)
+            await self.own(partial(self._done, begun))
+            return
         if self._child.session is None:
             await self._start_child()
         self._child.use()
+        meter = self._child.meter()
         restored, self._restored = self._restored, None
         has_run = await self._runner.run(
             begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
@@ -290,8 +303,10 @@ class HostedSession:
             self._restored = _with_lost_call(restored) if is_inherited else restored
         if self._is_lost:
             raise SessionOwnerLost(self.session_id, "")
-        await self.own(partial(self._done, begun))
+        cpu_ms = meter.used_ms()
+        await self.own(partial(self._done, begun, cpu_ms))
         self._executions += 1
+        await self._host.tenants.add_usage(self._tenant, begun.call_id, cpu_ms)
 
     async def _start_child(self) -> None:
         """Start a child with the namespace of the last checkpoint; raises _NoChild."""
@@ -413,6 +428,12 @@ class HostedSession:
         )
         return True
 
+    async def _refuse_all(self, type_name: str, message: str) -> None:
+        """Fail the calls that wait."""
+        while (begun := await self.own(self._begin)) is not None:
+            await self._runner.refuse(begun, type_name, message)
+            await self.own(partial(self._done, begun))
+
     async def _give_back(self, why: str) -> None:
         """Have another worker take the session, which has no child here.
 
@@ -422,9 +443,7 @@ class HostedSession:
         self._host.plan.gives_back(self.session_id)
         if self._host.plan.failures(self.session_id) >= _GIVE_UP_AFTER - 1:
             message = f"no child with the namespace of the session could be started: {why}"
-            while (begun := await self.own(self._begin)) is not None:
-                await self._runner.refuse(begun, _NO_CHILD, message)
-                await self.own(partial(self._done, begun))
+            await self._refuse_all(_NO_CHILD, message)
         await self.own(partial(self._release, even_unfinished=True))
         self._host.failed(self)
 
@@ -441,8 +460,9 @@ class HostedSession:
         self._wake.clear()
         return await self._host.store.begin(self.session_id, self.token)
 
-    async def _done(self, begun: BegunCall) -> int:
-        return await self._host.store.done(self.session_id, self.token, begun.seq)
+    async def _done(self, begun: BegunCall, cpu_ms: int = 0) -> int:
+        store = self._host.store
+        return await store.done(self.session_id, self.token, begun.seq, cpu_ms=cpu_ms)
 
     async def _release(self, *, even_unfinished: bool) -> None:
         await self._host.store.release(self.session_id, self.token, even_unfinished=even_unfinished)

@@ -15,6 +15,7 @@ from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
 from capsule_tasks.executions.hosting.plan import HostPlan
 from capsule_tasks.executions.hosting.results import ResultWriter
+from capsule_tasks.executions.hosting.tenants import Tenants
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.sessions.tasks import SessionTasks
@@ -38,6 +39,7 @@ class Surroundings:
     supervisor: Supervisor
     store: NamedSessionStore
     checkpoints: CheckpointStore
+    tenants: Tenants
     results: ResultWriter
     background: BackgroundTasks
 
@@ -51,6 +53,7 @@ class ProfileHost:
         self.supervisor = around.supervisor
         self.store = around.store
         self.checkpoints = around.checkpoints
+        self.tenants = around.tenants
         self.results = around.results
         self.background = around.background
         self.plan = HostPlan(profile.limits)

@@ -8,7 +8,7 @@ from typing import Any
 from billiard.exceptions import WorkerLostError
 from kombu.serialization import dumps
 
-from capsule_tasks.client.configuration import code_profiles, setting
+from capsule_tasks.client.configuration import code_profiles, setting, tenant_settings
 from capsule_tasks.client.watching.results import stored_end
 from capsule_tasks.errors import CodeFailed
 from capsule_tasks.executions.ends import EndKind
@@ -57,6 +57,7 @@ def make_host(
         publisher=publisher,
         supervisor=supervisor,
         checkpoints=checkpoints,
+        tenants=tenant_settings(app),
         store_result=CallResults(app).store,
         stored_end=lambda call_id: stored_end(app, call_id)[0],
     )

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from capsule_tasks.client.configuration import code_profiles
+from capsule_tasks.client.configuration import code_profiles, tenant_settings
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.settings import (
     ChildSettings,
     CodeProfileSettings,
     OutputSettings,
     SessionConfig,
+    TenantSettings,
     scrubbed_environment,
 )
 
@@ -82,3 +83,30 @@ def test_a_profile_without_isolation_is_not_confined() -> None:
     made = CodeProfileSettings(isolation="none").profile(SessionConfig())
     assert made.session.child.sandbox is None
     assert made.session.env is None
+
+
+def test_tenants_have_limits_of_their_own() -> None:
+    app = Celery("shop", set_as_current=False)
+    assert tenant_settings(app) == {}
+    app.conf.capsule_tenants = {"*": {"max_sessions": 5}, "acme": {"max_cpu_s": 60}}
+    assert tenant_settings(app) == {
+        "*": TenantSettings(max_sessions=5),
+        "acme": TenantSettings(max_cpu_s=60),
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({"acme": 1}, "capsule_tenants['acme']"),
+        ({"acme": {"max_sessions": -1}}, "capsule_tenants['acme']['max_sessions']"),
+        ({"acme": {"sessions": 1}}, "capsule_tenants['acme']['sessions']"),
+        ({1: {}}, "capsule_tenants"),
+    ],
+)
+def test_wrong_limits_of_tenants_are_refused(value: Any, name: str) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.capsule_tenants = value
+    with pytest.raises(InvalidSetting) as refused:
+        tenant_settings(app)
+    assert refused.value.name == name

@@ -122,6 +122,8 @@ SMALLEST = {
     "AppSettings.worker_stop_s": 0.001,
     "AppSettings.lease_s": 0.05,
     "AppSettings.revoke_ttl_s": 1,
+    "TenantSettings.max_sessions": 0,
+    "TenantSettings.max_cpu_s": 0,
     "CodeProfileSettings.warm": 0,
     "CodeProfileSettings.max_live": 0,
     "CodeProfileSettings.idle_timeout_s": 0.001,

@@ -1,0 +1,85 @@
+"""Tenants have a number of live sessions, and an amount of processor time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from capsule_tasks.protocol.events import Outcome, RespondCommand
+from capsule_tasks.settings import TenantSettings
+from tests.integration.hosting import Caller, HostWorker, Results
+from tests.streaming import HANG_S, eventually
+
+
+@pytest.fixture
+def results() -> Results:
+    return {}
+
+
+@pytest.fixture
+async def caller(valkey_url: str, prefix: str) -> AsyncIterator[Caller]:
+    caller = Caller(valkey_url, prefix)
+    yield caller
+    await caller.close()
+
+
+async def test_calls_of_a_session_too_many_fail_and_others_of_the_tenant_go_on(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    tenants = {"acme": TenantSettings(max_sessions=1)}
+    async with HostWorker(valkey_url, prefix, results, tenants=tenants) as worker:
+        assert (await caller.run("a", "1", tenant="acme")).result_text == "1"
+        refused = await caller.submit("b", "print('runs')", tenant="acme")
+        ended = await caller.ended(refused)
+        assert (ended.outcome, ended.type) == (Outcome.FAILED, "TenantFull")
+        assert "'acme' has 1 live sessions" in ended.message
+        await eventually(lambda: refused in results)
+        assert results[refused].type == "TenantFull"
+        assert (await caller.run("a", "2", tenant="acme")).result_text == "2"
+        assert (await caller.run("c", "3", tenant="other")).result_text == "3"
+        await eventually(lambda: set(worker.hosted) == {"a", "c"})
+        assert (await caller.sessions.tenants.usage("acme")).live == 1
+
+
+async def test_a_session_that_leaves_gives_its_place_to_another(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    tenants = {"*": TenantSettings(max_sessions=1)}
+    async with HostWorker(
+        valkey_url, prefix, results, tenants=tenants, idle_timeout_s=0.01
+    ) as worker:
+        await caller.run("a", "1", tenant="acme")
+        await eventually(lambda: not worker.hosted)
+        assert (await caller.run("b", "2", tenant="acme")).result_text == "2"
+
+
+async def test_a_tenant_that_used_its_processor_time_runs_no_call_more(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    tenants = {"acme": TenantSettings(max_cpu_s=0.05)}
+    burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+    async with HostWorker(valkey_url, prefix, results, tenants=tenants):
+        assert (await caller.run("a", burn, tenant="acme")).outcome is Outcome.SUCCEEDED
+        async with asyncio.timeout(HANG_S):
+            while (await caller.sessions.tenants.usage("acme")).cpu_ms < 150:
+                await asyncio.sleep(0.005)
+        ended = await caller.run("b", "1", tenant="acme")
+        assert (ended.outcome, ended.type) == (Outcome.FAILED, "TenantOverLimit")
+        assert "may use 0.05 s" in ended.message
+        assert (await caller.run("c", "3")).result_text == "3"
+        assert (await caller.sessions.info("a")).cpu_ms >= 150
+
+
+async def test_places_last_as_long_as_their_sessions(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    tenants = {"acme": TenantSettings(max_sessions=1)}
+    async with HostWorker(valkey_url, prefix, results, tenants=tenants, lease_s=0.2):
+        call = await caller.submit("a", "input('?')", tenant="acme")
+        await caller.asks(call)
+        await asyncio.sleep(1.0)  # longer than a place lasts that nobody renews
+        assert (await caller.run("b", "1", tenant="acme")).type == "TenantFull"
+        await caller.executions.send_command(call, RespondCommand(text=""))
+        await caller.ended(call)

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from capsule_tasks.errors import SessionNotLive
 from capsule_tasks.executions.hosting import hosted
 from capsule_tasks.executions.hosting.plan import Stage
+from capsule_tasks.protocol.calls import RestartRequest, encode_request
 from capsule_tasks.protocol.events import Outcome, RespondCommand, SessionRestored
 from capsule_tasks.protocol.messages import InputRequest
 from tests.integration.hosting import (
+    PROFILE,
     Caller,
     HostProcess,
     HostWorker,
@@ -195,6 +198,17 @@ async def test_a_checkpoint_that_cannot_be_read_fails_the_calls(
         assert (ended.outcome, ended.type) == (Outcome.FAILED, "SessionStartFailed")
         assert "could be started" in ended.message
         await caller.settled("user-1")
+        request = encode_request(RestartRequest())
+        async with asyncio.timeout(HANG_S):  # as a producer does, until there is an owner
+            while True:
+                try:
+                    await caller.sessions.request("user-1", request, request_id="restart")
+                    break
+                except SessionNotLive:
+                    await caller.sessions.want(PROFILE, "user-1")
+                    await asyncio.sleep(0.001)
+        call = await caller.submit("user-1", "'n' in globals()")
+        assert (await caller.ended(call)).result_text == "False"
 
 
 async def test_a_worker_that_is_killed_loses_what_came_after_the_checkpoint(

@@ -24,6 +24,7 @@ from capsule_tasks.errors import (
     LeaseLost,
     SessionHeld,
     SessionOwnerLost,
+    SessionStartFailed,
     SessionUnfinished,
     StorageError,
     TenantFull,
@@ -73,10 +74,6 @@ _NEEDS_CHECKPOINT = (Why.OLD, Why.EVICTED)
 and for all that time could not be saved, is left without."""
 _GIVE_UP_AFTER = 3
 """Attempts of one worker to give a session a child, until its calls fail."""
-
-
-class _NoChild(Exception):
-    """No child with the session's namespace could be started."""
 
 
 class HostedSession:
@@ -181,12 +178,13 @@ class HostedSession:
         try:
             if await self._take():
                 await self._host.tenants.enter(self._tenant, self.session_id)
-                await self._start_child()
+                await self._requests.read()
+                await self._bring_up()
                 await self._record(self.incarnation)
                 self._host.plan.taken(self.session_id, self._host.now())
                 self._host.wake()
                 await self._serve()
-        except _NoChild as fault:
+        except SessionStartFailed as fault:
             await self._give_back(str(fault))
         except TenantFull as full:
             self._host.plan.gives_back(self.session_id)
@@ -244,9 +242,20 @@ class HostedSession:
         with contextlib.suppress(StorageError):  # it is offered again, and found to have an owner
             await self._host.store.unwant(self._host.profile.name, self._wanted)
 
+    async def _bring_up(self) -> None:
+        """Have a child; after a request for a restart there is nothing to restore."""
+        while True:
+            await self._requests.answer_waiting()
+            if self._child.session is not None:
+                return
+            try:
+                await self._start_child()
+            except SessionStartFailed:
+                if not self._requests.has_restart:
+                    raise
+
     async def _serve(self) -> None:
         """Run calls in the order of the log, and leave between two of them."""
-        self.attend()
         while True:
             await self._requests.answer_waiting()
             order = self._take_order() or self._host.plan.between_calls(
@@ -309,7 +318,7 @@ class HostedSession:
         await self._host.tenants.add_usage(self._tenant, begun.call_id, cpu_ms)
 
     async def _start_child(self) -> None:
-        """Start a child with the namespace of the last checkpoint; raises _NoChild."""
+        """Start a child with the namespace of the last checkpoint; raises SessionStartFailed."""
         self._host.plan.lost_state(self.session_id)
         self._lane.kill_reason = ""
         try:
@@ -319,7 +328,7 @@ class HostedSession:
             )
         except (CapsuleError, TimeoutError) as fault:
             await self._child.end()
-            raise _NoChild(reason_of(fault)) from fault
+            raise SessionStartFailed(reason_of(fault)) from fault
 
     def _on_child_refused(self) -> None:
         """A claimed call waits, and the child takes nothing new."""
@@ -328,7 +337,7 @@ class HostedSession:
     async def _replace_child(self) -> None:
         try:
             await self._start_child()
-        except _NoChild as fault:
+        except SessionStartFailed as fault:
             why = str(fault)
             log.warning("session %r has no child: %s", self.session_id, why)
             self._lane.refuse_waiting(_NO_CHILD, f"the session has no child: {why}")

@@ -38,6 +38,9 @@ class Owner(Protocol):
     @property
     def child(self) -> Session | None: ...
 
+    @property
+    def is_running(self) -> bool: ...
+
     async def own(self, write: Callable[[], Awaitable[T]]) -> T: ...
 
     async def kill(self, reason: str) -> None: ...
@@ -61,6 +64,11 @@ class Requests:
         self._is_rung: bool | None = None
         """None while nothing is being read; else whether the doorbell rang since."""
         self._between_calls: deque[tuple[RequestEntry, SessionRequest]] = deque()
+
+    @property
+    def has_restart(self) -> bool:
+        """Whether a restart waits until no call runs."""
+        return any(isinstance(request, RestartRequest) for _, request in self._between_calls)
 
     async def read(self) -> None:
         """Read and answer what came, until the doorbell is quiet."""
@@ -108,7 +116,7 @@ class Requests:
             await self._reply(entry, await names_in(session))
             return
         self._between_calls.append((entry, request))
-        if isinstance(request, RestartRequest):
+        if isinstance(request, RestartRequest) and self._owner.is_running:
             await self._owner.kill("its session was restarted")
         self._owner.ring()
 

@@ -76,7 +76,7 @@ async def opened(url: str, face: str) -> AsyncIterator[Subject]:
     """The subject at a URL, with one of the two faces."""
     async with AsyncExitStack() as stack:
         store: Any = AsyncConnections(url) if face == "async" else SyncConnections(url)
-        raw = _raw_client(url)
+        raw = raw_client(url)
         stack.callback(raw.close)
         if face == "async":
             stack.push_async_callback(store.close)
@@ -91,7 +91,7 @@ async def opened(url: str, face: str) -> AsyncIterator[Subject]:
         yield Subject(open_history, raw, fresh_prefix())
 
 
-def _raw_client(url: str) -> Any:
+def raw_client(url: str) -> Any:
     target = targets.parsed(url, ConnectionSettings())
     if target.kind == "cluster":
         host, port = target.addresses[0]

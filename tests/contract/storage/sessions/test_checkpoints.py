@@ -29,6 +29,7 @@ from capsule_tasks.storage.sessions.checkpoints import (
     CheckpointManifest,
     CheckpointStore,
 )
+from tests.contract.storage.history.subjects import raw_client
 from tests.contract.storage.sessions.subjects import Subject
 from tests.servers import fresh_prefix
 
@@ -41,7 +42,14 @@ SMALL = SavedNamespace(
     python="3.11.7",
     packages={"numpy": "2.1"},
 )
-PLACES = ["redis", "file", "memory"]
+PLACES = {
+    "redis62": ("redis62_url", "redis"),
+    "valkey": ("valkey_url", "redis"),
+    "cluster": ("cluster_url", "redis"),
+    "file": ("valkey_url", "file"),
+    "memory": ("valkey_url", "memory"),
+}
+"""Where the manifests are, and the chunks."""
 
 
 @dataclass
@@ -71,25 +79,24 @@ class Place:
             folder = place.folder_of("s")
             found = place._files.ls(folder, detail=False) if place._files.exists(folder) else []
             return {path.rpartition("/")[2] for path in found}
-        with redis.Redis.from_url(self.redis_url) as client:
+        with raw_client(self.redis_url) as client:
             pattern = f"{self.subject.prefix}:*:checkpoint:*"
             return {key.decode().rpartition(":")[2] for key in client.scan_iter(match=pattern)}
 
 
 @pytest.fixture(params=PLACES)
-async def place(
-    request: pytest.FixtureRequest, valkey_url: str, tmp_path: Path
-) -> AsyncIterator[Place]:
-    prefix = fresh_prefix()
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+    server, kind = PLACES[request.param]
+    url, prefix = request.getfixturevalue(server), fresh_prefix()
     urls = {
         "redis": "redis",
         "file": f"file://{tmp_path}/blobs",
         "memory": f"memory://{prefix.replace(':', '-')}",
     }
-    async with AsyncRedis(valkey_url) as connections:
+    async with AsyncRedis(url) as connections:
         settings = NamedSessionSettings(prefix=prefix)
-        store = checkpoint_store(connections, urls[request.param], settings=settings)
-        made = Place(store, urls[request.param], Subject(connections, prefix), valkey_url)
+        store = checkpoint_store(connections, urls[kind], settings=settings)
+        made = Place(store, urls[kind], Subject(connections, prefix), url)
         await made.take("w1")
         yield made
 

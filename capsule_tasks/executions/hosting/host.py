@@ -118,9 +118,11 @@ class SessionHost:
         for channel, ring in self._doorbells.items():
             self._publisher.leave(channel, ring)
         self._doorbells = {
-            self._store.doorbell_of(incarnation): partial(self._on_doorbell, HostedSession.ring),
+            self._store.doorbell_of(incarnation): partial(
+                self._on_doorbell, incarnation, HostedSession.ring
+            ),
             self._store.requests_doorbell_of(incarnation): partial(
-                self._on_doorbell, HostedSession.attend
+                self._on_doorbell, incarnation, HostedSession.attend
             ),
         }
         for channel, ring in self._doorbells.items():
@@ -129,7 +131,9 @@ class SessionHost:
             if session.incarnation != incarnation:
                 self._background.spawn(session.retake(incarnation))
 
-    def _on_doorbell(self, tell: Callable[[HostedSession], None], message: bytes | None) -> None:
+    def _on_doorbell(
+        self, incarnation: str, tell: Callable[[HostedSession], None], message: bytes | None
+    ) -> None:
         """`message` is a session id; None after messages may have been missed."""
         if message is None:
             for session in self._sessions():
@@ -139,6 +143,10 @@ class SessionHost:
         for host in self.profiles.values():
             if (rung := host.sessions.get(session_id)) is not None:
                 tell(rung)
+                return
+        # After a fault Redis may take this worker for the owner of a session that is not here.
+        reap = partial(self._store.reap, session_id, incarnation)
+        self._background.spawn(self._background.call_until_answered(reap))
 
     def _sessions(self) -> list[HostedSession]:
         return [session for host in self.profiles.values() for session in host.sessions.values()]

@@ -215,6 +215,11 @@ class HostedSession:
             host.failed(self)
             log.info("session %r was not taken: %s", self.session_id, fault)
             return False
+        if not lease.is_certain(self.incarnation):
+            # If it had lapsed, a reaper may have looked for the session before it was taken.
+            host.failed(self)
+            log.info("session %r was not taken: the lease is uncertain", self.session_id)
+            return False
         if taken.profile != host.profile.name:
             await self.own(partial(self._release, even_unfinished=True))
             await self._unlist()
@@ -233,9 +238,17 @@ class HostedSession:
 
     async def _drop_hold(self) -> None:
         """After the release: until then a reaper has to find the session."""
+        if not self.incarnation:
+            return
+        try:
+            await self._let_go()
+        except StorageError:
+            self._host.spawn(self._host.background.call_until_answered(self._let_go))
+
+    async def _let_go(self) -> None:
         token = self._host.publisher.lease.token
-        with contextlib.suppress(StorageError, LeaseLost):  # a reaper finds nothing to do
-            await self._host.store.hold(self.incarnation, token, [], [self.session_id])
+        with contextlib.suppress(LeaseLost):  # a reaper does the same
+            await self._host.store.let_go(self.session_id, self.incarnation, token)
 
     async def _unlist(self) -> None:
         """Whoever listed the session again since has made a listing of their own."""

@@ -57,9 +57,14 @@ class NamedSessionStore(WantedStore):
     """Calls and owners of named sessions in Redis.
 
     A producer appends to a session's log. If the session has no owner it is listed first, so that a
-    producer that dies in between leaves nothing that nobody looks for. A worker with room is given
-    sessions from that list, takes them, and removes them from the list under the mark it was given:
-    one that was listed again since stays.
+    producer that dies in between leaves nothing that nobody looks for. Workers with room are given
+    sessions from that list. So that no call is left behind, whatever dies when, a worker
+
+    - holds a session before it takes it (`hold`, `take`), and drops the hold last (`let_go`);
+    - looks at its own lease after `take`: if that is not certain any more, a reaper may have looked
+      for the session before it was taken, and the worker lets go;
+    - removes a listing only after that, or where another live worker has the session (`unwant`),
+      and only under the mark that `take_wanted` gave: one that was listed again since stays.
     """
 
     def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
@@ -436,6 +441,16 @@ class NamedSessionStore(WantedStore):
             ttl_ms=ms_of(self.settings.request_ttl_s),
         )
         await self._own(session_id, call)
+
+    async def let_go(self, session_id: str, incarnation: str, lease_token: str) -> None:
+        """Drop the hold on a session, however its ownership ended, and if it ever began.
+
+        What is unfinished is listed again before: after a fault the worker may own the session
+        without knowing it, or may have removed the listing of a session that it does not own.
+        Raises LeaseLost; then a reaper does the same.
+        """
+        await self.reap(session_id, incarnation)
+        await self.hold(incarnation, lease_token, [], [session_id])
 
     async def _own(self, session_id: str, call: Call) -> Reply:
         """The reply to an owner's call; raises SessionOwnerLost."""

@@ -28,15 +28,16 @@ local steal, expected, profile, ttl_ms = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local function granted(session, token)
   local got = redis.call('HMGET', session_key, 'executions', 'checkpoint', 'begun_at')
-  local begun = {seq = '0', call = '', payload = ''}
+  local begun, ago_ms = {seq = '0', call = '', payload = ''}, 0
   if session.begun then
     begun = calls_after(calls_key, session.begun .. '-0', 1)[1]
+    ago_ms = math.floor(clock_us() / 1000) - tonumber(got[3] or 0)
   end
   return {
     DONE, token, session.profile or profile, session.tenant or '', session.waiting,
     tonumber(got[1] or 0), session.closing and 1 or 0, got[2] or '',
     tonumber(begun.seq), begun.call, begun.payload,
-    math.floor(clock_us() / 1000) - tonumber(got[3] or 0),
+    ago_ms,
   }
 end
 

@@ -402,3 +402,25 @@ async def test_a_session_that_was_taken_and_never_used_is_unknown_after_its_rele
     with pytest.raises(SessionUnknown):
         await store.info("s")
     assert (await store.submit("s", "c", b"", profile="another")).seq == 1
+
+
+async def test_a_worker_that_lets_go_leaves_nothing_behind_that_it_may_own(
+    subject: Subject,
+) -> None:
+    store = subject.sessions()
+    token = await subject.worker("w")
+    for session in ("owned", "unlisted", "idle"):
+        await store.hold("w", token, [session])
+        await subject.submit("c", session)
+        await store.unwant(PROFILE, await subject.one_wanted())
+    await subject.take("w", "owned")
+    taken = await subject.take("w", "idle")
+    await store.begin("idle", taken.token)
+    await store.done("idle", taken.token, 1)
+    for session in ("owned", "unlisted", "idle"):
+        await store.let_go(session, "w", token)
+        with pytest.raises(SessionOwnerLost):
+            await store.begin(session, taken.token)
+    assert sorted(await subject.wanted()) == ["owned", "unlisted"]
+    await subject.kill("w")
+    assert await store.held_sessions("w") == []

@@ -11,7 +11,7 @@ from celery.concurrency import ALIASES
 from celery.utils.imports import symbol_by_name
 
 from capsule_tasks.client.cancelling import CancelAnswer, cancel_all
-from capsule_tasks.client.code import ExecuteCode, register_code_task
+from capsule_tasks.client.code import ExecuteCode, register_code_tasks
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.sessions.forgetting import forget_session, forget_tenant
 from capsule_tasks.client.sessions.named_session import DEFAULT_PROFILE, NamedSession, check_id
@@ -37,11 +37,11 @@ class Capsule:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.execute = ExecuteCode(app)
-        """Runs source code in a fresh session of a worker: `capsule.execute("6 * 7").get()`."""
+        """Runs source code on a worker: `capsule.execute("6 * 7").get()`."""
         app.task_cls = mixed(Task, symbol_by_name(app.task_cls))
         app.__dict__.pop("Task", None)  # a cached class, made of the old one
         self._mix_into_tasks()
-        register_code_task(app)
+        register_code_tasks(app)
         app.on_after_configure.connect(self._on_configured, weak=False)
         if app.configured:
             self._on_configured()

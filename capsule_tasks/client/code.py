@@ -1,4 +1,4 @@
-"""Source code as a Celery task: `capsule.execute`."""
+"""Source code as Celery tasks: `capsule.execute`, in a fresh session or in a named one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ import celery
 
 from capsule_tasks.client.cancelling import check_type
 from capsule_tasks.client.execution import Execution
+from capsule_tasks.client.sessions.as_task import (
+    SESSION_TASK,
+    SessionArguments,
+    session_arguments,
+    submit_as_task,
+    value_of,
+)
 from capsule_tasks.client.sessions.named_session import check_source
 from capsule_tasks.client.task import Task
+from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import CodeFailed, CodeNotRun
 from capsule_tasks.settings import DEFAULT_CODE_PROFILE
 
@@ -42,6 +50,27 @@ class CodeTask(Task, celery.Task):
         return outcome()
 
 
+class SessionTask(Task, celery.Task):
+    """Stands for code in a named session. Our pool waits for its call without a slot."""
+
+    name = SESSION_TASK
+    throws = (CodeFailed, CodeNotRun)
+    acks_late = True
+    """A message that is delivered again finds the call of the first delivery."""
+
+    def run(self, source: str, *, session: str, **options: Any) -> Any:
+        """Return or raise what the call did; other pools, and eager calls, wait for it here."""
+        arguments = session_arguments(source, session=session, **options)
+        outcome = outcome_of_code.get(None)
+        if outcome is not None:
+            return outcome()
+        return watch_thread.call(self._run_here(arguments, self.request.id))
+
+    async def _run_here(self, arguments: SessionArguments, task_id: str) -> Any:
+        execution = await submit_as_task(self.app, task_id, arguments)
+        return await value_of(self.app, execution, arguments)
+
+
 class CodeArguments(NamedTuple):
     """What a producer says about code."""
 
@@ -59,18 +88,20 @@ def arguments_of(
     return CodeArguments(source, profile, timeout_s)
 
 
-def register_code_task(app: Any) -> None:
-    """Give the app its task for code; binding a task would finalize the app."""
-    # Celery keeps the app of a task in its class.
-    task = type("CodeTask", (CodeTask,), {"__module__": __name__, "_app": app})()
-    app._tasks[CODE_TASK] = task  # noqa: SLF001 - as above
-    if app.finalized:
-        task.bind(app)
+def register_code_tasks(app: Any) -> None:
+    """Give the app its tasks for code; binding a task would finalize the app."""
+    for kind in (CodeTask, SessionTask):
+        # Celery keeps the app of a task in its class.
+        task = type(kind.__name__, (kind,), {"__module__": __name__, "_app": app})()
+        app._tasks[kind.name] = task  # noqa: SLF001 - as above
+        if app.finalized:
+            task.bind(app)
 
 
 class ExecuteCode:
     """`capsule.execute`: runs source code in a fresh session of a worker, and in no other process.
 
+    With `session=` it runs in a named session, as a call of it; the id of the call is the task id.
     The session has the semantics of a REPL: the value is that of the last expression. With `.s()`,
     `.si()` and `.signature()` it takes part in chains, groups and chords.
     """
@@ -84,6 +115,8 @@ class ExecuteCode:
         *,
         profile: str = DEFAULT_CODE_PROFILE,
         timeout_s: float | None = None,
+        session: str | None = None,
+        tenant: str | None = None,
         **options: Any,
     ) -> Execution:
         """Send the code to a worker. `options` are those of `apply_async`: `queue`, `countdown`, …
@@ -91,7 +124,9 @@ class ExecuteCode:
         `.get()` of the execution returns the value, or raises CodeFailed. A value that the result
         serializer cannot write arrives as its `repr`.
         """
-        signature = self.s(source, profile=profile, timeout_s=timeout_s)
+        signature = self.s(
+            source, profile=profile, timeout_s=timeout_s, session=session, tenant=tenant
+        )
         return cast("Execution", signature.apply_async(**options))
 
     def delay(self, *args: Any, **kwargs: Any) -> Execution:
@@ -108,6 +143,17 @@ class ExecuteCode:
 
     def signature(self, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         """A signature, as that of any task."""
-        given = {"source": "", **(kwargs or {})} if not args else kwargs or {}
-        arguments_of(*args, **given)  # in a chain the source may still be to come
-        return self._app.tasks[CODE_TASK].signature(args, kwargs, **options)
+        given = dict(kwargs or {})
+        for name in ("session", "tenant"):
+            if given.get(name, ...) is None:
+                del given[name]
+        known = given if args else {"source": "", **given}  # in a chain it may still be to come
+        if "session" in given:
+            session_arguments(*args, **known)
+            return self._app.tasks[SESSION_TASK].signature(args, given, **options)
+        if "tenant" in given:
+            raise ValueError(
+                f"tenant = {given['tenant']!r}: belongs to a session, which is not given"
+            )
+        arguments_of(*args, **known)
+        return self._app.tasks[CODE_TASK].signature(args, given, **options)

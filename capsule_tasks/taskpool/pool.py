@@ -24,9 +24,11 @@ from kombu.asynchronous import get_event_loop
 
 from capsule_tasks.client.code import CODE_TASK
 from capsule_tasks.client.configuration import setting
+from capsule_tasks.client.sessions.as_task import SESSION_TASK
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.storage.connections.doorbells import OnRing
+from capsule_tasks.taskpool.code.session_calls import SessionCallReporter
 from capsule_tasks.taskpool.consumer_step import ConsumerStep
 from capsule_tasks.taskpool.hub import Bridge, RuntimeThread
 from capsule_tasks.taskpool.inspection import describe, health, stack, totals
@@ -142,6 +144,8 @@ class TaskPool(prefork.TaskPool):
         self._thread.detach_hub()
         hub = get_event_loop()
         kill_at = math.inf
+        if self._runtime is not None:  # they may wait for other workers, and this one need not
+            self._thread.post(self._runtime.session_calls.requeue_all)
         while self._tasks and self._runtime is not None:
             self._await_calls(hub)
             kill_at = self._stop_faster(kill_at)
@@ -166,7 +170,7 @@ class TaskPool(prefork.TaskPool):
             return math.inf
         if self._consumer is not None:  # Celery has cancelled what it knew to run then
             self._consumer.cancel_active_requests()
-        self._thread.post(runtime.supervisor.requeue_waiting)
+        self._thread.post(runtime.requeue_waiting)
         now = time.monotonic()
         if now >= kill_at:
             self._thread.post(runtime.supervisor.kill_busy)
@@ -207,7 +211,7 @@ class TaskPool(prefork.TaskPool):
     def flush(self) -> None:
         """The connection to the broker is lost: tasks that no child has are redelivered."""
         if self._runtime is not None:
-            self._thread.post(self._runtime.supervisor.requeue_waiting)
+            self._thread.post(self._runtime.requeue_waiting)
 
     # --- work ----------------------------------------------------------------------------------
 
@@ -226,6 +230,8 @@ class TaskPool(prefork.TaskPool):
         request = getattr(accept_callback, "__self__", None)
         if not isinstance(request, Request):
             raise TypeError(f"this pool runs Celery tasks only, not {target!r}")
+        if request.task.name == SESSION_TASK:
+            return self._apply_session_call(self._runtime, request, args)
         task = TaskReporter(self, self._bridge, request, args)
         execution, is_async = task.execution, task.execution.life.origin.is_async
         if execution.call.name == CODE_TASK:
@@ -233,13 +239,24 @@ class TaskPool(prefork.TaskPool):
         else:
             execution.lane = self._runtime.dispatcher.lanes["async" if is_async else "blocking"]
         if is_async:
-            self._take_coroutine(task)
+            self._start_async_children()
+            self._run_without_slot(task)
         elif waitforslot:
             self._slots.acquire()
         self._tasks.add(task)
         self._thread.post_with_batch(self._runtime.supervisor.admit, task.execution)
         if self._hub is None or len(self._tasks) == 1:
             self._thread.run_posts()
+        return task
+
+    def _apply_session_call(
+        self, runtime: PoolRuntime, request: Request, args: Any
+    ) -> SessionCallReporter:
+        """Wait for a call of a named session in the main process, without a slot."""
+        task = SessionCallReporter(self, self._bridge, request, args)
+        self._run_without_slot(task)
+        self._tasks.add(task)
+        self._thread.post(runtime.session_calls.start, task)
         return task
 
     def without_slots(self, take_slot: Callable[[Any], object]) -> Callable[[Any], None]:
@@ -249,7 +266,7 @@ class TaskPool(prefork.TaskPool):
         """
 
         def on_task_request(request: Any) -> None:
-            if not is_coroutine_task(request.task):
+            if not is_coroutine_task(request.task) and request.task.name != SESSION_TASK:
                 take_slot(request)
                 return
             with contextlib.suppress(TaskRevokedError):  # reported by the request itself
@@ -257,13 +274,16 @@ class TaskPool(prefork.TaskPool):
 
         return on_task_request
 
-    def _take_coroutine(self, task: TaskReporter) -> None:
-        """A coroutine takes no slot; and one more message may be fetched while it runs."""
-        task.has_slot = False
+    def _start_async_children(self) -> None:
+        """Coroutines have children of their own, from the first coroutine on."""
         runtime = self._runtime
         if runtime is not None and not runtime.dispatcher.lanes["async"].size:
             children = setting(self.app, "capsule_async_children")
             self._thread.post(runtime.dispatcher.resize, "async", children)
+
+    def _run_without_slot(self, task: TaskReporter) -> None:
+        """A coroutine takes no slot; and one more message may be fetched while it runs."""
+        task.has_slot = False
         self._coroutines.add(task)
         if self._consumer is not None and len(self._coroutines) <= self._max_coroutines():
             task.qos = self._consumer.qos
@@ -305,6 +325,12 @@ class TaskPool(prefork.TaskPool):
         if self._runtime is not None:
             feed = self._runtime.supervisor.feed
             self._thread.post(feed, execution, Lifecycle.on_stop_requested, *request)
+
+    def stop_session_call(self, task: SessionCallReporter, *, is_worker_stopping: bool) -> None:
+        """Cancel the call that a task waits for, or leave it to another worker; any thread."""
+        if self._runtime is not None:
+            calls = self._runtime.session_calls
+            self._thread.post(calls.requeue if is_worker_stopping else calls.cancel, task)
 
     # --- size ----------------------------------------------------------------------------------
 

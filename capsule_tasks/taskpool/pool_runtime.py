@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from capsule_tasks.child.executors import celery_app
 from capsule_tasks.client.configuration import setting
+from capsule_tasks.client.sessions.as_task import SESSION_TASK
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
@@ -81,6 +82,7 @@ class PoolRuntime:
         self.dispatcher = self.supervisor.dispatcher
         self.code = CodeRunner(app, self._hostname, self.supervisor)
         self.host = make_host(app, self.publisher, self.supervisor, self.code.lanes)
+        self.session_calls = self.code.session_calls
         self._reloading = asyncio.Lock()
         self._names = set(app.tasks)
         """Names of the tasks that children know."""
@@ -113,6 +115,11 @@ class PoolRuntime:
             if self.host is not None:
                 stack.push_async_callback(self.host.stop, grace_s)
             task_revoked.disconnect(self._on_revoked)
+
+    def requeue_waiting(self) -> None:
+        """Drop tasks that no child has: their messages are redelivered."""
+        self.supervisor.requeue_waiting()
+        self.session_calls.requeue_all()
 
     # --- new code ------------------------------------------------------------------------------
 
@@ -195,6 +202,9 @@ class PoolRuntime:
         if terminated or sender.app is not self._app:  # a terminated task has been in the pool
             return
         group, index = group_of(vars(request))
+        if sender.name == SESSION_TASK:  # whoever runs the code is the only writer of its stream
+            self._thread.post(self.session_calls.discard, request.id, (group, index))
+            return
         origin = Origin(
             execution_id=request.id,
             task=sender.name,

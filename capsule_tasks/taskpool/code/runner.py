@@ -26,6 +26,7 @@ from capsule_tasks.settings import (
     TimeoutSettings,
 )
 from capsule_tasks.taskpool.code.lanes import CodeEnds, CodeLane, RefusingLane
+from capsule_tasks.taskpool.code.session_calls import SessionCalls
 from capsule_tasks.taskpool.code.tracing import CodeTracer
 
 log = logging.getLogger("capsule_tasks.taskpool")
@@ -40,6 +41,7 @@ class CodeRunner:
         self._supervisor = supervisor
         self._tracer = CodeTracer(app, hostname)
         self._ends = CodeEnds(self._tracer, supervisor)
+        self.session_calls = SessionCalls(app, self._tracer)
         base = session_config(app)
         self.lanes = {
             name: CodeLane(
@@ -56,6 +58,7 @@ class CodeRunner:
 
     async def stop(self) -> None:
         """End all sessions; what is being traced is stored all the same."""
+        await self.session_calls.stop()
         self._tracer.threads.shutdown(wait=False, cancel_futures=True)
         for lane in self.lanes.values():
             await lane.stop()

@@ -21,6 +21,7 @@ from kombu.serialization import dumps, loads, prepare_accept_content
 from capsule_tasks.child.executors.outcomes import repr_of
 from capsule_tasks.child.executors.tasks import Tracer
 from capsule_tasks.client.code import CODE_TASK, outcome_of_code
+from capsule_tasks.client.sessions.as_task import SESSION_TASK
 from capsule_tasks.errors import CodeFailed
 from capsule_tasks.protocol.messages import Error, Result, TaskCall, TaskResult, Terminal
 
@@ -74,10 +75,13 @@ class CodeTracer:
     def _tracer(self) -> Tracer:
         tracer: Tracer | None = getattr(self._local, "tracer", None)
         if tracer is None:
-            app, task = self._app, self._app.tasks[CODE_TASK]
-            trace = build_tracer(CODE_TASK, task, app.loader, self._hostname, app=app)
+            app = self._app
+            traces = {
+                name: build_tracer(name, app.tasks[name], app.loader, self._hostname, app=app)
+                for name in (CODE_TASK, SESSION_TASK)
+            }
             tracer = self._local.tracer = Tracer(
-                {CODE_TASK: SimpleNamespace(__trace__=trace)},
+                {name: SimpleNamespace(__trace__=trace) for name, trace in traces.items()},
                 loads,
                 prepare_accept_content(app.conf.accept_content),
                 self._hostname,

@@ -50,6 +50,7 @@ CELERY = (
         apply="(… args, kwargs, **options)",
         run="(self, *args, **kwargs)",
         throws="tuple",
+        acks_late="NoneType",
         abstract="bool",
         Request="str",
         __trace__="NoneType",

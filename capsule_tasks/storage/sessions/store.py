@@ -192,6 +192,26 @@ class NamedSessionStore(WantedStore):
             checkpoint=fields.get("checkpoint"),
         )
 
+    async def relist(self, session_id: str) -> bool:
+        """List a session again whose calls nobody would run any more; whether that was needed.
+
+        For a caller who has waited long: a Redis that fails over may lose the listing of a session,
+        or the end of an ownership.
+        """
+        try:
+            info = await self.info(session_id)
+        except SessionUnknown:
+            return False
+        if not info.unfinished or await self._is_live(info.owner):
+            return False
+        await self.want(info.profile, session_id)
+        return True
+
+    async def _is_live(self, owner: str) -> bool:
+        return bool(
+            owner and await drive(lease_left_s(owner, self._prefix, self._retry), self.store)
+        )
+
     async def calls_of(self, session_id: str) -> AsyncIterator[str]:
         """The ids of a session's calls that are unfinished, or were done not long ago."""
         offset = 0
@@ -329,10 +349,7 @@ class NamedSessionStore(WantedStore):
             if not owner or steal == token:
                 raise SessionHeld(session_id, owner, token)
             # What the incarnation has itself it may take again: an earlier reply may be lost.
-            is_free = owner == incarnation or not await drive(
-                lease_left_s(owner, self._prefix, self._retry), self.store
-            )
-            if not is_free:
+            if owner != incarnation and await self._is_live(owner):
                 raise SessionHeld(session_id, owner, token)
             steal = token
 

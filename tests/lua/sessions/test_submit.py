@@ -75,3 +75,16 @@ def test_each_refusal_changes_nothing(bench: Bench) -> None:
     before = bench.state()
     assert bench.submit("c2") == [Code.ENDED]
     assert bench.state() == before
+
+
+def test_a_repeated_call_rings_an_owner_that_has_not_begun_it(bench: Bench) -> None:
+    bench.submit("c1")
+    token = bench.taken()
+    bench.listen(f"{bench.doorbell}w:sessions")
+    bench.submit("c1")
+    assert bench.rings() == [("doorbell:w:sessions", "s")]
+    bench.begin(token)
+    bench.submit("c1")
+    bench.done(token, 1)
+    bench.submit("c1")
+    assert bench.rings() == []

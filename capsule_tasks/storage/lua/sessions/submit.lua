@@ -6,7 +6,7 @@
 --   known    zset    capsule:{S:<session>}:known
 -- ARGV
 --   session_id       for the owner
---   call             id of the call; one that is known is not appended again
+--   call             id of the call; one that is known is not appended again, but rings
 --   payload          the call
 --   profile          of the session
 --   tenant           of the session, or empty if the caller does not say
@@ -35,7 +35,15 @@ if not is_new and session.profile ~= profile
   or session.created and session.tenant == '' and tenant ~= '' then
   return {CHANGED, session.profile or '', session.tenant or ''}
 end
-if redis.call('ZSCORE', known_key, call) then
+local function ring()
+  if session.owner and not session.begun then
+    redis.call('PUBLISH', doorbell_prefix .. session.owner .. ':sessions', session_id)
+  end
+end
+
+local known = redis.call('ZSCORE', known_key, call)
+if known then
+  if known == 'inf' then ring() end -- the ring before may be lost
   return {DONE, 0, session.owner or '', session.waiting}
 end
 if session.closing then return {ENDED} end
@@ -54,7 +62,5 @@ if not session.created then
   redis.call('HSET', session_key, 'created', now_ms, 'tenant', tenant)
 end
 for _, key in ipairs({session_key, calls_key, known_key}) do redis.call('PEXPIRE', key, ttl_ms) end
-if session.owner and not session.begun then
-  redis.call('PUBLISH', doorbell_prefix .. session.owner .. ':sessions', session_id)
-end
+ring()
 return {DONE, tonumber(seq), session.owner or '', session.waiting + 1}

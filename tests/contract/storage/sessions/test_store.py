@@ -424,3 +424,26 @@ async def test_a_worker_that_lets_go_leaves_nothing_behind_that_it_may_own(
     assert sorted(await subject.wanted()) == ["owned", "unlisted"]
     await subject.kill("w")
     assert await store.held_sessions("w") == []
+
+
+async def test_a_session_is_listed_again_for_a_caller_who_has_waited_long(
+    subject: Subject,
+) -> None:
+    store = subject.sessions()
+    assert not await store.relist("s")
+    await subject.submit("c")
+    await store.unwant(PROFILE, await subject.one_wanted())  # as if the listing were lost
+    assert await store.relist("s")
+    wanted = await subject.one_wanted()
+    await subject.worker("w")
+    taken = await subject.take("w")
+    await store.unwant(PROFILE, wanted)
+    assert not await store.relist("s")
+    await subject.kill("w")
+    assert await store.relist("s")
+    assert await subject.wanted() == ["s"]
+    again = await subject.take("w")
+    assert again.token > taken.token
+    await store.begin("s", again.token)
+    await store.done("s", again.token, 1)
+    assert not await store.relist("s")

@@ -185,7 +185,8 @@ class HostWorker:
 class Caller:
     """Submits calls, and reads what becomes of them."""
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, url: str, prefix: str, hang_s: float = HANG_S) -> None:
+        self.hang_s = hang_s
         self._url = url
         self._connection = PipelinedConnection(url)
         self.sessions = NamedSessionStore(
@@ -211,7 +212,7 @@ class Caller:
 
     async def ended(self, call_id: str) -> Ended:
         """The last event, once it is there."""
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(self.hang_s):
             while True:
                 events = await self.events(call_id)
                 if events and isinstance(events[-1], Ended):
@@ -229,14 +230,14 @@ class Caller:
     async def ask(self, session_id: str, request: SessionRequest) -> SessionReply:
         """The owner's reply to a request."""
         request_id = await self.sessions.request(session_id, encode_request(request))
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(self.hang_s):
             while (reply := await self.sessions.read_reply(session_id, request_id)) is None:
                 await asyncio.sleep(0.005)
         return decode_reply(reply)
 
     async def asks(self, call_id: str) -> None:
         """Return once the call waits for input."""
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(self.hang_s):
             while not any(isinstance(e, InputRequest) for e in await self.events(call_id)):
                 await asyncio.sleep(0.005)
 
@@ -245,7 +246,7 @@ class Caller:
 
     async def settled(self, session_id: str) -> None:
         """Return once no call of the session is unfinished."""
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(self.hang_s):
             while await self.unfinished(session_id):
                 await asyncio.sleep(0.005)
 
@@ -274,8 +275,13 @@ class HostProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.end()
+
+    def end(self) -> None:
+        """Wait for its end."""
         with self.process:
-            self.process.kill()
+            self.process.wait()
 
 
 async def main(url: str, prefix: str, name: str, lease_s: str) -> None:

@@ -19,6 +19,8 @@ from capsule_tasks.protocol.calls import (
     encode_request,
 )
 from capsule_tasks.storage.operations import new_operation
+from capsule_tasks.storage.sessions.store import NamedSessionStore
+from capsule_tasks.storage.sessions.types import NamedSessionInfo
 
 _CHECK_S = 1.0
 """A doorbell may be lost: the key is read again after so long."""
@@ -41,6 +43,8 @@ async def ask_owner(
             request_id = await _send(watcher, session_id, encode_request(request))
             while (reply := await watcher.sessions.read_reply(session_id, request_id)) is None:
                 await wait_for_ring(ringing, _CHECK_S)
+                if not ringing.is_set():
+                    await _list_unowned(watcher.sessions, session_id)
                 ringing.clear()
     except TimeoutError:
         raise TimeoutError(
@@ -80,9 +84,7 @@ async def close_session(app: Any, session_id: str, timeout_s: float) -> None:
                 await watcher.checkpoints.delete(session_id)  # else the owner does so
             if await store.close_session(session_id):
                 return
-            if not info.owner:
-                await store.want(info.profile, session_id)
-            while (await store.info(session_id)).is_closing:
+            while (await _list_unowned(store, session_id)).is_closing:
                 await wait_for_ring(ringing, _CHECK_S)
                 ringing.clear()
     except SessionUnknown:
@@ -92,6 +94,18 @@ async def close_session(app: Any, session_id: str, timeout_s: float) -> None:
             f"session {session_id!r} was not closed within {timeout_s} s; it takes no calls, and "
             "is closed when those that it has are done"
         ) from None
+
+
+async def _list_unowned(store: NamedSessionStore, session_id: str) -> NamedSessionInfo:
+    """List the session for workers if it has no owner, who may have died with a request to it.
+
+    Nothing else brings it back: without unfinished calls, a session is not wanted. The next owner
+    reads the requests that nobody has answered.
+    """
+    info = await store.info(session_id)
+    if not info.owner:
+        await store.want(info.profile, session_id)
+    return info
 
 
 @asynccontextmanager

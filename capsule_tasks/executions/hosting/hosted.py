@@ -270,6 +270,7 @@ class HostedSession:
     async def _serve(self) -> None:
         """Run calls in the order of the log, and leave between two of them."""
         while True:
+            self._wake.clear()  # before all that it may announce is looked at
             await self._requests.answer_waiting()
             order = self._take_order() or self._host.plan.between_calls(
                 self.session_id, self._host.now()
@@ -293,7 +294,6 @@ class HostedSession:
         plan.idle(self.session_id, self._host.now())
         self._host.wake()
         await self._wake.wait()
-        self._wake.clear()
         if self._order is None:
             plan.busy(self.session_id)
 
@@ -479,7 +479,6 @@ class HostedSession:
             return await self._host.background.call_until_answered(write)
 
     async def _begin(self) -> BegunCall | None:
-        self._wake.clear()
         return await self._host.store.begin(self.session_id, self.token)
 
     async def _done(self, begun: BegunCall, cpu_ms: int = 0) -> int:

@@ -24,7 +24,7 @@ from capsule_tasks.storage.sessions.store import NamedSessionStore
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-_WHY = "its worker died"
+_WHY = "its worker died while it ran, so it may have run in part"
 _LOST = lost(_WHY)
 _BATCH_SIZE = 32
 

@@ -19,6 +19,7 @@ from capsule_tasks.protocol.events import (
 )
 from capsule_tasks.protocol.messages import InputRequest
 from capsule_tasks.settings import ChildSettings, OutputSettings, SessionConfig
+from capsule_tasks.storage.sessions.types import BegunCall
 from tests.integration.hosting import Caller, HostWorker, Results
 from tests.streaming import HANG_S, eventually
 
@@ -269,3 +270,21 @@ async def test_a_worker_that_waits_no_longer_ends_the_call(
     assert "its worker was stopped while the call ran" in ended.message
     assert results[call].outcome is Outcome.LOST
     assert await caller.unfinished("user-1") == 0
+
+
+async def test_a_session_that_fails_in_its_worker_is_taken_again(
+    worker: HostWorker, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that fails for a reason that nobody thought of."""
+    monkeypatch.setattr("capsule_tasks.executions.hosting.plan._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("capsule_tasks.executions.hosting.profile._VISIBLE_AGAIN_S", 0.02)
+    begin, faults = worker.publisher.sessions.begin, [RuntimeError("once"), RuntimeError("twice")]
+
+    async def fails_first(session_id: str, token: int) -> BegunCall | None:
+        if faults:
+            raise faults.pop()
+        return await begin(session_id, token)
+
+    monkeypatch.setattr(worker.publisher.sessions, "begin", fails_first)
+    assert (await caller.run("user-1", "6 * 7")).result_text == "42"
+    assert not faults

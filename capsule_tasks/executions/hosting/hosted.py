@@ -192,7 +192,11 @@ class HostedSession:
             await self.own(partial(self._release, even_unfinished=True))
         except SessionOwnerLost as lost:
             log.warning("session %r is over in this worker: %s", self.session_id, lost)
+        except Exception:
+            log.exception("session %r failed in this worker", self.session_id)
+            self._host.failed(self)
         finally:
+            self._host.plan.gives_back(self.session_id)
             await shielded(self._child.end())
             await self._host.tenants.leave(self._tenant, self.session_id)
             await self._drop_hold()

@@ -202,12 +202,14 @@ class HostPlan:
         self.seats[session_id].unsaved = 0
 
     def gives_back(self, session_id: str) -> None:
-        """The session has no child here: it is about to be listed for other workers."""
-        self.seats[session_id].stage = Stage.LEAVING
+        """The session ends here, for whatever reason: it may be listed for other workers."""
+        if (seat := self.seats.get(session_id)) is not None:
+            seat.stage = Stage.LEAVING
 
     def is_leaving(self, session_id: str) -> bool:
+        """Whether the session may be listed since because it ends here."""
         seat = self.seats.get(session_id)
-        return seat is not None and seat.stage is Stage.LEAVING
+        return seat is None or seat.stage is Stage.LEAVING
 
     def stays(self, session_id: str) -> None:
         """The session is not left: a call came first, or there is no checkpoint of it."""

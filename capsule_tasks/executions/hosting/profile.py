@@ -130,12 +130,13 @@ class ProfileHost:
         met, self._met = self._met, []
         for wanted in met:
             session_id = wanted.session_id
-            if self.plan.is_leaving(session_id):
+            if session_id not in self.sessions:
+                if self.plan.may_take(session_id, self.now()):
+                    self._take(wanted)
+            elif self.plan.is_leaving(session_id):
                 self._met.append(wanted)
-            elif session_id in self.sessions:
+            else:
                 await self.store.unwant(self.profile.name, wanted)
-            elif self.plan.may_take(session_id, self.now()):
-                self._take(wanted)
 
     def _take(self, wanted: Wanted) -> None:
         session = HostedSession(self, wanted)

@@ -206,3 +206,14 @@ def test_a_wrong_move_names_the_session() -> None:
     plan.take("a", 0.0)
     with pytest.raises(InternalError, match="session 'a' that is TAKING cannot become IDLE"):
         plan.idle("a", 0.0)
+
+
+def test_a_session_that_ends_here_may_have_been_listed_since() -> None:
+    plan = with_idle(make(), "a")
+    assert not plan.is_leaving("a")
+    plan.gives_back("a")
+    assert plan.is_leaving("a")
+    plan.left("a")
+    plan.gives_back("a")
+    assert plan.is_leaving("a")
+    assert plan.room() == 2

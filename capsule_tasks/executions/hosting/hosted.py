@@ -443,15 +443,15 @@ class HostedSession:
         """End the session for good; False if a call came first."""
         await self._child.end()
         await self._checkpoints.delete()
+        store = self._host.store
+        # Before the close, after which the producer that waits for it may look at the index.
+        await self.own(lambda: store.index.record(dropped=[self.session_id]))
         try:
-            store = self._host.store
             await self.own(lambda: store.close_session(self.session_id, self.token))
         except SessionUnfinished:
+            await self._record(self.incarnation)
             return False
         log.info("session %r was closed", self.session_id)
-        await self._host.background.call_until_answered(
-            lambda: store.index.record(dropped=[self.session_id])
-        )
         return True
 
     async def _refuse_all(self, type_name: str, message: str) -> None:

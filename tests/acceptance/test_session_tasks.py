@@ -221,3 +221,39 @@ def test_a_worker_that_stops_leaves_its_waiting_tasks_to_others(
             submitted(capsule, session_id, 3)
         with client_worker(url, tmp_path, queue=queue), host_worker(url, tmp_path):
             assert result.get(timeout=HANG_S) == 3
+
+
+# --- the handle of a session ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("host")
+def test_a_session_is_looked_into_saved_restarted_and_closed(
+    capsule: Capsule, session_id: str
+) -> None:
+    session = capsule.session(session_id)
+    assert session.execute("n = 1\nn").get(timeout=HANG_S) == 1
+    assert "n" in [entry.name for entry in session.namespace().entries]
+    assert "n" in session.checkpoint().saved
+    holding = session.execute(HOLD)
+    next(holding.output())
+    assert session.interrupt() == "requested"
+    with pytest.raises(CodeFailed, match="KeyboardInterrupt"):
+        holding.get(timeout=HANG_S)
+    session.restart()
+    assert session.execute("'n' in globals()").get(timeout=HANG_S) is False
+    session.close()
+    with pytest.raises(SessionUnknown):
+        session.info()
+    assert session.execute("2").get(timeout=HANG_S) == 2
+
+
+@pytest.mark.usefixtures("host")
+def test_everything_of_a_session_in_use_is_forgotten(capsule: Capsule, session_id: str) -> None:
+    session = capsule.session(session_id, tenant=session_id)
+    assert session.execute("n = 1\nn").get(timeout=HANG_S) == 1
+    holding = session.execute(HOLD)
+    next(holding.output())
+    capsule.forget(tenant=session_id)
+    with pytest.raises(SessionUnknown):
+        session.info()
+    assert session.execute("'n' in globals()").get(timeout=HANG_S) is False

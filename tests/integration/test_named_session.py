@@ -272,6 +272,7 @@ async def test_a_session_that_no_worker_has_is_closed_at_once(
         await owner.run_next()
         await owner.store.release(session.id, owner.token)
     await session.aclose()
+    assert await Capsule(app).asessions() == []
     with pytest.raises(SessionUnknown):
         await session.ainfo()
 

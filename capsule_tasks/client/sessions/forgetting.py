@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from capsule_tasks.client.configuration import named_session_settings
+from capsule_tasks.client.sessions.execution import SessionExecution
 from capsule_tasks.client.watching.results import keeps_results, translated_faults
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import SessionUnknown
@@ -14,13 +16,17 @@ from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage.history.history import History
 
 _BATCH_SIZE = 100
+_GRACE_S = 1.0
+_MAX_STOP_S = 10.0
+"""How long the worker that runs a call of a session may take to stop it. A dead one never does: its
+executions are reaped."""
 
 
 async def forget_session(app: Any, session_id: str) -> None:
     """Erase a session: namespace, checkpoint, calls with their events and results, history.
 
-    Safe to repeat, for example if Redis became unavailable in the middle of it. Its owner, if it
-    has one, finds out and kills the child.
+    Safe to repeat, for example if Redis became unavailable in the middle of it. The call that runs
+    is cancelled; the owner, if there is one, finds out and ends the child.
     """
     watcher = await watch_thread.watcher(app)
     store = watcher.sessions
@@ -30,7 +36,8 @@ async def forget_session(app: Any, session_id: str) -> None:
         begun_call = ""  # it was closed: its calls and its history may still be there
     batch: list[str] = []
     async for call_id in store.calls_of(session_id):
-        batch.append(call_id)
+        if call_id != begun_call:
+            batch.append(call_id)
         if len(batch) >= _BATCH_SIZE:
             await _forget_calls(app, batch)
             batch = []
@@ -42,9 +49,20 @@ async def forget_session(app: Any, session_id: str) -> None:
     # Last, since it names what had to be erased before.
     await store.forget_session(session_id)
     if begun_call:
-        # Its owner may have written to it until now.
+        await _stop(app, begun_call)
         await _forget_calls(app, [begun_call])
     await store.index.record(dropped=[session_id])
+
+
+async def _stop(app: Any, call_id: str) -> None:
+    """Cancel the call that runs: its owner looks after the session when it has ended."""
+    call = SessionExecution(call_id, app=app)
+    await call.acancel(_GRACE_S)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_MAX_STOP_S):
+            seen = await call.atail(1)
+            async for _ in call.aevents(seen[-1].id if seen else None):
+                pass
 
 
 async def forget_tenant(app: Any, tenant: str) -> None:

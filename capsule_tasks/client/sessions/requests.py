@@ -83,6 +83,7 @@ async def close_session(app: Any, session_id: str, timeout_s: float) -> None:
             if not info.owner and not info.unfinished:
                 await watcher.checkpoints.delete(session_id)  # else the owner does so
             if await store.close_session(session_id):
+                await store.index.record(dropped=[session_id])
                 return
             while (await _list_unowned(store, session_id)).is_closing:
                 await wait_for_ring(ringing, _CHECK_S)

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from capsule_tasks.errors import StorageError
+from capsule_tasks.errors import SessionUnknown, StorageError
 from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
@@ -133,10 +133,24 @@ class ProfileHost:
             if session_id not in self.sessions:
                 if self.plan.may_take(session_id, self.now()):
                     self._take(wanted)
-            elif self.plan.is_leaving(session_id):
-                self._met.append(wanted)
-            else:
+            elif await self._owns(self.sessions[session_id]):
                 await self.store.unwant(self.profile.name, wanted)
+            else:
+                self._met.append(wanted)
+
+    async def _owns(self, session: HostedSession) -> bool:
+        """Whether a listing of a session that is here is old.
+
+        A session that is leaving, or was closed or forgotten a moment ago, is still here while a
+        caller lists it again: that listing is the only one.
+        """
+        if self.plan.is_leaving(session.session_id):
+            return False
+        try:
+            info = await self.store.info(session.session_id)
+        except SessionUnknown:
+            return False
+        return bool(info.owner) and info.token == session.token
 
     def _take(self, wanted: Wanted) -> None:
         session = HostedSession(self, wanted)

@@ -55,7 +55,7 @@ _STARTS = 60
 _ADOPTED = 20
 _RESTORED = 6
 _TEN_MB = "import os; data = os.urandom(10_000_000)"
-_IDLE_SESSIONS = 20
+_IDLE_SESSIONS = 8
 _IDLE_S = 10.0
 
 Figures = dict[str, float]
@@ -178,7 +178,7 @@ def _idle(capsule: Capsule, pid: int) -> Figures:
         assert capsule.session(f"idle-{number}").execute(source).get(timeout=WAIT_S) == 45
     children = [process for process in tree(pid) if process.pid not in before]
     pss = sum(process.memory_full_info().pss for process in children) / _IDLE_SESSIONS
-    time.sleep(2.0)  # the checkpoints of what has just run
+    time.sleep(5.0)  # the last checks of what has just run
     pids = [process.pid for process in tree(pid)]
     begun, used_s = time.monotonic(), cpu_s(pids)
     time.sleep(_IDLE_S)

@@ -23,6 +23,7 @@ from capsule_tasks.settings import LimitSettings, SandboxSettings
 from capsule_tasks.system.family import descendants, kill_descendants
 from capsule_tasks.system.sandbox.directories import sizes_in_tree
 from capsule_tasks.system.usage import (
+    cpu_s,
     proportional_bytes,
     resident_bytes,
     sizes_of_deleted,
@@ -36,6 +37,9 @@ log = logging.getLogger("capsule_tasks.sessions")
 
 _BUSY_CHECK_S = 0.05
 _IDLE_CHECK_S = 0.5
+_QUIET_CHECK_S = 5.0
+"""While no execution runs, and neither a process nor processor time shows that code goes on. A
+worker may have many idle sessions, and these checks are most of what they cost."""
 _QUICK_ENTRIES = 200
 """Entries of the directory that are measured on the event loop; a thread measures the others."""
 
@@ -49,6 +53,9 @@ class Confinement:
         self._limits = limits
         self._is_busy = asyncio.Event()
         self._checks: asyncio.Task[None] | None = None
+        self._idle_check_s = _IDLE_CHECK_S
+        self._used_s = 0.0
+        """Processor time of the child at the last check."""
 
     def watch(self) -> None:
         """Check often: an execution runs."""
@@ -91,7 +98,7 @@ class Confinement:
         """Wait until the next check is due; short executions, which are many, share one."""
         if not self._is_busy.is_set():
             try:
-                async with asyncio.timeout(_IDLE_CHECK_S):
+                async with asyncio.timeout(self._idle_check_s):
                     await self._is_busy.wait()
             except TimeoutError:
                 return
@@ -101,6 +108,7 @@ class Confinement:
         """Which limit is exceeded, and by what; empty if none is."""
         pid = self._child.process.pid
         family = [pid, *descendants(pid)]
+        self._plan_idle_check(family)
         excess = self._tasks(family) or self._memory(family)
         if excess:
             return excess
@@ -113,6 +121,12 @@ class Confinement:
         rest = (files, used + another, measured)
         threading.Thread(target=self._measure, args=rest, daemon=True).start()
         return await asyncio.shield(measured)
+
+    def _plan_idle_check(self, family: list[int]) -> None:
+        used_s = cpu_s(family[0])
+        is_quiet = len(family) == 1 and used_s == self._used_s
+        self._idle_check_s = _QUIET_CHECK_S if is_quiet else _IDLE_CHECK_S
+        self._used_s = used_s
 
     def _measure(self, files: Iterator[int], used: int, measured: asyncio.Future[str]) -> None:
         """Measure many files, on a thread of its own."""

@@ -20,6 +20,7 @@ from capsule_tasks.sessions.pool.session_pool import ProfilePool
 from capsule_tasks.settings import (
     KIB,
     ChildSettings,
+    DiagnosticSettings,
     OutputSettings,
     RoutingSettings,
     SessionConfig,
@@ -28,6 +29,8 @@ from capsule_tasks.settings import (
 from capsule_tasks.taskpool.code.lanes import CodeEnds, CodeLane, RefusingLane
 from capsule_tasks.taskpool.code.session_calls import SessionCalls
 from capsule_tasks.taskpool.code.tracing import CodeTracer
+
+_HEARTBEAT_S = 5.0
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -102,9 +105,12 @@ def session_config(app: Any) -> SessionConfig:
     """What the sessions of all profiles of code have in common."""
     return SessionConfig(
         child=ChildSettings(
-            output=OutputSettings(backpressure=setting(app, "capsule_output"), lines_at_once=True)
+            output=OutputSettings(backpressure=setting(app, "capsule_output"), lines_at_once=True),
+            # Heartbeats are most of what the many idle sessions of a worker cost.
+            diagnostics=DiagnosticSettings(heartbeat_interval_s=_HEARTBEAT_S),
         ),
         timeouts=TimeoutSettings(
+            unresponsive_s=5 * _HEARTBEAT_S,
             ready_s=setting(app, "capsule_ready_s"),
             shutdown_s=setting(app, "capsule_child_stop_s"),
         ),

@@ -66,3 +66,30 @@ async def test_a_child_is_killed_when_its_limits_cannot_be_checked(
     assert reason.message.startswith("the limits could not be checked: ")
     assert fault in reason.message
     assert "the limits of the child 0 could not be checked" in caplog.text
+
+
+async def test_a_quiet_child_is_checked_less_often_until_its_next_execution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: asyncio.Queue[int] = asyncio.Queue()
+
+    def note_check(pid: int) -> list[int]:
+        checks.put_nowait(pid)
+        return []
+
+    monkeypatch.setattr(confinement, "descendants", note_check)
+    monkeypatch.setattr(confinement, "cpu_s", lambda _pid: 1.0)
+    for name, seconds in (("_BUSY", 0.001), ("_IDLE", 0.001), ("_QUIET", 3600.0)):
+        monkeypatch.setattr(confinement, f"{name}_CHECK_S", seconds)
+    child: Any = _Child(tmp_path)
+    checked = Confinement(child, SandboxSettings(), LimitSettings())
+    checked.watch()
+    checked.rest()
+    for _ in range(2):  # the second finds that no processor time was used since the first
+        await asyncio.wait_for(checks.get(), 5)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(checks.get(), 0.05)
+    checked.watch()
+    await asyncio.wait_for(checks.get(), 5)
+    child.is_over = True
+    checked.rest()

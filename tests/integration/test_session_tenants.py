@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from capsule_tasks.executions.hosting.plan import Stage
 from capsule_tasks.protocol.events import Outcome, RespondCommand
 from capsule_tasks.settings import TenantSettings
-from tests.integration.hosting import Caller, HostWorker, Results
+from tests.integration.hosting import PROFILE, Caller, HostWorker, Results
 from tests.streaming import HANG_S, eventually
 
 
@@ -40,6 +41,27 @@ async def test_calls_of_a_session_too_many_fail_and_others_of_the_tenant_go_on(
         assert (await caller.run("a", "2", tenant="acme")).result_text == "2"
         assert (await caller.run("c", "3", tenant="other")).result_text == "3"
         await eventually(lambda: set(worker.hosted) == {"a", "c"})
+        assert (await caller.sessions.tenants.usage("acme")).live == 1
+
+
+async def test_the_tenant_of_a_session_that_is_taken_before_its_first_call_counts(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    """Producers list a new session first: a worker may take it before the call is appended."""
+    tenants = {"acme": TenantSettings(max_sessions=1)}
+    async with HostWorker(valkey_url, prefix, results, tenants=tenants) as worker:
+        for session_id in "ab":
+            await caller.sessions.want(PROFILE, session_id)
+        await eventually(
+            lambda: [seat.stage for seat in worker.plan.seats.values()] == [Stage.IDLE] * 2
+        )
+        assert (await caller.run("a", "1", tenant="acme")).result_text == "1"
+        await caller.settled("a")
+        assert (await caller.run("b", "2", tenant="acme")).type == "TenantFull"
+        await eventually(lambda: set(worker.hosted) == {"a"})
+        async with asyncio.timeout(HANG_S):
+            while (await caller.sessions.tenants.usage("acme")).calls != 1:
+                await asyncio.sleep(0.005)
         assert (await caller.sessions.tenants.usage("acme")).live == 1
 
 

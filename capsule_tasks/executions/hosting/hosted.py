@@ -311,6 +311,8 @@ class HostedSession:
         """Run the call; it leaves the log when its end and its result are stored."""
         is_inherited = self._inherited is not None and begun.seq == self._inherited.seq
         self._inherited = None
+        self._tenant = begun.tenant  # not known before, if the take came before the first call
+        await self._host.tenants.enter(self._tenant, self.session_id)
         if why := await self._host.tenants.over_limit(self._tenant):
             await self._runner.refuse(begun, _OVER_LIMIT, why)
             await self.own(partial(self._done, begun))
@@ -432,12 +434,10 @@ class HostedSession:
 
     async def _record(self, owner: str) -> None:
         """Tell the index of sessions, which may miss it."""
-        host = self._host
-        entry = SessionEntry(
-            self.session_id, host.profile.name, self._tenant, owner, self._executions
-        )
+        profile = self._host.profile.name
+        entry = SessionEntry(self.session_id, profile, self._tenant, owner, self._executions)
         with contextlib.suppress(StorageError):
-            await host.store.index.record([entry])
+            await self._host.store.index.record([entry])
 
     async def _close(self) -> bool:
         """End the session for good; False if a call came first."""

@@ -36,8 +36,12 @@ class Tenants:
         self._sessions: defaultdict[str, set[str]] = defaultdict(set)
 
     async def enter(self, tenant: str, session_id: str) -> None:
-        """Reserve a place for a session that is about to get a child. Raises TenantFull."""
-        if not tenant:
+        """Reserve a place for a session, unless it has one. Raises TenantFull.
+
+        Before the session gets a child; and before its first call, for a worker that takes a new
+        session before that call is appended, and does not know the tenant until then.
+        """
+        if not tenant or session_id in self._sessions.get(tenant, ()):
             return
         limits = self._limits_of(tenant)
         reserve = partial(

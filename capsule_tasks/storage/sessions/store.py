@@ -363,7 +363,7 @@ class NamedSessionStore(WantedStore):
         )
         if len(reply) == 1:
             return None
-        return BegunCall(int(reply[1]), reply[2].decode(), reply[3])
+        return BegunCall(int(reply[1]), reply[2].decode(), reply[3], reply[4].decode())
 
     async def done(self, session_id: str, token: int, seq: int, *, cpu_ms: int = 0) -> int:
         """Remove a call that has ended from the log; how many wait. Raises SessionOwnerLost."""

@@ -42,6 +42,8 @@ class BegunCall(NamedTuple):
     seq: int
     call_id: str
     payload: bytes
+    tenant: str = ""
+    """Of the session, where `begin` returned the call."""
 
 
 @dataclass(frozen=True, slots=True)

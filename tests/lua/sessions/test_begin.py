@@ -14,7 +14,8 @@ def test_calls_are_begun_one_after_the_other(bench: Bench) -> None:
         before = bench.record()
         before_ms = bench.now_ms()
         reply = bench.begin(token)
-        assert reply[:4] == [Code.DONE, number, f"c{number}".encode(), f"run c{number}".encode()]
+        call_id = f"c{number}".encode()
+        assert reply == [Code.DONE, number, call_id, b"run " + call_id, b"t"]
         record = bench.record()
         assert before_ms <= int(record.pop("begun_at")) <= bench.now_ms()
         assert record == {**before, "begun": str(number), "begun_call": f"c{number}"}

@@ -5,7 +5,7 @@
 --   calls    stream  capsule:{S:<session>}:calls
 -- ARGV
 --   token  of the owner
--- RETURNS {DONE, seq, call, payload}, or {DONE} if no call waits
+-- RETURNS {DONE, seq, call, payload, tenant}, or {DONE} if no call waits
 -- REFUSES {STALE, owner, token} an owner that has lost the session
 -- USES common, session
 
@@ -20,4 +20,4 @@ if not session.begun then
   local now_ms = whole(math.floor(clock_us() / 1000))
   redis.call('HSET', session_key, 'begun', next.seq, 'begun_call', next.call, 'begun_at', now_ms)
 end
-return {DONE, tonumber(next.seq), next.call, next.payload}
+return {DONE, tonumber(next.seq), next.call, next.payload, session.tenant or ''}

@@ -39,7 +39,7 @@ async def test_calls_of_a_session_are_begun_in_the_order_in_which_they_were_subm
     assert (taken.begun, taken.checkpoint, taken.executions) == (None, None, 0)
     assert await subject.submit("c3") == Submitted(4, "w", 4)
     for number in range(4):
-        call = BegunCall(number + 1, f"c{number}", f"run c{number}".encode())
+        call = BegunCall(number + 1, f"c{number}", f"run c{number}".encode(), "acme")
         assert await store.begin("s", taken.token) == call
         assert await store.begin("s", taken.token) == call
         for _ in range(2):

@@ -35,14 +35,14 @@ class Pair:
         Sentinel's own `COORDINATED` does the same, in some versions without coming to an end.
         """
         self.primary.execute_command("CLIENT", "PAUSE", 1000 * int(HANG_S), "WRITE")
-        eventually(self._is_even, "a replica that has it all")
+        eventually(self.is_even, "a replica that has it all")
         eventually(self._is_begun, "a replica that is fit to be the primary")
         eventually(lambda: role_of(self.replica) == b"master", "a new primary")
         # Sentinel's own order to step down would wait for the end of the pause.
         self.primary.replicaof("127.0.0.1", self.second.port)
         self.primary.execute_command("CLIENT", "UNPAUSE")
 
-    def _is_even(self) -> bool:
+    def is_even(self) -> bool:
         offset: int = self.primary.info("replication")["master_repl_offset"]
         return bool(self.replica.info("replication").get("slave_repl_offset", -1) >= offset)
 

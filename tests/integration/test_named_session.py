@@ -275,6 +275,7 @@ async def test_a_session_that_no_worker_has_is_closed_at_once(
     assert await Capsule(app).asessions() == []
     with pytest.raises(SessionUnknown):
         await session.ainfo()
+    assert await Capsule(app).asessions() == []
 
 
 # --- lists and tenants ----------------------------------------------------------------------------

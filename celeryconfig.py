@@ -14,7 +14,7 @@ worker_pool = "capsule_tasks.taskpool:TaskPool"
 # (`workers/sessions.py`). A worker without `-Q` takes from both queues.
 task_queues = [Queue("celery"), Queue("code")]
 task_default_queue = "celery"
-task_routes = {"capsule.execute": {"queue": "code"}}
+task_routes = {"capsule.*": {"queue": "code"}}
 
 # Named sessions that a worker holds. 0 where workers of the role `sessions` hold them.
 capsule_code_profiles = {"sandbox": {"max_live": int(os.environ.get("CAPSULE_MAX_LIVE", "10"))}}

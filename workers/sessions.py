@@ -3,7 +3,7 @@
     celery -A workers.sessions worker -Q code
 
 It imports none of the app's tasks, so their code and what they open are in no process of this
-worker. `capsule.execute` is routed to the queue `code` by `celeryconfig.py`.
+worker. `celeryconfig.py` routes the tasks `capsule.*` to the queue `code`.
 """
 
 from __future__ import annotations

@@ -54,6 +54,8 @@ def test_an_error_and_a_value_that_is_no_json(capsule: Capsule) -> None:
     with pytest.raises(CodeFailed, match="ZeroDivisionError: division by zero"):
         session.execute("1 / 0").get(timeout=HANG_S)
     assert session.execute("object").get(timeout=HANG_S) == "<class 'object'>"
+    no_text = "<int whose repr raised ValueError>"  # Python writes no number of 5,000 digits
+    assert session.execute("10**5000").get(timeout=HANG_S) == no_text
 
 
 def test_a_sandbox_has_no_secrets(capsule: Capsule) -> None:

@@ -60,6 +60,15 @@ async def test_calls_of_a_session_share_a_namespace(
     assert len(worker.hosted) == 1
 
 
+async def test_a_value_that_python_does_not_write_ends_its_call(
+    worker: HostWorker, caller: Caller
+) -> None:
+    ended = await caller.run("user-1", "[10**5000]")
+    assert ended.outcome is Outcome.SUCCEEDED
+    assert ended.result_text == "<list whose repr raised ValueError>"
+    assert (await caller.run("user-1", "1")).result_text == "1"
+
+
 async def test_the_events_of_a_call_are_those_of_an_execution(
     worker: HostWorker, caller: Caller
 ) -> None:

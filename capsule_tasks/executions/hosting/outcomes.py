@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from capsule_tasks.child.executors.outcomes import repr_of
 from capsule_tasks.executions.ends import End, EndKind
 from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.protocol.messages import (
@@ -42,7 +43,7 @@ class CallOutcome(msgspec.Struct, frozen=True):
 def traced(terminal: Terminal, runtime_s: float | None) -> Terminal:
     """The terminal message as a tracer of Celery would send it, if the code came to its end."""
     if isinstance(terminal, Result):
-        text = terminal.value if terminal.is_repr else _short.repr(terminal.value)
+        text = terminal.value if terminal.is_repr else _shown(terminal.value)
         return _task_result(terminal, runtime_s, text=text)
     if isinstance(terminal, Error) and terminal.kind in _ENDED_BY_THE_CODE:
         failure = Failure(
@@ -55,6 +56,14 @@ def traced(terminal: Terminal, runtime_s: float | None) -> Terminal:
         )
         return _task_result(terminal, runtime_s, failure=failure)
     return terminal
+
+
+def _shown(value: Any) -> str:
+    """A shortened repr. Python refuses to write numbers of thousands of digits."""
+    try:
+        return _short.repr(value)
+    except Exception:  # noqa: BLE001 - the call must end, whatever its value is
+        return repr_of(value)
 
 
 def refusal(execution_id: str, type_name: str, message: str) -> TaskResult:

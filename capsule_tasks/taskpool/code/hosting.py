@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from billiard.exceptions import WorkerLostError
-from kombu.serialization import dumps
 
 from capsule_tasks.client.configuration import code_profiles, setting, tenant_settings
 from capsule_tasks.client.watching.results import stored_end
@@ -25,6 +24,7 @@ from capsule_tasks.settings import CodeProfileSettings
 from capsule_tasks.storage.sessions.blobs import checkpoint_store
 from capsule_tasks.taskpool.code.lanes import CodeLane
 from capsule_tasks.taskpool.code.runner import session_config
+from capsule_tasks.taskpool.code.tracing import storable
 
 _KINDS = {name: kind for kind, name in ERROR_TYPES.items()}
 """What kind of failure an error is that a session raises at a limit of the code."""
@@ -89,7 +89,7 @@ class CallResults:
         """Store an outcome under the id of its call."""
         backend = self._app.backend
         if outcome.outcome is Outcome.SUCCEEDED:
-            backend.mark_as_done(call_id, self._storable(outcome.value))
+            backend.mark_as_done(call_id, storable(self._app, outcome.value))
         elif outcome.outcome is Outcome.CANCELLED:
             backend.mark_as_revoked(call_id, outcome.message)
         elif outcome.type == EndKind.LOST.value:
@@ -98,11 +98,3 @@ class CallResults:
             kind = _KINDS.get(outcome.type, ErrorKind.RAISED)
             error = CodeFailed(outcome.type, outcome.message, outcome.traceback, kind.value)
             backend.mark_as_failure(call_id, error, traceback=outcome.traceback or None)
-
-    def _storable(self, value: Any) -> Any:
-        """The value, or its repr if the result serializer cannot write it."""
-        try:
-            dumps(value, self._app.conf.result_serializer)
-        except Exception:  # noqa: BLE001 - a serializer of anybody's
-            return repr(value)
-        return value

@@ -59,18 +59,9 @@ class CodeTracer:
             if isinstance(end, Error):
                 raise _failure(end)
             assert isinstance(end, Result)
-            return end.value if self._is_storable(end.value) else repr_of(end.value)
+            return storable(self._app, end.value)
 
         return give
-
-    def _is_storable(self, value: Any) -> bool:
-        """Whether the result serializer can write the value, which is plain data."""
-        try:
-            saferepr(value)  # Celery logs it, and Python writes no number of 5,000 digits
-            dumps(value, self._app.conf.result_serializer)
-        except Exception:  # noqa: BLE001 - a serializer of anybody's
-            return False
-        return True
 
     def _tracer(self) -> Tracer:
         tracer: Tracer | None = getattr(self._local, "tracer", None)
@@ -90,3 +81,13 @@ class CodeTracer:
                 send_shutdown=lambda: None,
             )
         return tracer
+
+
+def storable(app: Any, value: Any) -> Any:
+    """Plain data as it is, or its repr if the app's result serializer cannot write it."""
+    try:
+        saferepr(value)  # Celery logs it, and Python writes no number of 5,000 digits
+        dumps(value, app.conf.result_serializer)
+    except Exception:  # noqa: BLE001 - a serializer of anybody's
+        return repr_of(value)
+    return value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -30,6 +32,7 @@ from capsule_tasks.protocol.calls import (
 )
 from capsule_tasks.protocol.events import Ended, InterruptCommand, Outcome, decode_command
 from capsule_tasks.protocol.messages import NamespaceEntry
+from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.testing.servers import free_port
 from tests.integration.named_sessions import FakeOwner
@@ -394,3 +397,30 @@ async def test_an_interrupt_reaches_the_call_that_runs(app: Celery, session: Nam
         assert await session.ainterrupt() == "requested"
         (command,) = await owner.executions.read_commands(execution.id)
     assert isinstance(decode_command(command.data), InterruptCommand)
+
+
+async def test_a_close_leaves_the_checkpoint_to_an_owner_that_takes_the_session_meanwhile(
+    app: Celery, session: NamedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await session.aexecute("1")
+    checkpoints = (await watch_thread.watcher(app)).checkpoints
+    async with FakeOwner(app, session.id) as owner:
+        await owner.run_next()
+        manifest = await checkpoints.write(
+            session.id, owner.token, SavedNamespace(pieces=(b"1",), saved=("n",))
+        )
+        await owner.store.release(session.id, owner.token)
+    async with contextlib.AsyncExitStack() as stack:
+        delete, owners = checkpoints.delete, []
+
+        async def take_and_delete(*args: Any) -> None:
+            owners.append(await stack.enter_async_context(FakeOwner(app, session.id, "w2")))
+            await delete(*args)
+
+        monkeypatch.setattr(checkpoints, "delete", take_and_delete)
+        closing = asyncio.create_task(session.aclose())
+        while not (await session.ainfo()).is_closing:
+            await asyncio.sleep(0)
+        assert await checkpoints.find(session.id) == manifest
+        await owners[0].close_when_asked()
+        await closing

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+import redis.asyncio as asyncio_redis
 
 from capsule_tasks.errors import SessionClosing, SessionUnknown
 from capsule_tasks.protocol.calls import (
@@ -14,6 +15,7 @@ from capsule_tasks.protocol.calls import (
     NamesRequest,
     RequestDone,
     RestartRequest,
+    encode_request,
 )
 from capsule_tasks.protocol.events import Outcome, RespondCommand, SessionRestored
 from tests.integration.hosting import Caller, HostWorker, Results
@@ -118,6 +120,36 @@ async def test_an_idle_session_is_closed_at_once(worker: HostWorker, caller: Cal
     await caller.sessions.close_session("user-1")
     await eventually(lambda: not worker.hosted)
     assert await worker.checkpoints.find("user-1") is None
+
+
+@pytest.mark.parametrize("end", ["restart", "close"])
+async def test_an_owner_that_loses_its_session_in_a_restart_or_close_leaves_the_checkpoint(
+    worker: HostWorker,
+    caller: Caller,
+    valkey_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+) -> None:
+    await caller.run("user-1", "n = 1")
+    await caller.ask("user-1", CheckpointRequest())
+    hosted = worker.hosted["user-1"]
+    key, stolen = caller.sessions.keys_of("user-1").session, hosted.token + 1
+    end_child = hosted._child.end
+
+    async def lose_and_end() -> None:
+        async with asyncio_redis.from_url(valkey_url) as client:
+            await client.hset(key, mapping={"owner": "w2", "token": stolen})
+        await end_child()
+
+    monkeypatch.setattr(hosted._child, "end", lose_and_end)
+    if end == "restart":
+        await caller.sessions.request("user-1", encode_request(RestartRequest()))
+    else:
+        assert not await caller.sessions.close_session("user-1")
+    await eventually(lambda: not worker.hosted)
+    manifest = await worker.checkpoints.find("user-1")
+    assert manifest is not None
+    assert await worker.checkpoints.read("user-1", manifest)
 
 
 async def test_a_session_that_was_closing_when_its_worker_died_is_closed_by_the_next(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -10,7 +11,12 @@ from typing import Any
 
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.client.watching.watcher import ExecutionWatcher, wait_for_ring
-from capsule_tasks.errors import SessionNotLive, SessionRequestFailed, SessionUnknown
+from capsule_tasks.errors import (
+    SessionNotLive,
+    SessionOwnerLost,
+    SessionRequestFailed,
+    SessionUnknown,
+)
 from capsule_tasks.protocol.calls import (
     RequestFailed,
     SessionReply,
@@ -81,7 +87,8 @@ async def close_session(app: Any, session_id: str, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s), _ringing(watcher, session_id) as ringing:
             info = await store.info(session_id)
             if not info.owner and not info.unfinished:
-                await watcher.checkpoints.delete(session_id)  # else the owner does so
+                with contextlib.suppress(SessionOwnerLost):  # then the new owner does so
+                    await watcher.checkpoints.delete(session_id, info.token)
             if await store.close_session(session_id):
                 await store.index.record(dropped=[session_id])
                 return

@@ -45,9 +45,9 @@ class Checkpoints:
         )
         return manifest
 
-    async def delete(self) -> None:
+    async def delete(self, token: int) -> None:
         """Remove the checkpoint: the next child has an empty namespace."""
-        await self._background.call_until_answered(lambda: self._store.delete(self._session_id))
+        await self._store.delete(self._session_id, token)
 
     async def restore(
         self, session: Session, executions: int, forgotten: int

@@ -373,7 +373,7 @@ class HostedSession:
         """Do what is asked, between two calls."""
         if isinstance(request, RestartRequest):
             await self._child.end()
-            await self._checkpoints.delete()
+            await self.own(lambda: self._checkpoints.delete(self.token))
             self._forgotten = self._executions
             self._restored = None
             return RequestDone()
@@ -442,7 +442,7 @@ class HostedSession:
     async def _close(self) -> bool:
         """End the session for good; False if a call came first."""
         await self._child.end()
-        await self._checkpoints.delete()
+        await self.own(lambda: self._checkpoints.delete(self.token))
         store = self._host.store
         # Before the close, after which the producer that waits for it may look at the index.
         await self.own(lambda: store.index.record(dropped=[self.session_id]))

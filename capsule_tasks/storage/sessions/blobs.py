@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -100,8 +101,8 @@ class BlobChunks:
     async def drop(self, session_id: str, generation: str) -> None:
         await self._do(self._files.rm_file, f"{self.folder_of(session_id)}/{generation}")
 
-    async def clear(self, session_id: str) -> None:
-        await self._do(self._clear, self.folder_of(session_id))
+    async def clear(self, session_id: str, token: int) -> None:
+        await self._do(self._clear, self.folder_of(session_id), token)
 
     async def _do(self, work: Callable[..., T], *args: Any) -> T:
         try:
@@ -142,10 +143,19 @@ class BlobChunks:
             if name == previous or _token_of(name) < _token_of(generation):
                 self._files.rm_file(path)
 
-    def _clear(self, folder: str) -> None:
+    def _clear(self, folder: str, token: int) -> None:
         self._files.invalidate_cache(folder)
-        if self._files.exists(folder):
+        if not self._files.exists(folder):
+            return
+        if token == 0:
             self._files.rm(folder, recursive=True)
+            return
+        for path in self._files.ls(folder, detail=False):
+            if _token_of(path.rpartition("/")[2]) <= token:
+                self._files.rm_file(path)
+        if self.name in _LOCAL:
+            with contextlib.suppress(OSError):  # a later owner's checkpoint is there
+                self._files.rmdir(folder)
 
 
 def _token_of(generation: str) -> int:

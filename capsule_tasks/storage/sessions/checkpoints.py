@@ -61,7 +61,7 @@ def checkpoint_read(staged: str, *, index: int, ttl_ms: int) -> None: ...
 
 
 @script("sessions/checkpoint_drop")
-def checkpoint_drop(keys: NamedSessionKeys, staged: str, *, stored: bytes) -> None: ...
+def checkpoint_drop(keys: NamedSessionKeys, staged: str, *, token: int, stored: bytes) -> None: ...
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,8 +121,8 @@ class ChunkPlace(Protocol):
     async def drop(self, session_id: str, generation: str) -> None:
         """Remove a generation that no manifest will ever name."""
 
-    async def clear(self, session_id: str) -> None:
-        """Remove all generations of a session."""
+    async def clear(self, session_id: str, token: int) -> None:
+        """Remove what owners up to this token wrote; 0 for all generations of a session."""
 
 
 class CheckpointStore(AsyncFacade):
@@ -229,15 +229,23 @@ class CheckpointStore(AsyncFacade):
             raise CheckpointUnreadable(session_id, "its data is not what was written")
         return chunks
 
-    async def delete(self, session_id: str) -> None:
-        """Remove the checkpoint of a session, and what writers that died have left of others."""
+    async def delete(self, session_id: str, token: int = 0) -> None:
+        """Remove the checkpoint of a session, and what writers that died have left of others.
+
+        `token` is that of the session's latest owner, who need not own it any more. What a later
+        owner has stays, and SessionOwnerLost is raised if the checkpoint is among that. Without a
+        token everything is removed, whoever owns the session.
+        """
         while stored := await self._find_stored(session_id, 0):
             keys = self.keys_of(session_id)
             staged = keys.checkpoint(CheckpointManifest.unpacked(stored).generation)
-            reply = await self.call(checkpoint_drop.call(keys, staged, stored=stored))
+            drop = checkpoint_drop.call(keys, staged, token=token, stored=stored)
+            reply = await self.call(drop)
+            if reply[0] == Code.STALE:
+                raise SessionOwnerLost(session_id, reply[1].decode())
             if reply[0] == Code.DONE:
                 break
-        await self._place.clear(session_id)
+        await self._place.clear(session_id, token)
 
     async def _find(self, session_id: str, token: int) -> CheckpointManifest | None:
         stored = await self._find_stored(session_id, token)
@@ -291,7 +299,7 @@ class RedisChunks:
     async def drop(self, session_id: str, generation: str) -> None:
         pass
 
-    async def clear(self, session_id: str) -> None:
+    async def clear(self, session_id: str, token: int) -> None:
         pass
 
 

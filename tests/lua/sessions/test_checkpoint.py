@@ -58,9 +58,10 @@ class Bench:
         staged = self.keys.checkpoint(generation)
         return self.call(scripts.checkpoint_read.call(staged, index=index, ttl_ms=TTL_MS))
 
-    def drop(self, generation: str, stored: bytes) -> list[Any]:
+    def drop(self, generation: str, stored: bytes, token: int = 0) -> list[Any]:
         staged = self.keys.checkpoint(generation)
-        return self.call(scripts.checkpoint_drop.call(self.keys, staged, stored=stored))
+        call = scripts.checkpoint_drop.call(self.keys, staged, token=token, stored=stored)
+        return self.call(call)
 
     @property
     def session(self) -> dict[bytes, bytes]:
@@ -169,3 +170,14 @@ def test_drop_removes_a_checkpoint_that_is_still_the_one_that_was_read(bench: Be
     for _ in range(2):
         assert bench.drop("g1", stored) == [Code.DONE]
     assert (bench.session, bench.lists()) == (OWNED, {})
+
+
+def test_drop_refuses_an_owner_after_whom_somebody_took_the_session(bench: Bench) -> None:
+    bench.stage("g1", 0, b"a")
+    _, stored = bench.switch("g1", "g1", b"first")
+    session, lists = bench.session, bench.lists()
+    assert bench.drop("g1", stored, token=6) == [Code.STALE, b"w1"]
+    assert (bench.session, bench.lists()) == (session, lists)
+    bench.client.hdel(bench.keys.session, "owner")  # the latest owner may have released it
+    assert bench.drop("g1", stored, token=7) == [Code.DONE]
+    assert (bench.session, bench.lists()) == ({b"token": b"7"}, {})

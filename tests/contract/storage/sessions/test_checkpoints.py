@@ -220,6 +220,45 @@ async def test_a_deleted_checkpoint_is_gone_with_all_that_is_left_over(place: Pl
     assert place.keys == set()
 
 
+async def test_an_owner_that_has_lost_the_session_deletes_nothing_of_the_next(
+    place: Place,
+) -> None:
+    stale = place.token
+    inherited = await place.store.write("s", stale, SMALL)
+    await place.lose("w1")
+    await place.take("w2")
+    with pytest.raises(SessionOwnerLost) as lost:
+        await place.store.delete("s", stale)
+    assert lost.value.owner == "w2"
+    assert b"".join(await place.store.read("s", inherited)) == b"onetwo"
+    manifest = await place.store.write("s", place.token, SMALL)
+    with pytest.raises(SessionOwnerLost):
+        await place.store.delete("s", stale)
+    assert await place.store.find("s") == manifest
+    assert b"".join(await place.store.read("s", manifest)) == b"onetwo"
+    await place.store.delete("s", place.token)
+    assert await place.store.find("s") is None
+    assert place.keys == set()
+
+
+async def test_a_deletion_leaves_what_a_later_owner_is_writing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.store.write("s", place.token, SMALL)
+    clear = place.store._place.clear
+    found: list[CheckpointManifest] = []
+
+    async def lose_and_clear(*args: Any) -> None:
+        await place.lose("w1")
+        found.append(await place.store.write("s", await place.take("w2"), SMALL))
+        await clear(*args)
+
+    monkeypatch.setattr(place.store._place, "clear", lose_and_clear)
+    await place.store.delete("s", place.token)
+    assert await place.store.find("s") == found[0]
+    assert b"".join(await place.store.read("s", found[0])) == b"onetwo"
+
+
 async def test_lists_of_a_manifest_are_bounded(place: Place) -> None:
     names = tuple(f"name_{number:06}" for number in range(50_000))
     reasons = dict.fromkeys(names, "x" * 500)

@@ -39,6 +39,8 @@ async def test_calls_of_a_session_too_many_fail_and_others_of_the_tenant_go_on(
         await eventually(lambda: refused in results)
         assert results[refused].type == "TenantFull"
         assert (await caller.run("a", "2", tenant="acme")).result_text == "2"
+        await caller.settled("b")
+        assert (await caller.sessions.info("b")).executions == 0
         assert (await caller.run("c", "3", tenant="other")).result_text == "3"
         await eventually(lambda: set(worker.hosted) == {"a", "c"})
         assert (await caller.sessions.tenants.usage("acme")).live == 1
@@ -57,6 +59,8 @@ async def test_the_tenant_of_a_session_that_is_taken_before_its_first_call_count
         )
         assert (await caller.run("a", "1", tenant="acme")).result_text == "1"
         await caller.settled("a")
+        listed = await caller.sessions.index.list_sessions(tenant="acme")
+        assert [(entry.session_id, bool(entry.owner)) for entry in listed] == [("a", True)]
         assert (await caller.run("b", "2", tenant="acme")).type == "TenantFull"
         await eventually(lambda: set(worker.hosted) == {"a"})
         async with asyncio.timeout(HANG_S):
@@ -90,6 +94,8 @@ async def test_a_tenant_that_used_its_processor_time_runs_no_call_more(
         ended = await caller.run("b", "1", tenant="acme")
         assert (ended.outcome, ended.type) == (Outcome.FAILED, "TenantOverLimit")
         assert "may use 0.05 s" in ended.message
+        await caller.settled("b")
+        assert (await caller.sessions.info("b")).executions == 0
         assert (await caller.run("c", "3")).result_text == "3"
         assert (await caller.sessions.info("a")).cpu_ms >= 150
 

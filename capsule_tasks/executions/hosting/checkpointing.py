@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from capsule_tasks.errors import CapsuleError, StorageError, reason_of
+from capsule_tasks.protocol.calls import CheckpointMade
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.sessions.session import Session
@@ -96,3 +99,19 @@ def why_not_saved(fault: BaseException) -> str | None:
     if isinstance(fault, CapsuleError | TimeoutError) and not isinstance(fault, StorageError):
         return reason_of(fault)
     return None
+
+
+def checkpoint_made(manifest: CheckpointManifest) -> CheckpointMade:
+    """What to tell whoever asked for the checkpoint."""
+    return CheckpointMade(
+        at=manifest.at,
+        size=manifest.size,
+        saved=manifest.saved,
+        skipped=manifest.skipped,
+    )
+
+
+def with_lost_call(restored: SessionRestored | None) -> SessionRestored:
+    """A call of the owner before may have run: what it changed is not in this namespace."""
+    restored = restored or SessionRestored()
+    return msgspec.structs.replace(restored, lost_calls=restored.lost_calls + 1)

@@ -17,8 +17,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from capsule_tasks.errors import (
     CapsuleError,
     LeaseLost,
@@ -33,16 +31,17 @@ from capsule_tasks.errors import (
 from capsule_tasks.executions.ends import EndKind
 from capsule_tasks.executions.hosting.checkpointing import (
     Checkpoints,
+    checkpoint_made,
     save_namespace,
     why_not_saved,
+    with_lost_call,
 )
 from capsule_tasks.executions.hosting.child import SessionChild
 from capsule_tasks.executions.hosting.lane import SessionLane
-from capsule_tasks.executions.hosting.plan import Decision, Leave, Save, Why
+from capsule_tasks.executions.hosting.plan import FIRM, NEEDS_CHECKPOINT, Decision, Leave, Save
 from capsule_tasks.executions.hosting.requests import Requests, names_in
 from capsule_tasks.executions.hosting.runner import CallRunner
 from capsule_tasks.protocol.calls import (
-    CheckpointMade,
     CheckpointRequest,
     RequestDone,
     RestartRequest,
@@ -67,11 +66,6 @@ _NO_CHILD = "SessionStartFailed"
 _OVER_LIMIT = "TenantOverLimit"
 _CLOCKS_S = 10.0
 """The time from a read of the session to a read of its call, generously."""
-_FIRM = (Why.OLD, Why.STOPPING)
-"""Reasons to leave also with calls that wait, which another worker runs."""
-_NEEDS_CHECKPOINT = (Why.OLD, Why.EVICTED)
-"""Reasons to leave that give way if there is no checkpoint. A session that was idle for very long,
-and for all that time could not be saved, is left without."""
 _GIVE_UP_AFTER = 3
 """Attempts of one worker to give a session a child, until its calls fail."""
 
@@ -309,14 +303,14 @@ class HostedSession:
 
     async def _run_call(self, begun: BegunCall) -> None:
         """Run the call; it leaves the log when its end and its result are stored."""
-        is_inherited = self._inherited is not None and begun.seq == self._inherited.seq
-        self._inherited = None
-        self._tenant = begun.tenant  # not known before, if the take came before the first call
-        await self._host.tenants.enter(self._tenant, self.session_id)
+        if begun.tenant != self._tenant:  # the take came before the first call
+            self._tenant = begun.tenant
+            await self._host.tenants.enter(self._tenant, self.session_id)
+            await self._record(self.incarnation)
         if why := await self._host.tenants.over_limit(self._tenant):
-            await self._runner.refuse(begun, _OVER_LIMIT, why)
-            await self.own(partial(self._done, begun))
+            await self._refuse(begun, _OVER_LIMIT, why)
             return
+        is_inherited = self._is_inherited(begun)
         if self._child.session is None:
             await self._start_child()
         self._child.use()
@@ -328,12 +322,11 @@ class HostedSession:
         if has_run:
             self._host.plan.executed(self.session_id)
         else:
-            self._restored = _with_lost_call(restored) if is_inherited else restored
+            self._restored = with_lost_call(restored) if is_inherited else restored
         if self._is_lost:
             raise SessionOwnerLost(self.session_id, "")
         cpu_ms = meter.used_ms()
-        await self.own(partial(self._done, begun, cpu_ms))
-        self._executions += 1
+        await self._done(begun, has_run=has_run or is_inherited, cpu_ms=cpu_ms)
         await self._host.tenants.add_usage(self._tenant, begun.call_id, cpu_ms)
 
     async def _start_child(self) -> None:
@@ -384,12 +377,7 @@ class HostedSession:
         if isinstance(request, CheckpointRequest):
             manifest = await self._write_checkpoint(session)
             self._host.plan.saved(self.session_id, self._host.now(), is_saved=True)
-            return CheckpointMade(
-                at=manifest.at,
-                size=manifest.size,
-                saved=manifest.saved,
-                skipped=manifest.skipped,
-            )
+            return checkpoint_made(manifest)
         return await names_in(session)
 
     async def _write_checkpoint(self, session: Session) -> CheckpointManifest:
@@ -416,9 +404,9 @@ class HostedSession:
 
     async def _leave(self, order: Leave) -> bool:
         """Release the session, listing it again if calls wait; False if it stays."""
-        plan, must = self._host.plan, order.why in _FIRM
+        plan, must = self._host.plan, order.why in FIRM
         if plan.is_unsaved(self.session_id) and not await self._save():
-            if order.why in _NEEDS_CHECKPOINT:
+            if order.why in NEEDS_CHECKPOINT:
                 plan.stays(self.session_id)
                 return False
             log.warning("session %r leaves without a checkpoint of it", self.session_id)
@@ -457,8 +445,20 @@ class HostedSession:
     async def _refuse_all(self, type_name: str, message: str) -> None:
         """Fail the calls that wait."""
         while (begun := await self.own(self._begin)) is not None:
-            await self._runner.refuse(begun, type_name, message)
-            await self.own(partial(self._done, begun))
+            await self._refuse(begun, type_name, message)
+
+    async def _refuse(self, begun: BegunCall, type_name: str, message: str) -> None:
+        """Fail the call without running it."""
+        is_inherited = self._is_inherited(begun)
+        await self._runner.refuse(begun, type_name, message)
+        if is_inherited:
+            self._restored = with_lost_call(self._restored)
+        await self._done(begun, has_run=is_inherited)
+
+    def _is_inherited(self, begun: BegunCall) -> bool:
+        """Whether an owner before has begun the call, which may have run; asked once."""
+        inherited, self._inherited = self._inherited, None
+        return inherited is not None and begun.seq == inherited.seq
 
     async def _give_back(self, why: str) -> None:
         """Have another worker take the session, which has no child here.
@@ -485,15 +485,13 @@ class HostedSession:
     async def _begin(self) -> BegunCall | None:
         return await self._host.store.begin(self.session_id, self.token)
 
-    async def _done(self, begun: BegunCall, cpu_ms: int = 0) -> int:
-        store = self._host.store
-        return await store.done(self.session_id, self.token, begun.seq, cpu_ms=cpu_ms)
+    async def _done(self, begun: BegunCall, *, has_run: bool, cpu_ms: int = 0) -> None:
+        """Take the call from the log."""
+        done, seq = self._host.store.done, begun.seq
+        await self.own(
+            lambda: done(self.session_id, self.token, seq, has_run=has_run, cpu_ms=cpu_ms)
+        )
+        self._executions += has_run
 
     async def _release(self, *, even_unfinished: bool) -> None:
         await self._host.store.release(self.session_id, self.token, even_unfinished=even_unfinished)
-
-
-def _with_lost_call(restored: SessionRestored | None) -> SessionRestored:
-    """A call of the owner before may have run: what it changed is not in this namespace."""
-    restored = restored or SessionRestored()
-    return msgspec.structs.replace(restored, lost_calls=restored.lost_calls + 1)

@@ -57,6 +57,13 @@ class Why(Enum):
     STOPPING = "the worker stops"
 
 
+FIRM = (Why.OLD, Why.STOPPING)
+"""Reasons to leave also with calls that wait, which another worker runs."""
+NEEDS_CHECKPOINT = (Why.OLD, Why.EVICTED)
+"""Reasons to leave that give way if there is no checkpoint. A session that was idle for very long,
+and for all that time could not be saved, is left without."""
+
+
 class Save(msgspec.Struct, frozen=True):
     """Make a checkpoint of the session."""
 

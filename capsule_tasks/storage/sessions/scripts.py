@@ -50,7 +50,14 @@ def session_begin(keys: NamedSessionKeys, *, token: int) -> None: ...
 
 @script("sessions/done")
 def session_done(
-    keys: NamedSessionKeys, *, token: int, seq: int, cpu_ms: int, known_ttl_ms: int, ttl_ms: int
+    keys: NamedSessionKeys,
+    *,
+    token: int,
+    seq: int,
+    has_run: int,
+    cpu_ms: int,
+    known_ttl_ms: int,
+    ttl_ms: int,
 ) -> None: ...
 
 

@@ -354,10 +354,7 @@ class NamedSessionStore(WantedStore):
             steal = token
 
     async def begin(self, session_id: str, token: int) -> BegunCall | None:
-        """Begin the next call, if one waits; the one that is begun, if it is not done.
-
-        Raises SessionOwnerLost.
-        """
+        """The call that is begun, or else the next one, begun now. Raises SessionOwnerLost."""
         reply = await self._own(
             session_id, scripts.session_begin.call(self.keys_of(session_id), token=token)
         )
@@ -365,12 +362,15 @@ class NamedSessionStore(WantedStore):
             return None
         return BegunCall(int(reply[1]), reply[2].decode(), reply[3], reply[4].decode())
 
-    async def done(self, session_id: str, token: int, seq: int, *, cpu_ms: int = 0) -> int:
-        """Remove a call that has ended from the log; how many wait. Raises SessionOwnerLost."""
+    async def done(
+        self, session_id: str, token: int, seq: int, *, has_run: bool = True, cpu_ms: int = 0
+    ) -> int:
+        """Remove a call, an execution if it has run; how many wait. Raises SessionOwnerLost."""
         call = scripts.session_done.call(
             self.keys_of(session_id),
             token=token,
             seq=seq,
+            has_run=int(has_run),
             cpu_ms=cpu_ms,
             known_ttl_ms=ms_of(self.settings.known_ttl_s),
             ttl_ms=self._ttl_ms,

@@ -83,8 +83,8 @@ class Bench:
     def begin(self, token: str) -> list[Any]:
         return self.call("begin", token)
 
-    def done(self, token: str, seq: int, cpu_ms: int = 0) -> list[Any]:
-        return self.call("done", token, seq, cpu_ms, KNOWN_MS, TTL_MS)
+    def done(self, token: str, seq: int, cpu_ms: int = 0, has_run: int = 1) -> list[Any]:
+        return self.call("done", token, seq, has_run, cpu_ms, KNOWN_MS, TTL_MS)
 
     def release(self, token: str, even_unfinished: int = 0) -> list[Any]:
         return self.call("release", token, even_unfinished, TOKEN_MS)

@@ -28,6 +28,15 @@ def test_a_call_that_is_done_leaves_the_log_and_is_counted(bench: Bench) -> None
     assert bench.state() == before
 
 
+def test_a_call_that_did_not_run_is_no_execution(bench: Bench) -> None:
+    bench.submit("c")
+    token = bench.taken()
+    bench.begin(token)
+    assert bench.done(token, 1, has_run=0) == [Code.DONE, 0]
+    assert bench.log() == []
+    assert bench.record()["executions"] == "0"
+
+
 def test_ids_are_known_for_a_time_after_the_end_of_their_calls(bench: Bench) -> None:
     bench.submit("c1")
     bench.submit("c2")

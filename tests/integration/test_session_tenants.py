@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from capsule_tasks.executions.hosting.child import METER_EVERY_S
 from capsule_tasks.executions.hosting.plan import Stage
 from capsule_tasks.protocol.events import Outcome, RespondCommand
 from capsule_tasks.settings import TenantSettings
@@ -98,6 +99,24 @@ async def test_a_tenant_that_used_its_processor_time_runs_no_call_more(
         assert (await caller.sessions.info("b")).executions == 0
         assert (await caller.run("c", "3")).result_text == "3"
         assert (await caller.sessions.info("a")).cpu_ms >= 150
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+async def test_processor_time_counts_also_if_the_code_ends_its_process(
+    end: str, valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    burn_s = 8 * METER_EVERY_S
+    source = (
+        f"import os, time\nend = time.process_time() + {burn_s}\n"
+        f"while time.process_time() < end: pass\n{end}"
+    )
+    async with HostWorker(valkey_url, prefix, results):
+        assert (await caller.run("a", source, tenant="acme")).outcome is Outcome.FAILED
+        await caller.settled("a")
+        assert (await caller.sessions.info("a")).cpu_ms >= 1000 * METER_EVERY_S
+        async with asyncio.timeout(HANG_S):
+            while (await caller.sessions.tenants.usage("acme")).cpu_ms < 1000 * METER_EVERY_S:
+                await asyncio.sleep(0.005)
 
 
 async def test_places_last_as_long_as_their_sessions(

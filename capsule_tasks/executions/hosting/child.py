@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
+from typing import Self
 
 import msgspec
 
@@ -16,6 +19,10 @@ from capsule_tasks.system.usage import cpu_s
 log = logging.getLogger("capsule_tasks.taskpool")
 
 
+METER_EVERY_S = 0.25
+"""Between two readings of the processor time of a child in which a call runs."""
+
+
 class HostedProfile(msgspec.Struct, frozen=True):
     """A kind of named session: how its children are started, and how many a worker holds."""
 
@@ -27,14 +34,39 @@ class HostedProfile(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """The processor time of a process from now on; what one that ends has used last is unknown."""
+    """The processor time of the child, and of those that replace it, while it is measured.
 
-    def __init__(self, pid: int) -> None:
+    The kernel forgets the time of a process that ends, and code may end its process or have it
+    killed. So the time is read again and again, by this process: what a child says of itself is
+    up to its code. What it has used since the last reading is not counted.
+    """
+
+    def __init__(self, pid: Callable[[], int]) -> None:
         self._pid = pid
-        self._before_s = cpu_s(pid)
+        self._used_s: dict[int, float] = {}
+        first = pid()
+        self._before_s = {first: cpu_s(first)}
+
+    def __enter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(METER_EVERY_S, self._tick)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
 
     def used_ms(self) -> int:
-        return max(0, int((cpu_s(self._pid) - self._before_s) * 1000))
+        """What was used until now."""
+        self._read()
+        return int(sum(self._used_s.values()) * 1000)
+
+    def _tick(self) -> None:
+        self._read()
+        self._timer = asyncio.get_running_loop().call_later(METER_EVERY_S, self._tick)
+
+    def _read(self) -> None:
+        pid = self._pid()
+        used_s = cpu_s(pid) - self._before_s.get(pid, 0.0)
+        self._used_s[pid] = max(used_s, self._used_s.get(pid, 0.0))
 
 
 class SessionChild:
@@ -58,9 +90,13 @@ class SessionChild:
         return session if session is not None and session.is_alive else None
 
     def meter(self) -> Meter:
-        """Measures what the child uses from now on."""
+        """Measures what the child uses from now on, as a context manager."""
+        return Meter(self._pid)
+
+    def _pid(self) -> int:
+        """Of the child; 0 without one."""
         session = self._session
-        return Meter(session.pid or 0 if session is not None else 0)
+        return session.pid or 0 if session is not None else 0
 
     async def start(self) -> Session:
         """A new child; SessionStartFailed says why there is none."""

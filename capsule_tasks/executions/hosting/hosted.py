@@ -314,18 +314,18 @@ class HostedSession:
         if self._child.session is None:
             await self._start_child()
         self._child.use()
-        meter = self._child.meter()
         restored, self._restored = self._restored, None
-        has_run = await self._runner.run(
-            begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
-        )
+        with self._child.meter() as meter:
+            has_run = await self._runner.run(
+                begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
+            )
+            cpu_ms = meter.used_ms()
         if has_run:
             self._host.plan.executed(self.session_id)
         else:
             self._restored = with_lost_call(restored) if is_inherited else restored
         if self._is_lost:
             raise SessionOwnerLost(self.session_id, "")
-        cpu_ms = meter.used_ms()
         await self._done(begun, has_run=has_run or is_inherited, cpu_ms=cpu_ms)
         await self._host.tenants.add_usage(self._tenant, begun.call_id, cpu_ms)
 

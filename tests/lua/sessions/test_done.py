@@ -48,6 +48,18 @@ def test_ids_are_known_for_a_time_after_the_end_of_their_calls(bench: Bench) -> 
     assert bench.known().keys() == {b"young", b"c1", b"c2"}
 
 
+def test_old_ids_are_removed_a_hundred_at_a_time(bench: Bench) -> None:
+    bench.submit("c1")
+    bench.submit("c2")
+    old_ms = bench.now_ms() - KNOWN_MS - 1000
+    bench.client.zadd(bench.keys.known, {f"old{number}": old_ms for number in range(150)})
+    token = bench.taken()
+    for seq, left in ((1, 52), (2, 2)):
+        bench.begin(token)
+        bench.done(token, seq)
+        assert len(bench.known()) == left
+
+
 def test_only_the_owner_ends_a_call(bench: Bench) -> None:
     bench.submit("c")
     first = bench.taken()

@@ -51,6 +51,16 @@ def test_a_renewal_brings_a_place_back_that_had_lapsed(bench: Bench) -> None:
     assert times(bench, keys.live).keys() == {b"a", b"b"}
 
 
+def test_old_sessions_are_dropped_a_hundred_at_a_time(bench: Bench) -> None:
+    bench.call("tenant_note", "a", TTL_MS)
+    old_ms = bench.now_ms() - TTL_MS - 1000
+    sessions = {f"old{number}": old_ms for number in range(150)}
+    bench.client.zadd(keys_of(bench).sessions, sessions)
+    for left in (51, 1):
+        bench.call("tenant_note", "a", TTL_MS)
+        assert len(times(bench, keys_of(bench).sessions)) == left
+
+
 def test_sessions_that_were_noted_long_ago_are_dropped(bench: Bench) -> None:
     assert bench.call("tenant_note", "a", TTL_MS) == [Code.DONE]
     bench.client.zadd(keys_of(bench).sessions, {"old": bench.now_ms() - TTL_MS - 1000})

@@ -14,6 +14,7 @@ from celery.exceptions import TaskRevokedError
 
 from capsule_tasks import Capsule, History
 from capsule_tasks.client import NamedSession
+from capsule_tasks.client.sessions import as_task
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import (
     InvalidId,
@@ -424,3 +425,21 @@ async def test_a_close_leaves_the_checkpoint_to_an_owner_that_takes_the_session_
         assert await checkpoints.find(session.id) == manifest
         await owners[0].close_when_asked()
         await closing
+
+
+async def test_a_session_whose_listing_was_lost_is_listed_again_while_its_task_waits(
+    app: Celery, session: NamedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(as_task, "_CHECK_S", 0.05)
+    arguments = as_task.session_arguments("6 * 7", session=session.id)
+    execution = await as_task.submit_as_task(app, uuid4().hex, arguments)
+    store = (await watch_thread.watcher(app)).sessions
+    ((wanted,), _) = await store.take_wanted(session.profile, 10)
+    assert await store.unwant(session.profile, wanted)  # as if Redis had lost it
+    waiting = asyncio.create_task(as_task.value_of(app, execution, arguments))
+    async with asyncio.timeout(HANG_S):
+        while not await store.wanted_count(session.profile):
+            await asyncio.sleep(0)
+    async with FakeOwner(app, session.id) as owner:
+        await owner.run_next()
+        assert await waiting == 42

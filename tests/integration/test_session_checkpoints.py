@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from capsule_tasks.errors import SessionNotLive
-from capsule_tasks.executions.hosting import hosted
+from capsule_tasks.executions.hosting import host, hosted
+from capsule_tasks.executions.hosting.checkpointing import SAVES_AT_ONCE, save_namespace
 from capsule_tasks.executions.hosting.plan import Stage
 from capsule_tasks.protocol.calls import RestartRequest, encode_request
 from capsule_tasks.protocol.events import Outcome, RespondCommand, SessionRestored
 from capsule_tasks.protocol.messages import InputRequest
+from capsule_tasks.protocol.namespaces import SavedNamespace
+from capsule_tasks.sessions.session import Session
 from tests.integration.hosting import (
     PROFILE,
     Caller,
@@ -105,6 +108,31 @@ async def test_a_worker_that_stops_saves_and_the_next_restores(
         told = await notice(caller, call)
         assert told is not None
         assert told.lost == ()
+
+
+async def test_a_worker_that_stops_saves_few_sessions_at_a_time(
+    valkey_url: str,
+    prefix: str,
+    results: Results,
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saving: list[int] = [0]
+
+    async def counted(session: Session, max_bytes: int) -> SavedNamespace:
+        saving.append(saving[-1] + 1)
+        try:
+            return await save_namespace(session, max_bytes)
+        finally:
+            saving.append(saving[-1] - 1)
+
+    monkeypatch.setattr(hosted, "save_namespace", counted)
+    monkeypatch.setattr(host, "TURN_S", HANG_S)
+    async with HostWorker(valkey_url, prefix, results):
+        for number in range(2 * SAVES_AT_ONCE):
+            await caller.run(f"s{number}", "n = 1")
+    assert len(saving) == 1 + 4 * SAVES_AT_ONCE
+    assert max(saving) == SAVES_AT_ONCE
 
 
 async def test_a_worker_that_stops_saves_what_runs_and_lists_what_waits(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +26,52 @@ _LIMIT_S = 120.0
 """How long the child may take to save or to restore a namespace."""
 _MAX_NAMES = 200
 """Names that a notice lists."""
+SAVES_AT_ONCE = 3
+"""Each namespace that is being saved is in the worker's memory until it is stored."""
+TURN_S = 2.0
+"""How long a child may take to hand over its namespace until another session may begin."""
+
+
+class SaveTurns:
+    """Lets few sessions of a worker be saved at the same time."""
+
+    def __init__(self, at_once: int, turn_s: float) -> None:
+        self._free = asyncio.Semaphore(at_once)
+        self._turn_s = turn_s
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[SaveTurn]:
+        """Wait for a turn; it ends with the block, or is passed on before."""
+        await self._free.acquire()
+        turn = SaveTurn(self._free, self._turn_s)
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+
+class SaveTurn:
+    """The turn of one session. Until `keep` it is passed on after its time.
+
+    So children that are slow, maybe on purpose, do not keep other sessions from being saved;
+    namespaces that wait for the store do, since they take memory.
+    """
+
+    def __init__(self, free: asyncio.Semaphore, turn_s: float) -> None:
+        self._free = free
+        self._is_over = False
+        self._timer = asyncio.get_running_loop().call_later(turn_s, self.end)
+
+    def keep(self) -> None:
+        """The namespace is here: do not pass the turn on."""
+        self._timer.cancel()
+
+    def end(self) -> None:
+        """Give the turn to the next session, once."""
+        self._timer.cancel()
+        if not self._is_over:
+            self._is_over = True
+            self._free.release()
 
 
 class Checkpoints:

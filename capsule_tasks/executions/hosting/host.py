@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from capsule_tasks.executions.background import BackgroundTasks
+from capsule_tasks.executions.hosting.checkpointing import SAVES_AT_ONCE, TURN_S, SaveTurns
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
 from capsule_tasks.executions.hosting.profile import ProfileHost, Surroundings
@@ -63,6 +64,7 @@ class SessionHost:
             tenants=self._tenants,
             results=self._results,
             background=self._background,
+            save_turns=SaveTurns(SAVES_AT_ONCE, TURN_S),
         )
         self.profiles = {
             profile.name: ProfileHost(profile, around)

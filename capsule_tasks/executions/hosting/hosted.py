@@ -382,8 +382,10 @@ class HostedSession:
 
     async def _write_checkpoint(self, session: Session) -> CheckpointManifest:
         executions = self._executions
-        namespace = await save_namespace(session, self._host.profile.max_checkpoint_bytes)
-        return await self.own(lambda: self._checkpoints.write(self.token, namespace, executions))
+        async with self._host.save_turns.turn() as turn:
+            saved = await save_namespace(session, self._host.profile.max_checkpoint_bytes)
+            turn.keep()
+            return await self.own(lambda: self._checkpoints.write(self.token, saved, executions))
 
     async def _save(self) -> bool:
         """Make a checkpoint; False if that failed, and the one before stays."""

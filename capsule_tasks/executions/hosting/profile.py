@@ -11,6 +11,7 @@ from typing import Any
 
 from capsule_tasks.errors import SessionUnknown, StorageError
 from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
+from capsule_tasks.executions.hosting.checkpointing import SaveTurns
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
 from capsule_tasks.executions.hosting.plan import HostPlan
@@ -42,6 +43,7 @@ class Surroundings:
     tenants: Tenants
     results: ResultWriter
     background: BackgroundTasks
+    save_turns: SaveTurns
 
 
 class ProfileHost:
@@ -56,6 +58,7 @@ class ProfileHost:
         self.tenants = around.tenants
         self.results = around.results
         self.background = around.background
+        self.save_turns = around.save_turns
         self.plan = HostPlan(profile.limits)
         self.sessions: dict[str, HostedSession] = {}
         self._tasks = SessionTasks(f"host of profile {profile.name!r}")

@@ -51,8 +51,12 @@ def test_calls_share_a_sandbox_and_their_values_are_results(capsule: Capsule) ->
 
 def test_an_error_and_a_value_that_is_no_json(capsule: Capsule) -> None:
     session = capsule.session("errors")
-    with pytest.raises(CodeFailed, match="ZeroDivisionError: division by zero"):
+    with pytest.raises(CodeFailed, match="ZeroDivisionError: division by zero") as raised:
         session.execute("1 / 0").get(timeout=HANG_S)
+    assert raised.value.kind == "raised"
+    with pytest.raises(CodeFailed) as timed_out:
+        session.execute("while True: pass", timeout_s=0.1).get(timeout=HANG_S)
+    assert timed_out.value.kind == "timeout"
     assert session.execute("object").get(timeout=HANG_S) == "<class 'object'>"
     no_text = "<int whose repr raised ValueError>"  # Python writes no number of 5,000 digits
     assert session.execute("10**5000").get(timeout=HANG_S) == no_text

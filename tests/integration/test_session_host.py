@@ -266,12 +266,12 @@ async def test_a_worker_that_stops_waits_for_the_call_that_runs(
         assert (await caller.ended(waiting)).result_text == "1"
 
 
-async def test_a_worker_that_waits_no_longer_ends_the_call(
+async def test_a_worker_that_waits_no_longer_stops_the_call_and_saves_the_namespace(
     valkey_url: str, prefix: str, results: Results, caller: Caller
 ) -> None:
     worker = HostWorker(valkey_url, prefix, results)
     await worker.start()
-    call = await caller.submit("user-1", "input('?')")
+    call = await caller.submit("user-1", "n = 1\ninput('?')")
     await eventually_asks(caller, call)
     await worker.stop()
     ended = await caller.ended(call)
@@ -279,6 +279,8 @@ async def test_a_worker_that_waits_no_longer_ends_the_call(
     assert "its worker was stopped while the call ran" in ended.message
     assert results[call].outcome is Outcome.LOST
     assert await caller.unfinished("user-1") == 0
+    async with HostWorker(valkey_url, prefix, results):
+        assert (await caller.run("user-1", "n")).result_text == "1", "the namespace was saved"
 
 
 async def test_a_session_that_fails_in_its_worker_is_taken_again(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis.asyncio as asyncio_redis
 
 from capsule_tasks.errors import SessionClosing, SessionUnknown
+from capsule_tasks.executions.hosting import checkpointing
 from capsule_tasks.protocol.calls import (
     CheckpointMade,
     CheckpointRequest,
@@ -18,7 +21,7 @@ from capsule_tasks.protocol.calls import (
     encode_request,
 )
 from capsule_tasks.protocol.events import Outcome, RespondCommand, SessionRestored
-from tests.integration.hosting import Caller, HostWorker, Results
+from tests.integration.hosting import PROFILE, Caller, HostWorker, Results
 from tests.streaming import eventually
 
 
@@ -55,6 +58,34 @@ async def test_names_are_listed_also_while_a_call_runs(worker: HostWorker, calle
     await caller.executions.send_command(call, RespondCommand(text=""))
     await caller.ended(call)
     assert len(worker.hosted) == 1
+
+
+async def test_names_wait_for_a_namespace_that_is_being_restored(
+    valkey_url: str,
+    prefix: str,
+    results: Results,
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with HostWorker(valkey_url, prefix, results):
+        await caller.run("user-1", "n = 1")
+    restoring, may_restore = asyncio.Event(), asyncio.Event()
+    restore = checkpointing.restore_namespace
+
+    async def restore_later(*args: Any) -> Any:
+        restoring.set()
+        await may_restore.wait()
+        return await restore(*args)
+
+    monkeypatch.setattr(checkpointing, "restore_namespace", restore_later)
+    async with HostWorker(valkey_url, prefix, results):
+        await caller.sessions.want(PROFILE, "user-1")
+        await restoring.wait()
+        asking = asyncio.create_task(names(caller, "user-1"))
+        await asyncio.wait({asking}, timeout=0.1)
+        assert not asking.done()
+        may_restore.set()
+        assert await asking == ["n"]
 
 
 async def test_a_checkpoint_waits_for_the_call_that_runs(

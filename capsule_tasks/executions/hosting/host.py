@@ -31,7 +31,7 @@ from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-_KILLED_AT_STOP = "its worker was stopped while the call ran"
+_STOPPED_WITH_WORKER = "its worker was stopped while the call ran"
 _LEAVE_S = 8.0
 """How long sessions may take to be saved and to leave after their calls have ended."""
 
@@ -99,7 +99,8 @@ class SessionHost:
         hosts = self.profiles.values()
         self.stop_taking()
         if not await self._left_all(grace_s):
-            await asyncio.gather(*(host.kill_busy(_KILLED_AT_STOP) for host in hosts))
+            for host in hosts:
+                host.stop_calls(_STOPPED_WITH_WORKER)
             if not await self._left_all(_LEAVE_S):
                 log.warning("sessions were not released in time; other workers take them over")
                 await asyncio.gather(*(host.abandon_all() for host in hosts))

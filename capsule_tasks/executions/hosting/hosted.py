@@ -87,7 +87,7 @@ class HostedSession:
         dispatcher = host.supervisor.dispatcher
         self._lane = SessionLane(host.supervisor, dispatcher.sent, self._on_child_refused)
         self._child = SessionChild(self.session_id, host.profile, self._lane)
-        self._runner = CallRunner(
+        self.runner = CallRunner(
             self.session_id, host.publisher, host.supervisor, host.results, self._lane
         )
         self._checkpoints = Checkpoints(self.session_id, host.checkpoints, host.background)
@@ -106,13 +106,14 @@ class HostedSession:
 
     @property
     def child(self) -> Session | None:
-        """The session's child, if it can be used."""
-        return self._child.session
+        """The session's child, once its namespace is there: calls are sent to it."""
+        child = self._lane.child
+        return child.session if child is not None and child.session.is_alive else None
 
     @property
     def is_running(self) -> bool:
         """Whether a call runs, or waits for its claim."""
-        return self._runner.execution is not None
+        return self.runner.execution is not None
 
     # --- from outside --------------------------------------------------------------------------
 
@@ -316,7 +317,7 @@ class HostedSession:
         self._child.use()
         restored, self._restored = self._restored, None
         with self._child.meter() as meter:
-            has_run = await self._runner.run(
+            has_run = await self.runner.run(
                 begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
             )
             cpu_ms = meter.used_ms()
@@ -354,7 +355,7 @@ class HostedSession:
             log.warning("session %r has no child: %s", self.session_id, why)
             self._lane.refuse_waiting(_NO_CHILD, f"the session has no child: {why}")
             return
-        execution, restored = self._runner.execution, self._restored
+        execution, restored = self.runner.execution, self._restored
         if execution is not None and execution.stream is not None and restored is not None:
             self._restored = None
             execution.stream.publish(restored)
@@ -452,7 +453,7 @@ class HostedSession:
     async def _refuse(self, begun: BegunCall, type_name: str, message: str) -> None:
         """Fail the call without running it."""
         is_inherited = self._is_inherited(begun)
-        await self._runner.refuse(begun, type_name, message)
+        await self.runner.refuse(begun, type_name, message)
         if is_inherited:
             self._restored = with_lost_call(self._restored)
         await self._done(begun, has_run=is_inherited)

@@ -25,6 +25,8 @@ _ENDED_BY_THE_CODE = frozenset(
 """Errors that belong to the call alone. After any other the child is gone, or was asked to stop."""
 VALUE_LOST = "its worker died before the value was stored; the code has run to its end"
 
+_KIND = "kind"
+
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 1000
 _short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = 50
@@ -38,6 +40,8 @@ class CallOutcome(msgspec.Struct, frozen=True):
     type: str = ""
     message: str = ""
     traceback: str = ""
+    kind: str = ErrorKind.RAISED.value
+    """What kind of failure it is: an ErrorKind."""
 
 
 def traced(terminal: Terminal, runtime_s: float | None) -> Terminal:
@@ -53,6 +57,7 @@ def traced(terminal: Terminal, runtime_s: float | None) -> Terminal:
             text=f"{terminal.type}({terminal.message!r})",
             notes=terminal.notes,
             traceback=terminal.traceback or terminal.stack,
+            state={_KIND: terminal.kind},
         )
         return _task_result(terminal, runtime_s, failure=failure)
     return terminal
@@ -88,7 +93,8 @@ def outcome_of_end(end: End, result: Result | None) -> CallOutcome:
     if end.traced is not None and (failure := end.traced.failure) is not None:
         is_lost = failure.name == EndKind.LOST.value
         outcome = Outcome.LOST if is_lost else Outcome.FAILED
-        return CallOutcome(outcome, None, failure.name, failure.message, failure.traceback)
+        kind = failure.state.get(_KIND, ErrorKind.RAISED.value)
+        return CallOutcome(outcome, None, failure.name, failure.message, failure.traceback, kind)
     if end.traced is not None:
         return CallOutcome(Outcome.SUCCEEDED, result.value if result is not None else None)
     if end.kind is EndKind.STOPPED:

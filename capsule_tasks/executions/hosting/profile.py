@@ -81,10 +81,10 @@ class ProfileHost:
         """Return when no session is here."""
         await self._tasks.end()
 
-    async def kill_busy(self, reason: str) -> None:
-        """Kill the children in which calls run; the calls end with the reason."""
-        busy = [session for session in self.sessions.values() if session.is_running]
-        await asyncio.gather(*(session.kill(reason) for session in busy))
+    def stop_calls(self, reason: str) -> None:
+        """Stop the calls that run, in order, and by force after the grace of a cancel."""
+        for session in self.sessions.values():
+            session.runner.stop(reason)
 
     async def abandon_all(self) -> None:
         """Leave everything as it is in Redis, where a reaper finds it."""

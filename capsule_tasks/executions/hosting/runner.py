@@ -91,6 +91,12 @@ class CallRunner:
                 return False
             await asyncio.sleep(RETRY_DELAY_S)  # so much waits for Redis that there was no room
 
+    def stop(self, reason: str) -> None:
+        """End the call that runs with a reason, in order: the namespace stays."""
+        if self.execution is not None:
+            self._lane.kill_reason = reason
+            self._supervisor.feed(self.execution, Lifecycle.on_cancel_requested, None, reason)
+
     async def refuse(self, begun: BegunCall, type_name: str, message: str) -> None:
         """End the call with an error, without running it."""
         lane = RefusingLane(self._supervisor, type_name, message)

@@ -18,16 +18,11 @@ from capsule_tasks.executions.hosting.plan import HostLimits
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.events import Outcome
-from capsule_tasks.protocol.messages import ErrorKind
-from capsule_tasks.sessions.stream import ERROR_TYPES
 from capsule_tasks.settings import CodeProfileSettings
 from capsule_tasks.storage.sessions.blobs import checkpoint_store
 from capsule_tasks.taskpool.code.lanes import CodeLane
 from capsule_tasks.taskpool.code.runner import session_config
 from capsule_tasks.taskpool.code.tracing import storable
-
-_KINDS = {name: kind for kind, name in ERROR_TYPES.items()}
-"""What kind of failure an error is that a session raises at a limit of the code."""
 
 
 def make_host(
@@ -95,6 +90,5 @@ class CallResults:
         elif outcome.type == EndKind.LOST.value:
             backend.mark_as_failure(call_id, WorkerLostError(outcome.message))
         else:
-            kind = _KINDS.get(outcome.type, ErrorKind.RAISED)
-            error = CodeFailed(outcome.type, outcome.message, outcome.traceback, kind.value)
+            error = CodeFailed(outcome.type, outcome.message, outcome.traceback, outcome.kind)
             backend.mark_as_failure(call_id, error, traceback=outcome.traceback or None)

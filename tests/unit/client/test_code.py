@@ -60,6 +60,18 @@ def test_an_unknown_argument_is_refused_where_it_is_sent(capsule: Capsule) -> No
         capsule.execute.s("1", "2")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("timeout", "did you mean timeout_s"), ("sesion", "did you mean session"), ("zz", "'zz'$")],
+)
+def test_an_argument_that_is_no_option_of_celery_is_refused(
+    capsule: Capsule, name: str, message: str
+) -> None:
+    options: dict[str, Any] = {name: 1}
+    with pytest.raises(TypeError, match=f"no argument '{name}'.*{message}|{message}"):
+        capsule.execute("1", **options)
+
+
 def test_the_task_is_there_before_and_after_the_app_is_finalized(app: Celery) -> None:
     assert Capsule(app).execute.s("1").task == CODE_TASK
     assert app.finalized

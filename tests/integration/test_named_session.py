@@ -17,6 +17,7 @@ from capsule_tasks.client import NamedSession
 from capsule_tasks.client.sessions import as_task
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import (
+    CheckpointUnreadable,
     InvalidId,
     NamedSessionBusy,
     SessionClosing,
@@ -443,3 +444,27 @@ async def test_a_session_whose_listing_was_lost_is_listed_again_while_its_task_w
     async with FakeOwner(app, session.id) as owner:
         await owner.run_next()
         assert await waiting == 42
+
+
+async def test_a_call_to_a_session_whose_owner_died_closing_it_begins_a_new_session(
+    app: Celery, session: NamedSession
+) -> None:
+    first = await session.aexecute("1")
+    checkpoints = (await watch_thread.watcher(app)).checkpoints
+    async with FakeOwner(app, session.id) as owner:
+        await owner.run_next()
+        namespace = SavedNamespace(pieces=(b"1",), saved=("n",))
+        manifest = await checkpoints.write(session.id, owner.token, namespace)
+        assert not await owner.store.close_session(session.id)
+        with pytest.raises(SessionClosing):  # its owner is to close it
+            await session.aexecute("2")
+        await owner.store.release(session.id, owner.token)  # as a reaper does
+    execution = await session.aexecute("2")
+    assert await checkpoints.find(session.id) is None
+    with pytest.raises(CheckpointUnreadable):
+        await checkpoints.read(session.id, manifest)
+    info = await session.ainfo()
+    assert (info.executions, info.waiting, info.is_closing) == (0, 1, False)
+    async with FakeOwner(app, session.id, "w2") as owner:
+        await owner.run_next()
+    assert [await first.aget(HANG_S), await execution.aget(HANG_S)] == [1, 2]

@@ -15,9 +15,14 @@ from typing import Any, Literal, cast
 from capsule_tasks.client.cancelling import CancelAnswer, check_type, requested_by
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.sessions.execution import SessionExecution
-from capsule_tasks.client.sessions.requests import ask_owner, check_timeout, close_session
+from capsule_tasks.client.sessions.requests import (
+    ask_owner,
+    check_timeout,
+    close_left_behind,
+    close_session,
+)
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
-from capsule_tasks.errors import SessionUnlisted, StorageError
+from capsule_tasks.errors import SessionClosing, SessionUnlisted, StorageError
 from capsule_tasks.protocol.calls import (
     CheckpointMade,
     CheckpointRequest,
@@ -184,6 +189,9 @@ class NamedSession:
                 await store.index.record([SessionEntry(self.id, self.profile, self.tenant or "")])
                 await store.want(self.profile, self.id)
                 listed_under = str(unlisted.token)
+            except SessionClosing:
+                if not await close_left_behind(self.app, self.id):
+                    raise
 
     async def _store(self) -> NamedSessionStore:
         return (await watch_thread.watcher(self.app)).sessions

@@ -15,6 +15,7 @@ from capsule_tasks.errors import (
     SessionNotLive,
     SessionOwnerLost,
     SessionRequestFailed,
+    SessionUnfinished,
     SessionUnknown,
 )
 from capsule_tasks.protocol.calls import (
@@ -102,6 +103,30 @@ async def close_session(app: Any, session_id: str, timeout_s: float) -> None:
             f"session {session_id!r} was not closed within {timeout_s} s; it takes no calls, and "
             "is closed when those that it has are done"
         ) from None
+
+
+async def close_left_behind(app: Any, session_id: str) -> bool:
+    """Close a session that was to be closed by an owner who is gone; False if that is not so.
+
+    Only a session that is idle is closed here: with unfinished calls it is wanted, and the worker
+    that takes it closes it.
+    """
+    watcher = await watch_thread.watcher(app)
+    store = watcher.sessions
+    try:
+        info = await store.info(session_id)
+        if not info.is_closing:
+            return True  # it was closed meanwhile, and is used again
+        if info.owner or info.unfinished:
+            return False
+        await watcher.checkpoints.delete(session_id, info.token)
+        await store.index.record(dropped=[session_id])
+        await store.close_session(session_id, info.token)
+    except (SessionUnknown, SessionUnfinished):
+        return True  # somebody else has closed it
+    except SessionOwnerLost:
+        return False
+    return True
 
 
 async def _list_unowned(store: NamedSessionStore, session_id: str) -> NamedSessionInfo:

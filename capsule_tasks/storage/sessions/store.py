@@ -25,12 +25,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.settings import NamedSessionSettings
 from capsule_tasks.storage.drivers import drive
 from capsule_tasks.storage.facades import AsyncTarget
-from capsule_tasks.storage.keys import (
-    HostKeys,
-    NamedSessionKeys,
-    doorbell_prefix,
-    escaped,
-)
+from capsule_tasks.storage.keys import HostKeys, NamedSessionKeys, doorbell_prefix, escaped
 from capsule_tasks.storage.leases import lease_left_s
 from capsule_tasks.storage.operations import Reply, named, new_operation, refused
 from capsule_tasks.storage.scripts import Call, Code
@@ -257,9 +252,9 @@ class NamedSessionStore(WantedStore):
     async def close_session(self, session_id: str, token: int = 0) -> bool:
         """Close a session; False if its owner, or the next one, is yet to do so.
 
-        Its owner calls this with its token when all calls are done. The session's checkpoint is
-        deleted before. Closing a session that does not exist does nothing. Raises
-        SessionOwnerLost, and SessionUnfinished for an owner with unfinished calls.
+        With the token of its latest owner, who may be gone, it is closed if all calls are done. The
+        session's checkpoint is deleted before. Closing a session that does not exist does nothing.
+        Raises SessionOwnerLost, and SessionUnfinished where a token is given.
         """
         call = scripts.session_close.call(
             self.keys_of(session_id),
@@ -407,7 +402,7 @@ class NamedSessionStore(WantedStore):
         return int(reply[1])
 
     async def reap(self, session_id: str, incarnation: str) -> bool:
-        """Release a session that a dead worker held, and list it if it has unfinished calls.
+        """Release a session that a dead worker held; list it if it has calls or is to be closed.
 
         Any number of reapers may do so, also repeatedly; whether there was anything to do. The
         caller drops the dead worker's hold on the session (`held_sessions`) only after this.
@@ -416,12 +411,13 @@ class NamedSessionStore(WantedStore):
             info = await self.info(session_id)
             if info.owner == incarnation:
                 await self.release(session_id, info.token, even_unfinished=True)
-                return True
+                if not (info.is_closing and info.created_at):
+                    return True
+            elif info.owner or not (info.unfinished or info.is_closing):
+                return False
         except (SessionUnknown, SessionOwnerLost):
             return False
-        if info.owner or not info.unfinished:
-            return False
-        # Its owner, or another reaper, has released the session and may have died since.
+        # Also if its owner, or another reaper, has released it: who may have died since.
         await self.want(info.profile, session_id)
         return True
 

@@ -50,6 +50,27 @@ def test_a_session_with_an_owner_is_closed_by_it_when_its_calls_are_done(bench: 
     assert close(bench, token) == [Code.MISSING]
 
 
+def test_a_session_that_its_owner_left_is_closed_under_its_token(bench: Bench) -> None:
+    bench.submit("c1")
+    token = bench.taken()
+    bench.begin(token)
+    bench.done(token, 1)
+    bench.submit("c2")
+    bench.call("release", token, 1, TOKEN_MS)
+    before = bench.state()
+    assert close(bench, token) == [Code.UNFINISHED, 1]
+    assert bench.state() == before
+    later = bench.taken("w2", "o2")
+    bench.begin(later)
+    bench.done(later, 2)
+    bench.release(later)
+    before = bench.state()
+    assert close(bench, token) == [Code.STALE, b"", later.encode()]
+    assert bench.state() == before
+    assert close(bench, later) == [Code.DONE, 1]
+    assert bench.record() == {"token": later, "seq": "2"}
+
+
 def test_forgetting_leaves_the_token_and_nothing_else(bench: Bench) -> None:
     args = ("s", TOKEN_MS, bench.doorbell, bench.keys.channel)
     assert bench.call("forget", *args) == [Code.DONE]

@@ -38,3 +38,11 @@ def test_of_a_session_that_was_never_used_the_token_is_left(bench: Bench) -> Non
     assert bench.release(token) == [Code.DONE, 0]
     assert bench.record() == {"token": token}
     assert 0 < bench.ttl(bench.keys.session) <= TOKEN_MS
+
+
+def test_a_session_that_was_never_used_is_not_closing_after_its_release(bench: Bench) -> None:
+    token = bench.taken()
+    assert bench.call("close", "s", "0", bench.doorbell, bench.keys.channel)[1] == 0
+    bench.release(token)
+    assert bench.record() == {"token": token}
+    assert bench.submit("c", listed_under=token) == [Code.DONE, 1, b"", 1]

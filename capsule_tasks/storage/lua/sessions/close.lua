@@ -1,4 +1,5 @@
--- Closes a session: now, by its owner or where it has none and is idle, else by its owner later.
+-- Closes a session: now, by its latest owner or where it has none and is idle, else by its owner
+-- later.
 --
 -- What is left is the token, so that whoever knew it finds out that the session was in other
 -- hands, the number of the last call, and the ids of calls.
@@ -9,14 +10,14 @@
 --   requests  stream  capsule:{S:<session>}:requests
 -- ARGV
 --   session_id       for the owner
---   token            of the owner, if it is the caller; else 0
+--   token            that the session must still have, of its latest owner; or 0
 --   doorbell_prefix  channel of a worker's doorbell without its incarnation
 --   channel          to publish on
 -- RETURNS {DONE, 1} a session that is closed; {DONE, 0, owner} one that its owner is to close, or
 --         the one who takes it next
 -- REFUSES {MISSING} a session that does not exist, or was closed
---         {STALE, owner, token} an owner that has lost the session
---         {UNFINISHED, unfinished} a session that its owner would close with unfinished calls
+--         {STALE, owner, token} a session that was taken since
+--         {UNFINISHED, unfinished} a session with unfinished calls, if the token is given
 -- USES common, session
 
 local session_key, calls_key, requests_key = KEYS[1], KEYS[2], KEYS[3]
@@ -28,7 +29,6 @@ if token ~= '0' and session.token ~= token then
 end
 if not session.profile then return {MISSING} end
 if token ~= '0' then
-  if not session.owner then return {STALE, '', session.token} end
   if session.unfinished > 0 then return {UNFINISHED, session.unfinished} end
 elseif session.owner or session.unfinished > 0 then
   redis.call('HSET', session_key, 'closing', 1)

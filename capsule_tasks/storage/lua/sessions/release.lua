@@ -24,7 +24,7 @@ if session.owner then
   if session.unfinished > 0 and not even_unfinished then return {UNFINISHED, session.unfinished} end
   redis.call('HDEL', session_key, 'owner')
   if not session.created then
-    redis.call('HDEL', session_key, 'profile')
+    redis.call('HDEL', session_key, 'profile', 'closing')
     redis.call('PEXPIRE', session_key, token_ttl_ms)
   end
 end

@@ -235,6 +235,24 @@ async def test_a_reaper_lists_what_a_dead_worker_held(subject: Subject) -> None:
     assert (await store.info("idle")).owner == ""
 
 
+async def test_a_reaper_lists_a_session_that_a_dead_worker_was_to_close(subject: Subject) -> None:
+    store = subject.sessions()
+    token = await subject.worker("w1")
+    await store.hold("w1", token, ["s"])
+    taken = await subject.take("w1")
+    await subject.submit("c")
+    await store.begin("s", taken.token)
+    await store.done("s", taken.token, 1)
+    assert not await store.close_session("s")
+    await subject.kill("w1")
+    for _ in range(2):  # the first reaper may die before it has listed the session
+        assert await store.reap("s", "w1")
+        assert await subject.wanted() == ["s"]
+        await store.unwant(PROFILE, await subject.one_wanted())
+    await subject.worker("w2")
+    assert (await subject.take("w2")).is_closing
+
+
 async def test_a_worker_without_a_lease_holds_nothing(subject: Subject) -> None:
     store = subject.sessions()
     token = await subject.worker("w")

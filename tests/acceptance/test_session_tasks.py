@@ -15,7 +15,7 @@ from celery import Celery, chain, chord
 from celery.exceptions import TaskRevokedError
 
 from capsule_tasks import Capsule, Execution
-from capsule_tasks.errors import CodeFailed, SessionUnknown
+from capsule_tasks.errors import CodeFailed, CodeNotRun, SessionUnknown
 from capsule_tasks.protocol.events import AttemptClaimed
 from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, Worker, close, eventually, producer, unique
@@ -117,7 +117,7 @@ def test_what_the_code_raises_is_the_error_of_the_task(capsule: Capsule, session
     with pytest.raises(CodeFailed, match="ZeroDivisionError: division by zero"):
         value_of(capsule.execute("1 / 0", session=session_id))
     execution = capsule.execute("1", session=session_id, profile="other")
-    with pytest.raises(Exception, match="profile 'sandbox', not 'other'"):
+    with pytest.raises(CodeNotRun, match="profile 'sandbox', not 'other'"):
         value_of(execution)
 
 

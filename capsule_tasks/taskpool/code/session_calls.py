@@ -26,7 +26,13 @@ from capsule_tasks.client.sessions.as_task import (
     value_of,
 )
 from capsule_tasks.client.sessions.execution import SessionExecution
-from capsule_tasks.errors import CodeFailed, NoResult, SessionUnknown
+from capsule_tasks.errors import (
+    CodeFailed,
+    CodeNotRun,
+    NoResult,
+    SessionUnknown,
+    reason_of,
+)
 from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.ends import End, EndKind
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
@@ -130,7 +136,8 @@ class SessionCalls:
             task.ended(End(EndKind.STOPPED, signum=task.signum), frees_slot=True)
             return
         except Exception as fault:  # noqa: BLE001 - whatever it is, the task fails with it
-            error = fault
+            # A result backend makes errors of their text, which those of a submission are not.
+            error = fault if task.is_submitted else CodeNotRun(reason_of(fault))
         task.is_ending = True  # chords must not count it twice
         # Only the end of a call is stored by whoever ran it; Celery stores why there was no call.
         is_stored = task.is_submitted and not isinstance(error, (NoResult, SessionUnknown))

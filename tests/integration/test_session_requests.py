@@ -10,19 +10,24 @@ import pytest
 import redis.asyncio as asyncio_redis
 
 from capsule_tasks.errors import SessionClosing, SessionUnknown
-from capsule_tasks.executions.hosting import checkpointing
+from capsule_tasks.executions.hosting import checkpointing, requests
+from capsule_tasks.executions.hosting.requests import names_in
 from capsule_tasks.protocol.calls import (
     CheckpointMade,
     CheckpointRequest,
     NamesListed,
     NamesRequest,
     RequestDone,
+    RequestFailed,
     RestartRequest,
+    SessionReply,
+    decode_reply,
     encode_request,
 )
 from capsule_tasks.protocol.events import Outcome, RespondCommand, SessionRestored
+from capsule_tasks.sessions.session import Session
 from tests.integration.hosting import PROFILE, Caller, HostWorker, Results
-from tests.streaming import eventually
+from tests.streaming import HANG_S, eventually
 
 
 @pytest.fixture
@@ -86,6 +91,28 @@ async def test_names_wait_for_a_namespace_that_is_being_restored(
         assert not asking.done()
         may_restore.set()
         assert await asking == ["n"]
+
+
+async def test_a_restart_does_not_wait_for_a_child_that_is_asked_for_names(
+    worker: HostWorker, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarted = asyncio.Event()
+
+    async def never_before_the_restart(session: Session) -> SessionReply:
+        await restarted.wait()
+        return await names_in(session)
+
+    await caller.run("user-1", "first = 1")
+    monkeypatch.setattr(requests, "names_in", never_before_the_restart)
+    names_id = await caller.sessions.request("user-1", encode_request(NamesRequest()))
+    assert await caller.ask("user-1", RestartRequest()) == RequestDone()
+    restarted.set()
+    async with asyncio.timeout(HANG_S):
+        while (reply := await caller.sessions.read_reply("user-1", names_id)) is None:
+            await asyncio.sleep(0.005)
+    assert isinstance(decode_reply(reply), RequestFailed)  # it asked the child that is gone
+    assert (await caller.run("user-1", "1")).result_text == "1"
+    assert len(worker.hosted) == 1
 
 
 async def test_a_checkpoint_waits_for_the_call_that_runs(

@@ -93,7 +93,7 @@ class HostedSession:
         self._checkpoints = Checkpoints(self.session_id, host.checkpoints, host.background)
         self._executions = 0
         """Calls of the session that are done, whoever ran them."""
-        self._requests = Requests(self, host.store)
+        self._requests = Requests(self, host.store, host.spawn)
         self._tenant = ""
         self._forgotten = 0
         """Calls that are done whose changes nobody wants any more: the session was restarted."""

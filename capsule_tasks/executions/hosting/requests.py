@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from capsule_tasks.errors import CapsuleError, SessionOwnerLost, reason_of
 from capsule_tasks.protocol.calls import (
@@ -55,15 +55,24 @@ class Owner(Protocol):
 class Requests:
     """Reads requests when the owner is rung. Names are listed also while a call runs."""
 
-    def __init__(self, owner: Owner, store: NamedSessionStore) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        store: NamedSessionStore,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
         self.is_closing = False
         """Whether the session is to be closed once its calls are done."""
         self._owner = owner
         self._store = store
+        self._spawn = spawn
         self._after = ""
         self._is_rung: bool | None = None
         """None while nothing is being read; else whether the doorbell rang since."""
         self._between_calls: deque[tuple[RequestEntry, SessionRequest]] = deque()
+        self._for_names: deque[RequestEntry] = deque()
+        self._is_listing = False
+        """Whether a task asks the child for names, which holds up no other request."""
 
     @property
     def has_restart(self) -> bool:
@@ -112,13 +121,30 @@ class Requests:
         if request is None:
             await self._reply(entry, _UNKNOWN)
             return
-        if isinstance(request, NamesRequest) and (session := self._owner.child) is not None:
-            await self._reply(entry, await names_in(session))
+        if isinstance(request, NamesRequest) and self._owner.child is not None:
+            self._for_names.append(entry)
+            if not self._is_listing:
+                self._is_listing = True
+                self._spawn(self._list_names())
             return
         self._between_calls.append((entry, request))
         if isinstance(request, RestartRequest) and self._owner.is_running:
             await self._owner.kill("its session was restarted")
         self._owner.ring()
+
+    async def _list_names(self) -> None:
+        try:
+            while self._for_names:
+                entry = self._for_names.popleft()
+                if (session := self._owner.child) is not None:
+                    await self._reply(entry, await names_in(session))
+                else:  # it has ended since
+                    self._between_calls.append((entry, NamesRequest()))
+                    self._owner.ring()
+        except SessionOwnerLost:
+            return  # the next owner answers
+        finally:
+            self._is_listing = False
 
     async def _reply(self, entry: RequestEntry, reply: SessionReply) -> None:
         owner, answer = self._owner, encode_reply(reply)

@@ -20,13 +20,9 @@ class SessionCall(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True)
     timeout_s: float | None = None
     task: str = ""
     """The name of the Celery task that the call came as, if it did."""
-    producer: str = ""
-    """The user, host and process of the caller, for the worker's log."""
     group: str = ""
     index: int = -1
     """The place in the group."""
-    submitted_at: float = 0.0
-    """By the producer's clock."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -98,8 +98,9 @@ def test_a_task_that_refuses_a_signal_ends_at_its_hard_limit(
 ) -> None:
     skip_prefork(worker)
     key = unique()
-    worker.listen()  # or the limit may pass before the worker receives the revoke
-    result = worker.send("refuse", key, time_limit=3)
+    # Or the limit may pass before the worker receives the revoke, which ends the task then.
+    worker.listen()
+    result = worker.send("refuse", key, time_limit=8)
     worker.heard(key)
     worker.tell("revoke", result.id, terminate=True, signal="SIGTERM")
     worker.heard(f"{key}:asked")

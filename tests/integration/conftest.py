@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from capsule_tasks import Capsule
     from capsule_tasks.storage.runs.store import RunStore
     from tests.acceptance.workers import Worker
+    from tests.integration.hosting import Caller, Results
 
 
 @pytest.fixture(scope="session")
@@ -82,3 +83,19 @@ async def store(valkey_url: str, prefix: str) -> AsyncIterator[RunStore]:
     ):
         await lease.acquire()
         yield store
+
+
+@pytest.fixture
+def results() -> Results:
+    """The result backend of a worker that hosts named sessions."""
+    return {}
+
+
+@pytest.fixture
+async def caller(valkey_url: str, prefix: str) -> AsyncIterator[Caller]:
+    """A producer of calls of named sessions."""
+    from tests.integration.hosting import Caller  # as above
+
+    caller = Caller(valkey_url, prefix)
+    yield caller
+    await caller.close()

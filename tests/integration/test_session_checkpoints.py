@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -27,18 +26,6 @@ from tests.integration.hosting import (
     Results,
 )
 from tests.streaming import HANG_S, eventually
-
-
-@pytest.fixture
-def results() -> Results:
-    return {}
-
-
-@pytest.fixture
-async def caller(valkey_url: str, prefix: str) -> AsyncIterator[Caller]:
-    caller = Caller(valkey_url, prefix)
-    yield caller
-    await caller.close()
 
 
 async def notice(caller: Caller, call_id: str) -> SessionRestored | None:

@@ -25,18 +25,6 @@ from tests.streaming import HANG_S, eventually
 
 
 @pytest.fixture
-def results() -> Results:
-    return {}
-
-
-@pytest.fixture
-async def caller(valkey_url: str, prefix: str) -> AsyncIterator[Caller]:
-    caller = Caller(valkey_url, prefix)
-    yield caller
-    await caller.close()
-
-
-@pytest.fixture
 async def worker(valkey_url: str, prefix: str, results: Results) -> AsyncIterator[HostWorker]:
     async with HostWorker(valkey_url, prefix, results) as worker:
         yield worker

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -35,13 +34,6 @@ LEASE_S = 0.5
 @pytest.fixture
 def results(valkey_url: str, prefix: str) -> RedisResults:
     return RedisResults(valkey_url, prefix)
-
-
-@pytest.fixture
-async def caller(valkey_url: str, prefix: str) -> AsyncIterator[Caller]:
-    caller = Caller(valkey_url, prefix)
-    yield caller
-    await caller.close()
 
 
 async def asks(caller: Caller, call_id: str) -> None:

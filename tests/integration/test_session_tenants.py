@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,18 +12,6 @@ from capsule_tasks.protocol.events import Outcome, RespondCommand
 from capsule_tasks.settings import TenantSettings
 from tests.integration.hosting import PROFILE, Caller, HostWorker, Results
 from tests.streaming import HANG_S, eventually
-
-
-@pytest.fixture
-def results() -> Results:
-    return {}
-
-
-@pytest.fixture
-async def caller(valkey_url: str, prefix: str) -> AsyncIterator[Caller]:
-    caller = Caller(valkey_url, prefix)
-    yield caller
-    await caller.close()
 
 
 async def test_calls_of_a_session_too_many_fail_and_others_of_the_tenant_go_on(

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import Any, NamedTuple
 
-from capsule_tasks.client.cancelling import requested_by
 from capsule_tasks.client.sessions.execution import SessionExecution
 from capsule_tasks.client.sessions.named_session import (
     DEFAULT_PROFILE,
@@ -69,10 +67,8 @@ async def submit_as_task(
         source=arguments.source,
         timeout_s=arguments.timeout_s,
         task=SESSION_TASK,
-        producer=requested_by(),
         group=group,
         index=index,
-        submitted_at=time.time(),
     )
     return await _session(app, arguments).submit(task_id, call, busy="wait")
 

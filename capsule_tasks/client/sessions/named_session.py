@@ -7,12 +7,11 @@ with room takes it. A call is appended once however often it is submitted, becau
 
 from __future__ import annotations
 
-import time
 import uuid
 from functools import partial
 from typing import Any, Literal, cast
 
-from capsule_tasks.client.cancelling import CancelAnswer, check_type, requested_by
+from capsule_tasks.client.cancelling import CancelAnswer, check_type
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.sessions.execution import SessionExecution
 from capsule_tasks.client.sessions.requests import (
@@ -94,8 +93,6 @@ class NamedSession:
         call = SessionCall(
             source=source,
             timeout_s=timeout_s,
-            producer=requested_by(),
-            submitted_at=time.time(),
         )
         return await self.submit(call_id, call, busy=busy)
 

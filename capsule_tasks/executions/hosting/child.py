@@ -94,7 +94,7 @@ class SessionChild:
         return Meter(self._pid)
 
     def _pid(self) -> int:
-        """Of the child; 0 without one."""
+        """The child's pid; 0 without a child."""
         session = self._session
         return session.pid or 0 if session is not None else 0
 

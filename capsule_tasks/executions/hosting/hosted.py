@@ -250,7 +250,7 @@ class HostedSession:
             await self._host.store.let_go(self.session_id, self.incarnation, token)
 
     async def _unlist(self) -> None:
-        """Whoever listed the session again since has made a listing of their own."""
+        """Remove the listing that brought the session here; a later listing stays."""
         with contextlib.suppress(StorageError):  # it is offered again, and found to have an owner
             await self._host.store.unwant(self._host.profile.name, self._wanted)
 

@@ -137,7 +137,7 @@ class LiveChild:
         self.send_bulk = channel.send_bulk
         self.streams = Streams(config.child.output, channel)
         self.piece_bytes = piece_bytes(config.child.max_frame_bytes)
-        """Of checkpoints, in both directions."""
+        """The size of the pieces of a checkpoint, in both directions."""
         self.sending_pieces = asyncio.Lock()
         """The child keeps the pieces of one restore at a time."""
         self.router = Router(self, session_id, config.routing, counters, interceptors)

@@ -32,7 +32,7 @@ CHUNK_BYTES = MIB
 STAGED_TTL_MS = 600_000
 """From the last chunk that was staged: after that a checkpoint nobody finished is forgotten."""
 MAX_LISTED_BYTES = 64 * 1024
-"""Of each list in a manifest: names and versions come from a child, which may send any number."""
+"""Entries of each list in a manifest: a child may send any number of names and versions."""
 
 
 @script("sessions/checkpoint_find")
@@ -73,10 +73,10 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     size: int
     """Bytes of all chunks together."""
     executions: int = 0
-    """Of the session that were done when the checkpoint was made."""
+    """Calls of the session that were done when the checkpoint was made."""
     chunks: int
     sha256: bytes
-    """Of all chunks, one after the other."""
+    """The hash of all chunks, one after the other."""
     saved: tuple[str, ...] = ()
     saved_count: int = 0
     skipped: dict[str, str] = {}

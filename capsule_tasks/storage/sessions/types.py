@@ -43,7 +43,7 @@ class BegunCall(NamedTuple):
     call_id: str
     payload: bytes
     tenant: str = ""
-    """Of the session, where `begin` returned the call."""
+    """The session's tenant, where `begin` returned the call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ async def test_a_worker_that_lost_its_lease_keeps_sessions_that_nobody_took(
         pid, incarnation = worker.pid("user-1"), worker.publisher.lease.incarnation
         await worker.publisher.lease.end()  # as if it had lapsed
         await eventually(lambda: worker.publisher.lease.incarnation != incarnation)
-        await eventually(lambda: worker.hosted["user-1"].incarnation != incarnation)
+        await eventually(lambda: worker.hosted["user-1"].ownership.incarnation != incarnation)
         async with asyncio.timeout(HANG_S):
             while not any(isinstance(e, AttemptEnded) for e in await caller.events(call)):
                 await asyncio.sleep(0.005)

@@ -179,7 +179,7 @@ async def test_an_owner_that_loses_its_session_in_a_restart_or_close_leaves_the_
     await caller.run("user-1", "n = 1")
     await caller.ask("user-1", CheckpointRequest())
     hosted = worker.hosted["user-1"]
-    key, stolen = caller.sessions.keys_of("user-1").session, hosted.token + 1
+    key, stolen = caller.sessions.keys_of("user-1").session, hosted.ownership.token + 1
     end_child = hosted._child.end
 
     async def lose_and_end() -> None:

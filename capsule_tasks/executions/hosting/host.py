@@ -131,7 +131,7 @@ class SessionHost:
         for channel, ring in self._doorbells.items():
             self._publisher.listen(channel, ring)
         for session in self._sessions():
-            if session.incarnation != incarnation:
+            if session.ownership.incarnation != incarnation:
                 self._background.spawn(session.retake(incarnation))
 
     def _on_doorbell(

@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from capsule_tasks.errors import (
@@ -38,6 +36,7 @@ from capsule_tasks.executions.hosting.checkpointing import (
 )
 from capsule_tasks.executions.hosting.child import SessionChild
 from capsule_tasks.executions.hosting.lane import SessionLane
+from capsule_tasks.executions.hosting.ownership import Ownership
 from capsule_tasks.executions.hosting.plan import FIRM, NEEDS_CHECKPOINT, Decision, Leave, Save
 from capsule_tasks.executions.hosting.requests import Requests, names_in
 from capsule_tasks.executions.hosting.runner import CallRunner
@@ -51,7 +50,6 @@ from capsule_tasks.protocol.calls import (
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.tasks import shielded
-from capsule_tasks.storage.operations import new_operation
 from capsule_tasks.storage.sessions.checkpoints import CheckpointManifest
 from capsule_tasks.storage.sessions.types import BegunCall, SessionEntry, Taken, Wanted
 
@@ -75,15 +73,11 @@ class HostedSession:
 
     def __init__(self, host: ProfileHost, wanted: Wanted) -> None:
         self.session_id = wanted.session_id
-        self.incarnation = ""
-        """Under which the session is owned."""
-        self.token = 0
+        self.ownership = Ownership(self.session_id, host)
         self._host = host
         self._wanted = wanted
         self._wake = asyncio.Event()
         self._order: Decision | None = None
-        self._owning = asyncio.Lock()
-        """Held by each of the owner's writes: the token changes between two of them."""
         dispatcher = host.supervisor.dispatcher
         self._lane = SessionLane(host.supervisor, dispatcher.sent, self._on_child_refused)
         self._child = SessionChild(self.session_id, host.profile, self._lane)
@@ -102,7 +96,6 @@ class HostedSession:
         """So long ago that Redis may have forgotten the end of the inherited call."""
         self._restored: SessionRestored | None = None
         """To be told to the next call."""
-        self._is_lost = False
 
     @property
     def child(self) -> Session | None:
@@ -123,7 +116,7 @@ class HostedSession:
 
     def attend(self) -> None:
         """There may be a request to the owner."""
-        if self.token and not self._is_lost:
+        if self.ownership.token and not self.ownership.is_lost:
             self._host.spawn(self._requests.read())
 
     def order(self, decision: Decision) -> None:
@@ -133,32 +126,9 @@ class HostedSession:
 
     async def retake(self, incarnation: str) -> None:
         """The worker has another lease: own the session under it, if nobody else took it since."""
-        async with self._owning:
-            if not self.token or self._is_lost:
-                return
-            retake = partial(self._retake, incarnation, new_operation())
-            try:
-                await self._host.background.call_until_answered(retake)
-            except LeaseLost:
-                return  # the lease after that one retakes the session
-            except SessionHeld as held:
-                log.warning("%s, so its child is killed in this worker", held)
-                self._is_lost = True
-        if self._is_lost:
+        if not await self.ownership.retake(incarnation):
             await self.kill("another worker has taken over its session")
         self._wake.set()
-
-    async def _retake(self, incarnation: str, operation_id: str) -> None:
-        store, session_id = self._host.store, self.session_id
-        await store.hold(incarnation, self._host.publisher.lease.token, [session_id])
-        taken = await store.take(
-            session_id,
-            incarnation,
-            profile=self._host.profile.name,
-            operation_id=operation_id,
-            expected=self.token,
-        )
-        self.incarnation, self.token = incarnation, taken.token
 
     async def kill(self, reason: str) -> None:
         """Kill the child; the call that runs ends with the reason."""
@@ -175,7 +145,7 @@ class HostedSession:
                 await self._host.tenants.enter(self._tenant, self.session_id)
                 await self._requests.read()
                 await self._bring_up()
-                await self._record(self.incarnation)
+                await self._record(self.ownership.incarnation)
                 self._host.plan.taken(self.session_id, self._host.now())
                 self._host.wake()
                 await self._serve()
@@ -184,7 +154,7 @@ class HostedSession:
         except TenantFull as full:
             self._host.plan.gives_back(self.session_id)
             await self._refuse_all(type(full).__name__, str(full))
-            await self.own(partial(self._release, even_unfinished=True))
+            await self.ownership.release()
         except SessionOwnerLost as lost:
             log.warning("session %r is over in this worker: %s", self.session_id, lost)
         except Exception:
@@ -194,19 +164,14 @@ class HostedSession:
             self._host.plan.gives_back(self.session_id)
             await shielded(self._child.end())
             await self._host.tenants.leave(self._tenant, self.session_id)
-            await self._drop_hold()
+            await self.ownership.drop_hold()
             self._host.left(self)
 
     async def _take(self) -> bool:
         """Become the owner; False if somebody else is."""
-        host, store = self._host, self._host.store
-        lease = host.publisher.lease
-        await lease.is_held.wait()
-        self.incarnation = lease.incarnation
+        host = self._host
         try:
-            await store.hold(self.incarnation, lease.token, [self.session_id])
-            taken = await store.take(self.session_id, self.incarnation, profile=host.profile.name)
-            self.token = taken.token
+            taken = await self.ownership.take()
         except SessionHeld:
             await self._unlist()
             return False
@@ -214,13 +179,8 @@ class HostedSession:
             host.failed(self)
             log.info("session %r was not taken: %s", self.session_id, fault)
             return False
-        if not lease.is_certain(self.incarnation):
-            # If it had lapsed, a reaper may have looked for the session before it was taken.
-            host.failed(self)
-            log.info("session %r was not taken: the lease is uncertain", self.session_id)
-            return False
         if taken.profile != host.profile.name:
-            await self.own(partial(self._release, even_unfinished=True))
+            await self.ownership.release()
             await self._unlist()
             return False
         self._take_over(taken)
@@ -234,20 +194,6 @@ class HostedSession:
         self._executions = taken.executions
         self._tenant = taken.tenant
         self._requests.is_closing = taken.is_closing
-
-    async def _drop_hold(self) -> None:
-        """After the release: until then a reaper has to find the session."""
-        if not self.incarnation:
-            return
-        try:
-            await self._let_go()
-        except StorageError:
-            self._host.spawn(self._host.background.call_until_answered(self._let_go))
-
-    async def _let_go(self) -> None:
-        token = self._host.publisher.lease.token
-        with contextlib.suppress(LeaseLost):  # a reaper does the same
-            await self._host.store.let_go(self.session_id, self.incarnation, token)
 
     async def _unlist(self) -> None:
         """Remove the listing that brought the session here; a later listing stays."""
@@ -279,7 +225,7 @@ class HostedSession:
             if isinstance(order, Save):
                 await self._save()
                 self._host.plan.busy(self.session_id)
-            begun = await self.own(self._begin)
+            begun = await self.ownership.begin()
             if begun is not None:
                 await self._run_call(begun)
             elif not self._requests.is_closing:
@@ -307,7 +253,7 @@ class HostedSession:
         if begun.tenant != self._tenant:  # the take came before the first call
             self._tenant = begun.tenant
             await self._host.tenants.enter(self._tenant, self.session_id)
-            await self._record(self.incarnation)
+            await self._record(self.ownership.incarnation)
         if why := await self._host.tenants.over_limit(self._tenant):
             await self._refuse(begun, _OVER_LIMIT, why)
             return
@@ -325,7 +271,7 @@ class HostedSession:
             self._host.plan.executed(self.session_id)
         else:
             self._restored = with_lost_call(restored) if is_inherited else restored
-        if self._is_lost:
+        if self.ownership.is_lost:
             raise SessionOwnerLost(self.session_id, "")
         await self._done(begun, has_run=has_run or is_inherited, cpu_ms=cpu_ms)
         await self._host.tenants.add_usage(self._tenant, begun.call_id, cpu_ms)
@@ -367,7 +313,7 @@ class HostedSession:
         """Do what is asked, between two calls."""
         if isinstance(request, RestartRequest):
             await self._child.end()
-            await self.own(lambda: self._checkpoints.delete(self.token))
+            await self._delete_checkpoint()
             self._forgotten = self._executions
             self._restored = None
             return RequestDone()
@@ -386,7 +332,12 @@ class HostedSession:
         async with self._host.save_turns.turn() as turn:
             saved = await save_namespace(session, self._host.profile.max_checkpoint_bytes)
             turn.keep()
-            return await self.own(lambda: self._checkpoints.write(self.token, saved, executions))
+            return await self.ownership.write(
+                lambda: self._checkpoints.write(self.ownership.token, saved, executions)
+            )
+
+    async def _delete_checkpoint(self) -> None:
+        await self.ownership.write(lambda: self._checkpoints.delete(self.ownership.token))
 
     async def _save(self) -> bool:
         """Make a checkpoint; False if that failed, and the one before stays."""
@@ -416,7 +367,7 @@ class HostedSession:
         log.info("session %r leaves this worker: %s", self.session_id, order.why.value)
         await self._child.end()  # before anybody else can start one
         try:
-            await self.own(partial(self._release, even_unfinished=must))
+            await self.ownership.release(even_unfinished=must)
         except SessionUnfinished:
             plan.stays(self.session_id)
             return False
@@ -433,21 +384,21 @@ class HostedSession:
     async def _close(self) -> bool:
         """End the session for good; False if a call came first."""
         await self._child.end()
-        await self.own(lambda: self._checkpoints.delete(self.token))
-        store = self._host.store
+        await self._delete_checkpoint()
+        ownership, store = self.ownership, self._host.store
         # Before the close, after which the producer that waits for it may look at the index.
-        await self.own(lambda: store.index.record(dropped=[self.session_id]))
+        await ownership.write(lambda: store.index.record(dropped=[self.session_id]))
         try:
-            await self.own(lambda: store.close_session(self.session_id, self.token))
+            await ownership.write(lambda: store.close_session(self.session_id, ownership.token))
         except SessionUnfinished:
-            await self._record(self.incarnation)
+            await self._record(self.ownership.incarnation)
             return False
         log.info("session %r was closed", self.session_id)
         return True
 
     async def _refuse_all(self, type_name: str, message: str) -> None:
         """Fail the calls that wait."""
-        while (begun := await self.own(self._begin)) is not None:
+        while (begun := await self.ownership.begin()) is not None:
             await self._refuse(begun, type_name, message)
 
     async def _refuse(self, begun: BegunCall, type_name: str, message: str) -> None:
@@ -473,28 +424,10 @@ class HostedSession:
         if self._host.plan.failures(self.session_id) >= _GIVE_UP_AFTER - 1:
             message = f"no child with the namespace of the session could be started: {why}"
             await self._refuse_all(_NO_CHILD, message)
-        await self.own(partial(self._release, even_unfinished=True))
+        await self.ownership.release()
         self._host.failed(self)
-
-    # --- the owner's writes ----------------------------------------------------------------------
-
-    async def own(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write as the owner until Redis answers; SessionOwnerLost if somebody else is."""
-        async with self._owning:
-            if self._is_lost:
-                raise SessionOwnerLost(self.session_id, "")
-            return await self._host.background.call_until_answered(write)
-
-    async def _begin(self) -> BegunCall | None:
-        return await self._host.store.begin(self.session_id, self.token)
 
     async def _done(self, begun: BegunCall, *, has_run: bool, cpu_ms: int = 0) -> None:
         """Take the call from the log."""
-        done, seq = self._host.store.done, begun.seq
-        await self.own(
-            lambda: done(self.session_id, self.token, seq, has_run=has_run, cpu_ms=cpu_ms)
-        )
+        await self.ownership.done(begun, has_run=has_run, cpu_ms=cpu_ms)
         self._executions += has_run
-
-    async def _release(self, *, even_unfinished: bool) -> None:
-        await self._host.store.release(self.session_id, self.token, even_unfinished=even_unfinished)

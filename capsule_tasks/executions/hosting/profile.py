@@ -153,7 +153,7 @@ class ProfileHost:
             info = await self.store.info(session.session_id)
         except SessionUnknown:
             return False
-        return bool(info.owner) and info.token == session.token
+        return bool(info.owner) and info.token == session.ownership.token
 
     def _take(self, wanted: Wanted) -> None:
         session = HostedSession(self, wanted)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from capsule_tasks.errors import CapsuleError, SessionOwnerLost, reason_of
+from capsule_tasks.executions.hosting.ownership import Ownership
 from capsule_tasks.protocol.calls import (
     NamesListed,
     NamesRequest,
@@ -24,24 +25,19 @@ from capsule_tasks.storage.sessions.types import RequestEntry, RequestPage
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
-T = TypeVar("T")
-
 _UNKNOWN = RequestFailed(message="the worker that has the session does not know this request")
 
 
 class Owner(Protocol):
     """The session whose requests these are."""
 
-    session_id: str
-    token: int
+    ownership: Ownership
 
     @property
     def child(self) -> Session | None: ...
 
     @property
     def is_running(self) -> bool: ...
-
-    async def own(self, write: Callable[[], Awaitable[T]]) -> T: ...
 
     async def kill(self, reason: str) -> None: ...
 
@@ -88,7 +84,7 @@ class Requests:
         try:
             while self._is_rung:
                 self._is_rung = False
-                page = await self._owner.own(self._page)
+                page = await self._owner.ownership.write(self._page)
                 self.is_closing = self.is_closing or page.is_closing
                 for entry in page.requests:
                     self._after = entry.entry
@@ -113,7 +109,7 @@ class Requests:
             await self._reply(entry, reply)
 
     async def _page(self) -> RequestPage:
-        owner = self._owner
+        owner = self._owner.ownership
         return await self._store.take_requests(owner.session_id, owner.token, self._after)
 
     async def _take(self, entry: RequestEntry) -> None:
@@ -147,8 +143,8 @@ class Requests:
             self._is_listing = False
 
     async def _reply(self, entry: RequestEntry, reply: SessionReply) -> None:
-        owner, answer = self._owner, encode_reply(reply)
-        await owner.own(lambda: self._store.reply(owner.session_id, owner.token, entry, answer))
+        owner, answer = self._owner.ownership, encode_reply(reply)
+        await owner.write(lambda: self._store.reply(owner.session_id, owner.token, entry, answer))
 
 
 async def names_in(session: Session) -> SessionReply:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from capsule_tasks.settings import NamedSessionSettings
-from capsule_tasks.storage.drivers import drive
-from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
+from capsule_tasks.storage.facades import AsyncTarget
 from capsule_tasks.storage.keys import SessionIndexKeys
-from capsule_tasks.storage.operations import call_script
 from capsule_tasks.storage.scripts import Argument
 from capsule_tasks.storage.sessions import scripts
+from capsule_tasks.storage.sessions.base import SessionStoreBase, ms_of
 from capsule_tasks.storage.sessions.types import SessionEntry
 
 _PAGE = 500
@@ -29,13 +28,12 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Record).decode
 
 
-class SessionIndex(AsyncFacade):
+class SessionIndex(SessionStoreBase):
     """Sessions by the time when somebody recorded them last; the oldest are dropped."""
 
     def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
-        super().__init__(redis)
-        self.settings = settings or NamedSessionSettings()
-        self._keys = SessionIndexKeys(self.settings.prefix)
+        super().__init__(redis, settings=settings)
+        self._keys = SessionIndexKeys(self._prefix)
 
     async def record(
         self, entries: Sequence[SessionEntry] = (), dropped: Sequence[str] = ()
@@ -50,10 +48,10 @@ class SessionIndex(AsyncFacade):
         call = scripts.index_record.call(
             self._keys,
             max_entries=self.settings.index_max,
-            ttl_ms=int(self.settings.ttl_s * 1000),
+            ttl_ms=ms_of(self.settings.ttl_s),
             updates=updates,
         )
-        await drive(call_script(call, self.settings.retry), self.store)
+        await self._call(call)
 
     async def list_sessions(
         self, *, profile: str | None = None, tenant: str | None = None, limit: int = 50
@@ -63,7 +61,7 @@ class SessionIndex(AsyncFacade):
         before = ""
         while len(found) < limit:
             call = scripts.index_list.call(self._keys, before=before, count=_PAGE)
-            reply = await drive(call_script(call, self.settings.retry), self.store)
+            reply = await self._call(call)
             entries = [_entry(*reply[n : n + 3]) for n in range(1, len(reply), 3)]
             found += [
                 entry

@@ -6,49 +6,32 @@ an operation with an id.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 from capsule_tasks.errors import (
     LeaseLost,
-    NamedSessionBusy,
-    SessionCallsFull,
-    SessionClosing,
     SessionHeld,
-    SessionMismatch,
-    SessionNotLive,
     SessionOwnerLost,
     SessionUnfinished,
     SessionUnknown,
-    SessionUnlisted,
 )
 from capsule_tasks.settings import NamedSessionSettings
-from capsule_tasks.storage.drivers import drive
 from capsule_tasks.storage.facades import AsyncTarget
-from capsule_tasks.storage.keys import HostKeys, NamedSessionKeys, doorbell_prefix, escaped
-from capsule_tasks.storage.leases import lease_left_s
-from capsule_tasks.storage.operations import Reply, named, new_operation, refused
-from capsule_tasks.storage.scripts import Call, Code
+from capsule_tasks.storage.keys import HostKeys, escaped
+from capsule_tasks.storage.operations import Reply, named, refused
+from capsule_tasks.storage.scripts import Code
 from capsule_tasks.storage.sessions import scripts
+from capsule_tasks.storage.sessions.base import ms_of
+from capsule_tasks.storage.sessions.calls import CallStore
 from capsule_tasks.storage.sessions.index import SessionIndex
-from capsule_tasks.storage.sessions.tenants import TenantStore
-from capsule_tasks.storage.sessions.types import (
-    BegunCall,
-    NamedSessionInfo,
-    RequestEntry,
-    RequestPage,
-    Submitted,
-    Taken,
-)
-from capsule_tasks.storage.sessions.wanted import WantedStore, ms_of
+from capsule_tasks.storage.sessions.requests import RequestStore
+from capsule_tasks.storage.sessions.types import BegunCall, Taken
 
-OnBusy = Literal["wait", "error"]
 _TOKEN_TTL_MS = 600_000
 """How long the token of a session is left of which there is nothing else."""
-_PAGE = 500
 
 
-class NamedSessionStore(WantedStore):
+class NamedSessionStore(CallStore, RequestStore):
     """Calls and owners of named sessions in Redis.
 
     A producer appends to a session's log. If the session has no owner it is listed first, so that a
@@ -64,225 +47,13 @@ class NamedSessionStore(WantedStore):
 
     def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
         super().__init__(redis, settings=settings)
-        self._doorbell_prefix = doorbell_prefix(self._prefix)
-        self.tenants = TenantStore(self.store, settings=self.settings)
         self.index = SessionIndex(self.store, settings=self.settings)
-
-    def keys_of(self, session_id: str) -> NamedSessionKeys:
-        return NamedSessionKeys(session_id, self._prefix)
 
     def doorbell_of(self, incarnation: str) -> str:
         """The channel that rings for the sessions of an owner; the message is a session's id."""
         return HostKeys(incarnation, self._prefix).channel
 
-    def requests_doorbell_of(self, incarnation: str) -> str:
-        """The channel that rings an owner for requests; the message is a session's id."""
-        return HostKeys(incarnation, self._prefix).requests_channel
-
-    # --- producers -----------------------------------------------------------------------------
-
-    async def submit(
-        self,
-        session_id: str,
-        call_id: str,
-        payload: bytes,
-        *,
-        profile: str,
-        tenant: str = "",
-        on_busy: OnBusy = "wait",
-        max_waiting: int | None = None,
-    ) -> Submitted:
-        """Append a call to a session's log, listing the session first if it has no owner.
-
-        A call whose id is known is not appended again. Raises SessionMismatch, SessionClosing,
-        NamedSessionBusy (`on_busy="error"`, and a call is unfinished), and SessionCallsFull.
-        """
-        listed_under = ""
-        while True:
-            try:
-                return await self.append(
-                    session_id,
-                    call_id,
-                    payload,
-                    profile=profile,
-                    tenant=tenant,
-                    on_busy=on_busy,
-                    max_waiting=max_waiting,
-                    listed_under=listed_under,
-                )
-            except SessionUnlisted as unlisted:
-                # Whoever takes the session from the list changes its token: the append is refused
-                # then, as the taker may have removed the session from the list and released it.
-                if tenant:
-                    await self.tenants.note(tenant, session_id)
-                await self.want(profile, session_id)
-                listed_under = str(unlisted.token)
-
-    async def append(
-        self,
-        session_id: str,
-        call_id: str,
-        payload: bytes,
-        *,
-        profile: str,
-        tenant: str = "",
-        on_busy: OnBusy = "wait",
-        max_waiting: int | None = None,
-        listed_under: str = "",
-    ) -> Submitted:
-        """As `submit`, in one step; raises SessionUnlisted for a session that must be listed."""
-        limit = self.settings.max_waiting if max_waiting is None else max_waiting
-        call = scripts.session_submit.call(
-            self.keys_of(session_id),
-            session_id=session_id,
-            call=escaped("call id", call_id) and call_id,
-            payload=payload,
-            profile=escaped("profile", profile) and profile,
-            tenant=tenant,
-            may_wait=int(on_busy == "wait"),
-            listed_under=listed_under,
-            max_waiting=limit,
-            ttl_ms=self._ttl_ms,
-            doorbell_prefix=self._doorbell_prefix,
-        )
-        reply = await self._call(call)
-        match reply[0]:
-            case Code.DONE:
-                return Submitted(int(reply[1]), reply[2].decode(), int(reply[3]))
-            case Code.UNLISTED:
-                raise SessionUnlisted(session_id, int(reply[1]))
-            case Code.BUSY:
-                raise NamedSessionBusy(session_id, int(reply[1]))
-            case Code.FULL:
-                raise SessionCallsFull(session_id, int(reply[1]), limit)
-            case Code.ENDED:
-                raise SessionClosing(session_id)
-            case Code.CHANGED:
-                stored = reply[1].decode()
-                if stored != profile:
-                    raise SessionMismatch(session_id, "profile", stored, profile)
-                raise SessionMismatch(session_id, "tenant", reply[2].decode(), tenant)
-        raise refused(reply, "a submit")
-
-    async def info(self, session_id: str) -> NamedSessionInfo:
-        """What is known of a session. Raises SessionUnknown."""
-        reply = await self._call(scripts.session_info.call(self.keys_of(session_id)))
-        if reply[0] != Code.DONE:
-            raise SessionUnknown(session_id)
-        fields = {reply[n].decode(): reply[n + 1] for n in range(2, len(reply), 2)}
-        begun_call = fields.get("begun_call", b"").decode()
-        return NamedSessionInfo(
-            session_id=session_id,
-            profile=fields["profile"].decode(),
-            tenant=fields.get("tenant", b"").decode(),
-            owner=fields.get("owner", b"").decode(),
-            token=int(fields.get("token", 0)),
-            created_at=_seconds(fields.get("created")),
-            used_at=_seconds(fields.get("used")),
-            executions=int(fields.get("executions", 0)),
-            cpu_ms=int(fields.get("cpu_ms", 0)),
-            waiting=int(reply[1]) - bool(begun_call),
-            begun_call=begun_call,
-            is_closing="closing" in fields,
-            checkpoint=fields.get("checkpoint"),
-        )
-
-    async def relist(self, session_id: str) -> bool:
-        """List a session again whose calls nobody would run any more; whether that was needed.
-
-        For a caller who has waited long: a Redis that fails over may lose the listing of a session,
-        or the end of an ownership.
-        """
-        try:
-            info = await self.info(session_id)
-        except SessionUnknown:
-            return False
-        if not info.unfinished or await self._is_live(info.owner):
-            return False
-        await self.want(info.profile, session_id)
-        return True
-
-    async def _is_live(self, owner: str) -> bool:
-        return bool(
-            owner and await drive(lease_left_s(owner, self._prefix, self._retry), self.store)
-        )
-
-    async def calls_of(self, session_id: str) -> AsyncIterator[str]:
-        """The ids of a session's calls that are unfinished, or were done not long ago."""
-        offset = 0
-        while True:
-            call = scripts.session_known.call(self.keys_of(session_id), offset=offset, count=_PAGE)
-            _, *ids = await self._call(call)
-            for call_id in ids:
-                yield call_id.decode()
-            if len(ids) < _PAGE:
-                return
-            offset += _PAGE
-
-    async def request(
-        self, session_id: str, payload: bytes, *, request_id: str | None = None
-    ) -> str:
-        """Ask the owner of a session for something, past the calls that wait; the request's id.
-
-        The reply is announced on the session's channel. Raises SessionUnknown, and SessionNotLive
-        for a session without an owner.
-        """
-        request_id = request_id or new_operation()
-        call = scripts.session_request.call(
-            self.keys_of(session_id),
-            session_id=session_id,
-            request=request_id,
-            payload=payload,
-            ttl_ms=ms_of(self.settings.request_ttl_s),
-            doorbell_prefix=self._doorbell_prefix,
-        )
-        reply = await self._call(call)
-        if reply[0] == Code.MISSING:
-            raise SessionUnknown(session_id)
-        if reply[0] == Code.LOST:
-            raise SessionNotLive(session_id)
-        return request_id
-
-    async def read_reply(self, session_id: str, request_id: str) -> bytes | None:
-        """The reply to a request; None while there is none."""
-        key = self.keys_of(session_id).reply(request_id)
-        reply = await self._call(scripts.session_reply_read.call(key))
-        return reply[1] if reply[0] == Code.DONE else None
-
-    async def close_session(self, session_id: str, token: int = 0) -> bool:
-        """Close a session; False if its owner, or the next one, is yet to do so.
-
-        With the token of its latest owner, who may be gone, it is closed if all calls are done. The
-        session's checkpoint is deleted before. Closing a session that does not exist does nothing.
-        Raises SessionOwnerLost, and SessionUnfinished where a token is given.
-        """
-        call = scripts.session_close.call(
-            self.keys_of(session_id),
-            session_id=session_id,
-            token=token,
-            doorbell_prefix=self._doorbell_prefix,
-        )
-        reply = await self._own(session_id, call)
-        if reply[0] == Code.UNFINISHED:
-            raise SessionUnfinished(session_id, int(reply[1]))
-        return reply[0] == Code.MISSING or int(reply[1]) == 1
-
-    async def forget_session(self, session_id: str) -> None:
-        """Erase a session's record, its calls, and its history, whoever owns it.
-
-        The owner is rung and finds that it has lost the session. What has keys of its own is for
-        the caller to erase before: the checkpoint, popped items, executions, results.
-        """
-        call = scripts.session_forget.call(
-            self.keys_of(session_id),
-            session_id=session_id,
-            token_ttl_ms=_TOKEN_TTL_MS,
-            doorbell_prefix=self._doorbell_prefix,
-        )
-        await self._call(call)
-        await self.index.record(dropped=[session_id])
-
-    # --- owners --------------------------------------------------------------------------------
+    # --- from the take to the release ----------------------------------------------------------
 
     async def hold(
         self, incarnation: str, lease_token: str, add: Sequence[str], drop: Sequence[str] = ()
@@ -421,40 +192,6 @@ class NamedSessionStore(WantedStore):
         await self.want(info.profile, session_id)
         return True
 
-    async def take_requests(
-        self, session_id: str, token: int, after: str = "", count: int = 100
-    ) -> RequestPage:
-        """Requests to the owner after an entry; they stay until `reply`, or until they expire.
-
-        Raises SessionOwnerLost.
-        """
-        call = scripts.session_requests.call(
-            self.keys_of(session_id), token=token, after=after, count=count
-        )
-        _, closing, *flat = await self._own(session_id, call)
-        entries = (flat[n : n + 3] for n in range(0, len(flat), 3))
-        return RequestPage(
-            tuple(
-                RequestEntry(entry.decode(), known.decode(), data) for entry, known, data in entries
-            ),
-            bool(closing),
-        )
-
-    async def reply(
-        self, session_id: str, token: int, request: RequestEntry, payload: bytes
-    ) -> None:
-        """Answer a request; also after the session was released. Raises SessionOwnerLost."""
-        keys = self.keys_of(session_id)
-        call = scripts.session_reply.call(
-            keys,
-            keys.reply(request.request_id),
-            token=token,
-            entry=request.entry,
-            answer=payload,
-            ttl_ms=ms_of(self.settings.request_ttl_s),
-        )
-        await self._own(session_id, call)
-
     async def let_go(self, session_id: str, incarnation: str, lease_token: str) -> None:
         """Drop the hold on a session, however its ownership ended, and if it ever began.
 
@@ -465,14 +202,40 @@ class NamedSessionStore(WantedStore):
         await self.reap(session_id, incarnation)
         await self.hold(incarnation, lease_token, [], [session_id])
 
-    async def _own(self, session_id: str, call: Call) -> Reply:
-        """The reply to an owner's call; raises SessionOwnerLost."""
-        reply = await self._call(call)
-        if reply[0] == Code.STALE:
-            raise SessionOwnerLost(session_id, reply[1].decode())
-        if reply[0] not in (Code.DONE, Code.UNFINISHED, Code.MISSING):
-            raise refused(reply, f"session {session_id!r:.100}")
-        return reply
+    # --- the end of a session ------------------------------------------------------------------
+
+    async def close_session(self, session_id: str, token: int = 0) -> bool:
+        """Close a session; False if its owner, or the next one, is yet to do so.
+
+        With the token of its latest owner, who may be gone, it is closed if all calls are done. The
+        session's checkpoint is deleted before. Closing a session that does not exist does nothing.
+        Raises SessionOwnerLost, and SessionUnfinished where a token is given.
+        """
+        call = scripts.session_close.call(
+            self.keys_of(session_id),
+            session_id=session_id,
+            token=token,
+            doorbell_prefix=self._doorbell_prefix,
+        )
+        reply = await self._own(session_id, call)
+        if reply[0] == Code.UNFINISHED:
+            raise SessionUnfinished(session_id, int(reply[1]))
+        return reply[0] == Code.MISSING or int(reply[1]) == 1
+
+    async def forget_session(self, session_id: str) -> None:
+        """Erase a session's record, its calls, and its history, whoever owns it.
+
+        The owner is rung and finds that it has lost the session. What has keys of its own is for
+        the caller to erase before: the checkpoint, popped items, executions, results.
+        """
+        call = scripts.session_forget.call(
+            self.keys_of(session_id),
+            session_id=session_id,
+            token_ttl_ms=_TOKEN_TTL_MS,
+            doorbell_prefix=self._doorbell_prefix,
+        )
+        await self._call(call)
+        await self.index.record(dropped=[session_id])
 
 
 def _taken(session_id: str, reply: Reply) -> Taken:
@@ -490,7 +253,3 @@ def _taken(session_id: str, reply: Reply) -> Taken:
         begun=BegunCall(int(seq), call.decode(), payload) if seq else None,
         begun_ago_s=int(begun_ago_ms) / 1000,
     )
-
-
-def _seconds(ms: bytes | None) -> float | None:
-    return None if ms is None else int(ms) / 1000

@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator, Sequence
 
 from capsule_tasks.errors import TenantFull
 from capsule_tasks.settings import NamedSessionSettings
-from capsule_tasks.storage.drivers import drive
-from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
+from capsule_tasks.storage.facades import AsyncTarget
 from capsule_tasks.storage.keys import TenantKeys
-from capsule_tasks.storage.operations import Reply, call_script, named
-from capsule_tasks.storage.scripts import Call, Code
+from capsule_tasks.storage.operations import named
+from capsule_tasks.storage.scripts import Code
 from capsule_tasks.storage.sessions import scripts
+from capsule_tasks.storage.sessions.base import SessionStoreBase, ms_of
 from capsule_tasks.storage.sessions.types import TenantUsage
 
 _PAGE = 500
 
 
-class TenantStore(AsyncFacade):
+class TenantStore(SessionStoreBase):
     """Reservations and usage of tenants.
 
     A reservation is made before a session is taken and lapses unless it is renewed, so that a
@@ -27,10 +27,9 @@ class TenantStore(AsyncFacade):
     """
 
     def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
-        super().__init__(redis)
-        self.settings = settings or NamedSessionSettings()
-        self._ttl_ms = int(self.settings.ttl_s * 1000)
-        self._window_ms = int(self.settings.usage_window_s * 1000)
+        super().__init__(redis, settings=settings)
+        self._ttl_ms = ms_of(self.settings.ttl_s)
+        self._window_ms = ms_of(self.settings.usage_window_s)
 
     async def reserve(
         self, tenant: str, session_id: str, *, max_sessions: int, lease_s: float
@@ -43,7 +42,7 @@ class TenantStore(AsyncFacade):
             self._keys(tenant),
             session_id=session_id,
             max_sessions=max_sessions,
-            lease_ms=int(lease_s * 1000),
+            lease_ms=ms_of(lease_s),
             ttl_ms=self._ttl_ms,
         )
         reply = await self._call(call)
@@ -57,7 +56,7 @@ class TenantStore(AsyncFacade):
         """Renew the places of sessions that the caller holds, also of those that had lapsed."""
         call = scripts.tenant_renew.call(
             self._keys(tenant),
-            lease_ms=int(lease_s * 1000),
+            lease_ms=ms_of(lease_s),
             ttl_ms=self._ttl_ms,
             session_ids=session_ids,
         )
@@ -118,7 +117,4 @@ class TenantStore(AsyncFacade):
         await self._call(scripts.tenant_forget.call(self._keys(tenant)))
 
     def _keys(self, tenant: str) -> TenantKeys:
-        return TenantKeys(tenant, self.settings.prefix)
-
-    async def _call(self, call: Call) -> Reply:
-        return await drive(call_script(call, self.settings.retry), self.store)
+        return TenantKeys(tenant, self._prefix)

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from capsule_tasks.settings import NamedSessionSettings
-from capsule_tasks.storage.drivers import drive
-from capsule_tasks.storage.facades import AsyncFacade, AsyncTarget
 from capsule_tasks.storage.keys import WantedKeys
-from capsule_tasks.storage.operations import Reply, call_script
-from capsule_tasks.storage.scripts import Call
 from capsule_tasks.storage.sessions import scripts
+from capsule_tasks.storage.sessions.base import SessionStoreBase, ms_of
 from capsule_tasks.storage.sessions.types import Wanted, WantedPage
 
 
-class WantedStore(AsyncFacade):
+class WantedStore(SessionStoreBase):
     """One list for each profile.
 
     A listing has a mark. Whoever removes it names the mark, so that a session which was listed
     again meanwhile stays.
     """
-
-    def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
-        super().__init__(redis)
-        self.settings = settings or NamedSessionSettings()
-        self._prefix = self.settings.prefix
-        self._retry = self.settings.retry
-        self._ttl_ms = ms_of(max(self.settings.ttl_s, self.settings.known_ttl_s))
 
     def wanted_channel(self, profile: str) -> str:
         """The channel that rings when a session of the profile is listed."""
@@ -75,10 +64,3 @@ class WantedStore(AsyncFacade):
         """How many sessions of a profile are wanted."""
         keys = WantedKeys(profile, self._prefix)
         return int((await self._call(scripts.session_wanted_count.call(keys)))[1])
-
-    async def _call(self, call: Call) -> Reply:
-        return await drive(call_script(call, self._retry), self.store)
-
-
-def ms_of(seconds: float) -> int:
-    return int(seconds * 1000)

@@ -43,6 +43,25 @@ def test_places_are_given_up_to_the_maximum_and_lapse(bench: Bench) -> None:
     assert times(bench, keys.live).keys() == {b"d"}
 
 
+def test_places_that_have_lapsed_do_not_count_and_go_a_hundred_at_a_time(bench: Bench) -> None:
+    live = keys_of(bench).live
+    bench.client.zadd(live, {f"lapsed{number}": number for number in range(250)})
+    for session, left in (("a", 151), ("b", 52)):
+        assert reserve(bench, session) == [Code.DONE, 1 + (session == "b")]
+        assert len(times(bench, live)) == left
+    assert reserve(bench, "c") == [Code.FULL, 2]
+    assert times(bench, live).keys() == {b"a", b"b"}
+
+
+def test_a_place_of_a_session_that_has_lapsed_is_given_anew(bench: Bench) -> None:
+    live = keys_of(bench).live
+    bench.client.zadd(live, {f"lapsed{number}": number for number in range(100)})
+    bench.client.zadd(live, {"a": 1000})  # behind those that are removed at a time
+    assert reserve(bench, "b", 1) == [Code.DONE, 1]
+    assert reserve(bench, "a", 1) == [Code.FULL, 1]
+    assert reserve(bench, "a", 2) == [Code.DONE, 2]
+
+
 def test_a_renewal_brings_a_place_back_that_had_lapsed(bench: Bench) -> None:
     keys = keys_of(bench)
     reserve(bench, "a")

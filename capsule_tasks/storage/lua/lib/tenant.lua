@@ -1,7 +1,5 @@
 -- Shared by the scripts of tenants: the reservations of live sessions, and all sessions of one.
 
-local MAX_OLD = 100 -- sessions that are dropped at a time
-
 local function reserve_until(live_key, until_ms, session_id, ttl_ms)
   redis.call('ZADD', live_key, whole(until_ms), session_id)
   redis.call('PEXPIRE', live_key, ttl_ms)
@@ -10,8 +8,6 @@ end
 -- Notes that a session is the tenant's, for whoever forgets the tenant.
 local function note_session(sessions_key, now_ms, session_id, ttl_ms)
   redis.call('ZADD', sessions_key, whole(now_ms), session_id)
-  local old = redis.call('ZRANGEBYSCORE', sessions_key, '-inf', whole(now_ms - ttl_ms),
-    'LIMIT', 0, MAX_OLD)
-  if #old > 0 then redis.call('ZREM', sessions_key, unpack(old)) end
+  drop_until(sessions_key, now_ms - ttl_ms)
   redis.call('PEXPIRE', sessions_key, ttl_ms)
 end

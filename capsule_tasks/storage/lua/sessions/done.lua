@@ -19,8 +19,6 @@ local session_key, calls_key, known_key = KEYS[1], KEYS[2], KEYS[3]
 local token, seq, has_run, cpu_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local known_ttl_ms, ttl_ms = tonumber(ARGV[5]), ARGV[6]
 
-local MAX_OLD = 100 -- ids that are removed at a time
-
 local session = load_session(session_key, calls_key)
 if not is_owner(session, token) then return {STALE, session.owner or '', session.token} end
 if session.begun == seq then
@@ -31,9 +29,7 @@ if session.begun == seq then
   redis.call('HINCRBY', session_key, 'executions', has_run)
   redis.call('HINCRBY', session_key, 'cpu_ms', cpu_ms)
   redis.call('ZADD', known_key, whole(now_ms), session.begun_call)
-  local old = redis.call('ZRANGEBYSCORE', known_key, '-inf', whole(now_ms - known_ttl_ms),
-    'LIMIT', 0, MAX_OLD)
-  if #old > 0 then redis.call('ZREM', known_key, unpack(old)) end
+  drop_until(known_key, now_ms - known_ttl_ms)
   for _, key in ipairs({session_key, calls_key, known_key}) do
     redis.call('PEXPIRE', key, ttl_ms)
   end

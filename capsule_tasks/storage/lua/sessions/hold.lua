@@ -16,8 +16,4 @@ local worker_key, sessions_key = KEYS[1], KEYS[2]
 local token, ttl_ms, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local FIRST = 4
 
-if not is_leased(worker_key, token) then return {LOST} end
-each_slice('SREM', sessions_key, FIRST + count, #ARGV)
-each_slice('SADD', sessions_key, FIRST, FIRST + count - 1)
-redis.call('PEXPIRE', sessions_key, ttl_ms)
-return {DONE}
+return record_held(worker_key, sessions_key, token, ttl_ms, count, FIRST)

@@ -13,24 +13,15 @@
 -- RETURNS {DONE, owner}
 -- REFUSES {MISSING} a session that does not exist
 --         {LOST} a session without an owner
--- USES common, session
+-- USES common, inbox, session
 
 local session_key, calls_key, requests_key = KEYS[1], KEYS[2], KEYS[3]
 local session_id, request, payload, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local doorbell_prefix = ARGV[5]
 
-local MAX_REQUESTS, LOOK_BACK = 1000, 32
-
 local session = load_session(session_key, calls_key)
 if not session.profile then return {MISSING} end
 if not session.owner then return {LOST} end
-local is_known = false
-for _, entry in ipairs(redis.call('XREVRANGE', requests_key, '+', '-', 'COUNT', LOOK_BACK)) do
-  is_known = is_known or entry[2][2] == request
-end
-if not is_known then
-  redis.call('XADD', requests_key, 'MAXLEN', MAX_REQUESTS, '*', 'r', request, 'd', payload)
-  redis.call('PEXPIRE', requests_key, ttl_ms)
-end
+append_once(requests_key, 'r', request, payload, ttl_ms)
 redis.call('PUBLISH', doorbell_prefix .. session.owner .. ':requests', session_id)
 return {DONE, session.owner}

@@ -17,9 +17,9 @@ local session_id, max_sessions = ARGV[1], tonumber(ARGV[2])
 local lease_ms, ttl_ms = tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local now_ms = math.floor(clock_us() / 1000)
-redis.call('ZREMRANGEBYSCORE', live_key, '-inf', whole(now_ms))
-local live = redis.call('ZCARD', live_key)
-if not redis.call('ZSCORE', live_key, session_id) then
+drop_until(live_key, now_ms)
+local live = redis.call('ZCOUNT', live_key, '(' .. whole(now_ms), '+inf')
+if tonumber(redis.call('ZSCORE', live_key, session_id) or 0) <= now_ms then
   if max_sessions > 0 and live >= max_sessions then return {FULL, live} end
   live = live + 1
 end

@@ -16,8 +16,4 @@ local worker_key, held_key = KEYS[1], KEYS[2]
 local token, ttl_ms, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local FIRST = 4
 
-if not is_leased(worker_key, token) then return {LOST} end
-each_slice('SREM', held_key, FIRST + count, #ARGV)
-each_slice('SADD', held_key, FIRST, FIRST + count - 1)
-redis.call('PEXPIRE', held_key, ttl_ms)
-return {DONE}
+return record_held(worker_key, held_key, token, ttl_ms, count, FIRST)

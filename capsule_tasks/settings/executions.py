@@ -52,6 +52,7 @@ class ExecutionSettings(Settings, frozen=True, kw_only=True):
     group_failures: PositiveCount = 1000
     """Failures of one group that are described; all are counted."""
     hold_ttl_s: TimeToLive = 8 * 86400.0
+    """How long Redis knows what a worker holds that does not renew its lease."""
     prefix: str = "capsule"
     """The beginning of every key."""
     retry: RetrySettings = RetrySettings()

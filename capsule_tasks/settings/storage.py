@@ -81,6 +81,7 @@ class NamedSessionSettings(Settings, frozen=True, kw_only=True):
     usage_window_s: TimeToLive = 86400.0
     """The windows of time in which the processor time of a tenant is counted."""
     hold_ttl_s: TimeToLive = 8 * 86400.0
+    """How long Redis knows what a worker holds that does not renew its lease."""
     prefix: str = "capsule"
     retry: RetrySettings = RetrySettings()
 

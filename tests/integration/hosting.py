@@ -95,6 +95,7 @@ class HostWorker:
         name: str = "w",
         lease_s: float = 15.0,
         silent_retention_s: float = 60.0,
+        hold_ttl_s: float = 60.0,
         config: SessionConfig | None = None,
         tenants: dict[str, TenantSettings] | None = None,
         **limits: Any,
@@ -106,7 +107,10 @@ class HostWorker:
             url,
             worker=name,
             settings=PublishSettings(),
-            retention=ExecutionSettings(prefix=prefix, silent_retention_s=silent_retention_s),
+            retention=ExecutionSettings(
+                prefix=prefix, silent_retention_s=silent_retention_s, hold_ttl_s=hold_ttl_s
+            ),
+            sessions=NamedSessionSettings(prefix=prefix, hold_ttl_s=hold_ttl_s),
             lease=LeaseSettings(lease_s=lease_s),
             may_drop=False,
             ended_elsewhere=self._stored_end,

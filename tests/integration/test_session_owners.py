@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import redis.asyncio as asyncio_redis
 
 from capsule_tasks.protocol.calls import SessionCall, encode_call
 from capsule_tasks.protocol.events import (
@@ -18,6 +19,7 @@ from capsule_tasks.protocol.events import (
     SessionRestored,
 )
 from capsule_tasks.protocol.messages import InputRequest
+from capsule_tasks.storage.keys import HostKeys
 from capsule_tasks.storage.sessions.types import BegunCall
 from tests.integration.hosting import (
     PROFILE,
@@ -183,3 +185,27 @@ async def test_a_call_that_was_begun_long_ago_does_not_run_again(
         assert "may have run" in ended.message
         await caller.settled("user-1")
     assert results[begun.call_id].outcome is Outcome.LOST
+
+
+async def test_records_of_what_a_worker_holds_outlive_their_ttl(
+    valkey_url: str, prefix: str, results: RedisResults, caller: Caller
+) -> None:
+    async with (
+        HostWorker(valkey_url, prefix, results, lease_s=LEASE_S, hold_ttl_s=4.0) as worker,
+        asyncio_redis.from_url(valkey_url) as client,
+    ):
+        call = await caller.submit("user-1", "input('?')")
+        await asks(caller, call)
+        keys = HostKeys(worker.publisher.lease.incarnation, prefix)
+        for key in (keys.held, keys.sessions):
+            await is_renewed(client, key)
+
+
+async def is_renewed(client: asyncio_redis.Redis, key: str) -> None:
+    """Return once the key expires later than it was to; it must not expire before."""
+    least_ms = await client.pttl(key)
+    async with asyncio.timeout(HANG_S):
+        while (left_ms := await client.pttl(key)) < least_ms + 1000:
+            assert left_ms > 0, f"{key} has expired"
+            least_ms = min(least_ms, left_ms)
+            await asyncio.sleep(0.05)

@@ -111,7 +111,13 @@ class Publisher:
         )
         hold_store = HoldStore(self.connection, retention)
         self.lease = WorkerLease(
-            self.connection, hold_store, lease, self.background, self.writers, retention.prefix
+            connection=self.connection,
+            hold_store=hold_store,
+            sessions=self.sessions,
+            settings=lease,
+            background=self.background,
+            present=self.writers,
+            prefix=retention.prefix,
         )
         self.index = IndexWriter(self.store, self.lease, self.background, worker)
         self._doorbells = Doorbells(url, timeout_s=min(_DOORBELLS_S, lease.lease_s / 3))

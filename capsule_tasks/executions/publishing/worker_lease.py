@@ -1,4 +1,4 @@
-"""The lease of a worker, and the executions that Redis knows to be held under it.
+"""The lease of a worker, and what Redis knows to be held under it: executions, named sessions.
 
 When the lease is lost (the process was stopped for too long, say), other workers may take over the
 executions, and Redis refuses whatever this worker still writes about them. The worker then acquires
@@ -22,6 +22,7 @@ from capsule_tasks.settings import LeaseSettings
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.holds import Due, HoldStore
 from capsule_tasks.storage.runs.store import Lease
+from capsule_tasks.storage.sessions.store import NamedSessionStore
 
 if TYPE_CHECKING:
     from capsule_tasks.executions.publishing.claimer import Claimer
@@ -40,6 +41,7 @@ class WorkerLease:
 
     connection: PipelinedConnection
     hold_store: HoldStore
+    sessions: NamedSessionStore
     settings: LeaseSettings
     background: BackgroundTasks
     present: Container[str]
@@ -51,6 +53,7 @@ class WorkerLease:
     _lease: Lease | None = None
     _renew_now: asyncio.Event = field(default_factory=asyncio.Event)
     """Redis refused something as if the lease were lost: renew now to find out."""
+    _renew_holds_at: float = 0.0
     _certain_until: float = 0.0
     """The lease lasts at least until then, by the clock of this process."""
     _released: list[str] = field(default_factory=list)
@@ -86,6 +89,7 @@ class WorkerLease:
         await claimer.prepare(incarnation)
         self.incarnation, self._lease = incarnation, lease
         self._certain_until = sent_at + self.settings.lease_s
+        self._renew_holds_at = sent_at + self._holds_last_s / 2
         self.is_held.set()
         return incarnation
 
@@ -110,10 +114,23 @@ class WorkerLease:
             await self._owned().renew()
             self._certain_until = sent_at + self.settings.lease_s
             self.is_held.set()  # what was refused as if the lease were lost was refused wrongly
+            if sent_at >= self._renew_holds_at:
+                await self._renew_holds(incarnation)
+                self._renew_holds_at = sent_at + self._holds_last_s / 2
             return await self._register(incarnation)
         except StorageError as error:
             self.background.warn_unavailable(error)
             return None
+
+    @property
+    def _holds_last_s(self) -> float:
+        """How long Redis keeps the records of what is held, from their last change or renewal."""
+        return min(self.hold_store.ttl_s, self.sessions.settings.hold_ttl_s)
+
+    async def _renew_holds(self, incarnation: str) -> None:
+        """Have Redis keep what this worker has held for long and changes nothing of."""
+        await self.hold_store.hold(incarnation, self._owned().core.token, (), ())
+        await self.sessions.hold(incarnation, self._owned().core.token, ())
 
     async def _register(self, incarnation: str) -> Due:
         return await self.hold_store.register_worker(

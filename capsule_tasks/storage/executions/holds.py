@@ -59,6 +59,7 @@ class HoldStore(AsyncFacade):
         super().__init__(redis)
         self._prefix = settings.prefix
         self._retry = settings.retry
+        self.ttl_s = settings.hold_ttl_s
         self._ttl_ms = int(settings.hold_ttl_s * 1000)
 
     async def hold(

@@ -11,33 +11,78 @@ _MAX_SHOWN_SETTING = 300
 
 
 class CapsuleError(Exception):
-    """Root of every error raised by capsule_tasks; all of them can be copied and pickled."""
+    """Root of every error raised by capsule_tasks; all of them can be copied and pickled.
+
+    `args` are the fields of a described error, of others the message. Celery makes an error of a
+    stored result from its class and its `args`, so both come back from a result backend. A field
+    that the serializer of the backend cannot write comes back as its `repr`.
+    """
 
     _fields: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[Mapping[str, Any]] = {}
     _template: ClassVar[str] = ""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         """The fields of a described error; for others the message."""
         if self._fields:
-            vars(self).update(zip(self._fields, args, strict=False), **named)
-            if missing := [field for field in self._fields if not hasattr(self, field)]:
-                raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
-            args = (_TEMPLATE.vformat(self._template, (self,), {}),)
-        super().__init__(*args)
+            args = self._complete(args, named)
+        super().__init__()
+        self.args = args  # an OSError, as TimeoutError is, would keep two of them only
+
+    @classmethod
+    def declare(cls, template: str) -> None:
+        """Make the annotations of the class its fields; for `described`."""
+        own = {name: vars(cls)[name] for name in cls.__annotations__ if name in vars(cls)}
+        cls._defaults = {**cls._defaults, **own}
+        for place, (name, kind) in enumerate(cls.__annotations__.items(), len(cls._fields)):
+            setattr(cls, name, _Field(place, is_tuple=str(kind).startswith("tuple")))
+        cls._fields = (*cls._fields, *cls.__annotations__)
+        cls._template = template
+
+    def _complete(self, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """The value of each field, in order."""
+        values = {**self._defaults, **dict(zip(self._fields, given, strict=False)), **named}
+        if missing := [field for field in self._fields if field not in values]:
+            raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
+        if len(given) > len(self._fields) or len(values) > len(self._fields):
+            raise TypeError(f"{type(self).__name__} has no fields but {', '.join(self._fields)}")
+        return tuple(values[field] for field in self._fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Python would call the class with `args`, but most errors are made from other parts.
+        # Python would call the class with `args`, which some classes take by name only.
         return _remade, (type(self), self.args), self.__dict__
 
     def __str__(self) -> str:
+        if self._fields:
+            return _TEMPLATE.vformat(self._template, (self,), {})
         # Log lines and other errors end in this text: without a message the type is the reason.
         return super().__str__() or type(self).__name__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 def _remade(kind: type[CapsuleError], args: tuple[Any, ...]) -> CapsuleError:
     error = kind.__new__(kind)
     error.args = args
     return error
+
+
+class _Field:
+    """A field of a described error: its place in `args`, so that both are always the same."""
+
+    def __init__(self, place: int, *, is_tuple: bool) -> None:
+        self._place = place
+        self._is_tuple = is_tuple
+
+    def __get__(self, error: CapsuleError | None, kind: type[CapsuleError]) -> Any:
+        if error is None:
+            return self
+        value = error.args[self._place]
+        return tuple(value) if self._is_tuple else value  # JSON has lists only
+
+    def __set__(self, error: CapsuleError, value: Any) -> None:
+        error.args = (*error.args[: self._place], value, *error.args[self._place + 1 :])
 
 
 E = TypeVar("E", bound=CapsuleError)
@@ -53,8 +98,7 @@ def described(template: str) -> Callable[[type[E]], type[E]]:
     """
 
     def describe(kind: type[E]) -> type[E]:
-        kind._fields = (*kind._fields, *kind.__annotations__)
-        kind._template = template  # noqa: SLF001 - the decorator is a part of the root
+        kind.declare(template)
         return kind
 
     return describe

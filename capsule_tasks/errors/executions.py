@@ -5,44 +5,35 @@ from __future__ import annotations
 from capsule_tasks.errors.base import CallerError, OperatorError, described
 
 
-@described("{message}")
+@described(
+    "task {name}[{task_id}] cannot pass between the worker and its child, and is not delivered "
+    "again: {reason}"
+)
 class TaskNotCarried(CallerError, ValueError):
     """A task's message, or its end, does not fit between the worker and its child."""
 
     name: str
-    """Or the message alone: Celery makes an error of a stored result from its message."""
-    task_id: str = ""
-    reason: str | None = None
-
-    @property
-    def message(self) -> str:
-        if self.reason is None:
-            return self.name
-        return (
-            f"task {self.name}[{self.task_id}] cannot pass between the worker and its child, and "
-            f"is not delivered again: {self.reason}"
-        )
+    task_id: str
+    reason: str
 
 
 @described("{message}")
 class TooManyLosses(OperatorError):
     """A task was delivered again and again, and its process was lost each time."""
 
-    name: str
-    """Or the message alone: Celery makes an error of a stored result from its message."""
-    task_id: str = ""
-    losses: int = 0
-    last: str | None = None
+    message: str
+    task_id: str
+    losses: int
 
-    @property
-    def message(self) -> str:
-        if not self.losses:
-            return self.name
-        return (
-            f"task {self.name}[{self.task_id}] is not delivered again: {self.losses} child "
-            f"processes died while they ran it, the last with {self.last or 'its whole worker.'} "
-            "Give it more memory or mend it, or raise capsule_loss_limit"
+    @classmethod
+    def of(cls, name: str, task_id: str, losses: int, last: str | None) -> TooManyLosses:
+        """The error of a task that cost so many processes; `last` says how the last was lost."""
+        text = (
+            f"task {name}[{task_id}] is not delivered again: {losses} child processes died while "
+            f"they ran it, the last with {last or 'its whole worker.'} Give it more memory or mend "
+            "it, or raise capsule_loss_limit"
         )
+        return cls(text, task_id, losses)
 
 
 class CodeFailed(CallerError):

@@ -11,6 +11,7 @@ from capsule_tasks.errors.base import (
 )
 
 
+@described("{text} ({known})")
 class StorageError(CapsuleError):
     """Redis did not do what was asked, or its reply was lost.
 
@@ -18,16 +19,17 @@ class StorageError(CapsuleError):
     `operation_id` is the id of the write: repeated under it, the same call is done at most once.
     """
 
-    def __init__(
-        self, message: str, *, may_have_written: bool = False, operation_id: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.may_have_written = may_have_written
-        self.operation_id = operation_id
+    message: str
+    may_have_written: bool = False
+    operation_id: str | None = None
 
-    def __str__(self) -> str:
-        known = "the write may have happened" if self.may_have_written else "nothing was written"
-        return f"{super().__str__()} ({known})"
+    @property
+    def text(self) -> str:
+        return self.message or type(self).__name__
+
+    @property
+    def known(self) -> str:
+        return "the write may have happened" if self.may_have_written else "nothing was written"
 
 
 class StorageUnavailable(StorageError, RetryError):

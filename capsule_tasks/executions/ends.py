@@ -91,7 +91,7 @@ def end_of_unfinished(stop_signum: int | None, terminal: Terminal, status: int |
 
 def end_of_traced(traced: TaskResult) -> End:
     """The end of an execution that Celery's tracer completed."""
-    return End(_TRACED, "", traced, 0, traced.stdout_bytes, traced.stderr_bytes)
+    return End(_TRACED, "", traced, 0, 0, traced.stdout_bytes, traced.stderr_bytes)
 
 
 def human_status(status: int) -> str:

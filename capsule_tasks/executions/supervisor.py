@@ -288,7 +288,7 @@ class Supervisor:
         judged = None
         if count:
             last = end.message if end is not None else None
-            error = TooManyLosses(call.name, call.task_id, count, last)
+            error = TooManyLosses.of(call.name, call.task_id, count, last)
             judged = End(EndKind.TOO_MANY_LOSSES, str(error), losses=count)
         if execution.life.is_over:
             await self._losses.forget(call)

@@ -136,7 +136,7 @@ class SessionCalls:
             task.ended(End(EndKind.STOPPED, signum=task.signum), frees_slot=True)
             return
         except Exception as fault:  # noqa: BLE001 - whatever it is, the task fails with it
-            # A result backend makes errors of their text, which those of a submission are not.
+            # Whatever kept the call from being submitted: nothing of it ran.
             error = fault if task.is_submitted else CodeNotRun(reason_of(fault))
         task.is_ending = True  # chords must not count it twice
         # Only the end of a call is stored by whoever ran it; Celery stores why there was no call.

@@ -158,9 +158,7 @@ class TaskReporter(Reporter):
             case EndKind.LOST:
                 self.report_failure(WorkerLostError(end.message))
             case EndKind.TOO_MANY_LOSSES:
-                error = TooManyLosses(end.message)
-                error.task_id, error.losses = call.task_id, end.losses
-                self.report_failure(error)
+                self.report_failure(TooManyLosses(end.message, call.task_id, end.losses))
             case EndKind.NOT_CARRIED:
                 self.report_failure(TaskNotCarried(call.name, call.task_id, end.message))
 

@@ -7,11 +7,16 @@ import importlib
 import pickle
 import pkgutil
 from typing import Any
+from uuid import uuid4
 
+import msgspec
 import pytest
+from celery import Celery
 
 from capsule_tasks import errors
+from capsule_tasks.child.executors.failures import describe
 from capsule_tasks.errors import (
+    AlreadyDecided,
     CallerError,
     CapsuleError,
     ExecutionCancelled,
@@ -23,10 +28,11 @@ from capsule_tasks.errors import (
     RetryError,
     RunClaimed,
     StorageError,
-    TaskNotCarried,
-    TooManyLosses,
     UnknownCall,
 )
+from capsule_tasks.protocol.messages import Failure
+from capsule_tasks.protocol.values import revive
+from capsule_tasks.taskpool.reporting.exception_info import rebuild
 
 MODULES = [
     importlib.import_module(module.name)
@@ -153,10 +159,45 @@ def test_an_error_that_does_not_exist_is_no_attribute() -> None:
         _ = errors.NoSuchError  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [TaskNotCarried("t", "1", "it is too large"), TooManyLosses("t", "1", 5, None)],
-    ids=lambda error: type(error).__name__,
-)
-def test_an_error_that_ends_a_task_survives_how_celery_makes_it_again(error: CapsuleError) -> None:
-    assert str(type(error)(*error.args)) == str(error)
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+@each_leaf
+def test_an_error_survives_a_result_backend(kind: type[CapsuleError], serializer: str) -> None:
+    app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(result_serializer=serializer, accept_content=[serializer])
+    error = made(kind)
+    task_id = uuid4().hex
+    app.backend.store_result(task_id, error, "FAILURE")
+    other = app.backend.get_task_meta(task_id, cache=False)["result"]
+    assert_same(other, error)
+
+
+@each_leaf
+def test_an_error_survives_the_way_from_a_child_to_its_worker(kind: type[CapsuleError]) -> None:
+    error = made(kind)
+    sent = msgspec.msgpack.encode(describe(error))
+    failure = msgspec.msgpack.decode(sent, type=Failure, ext_hook=revive)
+    assert_same(rebuild(failure), error)
+
+
+def test_a_field_that_json_cannot_write_comes_back_as_its_repr() -> None:
+    app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
+    task_id = uuid4().hex
+    app.backend.store_result(task_id, AlreadyDecided("c", {"a": object}), "FAILURE")
+    other = app.backend.get_task_meta(task_id, cache=False)["result"]
+    assert (type(other), other.call_id) == (AlreadyDecided, "c")
+    assert str(other) == "call 'c' already has a decision: {'a': <class 'object'>}"
+
+
+def assert_same(other: CapsuleError, error: CapsuleError) -> None:
+    assert type(other) is type(error)
+    assert str(other) == str(error)
+    for name in parts(type(error)):
+        assert getattr(other, name) == getattr(error, name)
+
+
+def test_an_error_is_refused_a_field_too_few_and_one_too_many() -> None:
+    with pytest.raises(TypeError, match="RunClaimed needs owner"):
+        RunClaimed("r1")  # type: ignore[call-arg]
+    for make in (lambda: RunClaimed("r1", "w", "x"), lambda: RunClaimed("r1", "w", extra=1)):  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="RunClaimed has no fields but run_id, owner"):
+            make()

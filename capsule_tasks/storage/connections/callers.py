@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
+from redis.asyncio.cluster import RedisCluster
 from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError
 
@@ -102,6 +103,10 @@ class ClusterCaller:
     """Calls through a client's own `execute_command`, which finds the node and follows it.
 
     It may repeat a command by itself, so whether one was sent is not known: it is assumed.
+
+    A client that is awaited learns the nodes before each call that finds it without them. By itself
+    it would first choose any node for that call. Where several calls are made at once, five nodes
+    that answer with MOVED then have the client close the connections that the other calls use.
     """
 
     def __init__(self, client: Any, permits: Permits) -> None:
@@ -109,14 +114,26 @@ class ClusterCaller:
         self._permits = permits
 
     async def run(self, call: Call) -> Reply:
-        tail = (len(call.keys), *call.keys, *call.args)
-        execute = partial(self._client.execute_command, **{NEVER_DECODE: True})
         async with self._permits:
+            if isinstance(self._client, RedisCluster):
+                with storage_errors(was_sent=False):
+                    await self._client.initialize()
             with storage_errors(was_sent=True):
                 try:
-                    return reply_of(await result_of(execute("EVALSHA", call.script.sha, *tail)))
-                except NoScriptError:
-                    return reply_of(await result_of(execute("EVAL", call.script.source, *tail)))
+                    return await self._called(call)
+                except (AttributeError, TypeError) as error:
+                    if "'NoneType' object" not in str(error):
+                        raise
+                    # While the cluster fails over, the client closes what other calls use.
+                    raise ConnectionResetError("the connection was lost") from error
+
+    async def _called(self, call: Call) -> Reply:
+        tail = (len(call.keys), *call.keys, *call.args)
+        execute = partial(self._client.execute_command, **{NEVER_DECODE: True})
+        try:
+            return reply_of(await result_of(execute("EVALSHA", call.script.sha, *tail)))
+        except NoScriptError:
+            return reply_of(await result_of(execute("EVAL", call.script.source, *tail)))
 
     async def close(self) -> None:
         await close_client(self._client)

@@ -71,7 +71,6 @@ class PipelinedConnection:
         # redis-py's cluster client closes connections that are in use when it needs more than it
         # may have: it is never asked for so many.
         self._permits = asyncio.Semaphore(max(1, settings.max_connections // 2))
-        self._knows_cluster = False
         self._connecting = asyncio.Lock()
         self.is_closed = False
 
@@ -83,7 +82,8 @@ class PipelinedConnection:
         if self.is_closed:
             raise closed()
         if self._others is not None:
-            return await self._run_in_cluster(self._others, call)
+            async with self._permits:
+                return await self._others.run(call)
         link = self._link
         if link is None or link.is_broken:
             link = await self._connected()
@@ -105,13 +105,6 @@ class PipelinedConnection:
             asyncio.get_running_loop().call_soon(answer, error)
             return
         link.send_nowait(call, answer, may_batch)
-
-    async def _run_in_cluster(self, cluster: AsyncConnections, call: Call) -> Reply:
-        # While the client learns the nodes, it serves no other call.
-        async with self._permits if self._knows_cluster else self._connecting:
-            reply = await cluster.run(call)
-            self._knows_cluster = True
-            return reply
 
     async def close(self) -> None:
         """Close the connection; calls in flight fail. Safe twice, and each caller waits."""

@@ -36,7 +36,7 @@ class CodeProfileSettings(Settings, frozen=True, kw_only=True):
     warm: Count = 1
     """Fresh sessions that a worker keeps ready once the first code came."""
     max_live: Count = 10
-    """Named sessions that a worker holds; 0 for a worker that holds none of this profile."""
+    """Named sessions of this profile that a worker holds; 0 for a worker that holds none."""
     idle_timeout_s: PositiveSeconds = 1800.0
     """A named session that is idle for so long is checkpointed and released."""
     max_age_s: PositiveSeconds | None = None

@@ -46,6 +46,9 @@ class AppSettings(Settings, frozen=True, kw_only=True):
     code_profiles: dict[str, Any] | None = None
     """The kinds of session in which the worker runs code that producers send, by name: each a dict
     of fields of `CodeProfileSettings`. None is one profile, `sandbox`, with the defaults."""
+    max_live_sessions: PositiveCount | None = None
+    """Named sessions that a worker holds, of all profiles together; None for as many as the
+    profiles may have."""
     tenants: dict[str, Any] | None = None
     """What the named sessions of tenants may use, by tenant: each a dict of fields of
     `TenantSettings`. The tenant `*` stands for all that are not listed."""

@@ -131,3 +131,24 @@ def test_a_call_reaches_its_limit_of_time(capsule: Capsule) -> None:
     with pytest.raises(CodeFailed, match="ExecutionTimeout") as failed:
         call.get(timeout=HANG_S)
     assert failed.value.kind == "timeout"
+
+
+def test_a_full_worker_gives_up_the_session_that_is_idle_longest_whatever_its_profile(
+    redis_url: str, tmp_path: Path
+) -> None:
+    conf = {
+        "capsule_prefix": fresh_prefix(),
+        "capsule_max_live_sessions": 2,
+        "capsule_code_profiles": {"one": {}, "other": {}},
+    }
+    with code_worker(redis_url, tmp_path, **conf) as worker:
+        worker.app.conf.update(conf)
+        capsule = Capsule(worker.app)
+        first, second = (capsule.session(name, profile="one") for name in ("first", "second"))
+        assert first.execute("n = 1\nn").get(timeout=HANG_S) == 1
+        assert second.execute("n = 2\nn").get(timeout=HANG_S) == 2
+        third = capsule.session("third", profile="other")
+        assert third.execute("n = 3\nn").get(timeout=HANG_S) == 3
+        assert [bool(one.info().owner) for one in (first, second, third)] == [False, True, True]
+        assert first.execute("n").get(timeout=HANG_S) == 1
+        assert not second.info().owner

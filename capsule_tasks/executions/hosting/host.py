@@ -20,6 +20,7 @@ from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.hosting.checkpointing import SAVES_AT_ONCE, TURN_S, SaveTurns
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
+from capsule_tasks.executions.hosting.plan import WorkerRoom
 from capsule_tasks.executions.hosting.profile import ProfileHost, Surroundings
 from capsule_tasks.executions.hosting.results import ResultWriter, StoredEnd, StoreResult
 from capsule_tasks.executions.hosting.tenants import Tenants
@@ -49,7 +50,9 @@ class SessionHost:
         tenants: Mapping[str, TenantSettings],
         store_result: StoreResult,
         stored_end: StoredEnd,
+        max_live: int | None = None,
     ) -> None:
+        """`max_live`: sessions of all profiles together."""
         self._publisher = publisher
         self._store = store = publisher.sessions
         self._background = BackgroundTasks()
@@ -65,6 +68,7 @@ class SessionHost:
             results=self._results,
             background=self._background,
             save_turns=SaveTurns(SAVES_AT_ONCE, TURN_S),
+            room=WorkerRoom(max_live),
         )
         self.profiles = {
             profile.name: ProfileHost(profile, around)

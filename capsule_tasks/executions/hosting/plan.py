@@ -9,11 +9,14 @@ is asked for a session that has more calls. Only the event on an arrow moves a s
        │                └─────busy─────┘ │
        └──failed──▶ (removed) ◀──left── leaving ◀──decide, between_calls
 
-A session counts against `max_live` until it has left: its child uses memory until then.
+A session counts against `max_live` until it has left: its child uses memory until then. The plans
+of a worker share a `WorkerRoom`, which has a maximum of its own.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -113,14 +116,70 @@ class _Failed:
     count: int
 
 
+@dataclass(slots=True, eq=False)
+class WorkerRoom:
+    """The room of a worker for sessions of all profiles together.
+
+    In a worker that is full the sessions of a profile give way to those of another one, too.
+    """
+
+    max_live: int | None = None
+    """Sessions of all profiles together; None for as many as the profiles may have."""
+    plans: dict[str, HostPlan] = field(default_factory=dict)
+    """By name of the profile."""
+
+    def add_profile(self, name: str, limits: HostLimits) -> HostPlan:
+        """The plan of a profile, whose sessions count from now on."""
+        plan = self.plans[name] = HostPlan(limits, self)
+        return plan
+
+    def left(self) -> float:
+        """How many more sessions the worker may hold."""
+        if self.max_live is None:
+            return math.inf
+        return self.max_live - sum(len(plan.seats) for plan in self.plans.values())
+
+    def decide(self, now: float) -> list[tuple[str, Leave]]:
+        """Sessions of any profile that give way now, with their profiles; longest idle first."""
+        decisions: list[tuple[str, Leave]] = []
+        evictions = self._evictions()
+        for profile, plan, seat in self._idle():
+            if len(decisions) < evictions and now >= _evictable_at(seat):
+                decisions.append((profile, plan.evict(seat)))
+        return decisions
+
+    def next_check_at(self) -> float | None:
+        """When `decide` has something to do by time alone; None if it has not."""
+        if self._evictions() <= 0:
+            return None
+        return min((_evictable_at(seat) for _, _, seat in self._idle()), default=None)
+
+    def _evictions(self) -> int:
+        """How many sessions may be evicted now."""
+        plans = self.plans.values()
+        kept_out = sum(plan.kept_out for plan in plans) if self.left() <= 0 else 0
+        return _evictions((seat for plan in plans for seat in plan.seats.values()), kept_out)
+
+    def _idle(self) -> list[tuple[str, HostPlan, Seat]]:
+        found = [
+            (profile, plan, seat)
+            for profile, plan in self.plans.items()
+            for seat in plan.seats.values()
+            if seat.stage is Stage.IDLE
+        ]
+        return sorted(found, key=lambda each: each[2].idle_since)
+
+
 @dataclass(slots=True)
 class HostPlan:
     """The sessions of one profile in one worker."""
 
     limits: HostLimits
+    worker: WorkerRoom = field(default_factory=WorkerRoom)
     seats: dict[str, Seat] = field(default_factory=dict)
     is_stopping: bool = False
-    _is_room_wanted: bool = False
+    _wanted: int = 0
+    """Sessions that wait for a worker with room, while this one has none."""
     _failed: dict[str, _Failed] = field(default_factory=dict)
 
     # --- taking --------------------------------------------------------------------------------
@@ -130,10 +189,21 @@ class HostPlan:
         if self.is_stopping:
             return 0
         taking = sum(seat.stage is Stage.TAKING for seat in self.seats.values())
-        return max(0, min(self.limits.max_live - len(self.seats), TAKE_AT_ONCE - taking))
+        room = min(self.limits.max_live - len(self.seats), self.worker.left())
+        return max(0, int(min(room, TAKE_AT_ONCE - taking)))
 
     @property
     def is_full(self) -> bool:
+        """Whether no session can be taken before another one leaves."""
+        return self._has_its_maximum or self.worker.left() <= 0
+
+    @property
+    def kept_out(self) -> int:
+        """How many sessions wait although the profile could have more, if the worker had room."""
+        return 0 if self._has_its_maximum else self._wanted
+
+    @property
+    def _has_its_maximum(self) -> bool:
         return len(self.seats) >= self.limits.max_live
 
     def may_take(self, session_id: str, now: float) -> bool:
@@ -164,9 +234,9 @@ class HostPlan:
             del self._failed[next(iter(self._failed))]
         return pause_s
 
-    def want_room(self, is_wanted: bool) -> None:
-        """Whether sessions wait for a worker with room while this one has none."""
-        self._is_room_wanted = is_wanted
+    def want_room(self, sessions: int) -> None:
+        """So many sessions wait for a worker with room, while this one has none."""
+        self._wanted = sessions
 
     # --- what sessions do ----------------------------------------------------------------------
 
@@ -247,7 +317,7 @@ class HostPlan:
         evictions = self._evictions()
         for seat in idle:
             why = self._why_leave(seat, now)
-            may_evict = evictions > 0 and now >= _evictable_at(seat) and now >= seat.save_after
+            may_evict = evictions > 0 and now >= _evictable_at(seat)
             if why is None and may_evict:
                 why, evictions = Why.EVICTED, evictions - 1
             if why is not None:
@@ -256,6 +326,10 @@ class HostPlan:
                 seat.stage = Stage.SAVING
                 decisions.append(Save(seat.session_id))
         return decisions
+
+    def evict(self, seat: Seat) -> Leave:
+        """Have a session that is idle give way."""
+        return self._leave(seat, Why.EVICTED)
 
     def next_check_at(self) -> float | None:
         """When `decide` has something to do by time alone; None if it has not."""
@@ -270,15 +344,12 @@ class HostPlan:
             if seat.unsaved:
                 times.append(self._save_due_at(seat))
             if evicts:
-                times.append(max(_evictable_at(seat), seat.save_after))
+                times.append(_evictable_at(seat))
         return min(times, default=None)
 
     def _evictions(self) -> int:
         """How many sessions may be evicted now."""
-        if not (self._is_room_wanted and self.is_full):
-            return 0
-        leaving = sum(seat.stage is Stage.LEAVING for seat in self.seats.values())
-        return max(0, EVICT_AT_ONCE - leaving)
+        return _evictions(self.seats.values(), self._wanted if self._has_its_maximum else 0)
 
     def _why_leave(self, seat: Seat, now: float) -> Why | None:
         if self.is_stopping:
@@ -321,8 +392,15 @@ class HostPlan:
         return seat
 
 
+def _evictions(seats: Iterable[Seat], wanted: int) -> int:
+    """How many more of these sessions may be evicted for those that are wanted."""
+    return min(wanted, EVICT_AT_ONCE) - sum(seat.stage is Stage.LEAVING for seat in seats)
+
+
 def _evictable_at(seat: Seat) -> float:
-    return min(
+    """When a session that is idle may be evicted: not right after a call, or a failed checkpoint."""
+    after_call = min(
         seat.idle_since + EVICT_AFTER_IDLE_S,
         max(seat.idle_since, seat.taken_at + EVICT_AFTER_S),
     )
+    return max(after_call, seat.save_after)

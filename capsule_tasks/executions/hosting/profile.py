@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from capsule_tasks.errors import SessionUnknown, StorageError
@@ -14,7 +14,7 @@ from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
 from capsule_tasks.executions.hosting.checkpointing import SaveTurns
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
-from capsule_tasks.executions.hosting.plan import HostPlan
+from capsule_tasks.executions.hosting.plan import WorkerRoom
 from capsule_tasks.executions.hosting.results import ResultWriter
 from capsule_tasks.executions.hosting.tenants import Tenants
 from capsule_tasks.executions.publishing.publisher import Publisher
@@ -44,6 +44,9 @@ class Surroundings:
     results: ResultWriter
     background: BackgroundTasks
     save_turns: SaveTurns
+    room: WorkerRoom
+    hosts: dict[str, ProfileHost] = field(default_factory=dict)
+    """By name of the profile."""
 
 
 class ProfileHost:
@@ -59,8 +62,10 @@ class ProfileHost:
         self.results = around.results
         self.background = around.background
         self.save_turns = around.save_turns
-        self.plan = HostPlan(profile.limits)
+        self.plan = around.room.add_profile(profile.name, profile.limits)
         self.sessions: dict[str, HostedSession] = {}
+        self._around = around
+        around.hosts[profile.name] = self
         self._tasks = SessionTasks(f"host of profile {profile.name!r}")
         self._wake = asyncio.Event()
         self._met: list[Wanted] = []
@@ -123,7 +128,8 @@ class ProfileHost:
                 self._take(wanted)
         await self._take_met()
         is_due = page.next_s == 0.0
-        plan.want_room(is_due and plan.is_full)
+        is_kept_out = is_due and plan.is_full
+        plan.want_room(await self.store.wanted_count(self.profile.name) if is_kept_out else 0)
         if is_due:
             return 0.0 if plan.room() else _LOOK_AGAIN_S
         return page.next_s
@@ -162,14 +168,17 @@ class ProfileHost:
         self.spawn(session.run())
 
     def order_due(self) -> None:
-        """Order what the plan decides now."""
+        """Order what the plan decides now, and the worker's plan of its room."""
         for decision in self.plan.decide(self.now()):
             self.sessions[decision.session_id].order(decision)
+        for profile, leave in self._around.room.decide(self.now()):
+            self._around.hosts[profile].sessions[leave.session_id].order(leave)
 
     def _wait_s(self, wanted_in_s: float | None) -> float | None:
-        check_at = self.plan.next_check_at()
-        check_in_s = None if check_at is None else max(0.001, check_at - self.now())
-        waits = [wait_s for wait_s in (wanted_in_s, check_in_s) if wait_s is not None]
+        checks = (self.plan.next_check_at(), self._around.room.next_check_at())
+        waits = [max(0.001, check_at - self.now()) for check_at in checks if check_at is not None]
+        if wanted_in_s is not None:
+            waits.append(wanted_in_s)
         return min(waits, default=None)
 
     # --- for sessions --------------------------------------------------------------------------
@@ -184,6 +193,9 @@ class ProfileHost:
         self.plan.left(session.session_id)
         del self.sessions[session.session_id]
         self.wake()
+        for host in self._around.hosts.values():
+            if host.plan.kept_out:
+                host.wake()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.spawn(work)

@@ -55,6 +55,7 @@ def make_host(
         tenants=tenant_settings(app),
         store_result=CallResults(app).store,
         stored_end=lambda call_id: stored_end(app, call_id)[0],
+        max_live=setting(app, "capsule_max_live_sessions"),
     )
 
 

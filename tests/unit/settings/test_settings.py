@@ -117,6 +117,7 @@ SMALLEST = {
     "AppSettings.async_children": 1,
     "AppSettings.async_limit": 1,
     "AppSettings.loss_limit": 1,
+    "AppSettings.max_live_sessions": 1,
     "AppSettings.ready_s": 0.001,
     "AppSettings.child_stop_s": 0.001,
     "AppSettings.worker_stop_s": 0.001,

@@ -18,6 +18,7 @@ from capsule_tasks.executions.hosting.plan import (
     Save,
     Stage,
     Why,
+    WorkerRoom,
 )
 
 
@@ -155,9 +156,9 @@ def test_an_old_session_leaves_also_between_calls() -> None:
 def test_the_longest_idle_session_gives_way() -> None:
     plan = with_idle(make(), "a", "b")
     assert plan.decide(10.0) == []
-    plan.want_room(True)
+    plan.want_room(9)
     later = with_idle(make(max_live=3), "a", "b")
-    later.want_room(True)
+    later.want_room(9)
     assert later.decide(10.0) == []  # there is room
     plan.busy("a")
     assert plan.decide(10.0) == [Leave("b", Why.EVICTED)]
@@ -166,22 +167,103 @@ def test_the_longest_idle_session_gives_way() -> None:
 def test_few_sessions_are_evicted_at_once() -> None:
     names = [str(number) for number in range(10)]
     plan = with_idle(make(max_live=10), *names)
-    plan.want_room(True)
+    plan.want_room(9)
     assert plan.decide(20.0) == [Leave(name, Why.EVICTED) for name in names[:EVICT_AT_ONCE]]
     assert plan.decide(20.0) == []
 
 
 def test_a_caller_that_goes_on_keeps_its_session_for_a_while() -> None:
     plan = with_idle(make(max_live=1), "a")
-    plan.want_room(True)
+    plan.want_room(9)
     assert plan.decide(0.0) == []
     assert plan.next_check_at() == EVICT_AFTER_IDLE_S
     assert plan.decide(EVICT_AFTER_IDLE_S) == [Leave("a", Why.EVICTED)]
     used = with_idle(make(max_live=1), "a")
-    used.want_room(True)
+    used.want_room(9)
     used.busy("a")
     used.idle("a", EVICT_AFTER_S)
     assert used.decide(EVICT_AFTER_S) == [Leave("a", Why.EVICTED)]
+
+
+def in_one_worker(together: int, **limits: Any) -> tuple[WorkerRoom, HostPlan, HostPlan]:
+    """Two profiles of a worker, of five sessions each."""
+    room = WorkerRoom(together)
+    kind = HostLimits(**({"max_live": 5, "idle_timeout_s": 100.0} | limits))
+    return room, room.add_profile("p", kind), room.add_profile("q", kind)
+
+
+def test_a_worker_has_room_for_its_maximum_over_all_profiles() -> None:
+    room, p, q = in_one_worker(3)
+    p.take("a", 0.0)
+    q.take("b", 0.0)
+    assert (p.room(), q.room(), p.is_full) == (1, 1, False)
+    q.take("c", 0.0)
+    assert (p.room(), q.room(), p.is_full, q.is_full) == (0, 0, True, True)
+    assert not p.may_take("d", 0.0)
+    q.left("c")
+    assert p.may_take("d", 0.0)
+    p.take("d", 0.0)
+    assert room.left() == 0
+
+
+def test_a_full_worker_evicts_its_longest_idle_sessions_of_all_profiles() -> None:
+    room, p, q = in_one_worker(4)
+    with_idle(p, "p0", "p1")
+    with_idle(q, "q0", "q1")
+    q.busy("q0")
+    q.idle("q0", 9.0)
+    assert room.decide(10.0) == []
+    p.want_room(9)
+    assert room.next_check_at() == EVICT_AFTER_IDLE_S
+    assert room.decide(EVICT_AFTER_IDLE_S) == [("p", Leave("p0", Why.EVICTED))]
+    assert room.decide(5.0) == [("p", Leave("p1", Why.EVICTED)), ("q", Leave("q1", Why.EVICTED))]
+    p.left("p0")
+    assert room.decide(10.0) == []
+    assert room.next_check_at() is None
+
+
+def test_no_more_sessions_are_evicted_than_are_wanted() -> None:
+    room, p, q = in_one_worker(4)
+    with_idle(p, "p0", "p1")
+    with_idle(q, "q0", "q1")
+    q.want_room(1)
+    assert room.decide(10.0) == [("p", Leave("p0", Why.EVICTED))]
+    assert room.decide(10.0) == []
+    alone = with_idle(make(), "a", "b")
+    alone.want_room(1)
+    assert alone.decide(10.0) == [Leave("a", Why.EVICTED)]
+    assert alone.decide(10.0) == []
+
+
+def test_few_sessions_of_a_worker_are_evicted_at_once() -> None:
+    room, p, q = in_one_worker(8)
+    with_idle(p, *(f"p{number}" for number in range(4)))
+    with_idle(q, *(f"q{number}" for number in range(4)))
+    q.want_room(9)
+    assert len(room.decide(20.0)) == EVICT_AT_ONCE
+    assert room.next_check_at() is None
+
+
+def test_a_profile_that_has_its_own_maximum_evicts_none_of_another() -> None:
+    room, p, q = in_one_worker(4, max_live=2)
+    with_idle(p, "p0", "p1")
+    with_idle(q, "q0", "q1")
+    q.want_room(9)
+    assert room.decide(10.0) == []
+    assert q.decide(10.0) == [Leave("q0", Why.EVICTED), Leave("q1", Why.EVICTED)]
+
+
+def test_a_session_without_a_checkpoint_does_not_give_way_to_another_profile() -> None:
+    room, p, q = in_one_worker(2)
+    with_idle(p, "p0")
+    with_idle(q, "q0")
+    q.want_room(9)
+    p.evict(p.seats["p0"])
+    p.saved("p0", 10.0, is_saved=False)
+    p.stays("p0")
+    p.idle("p0", 10.0)
+    assert room.decide(10.0) == [("q", Leave("q0", Why.EVICTED))]
+    assert room.next_check_at() == 11.0
 
 
 def test_a_call_that_comes_first_keeps_the_session() -> None:

@@ -103,9 +103,9 @@ class HostMachine(RuleBasedStateMachine):
             self.leaving.discard(name)
             self.plan.left(name)
 
-    @rule(is_wanted=st.booleans())
-    def room_is_wanted(self, is_wanted: bool) -> None:
-        self.plan.want_room(is_wanted)
+    @rule(sessions=st.integers(0, 6))
+    def room_is_wanted(self, sessions: int) -> None:
+        self.plan.want_room(sessions)
 
     @rule()
     def the_worker_stops(self) -> None:

@@ -5,7 +5,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from capsule_tasks.settings.child import Backpressure
-from capsule_tasks.settings.declared import PositiveCount, PositiveSeconds, Settings, TimeToLive
+from capsule_tasks.settings.declared import (
+    PositiveCount,
+    PositiveSeconds,
+    Seconds,
+    Settings,
+    TimeToLive,
+)
 
 
 class AppSettings(Settings, frozen=True, kw_only=True):
@@ -24,6 +30,9 @@ class AppSettings(Settings, frozen=True, kw_only=True):
     """How long a child may take to become ready, imports included."""
     child_stop_s: PositiveSeconds = 5.0
     """How long an idle child, and in a cold shutdown a task, may take to stop before the kill."""
+    call_stop_s: Seconds = 10.0
+    """How long calls of named sessions may go on in a warm shutdown once no task runs, while Redis
+    answers, before they are stopped."""
     worker_stop_s: PositiveSeconds = 30.0
     """How much longer a worker that is stopping may take once no task runs, or while Redis does not
     answer, before it exits by force."""

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -41,8 +41,6 @@ from capsule_tasks.taskpool.shutdown_watchdog import ShutdownWatchdog, servers_r
 log = logging.getLogger("capsule_tasks.taskpool")
 
 _STOP_S = 30.0
-_CALL_GRACE_S = 10.0
-"""How long calls of named sessions may go on once no task runs any more."""
 _TERM = signal.SIGTERM
 _MAX_WAIT_S = 1.0
 """Between two checks of the hub's timers, while the pool waits for its last tasks."""
@@ -71,6 +69,8 @@ class TaskPool(prefork.TaskPool):
         self._runtime: PoolRuntime | None = None
         self._consumer: Any = None
         self._hub: Any = None
+        self._calls_end_at = 0.0
+        """So long calls of named sessions may go on in a shutdown."""
         self._last_info: dict[str, Any] = {}
         # Celery takes the slots where it has a hub, and the pool (`waitforslot`) where it has none.
         self._slots: Any = self.options.get("semaphore") or LaxBoundedSemaphore(self._size)
@@ -134,9 +134,11 @@ class TaskPool(prefork.TaskPool):
             self._thread.post(self._runtime.host.stop_taking)
 
     def _is_busy(self) -> bool:
-        """Whether the worker waits for tasks; ended ones do not count, reported or not."""
+        """Whether the worker waits for tasks or calls; those that have ended do not count."""
+        if state.should_terminate:
+            return False
         tasks = list(self._tasks)
-        return not state.should_terminate and not all(task.ready() for task in tasks)
+        return time.monotonic() < self._calls_end_at or not all(task.ready() for task in tasks)
 
     def on_stop(self) -> None:
         """Wait for every task and report its end to Celery, then end the children."""
@@ -192,12 +194,18 @@ class TaskPool(prefork.TaskPool):
             hub.on_tick.discard(self._thread.run_posts)
         self._last_info = self._get_info()
         runtime, self._runtime = self._runtime, None
-        grace_s = 0.0 if state.should_terminate else _CALL_GRACE_S
+        grace_s = 0.0 if state.should_terminate else setting(self.app, "capsule_call_stop_s")
+        self._calls_end_at = time.monotonic() + grace_s
         ending = self._thread.start_coroutine(runtime.stop(grace_s))
+        late_at = self._calls_end_at + _STOP_S
+        while not wait([ending], _MAX_WAIT_S).done and time.monotonic() < late_at:
+            if state.should_terminate and runtime.host is not None:
+                self._calls_end_at = 0.0
+                self._thread.post(runtime.host.end_grace)
         try:
-            ending.result(_STOP_S)
+            ending.result(0)
         except TimeoutError:
-            log.exception("the sessions did not stop within %s s", _STOP_S)
+            log.exception("the sessions did not stop within %s s", grace_s + _STOP_S)
         self._thread.stop()
         runtime.output_log.stop()  # not on the loop: it writes the output that waits
         self._tasks.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from capsule_tasks.errors import CodeFailed
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.protocol.messages import InputRequest
 from tests.acceptance.test_code import code_worker
-from tests.acceptance.workers import HANG_S, Worker
+from tests.acceptance.workers import HANG_S, Worker, eventually
 from tests.servers import fresh_prefix
 
 LEASE_S = 1.0
@@ -152,3 +154,29 @@ def test_a_full_worker_gives_up_the_session_that_is_idle_longest_whatever_its_pr
         assert [bool(one.info().owner) for one in (first, second, third)] == [False, True, True]
         assert first.execute("n").get(timeout=HANG_S) == 1
         assert not second.info().owner
+
+
+def test_a_call_is_stopped_when_a_worker_that_stops_has_waited_for_it(
+    redis_url: str, tmp_path: Path
+) -> None:
+    conf = {"capsule_prefix": fresh_prefix(), "capsule_call_stop_s": 0}
+    with code_worker(redis_url, tmp_path, **conf) as worker:
+        call = session_of(worker, "stopped", conf).execute(
+            "import time\nprint('go', flush=True)\ntime.sleep(9)\n'done'"
+        )
+        next(call.output())
+        assert worker.stop() == 0
+        with pytest.raises(WorkerLostError, match="its worker was stopped while the call ran"):
+            call.get(timeout=HANG_S)
+
+
+def test_a_second_signal_ends_the_wait_for_calls(redis_url: str, tmp_path: Path) -> None:
+    conf = {"capsule_prefix": fresh_prefix(), "capsule_call_stop_s": 3600}
+    with code_worker(redis_url, tmp_path, **conf) as worker:
+        call = session_of(worker, "waited-for", conf).execute(ASK)
+        next(call.output())
+        os.kill(worker.pid, signal.SIGTERM)
+        eventually(lambda: "worker: Warm shutdown" in worker.log, "the warm shutdown")
+        worker.stop(signal.SIGQUIT)
+        with pytest.raises(WorkerLostError, match="its worker was stopped while the call ran"):
+            call.get(timeout=HANG_S)

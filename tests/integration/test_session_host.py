@@ -271,6 +271,22 @@ async def test_a_worker_that_waits_no_longer_stops_the_call_and_saves_the_namesp
         assert (await caller.run("user-1", "n")).result_text == "1", "the namespace was saved"
 
 
+async def test_a_worker_that_may_wait_for_calls_can_be_told_to_wait_no_longer(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    worker = HostWorker(valkey_url, prefix, results)
+    await worker.start()
+    worker.host.end_grace()  # nothing is waited for yet
+    call = await caller.submit("user-1", "input('?')")
+    await eventually_asks(caller, call)
+    stopping = asyncio.create_task(worker.stop(grace_s=3600.0))
+    while not stopping.done():
+        worker.host.end_grace()
+        await asyncio.wait([stopping], timeout=0.01)
+    assert results[call].outcome is Outcome.LOST
+    assert (await caller.sessions.info("user-1")).owner == ""
+
+
 async def test_a_session_that_fails_in_its_worker_is_taken_again(
     worker: HostWorker, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,8 @@ class SessionHost:
         }
         self._doorbells: dict[str, OnRing] = {}
         """The channels of the present lease."""
+        self._grace: asyncio.Timeout | None = None
+        """While calls may end by themselves before the host stops."""
         self._is_started = self._is_stopped = False
 
     # --- life ----------------------------------------------------------------------------------
@@ -102,19 +104,29 @@ class SessionHost:
         self._is_stopped = True
         hosts = self.profiles.values()
         self.stop_taking()
-        if not await self._left_all(grace_s):
+        self._grace = asyncio.timeout(grace_s)
+        has_left_all = await self._left_all(self._grace)
+        self._grace = None
+        if not has_left_all:
             for host in hosts:
                 host.stop_calls(_STOPPED_WITH_WORKER)
-            if not await self._left_all(_LEAVE_S):
+            if not await self._left_all(asyncio.timeout(_LEAVE_S)):
                 log.warning("sessions were not released in time; other workers take them over")
                 await asyncio.gather(*(host.abandon_all() for host in hosts))
         await self._background.stop()
         self._results.stop()
 
-    async def _left_all(self, seconds: float) -> bool:
+    def end_grace(self) -> None:
+        """Stop the calls that `stop` waits for; safe at any time."""
+        if self._grace is not None:
+            with contextlib.suppress(RuntimeError):  # the grace has just ended
+                self._grace.reschedule(asyncio.get_running_loop().time())
+            self._grace = None
+
+    async def _left_all(self, limit: asyncio.Timeout) -> bool:
         """Whether every session has left in time."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with limit:
                 await asyncio.gather(*(host.left_all() for host in self.profiles.values()))
         return not any(host.sessions for host in self.profiles.values())
 

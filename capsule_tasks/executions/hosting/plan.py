@@ -398,7 +398,7 @@ def _evictions(seats: Iterable[Seat], wanted: int) -> int:
 
 
 def _evictable_at(seat: Seat) -> float:
-    """When a session that is idle may be evicted: not right after a call, or a failed checkpoint."""
+    """When an idle session may be evicted: not right after a call or a failed checkpoint."""
     after_call = min(
         seat.idle_since + EVICT_AFTER_IDLE_S,
         max(seat.idle_since, seat.taken_at + EVICT_AFTER_S),

@@ -119,6 +119,7 @@ SMALLEST = {
     "AppSettings.loss_limit": 1,
     "AppSettings.max_live_sessions": 1,
     "AppSettings.ready_s": 0.001,
+    "AppSettings.call_stop_s": 0,
     "AppSettings.child_stop_s": 0.001,
     "AppSettings.worker_stop_s": 0.001,
     "AppSettings.lease_s": 0.05,

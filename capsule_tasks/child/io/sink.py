@@ -115,8 +115,7 @@ class OutputSink:
         is_full = self.size >= self._full
         # `parts[-1:]`, not `parts[-1]`: the pump may be emptying the list.
         ends_a_line = self._lines_at_once and "".join(self.parts[-1:]).endswith("\n")
-        if self._limit is not None:
-            self._check_limit(self._limit)
+        self._check_limit()
         if is_full:
             self.flush()
             return
@@ -197,7 +196,7 @@ class OutputSink:
         if self._is_closed_for_writers:
             return
         with self._lock:
-            self._queue.extend(self._take_written())
+            self._enqueue_written()
             self._is_closed_for_writers = True
             self.flush_at_chars = 1
         self._condition.notify_all()
@@ -233,10 +232,15 @@ class OutputSink:
 
     def _leave_to_pump(self) -> None:
         """Have writers call `flush_if_due` only when a chunk is full: the pump sends the rest."""
-        if self._limit is None:
-            self.flush_at_chars = self._full
-        else:  # a character has four bytes at most: less text than this is within the limit
-            self.flush_at_chars = max(1, min(self._full, (self._limit - self._written) // 4))
+        self.flush_at_chars = self._full
+        self._watch_limit()
+
+    def _watch_limit(self) -> None:
+        """Have a writer who may reach the limit call `flush_if_due`."""
+        if self._limit is not None:
+            # A character has four bytes at most: less text than this is within the limit.
+            within = max(1, (self._limit - self._written) // 4)
+            self.flush_at_chars = min(self.flush_at_chars, within)
 
     def _wait_for_credit(self) -> None:
         self._condition.wait(lambda: self.credit > 0 or self._is_closed_for_writers)
@@ -282,6 +286,7 @@ class OutputSink:
         if self._is_closed_for_writers or not self.parts:
             return False
         self._queue.extend(self._take_written())
+        self._keep_to_limit()
         return True
 
     def _take_written(self) -> list[Segment]:
@@ -334,14 +339,22 @@ class OutputSink:
             self._queue.extend(segments)
         self.flush()
 
-    def _check_limit(self, limit: int) -> None:
+    def _keep_to_limit(self) -> None:
+        """Drop text beyond the limit, whoever took it from the writers. Under the lock."""
+        if self._limit is None:
+            return
+        self._watch_limit()
+        if self._written > self._limit:
+            self._queue.keep_oldest_bytes(self._limit - sum(self.sent.values()))
+            self.over_limit = f"output limit of {self._limit} bytes: {self._written} were written"
+
+    def _check_limit(self) -> None:
+        if self._limit is None:
+            return
         with self._lock:
             self._enqueue_written()
-            if self._written <= limit:
-                return
-            self._keep_oldest(max(0, limit - sum(self.sent.values())))
-            self.over_limit = f"output limit of {limit} bytes: {self._written} were written"
-        raise OutputLimitReached(self.over_limit)
+        if self.over_limit:
+            raise OutputLimitReached(self.over_limit)
 
 
 class TextQueue:
@@ -407,11 +420,24 @@ class TextQueue:
         kept: deque[Segment] = deque()
         for execution_id, stream, text in self._segments:
             rest, self._position = text[self._position :], 0
-            kept.append((execution_id, stream, rest[:chars]))
+            if chars:
+                kept.append((execution_id, stream, rest[:chars]))
             self._count_drop(stream, rest[chars:])
             chars = max(0, chars - len(rest))
         self._segments = kept
         self._until_gap = len(kept)
+
+    def keep_oldest_bytes(self, max_bytes: int) -> None:
+        """Keep the first characters that have `max_bytes` at most, and drop the rest."""
+        chars, start = 0, self._position
+        for _, _, text in self._segments:
+            fitting = text[start:].encode()[:max_bytes].decode(errors="ignore")
+            chars += len(fitting)
+            if len(fitting) < len(text) - start:
+                break
+            max_bytes -= utf8_size(fitting)
+            start = 0
+        self.keep_oldest(chars)
 
     def _advance(self, text: str, position: int) -> None:
         self._position = position

@@ -268,6 +268,34 @@ def test_one_text_far_over_the_limit_is_cut_at_the_limit() -> None:
     assert bench.outbox.sent == [("stdout", "x" * 10), ("stdout", 990)]
 
 
+@pytest.mark.parametrize("flush", [True, False])
+def test_output_in_drops_is_stopped_at_the_limit_though_the_pump_never_runs(flush: bool) -> None:
+    """On a busy machine the pump may come late, and a flush leaves nothing that adds up."""
+    bench = Bench(limit_bytes=1000)
+
+    def write_drops() -> None:
+        for _ in range(1000):
+            bench.stdout.write("é" * 49)
+            if flush:
+                bench.stdout.flush()
+
+    with pytest.raises(OutputLimitReached, match="1078 were written"):
+        write_drops()
+    bench.sink.finish()
+    assert len(bench.outbox.text().encode()) == 1000
+
+
+def test_the_pump_sends_nothing_beyond_the_limit() -> None:
+    """A writer may append while the pump takes what was written: it has compared the old value."""
+    bench = Bench(limit_bytes=9)
+    bench.stdout.write("é")
+    bench.sink.parts.append("é" * 5)
+    bench.flush_all()
+    assert bench.outbox.text() == "é" * 4
+    with pytest.raises(OutputLimitReached, match="13 were written"):
+        bench.stdout.write("x")
+
+
 # --- around it ---------------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -324,6 +323,7 @@ class IndexWriter:
     worker: str
     _recent: dict[str, tuple[int, RecentEntry]] = field(default_factory=dict)
     _groups: dict[str, list[tuple[int, str, str, str]]] = field(default_factory=dict)
+    _over: list[str] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -346,7 +346,7 @@ class IndexWriter:
 
     def release(self, execution_id: str) -> None:
         """The execution is over here: release its hold once its records are written."""
-        self.lease.release(execution_id)
+        self._over.append(execution_id)
         self._wake.set()
 
     async def run(self) -> None:
@@ -363,19 +363,27 @@ class IndexWriter:
             await self._write()
 
     async def _write(self) -> None:
-        while self._groups:
-            group, members = next(iter(self._groups.items()))
-            part = members[:_BATCH_SIZE]
-            await _recorded(self.store.record_group_ends(group, part))
-            del members[: len(part)]
+        """Write what is recorded now: under load more comes at any moment, and is to gather."""
+        over = list(self._over)
+        for group, members in list(self._groups.items()):
+            left = len(members)
+            while left:
+                part = members[: min(left, _BATCH_SIZE)]
+                await _recorded(self.store.record_group_ends(group, part))
+                del members[: len(part)]
+                left -= len(part)
             if not members:
                 del self._groups[group]
-        while self._recent:
-            batch = dict(itertools.islice(self._recent.items(), _BATCH_SIZE))
+        recent = list(self._recent.items())
+        for first in range(0, len(recent), _BATCH_SIZE):
+            batch = dict(recent[first : first + _BATCH_SIZE])
             await _recorded(self.store.record_recent(list(batch.values())))
             for execution_id, entry in batch.items():
                 if self._recent[execution_id] is entry:  # else it has changed since
                     del self._recent[execution_id]
+        for execution_id in over:
+            self.lease.release(execution_id)
+        del self._over[: len(over)]
         with contextlib.suppress(LeaseLost):  # a reaper releases what was held under that lease
             await self.lease.flush_released()
 

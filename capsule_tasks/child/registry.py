@@ -49,7 +49,7 @@ class Execution(msgspec.Struct, eq=False):
     pending_stops: list[PendingStop] = []
     cancelled_for: BaseException | None = None
     pieces: list[bytes] = []
-    """What a restore is to restore."""
+    """The data of a checkpoint, for an execution that restores one."""
     cell: Cell | None = None
     task: asyncio.Task[Any] | None = None
     coroutine: Coroutine[Any, Any, Any] | None = None

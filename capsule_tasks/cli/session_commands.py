@@ -17,7 +17,7 @@ from capsule_tasks.client.sessions.named_session import DEFAULT_PROFILE
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import SessionUnknown
 from capsule_tasks.sessions.console import Console
-from capsule_tasks.storage.sessions.types import NamedSessionInfo, SessionEntry
+from capsule_tasks.storage.sessions.types import NamedSessionInfo
 
 
 @capsule.command()
@@ -62,16 +62,15 @@ def list_sessions(
     ctx: click.Context, profile: str | None, tenant: str | None, limit: int, as_json: bool
 ) -> None:
     """List sessions, those that were used last first."""
-    found = watch_thread.call(_listed(app_of(ctx), profile, tenant, limit))
-    for entry in found:
-        click.echo(views.session_json(entry) if as_json else views.session_row(entry))
+    for info in watch_thread.call(_listed(app_of(ctx), profile, tenant, limit)):
+        click.echo(views.session_info_json(info) if as_json else views.session_row(info))
 
 
 async def _listed(
     app: Any, profile: str | None, tenant: str | None, limit: int
-) -> list[SessionEntry]:
-    index = (await watch_thread.watcher(app)).sessions.index
-    return await index.list_sessions(profile=profile, tenant=tenant, limit=limit)
+) -> list[NamedSessionInfo]:
+    store = (await watch_thread.watcher(app)).sessions
+    return await store.list_sessions(profile=profile, tenant=tenant, limit=limit)
 
 
 @sessions.command()

@@ -37,7 +37,7 @@ class ShellTarget:
         """The session does not belong to this console."""
 
     async def kill(self) -> None:
-        """As `stop`."""
+        """The session does not belong to this console."""
 
     async def execute(self, source: str, execution_id: str) -> AsyncGenerator[Shown, None]:
         self._execution = None

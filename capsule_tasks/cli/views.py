@@ -16,7 +16,7 @@ from capsule_tasks.sessions.console.commands import table
 from capsule_tasks.sessions.console.foreground import restored_text
 from capsule_tasks.storage.executions.types import RecentEntry
 from capsule_tasks.storage.sessions.checkpoints import CheckpointManifest
-from capsule_tasks.storage.sessions.types import NamedSessionInfo, SessionEntry
+from capsule_tasks.storage.sessions.types import NamedSessionInfo
 
 _BAR = 30
 _CONTROLS = re.compile("[\x7f-\x9f]")
@@ -140,19 +140,9 @@ def entry_json(entry: RecentEntry) -> str:
 # --- named sessions ------------------------------------------------------------------------------
 
 
-def session_json(entry: SessionEntry) -> str:
-    fields = msgspec.to_builtins(entry)
-    return format_line({"id": fields.pop("session_id"), **fields})
-
-
-def session_row(entry: SessionEntry) -> str:
+def session_row(info: NamedSessionInfo) -> str:
     """One session of a list in one line."""
-    tenant = f", tenant {cleaned(entry.tenant)}" if entry.tenant else ""
-    owner = f"held by {cleaned(entry.owner)}" if entry.owner else "not live"
-    calls = _counted(entry.executions, "execution")
-    return (
-        f"{cleaned(entry.session_id)}: profile {cleaned(entry.profile)}{tenant}, {owner}, {calls}"
-    )
+    return f"{cleaned(info.session_id)}: {session_summary(info)}"
 
 
 def session_info_json(info: NamedSessionInfo) -> str:
@@ -164,10 +154,11 @@ def session_info_json(info: NamedSessionInfo) -> str:
 
 def session_summary(info: NamedSessionInfo) -> str:
     """A session in one line, without its name."""
+    tenant = f", tenant {cleaned(info.tenant)}" if info.tenant else ""
     owner = f"held by {cleaned(info.owner)}" if info.owner else "not live on a worker"
     calls = _counted(info.executions, "execution")
     waits = f", {_counted(info.unfinished, 'call')} unfinished" if info.unfinished else ""
-    return f"profile {cleaned(info.profile)}, {owner}, {calls}{waits}"
+    return f"profile {cleaned(info.profile)}{tenant}, {owner}, {calls}{waits}"
 
 
 def session_details(info: NamedSessionInfo) -> str:

@@ -17,7 +17,7 @@ from capsule_tasks.client.sessions.forgetting import forget_session, forget_tena
 from capsule_tasks.client.sessions.named_session import DEFAULT_PROFILE, NamedSession, check_id
 from capsule_tasks.client.task import Task, mixed
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
-from capsule_tasks.storage.sessions.types import SessionEntry, TenantUsage
+from capsule_tasks.storage.sessions.types import NamedSessionInfo, TenantUsage
 
 log = logging.getLogger("capsule_tasks.client")
 
@@ -75,15 +75,15 @@ class Capsule:
 
     async def asessions(
         self, *, profile: str | None = None, tenant: str | None = None, limit: int = 50
-    ) -> list[SessionEntry]:
+    ) -> list[NamedSessionInfo]:
         """Named sessions of a profile or of a tenant, those that were used last first."""
-        index = (await watch_thread.watcher(self.app)).sessions.index
-        return await index.list_sessions(profile=profile, tenant=tenant, limit=limit)
+        store = (await watch_thread.watcher(self.app)).sessions
+        return await store.list_sessions(profile=profile, tenant=tenant, limit=limit)
 
     sessions = blocking(asessions)
 
     async def ausage(self, tenant: str) -> TenantUsage:
-        """What the named sessions of a tenant used, and how many are live on workers."""
+        """Processor time and calls of a tenant's named sessions, and how many of them are live."""
         check_id("tenant", tenant)
         return await (await watch_thread.watcher(self.app)).sessions.tenants.usage(tenant)
 

@@ -83,7 +83,7 @@ class SessionTask(Task, celery.Task):
 
 
 class CodeArguments(NamedTuple):
-    """What a producer says about code."""
+    """The arguments of one `capsule.execute`."""
 
     source: str
     profile: str

@@ -80,7 +80,7 @@ def code_profiles(app: Any) -> dict[str, CodeProfileSettings]:
 
 
 def tenant_settings(app: Any) -> dict[str, TenantSettings]:
-    """What the named sessions of tenants may use, by tenant."""
+    """The limits of tenants' named sessions, by tenant."""
     name, found = "capsule_tenants", {}
     for tenant, values in (setting(app, name) or {}).items():
         if not isinstance(tenant, str) or not tenant:

@@ -1,4 +1,4 @@
-"""What a parent and a store know of a saved namespace. Only a child can read the saved data."""
+"""Descriptions of saved namespaces for parents and stores. Only a child can read the data."""
 
 from __future__ import annotations
 

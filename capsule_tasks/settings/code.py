@@ -64,7 +64,7 @@ class CodeProfileSettings(Settings, frozen=True, kw_only=True):
 
 
 class TenantSettings(Settings, frozen=True, kw_only=True):
-    """What the named sessions of one tenant may use, on all workers together."""
+    """Limits of the named sessions of one tenant, on all workers together."""
 
     max_sessions: Count = 0
     """Sessions that are live at once; 0 for any number."""

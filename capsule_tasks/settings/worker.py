@@ -59,7 +59,7 @@ class AppSettings(Settings, frozen=True, kw_only=True):
     """Named sessions that a worker holds, of all profiles together; None for as many as the
     profiles may have."""
     tenants: dict[str, Any] | None = None
-    """What the named sessions of tenants may use, by tenant: each a dict of fields of
+    """Limits of the named sessions of tenants, by tenant: each a dict of fields of
     `TenantSettings`. The tenant `*` stands for all that are not listed."""
     revoke_ttl_s: TimeToLive = 86400.0
     """How long Redis knows that a task was revoked."""

@@ -96,7 +96,7 @@ class SessionIndexKeys:
 
 
 class TenantKeys:
-    """What is known of one tenant: its sessions, those that are live, and what they used."""
+    """The keys of one tenant: its sessions, those that are live, and what they used."""
 
     def __init__(self, tenant: str, prefix: str = "capsule") -> None:
         root = f"{checked_prefix(prefix)}:{{T:{escaped('tenant', tenant)}}}"

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from billiard.exceptions import WorkerLostError
@@ -180,3 +181,20 @@ def test_a_second_signal_ends_the_wait_for_calls(redis_url: str, tmp_path: Path)
         worker.stop(signal.SIGQUIT)
         with pytest.raises(WorkerLostError, match="its worker was stopped while the call ran"):
             call.get(timeout=HANG_S)
+
+
+def test_sessions_are_listed_as_they_are_by_their_last_use(capsule: Capsule) -> None:
+    tenant = uuid4().hex
+    first, second = (capsule.session(f"{name}-{tenant}", tenant=tenant) for name in ("a", "b"))
+    for session, calls in ((first, 2), (second, 1), (first, 1)):
+        for _ in range(calls):
+            session.execute("1").get(timeout=HANG_S)
+    eventually(lambda: first.info().executions == 3, "the last call to leave the log")
+    listed = capsule.sessions(tenant=tenant)
+    assert listed == [first.info(), second.info()]
+    assert [(info.executions, bool(info.owner)) for info in listed] == [(3, True), (1, True)]
+    (newest,) = eventually(
+        lambda: [one for one in capsule.sessions(tenant=tenant, limit=1) if one == first.info()],
+        "the order in the index",
+    )
+    assert newest.session_id == first.id

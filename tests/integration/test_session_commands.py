@@ -37,7 +37,8 @@ def typed(app: Celery, *words: str, status: int = 0, answers: str = "") -> str:
 
 
 def test_sessions_are_listed(app: Celery, session: NamedSession) -> None:
-    row = f"{session.id}: profile sandbox, tenant acme, not live, 0 executions\n"
+    row = f"{session.id}: profile sandbox, tenant acme, not live on a worker, 0 executions, "
+    row += "1 call unfinished\n"
     assert typed(app, "list") == row
     assert typed(app, "list", "--tenant", "acme", "--profile", "sandbox") == row
     assert typed(app, "list", "--tenant", "other") == ""

@@ -1,4 +1,4 @@
-"""What the data of a checkpoint ends with.
+"""The index at the end of a checkpoint's data.
 
 The data is one pickle for each name, then an index in MessagePack, then its length and a mark.
 """

@@ -14,7 +14,7 @@ from capsule_tasks.child.executors.namespace import is_users
 
 
 def function_of_session(function: FunctionType, reduced: Any) -> Any:
-    """What cloudpickle saves of a function, without values of globals, and with its own cells.
+    """Reduce a function as cloudpickle does, but without values of globals, and with its own cells.
 
     The namespace has the globals under their own names. With a function, one that cannot be saved
     would cost the function, and a restore of the function would undo a later assignment. Of cells

@@ -191,7 +191,7 @@ class _Restoring:
 
 
 def _taken(stack: list[Any], opcode: OpcodeInfo) -> list[Any]:
-    """What an opcode takes from the stack, without marks."""
+    """Remove from the stack the operands of an opcode, and return them without marks."""
     taken: list[Any] = []
     for kind in reversed(opcode.stack_before):
         if kind.name == "stackslice":

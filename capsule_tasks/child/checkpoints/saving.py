@@ -40,7 +40,7 @@ Send = Callable[[int, memoryview], None]
 
 
 class Saved(NamedTuple):
-    """What is said of a saved namespace beside its data."""
+    """A description of a saved namespace, without its data."""
 
     size: int
     names: tuple[str, ...]

@@ -33,7 +33,7 @@ _CHECK_S = 10.0
 
 
 class SessionArguments(NamedTuple):
-    """What a producer says about code for a named session."""
+    """The arguments of one `capsule.execute` with a session."""
 
     source: str
     session: str

@@ -110,7 +110,7 @@ class NamedSession:
         return execution
 
     async def ainfo(self) -> NamedSessionInfo:
-        """What Redis knows of the session; SessionUnknown if that is nothing."""
+        """The session's record in Redis; raises SessionUnknown if it has none."""
         return await (await self._store()).info(self.id)
 
     info = blocking(ainfo)

@@ -31,7 +31,7 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 _Source = tuple[str, ExecutionSettings, str | None, NamedSessionSettings, str]
-"""What a watcher is made of: Redis, retention, result backend, how named sessions are kept, and
+"""The settings of a watcher: Redis, retention, result backend, how named sessions are kept, and
 where their checkpoints are. Apps share a watcher if all of these agree."""
 
 _AHEAD = 256

@@ -151,7 +151,7 @@ def why_not_saved(fault: BaseException) -> str | None:
 
 
 def checkpoint_made(manifest: CheckpointManifest) -> CheckpointMade:
-    """What to tell whoever asked for the checkpoint."""
+    """The reply to a request for a checkpoint."""
     return CheckpointMade(
         at=manifest.at,
         size=manifest.size,

@@ -55,7 +55,7 @@ class Meter:
         self._timer.cancel()
 
     def used_ms(self) -> int:
-        """What was used until now."""
+        """The milliseconds that were used until now."""
         self._read()
         return int(sum(self._used_s.values()) * 1000)
 

@@ -20,6 +20,7 @@ from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.hosting.checkpointing import SAVES_AT_ONCE, TURN_S, SaveTurns
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
+from capsule_tasks.executions.hosting.listing import Listing
 from capsule_tasks.executions.hosting.plan import WorkerRoom
 from capsule_tasks.executions.hosting.profile import ProfileHost, Surroundings
 from capsule_tasks.executions.hosting.results import ResultWriter, StoredEnd, StoreResult
@@ -59,6 +60,7 @@ class SessionHost:
         self._results = ResultWriter(store_result, stored_end, self._background)
         lease_s = publisher.lease.settings.lease_s
         self._tenants = Tenants(store.tenants, tenants, lease_s, self._background)
+        self._listing = Listing(store.index, self._background)
         around = Surroundings(
             publisher=publisher,
             supervisor=supervisor,
@@ -68,6 +70,7 @@ class SessionHost:
             results=self._results,
             background=self._background,
             save_turns=SaveTurns(SAVES_AT_ONCE, TURN_S),
+            listing=self._listing,
             room=WorkerRoom(max_live),
         )
         self.profiles = {
@@ -90,6 +93,7 @@ class SessionHost:
         self._is_started = True
         self._publisher.follow_lease(self)
         self._background.spawn(self._tenants.run())
+        self._background.spawn(self._listing.run())
         for name, host in self.profiles.items():
             self._publisher.listen(self._store.wanted_channel(name), host.wake)
             self._background.spawn(host.run())

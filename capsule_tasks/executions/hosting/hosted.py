@@ -145,7 +145,7 @@ class HostedSession:
                 await self._host.tenants.enter(self._tenant, self.session_id)
                 await self._requests.read()
                 await self._bring_up()
-                await self._record(self.ownership.incarnation)
+                self._mark_used()
                 self._host.plan.taken(self.session_id, self._host.now())
                 self._host.wake()
                 await self._serve()
@@ -253,7 +253,6 @@ class HostedSession:
         if begun.tenant != self._tenant:  # the take came before the first call
             self._tenant = begun.tenant
             await self._host.tenants.enter(self._tenant, self.session_id)
-            await self._record(self.ownership.incarnation)
         if why := await self._host.tenants.over_limit(self._tenant):
             await self._refuse(begun, _OVER_LIMIT, why)
             return
@@ -371,27 +370,18 @@ class HostedSession:
         except SessionUnfinished:
             plan.stays(self.session_id)
             return False
-        await self._record("")
         return True
-
-    async def _record(self, owner: str) -> None:
-        """Tell the index of sessions, which may miss it."""
-        profile = self._host.profile.name
-        entry = SessionEntry(self.session_id, profile, self._tenant, owner, self._executions)
-        with contextlib.suppress(StorageError):
-            await self._host.store.index.record([entry])
 
     async def _close(self) -> bool:
         """End the session for good; False if a call came first."""
         await self._child.end()
         await self._delete_checkpoint()
         ownership, store = self.ownership, self._host.store
-        # Before the close, after which the producer that waits for it may look at the index.
-        await ownership.write(lambda: store.index.record(dropped=[self.session_id]))
+        await ownership.write(lambda: self._host.listing.drop(self.session_id))
         try:
             await ownership.write(lambda: store.close_session(self.session_id, ownership.token))
         except SessionUnfinished:
-            await self._record(self.ownership.incarnation)
+            self._mark_used()
             return False
         log.info("session %r was closed", self.session_id)
         return True
@@ -431,3 +421,8 @@ class HostedSession:
         """Take the call from the log."""
         await self.ownership.done(begun, has_run=has_run, cpu_ms=cpu_ms)
         self._executions += has_run
+        self._mark_used()
+
+    def _mark_used(self) -> None:
+        profile = self._host.profile.name
+        self._host.listing.used(SessionEntry(self.session_id, profile, self._tenant))

@@ -41,7 +41,7 @@ class CallOutcome(msgspec.Struct, frozen=True):
     message: str = ""
     traceback: str = ""
     kind: str = ErrorKind.RAISED.value
-    """What kind of failure it is: an ErrorKind."""
+    """The kind of the failure: an ErrorKind."""
 
 
 def traced(terminal: Terminal, runtime_s: float | None) -> Terminal:

@@ -299,7 +299,7 @@ class HostPlan:
     # --- decisions -----------------------------------------------------------------------------
 
     def between_calls(self, session_id: str, now: float) -> Decision | None:
-        """What comes before the next call of a session that may have more of them."""
+        """Decide what comes before the next call of a session that may have more of them."""
         seat = self.seats[session_id]
         if self.is_stopping:
             return self._leave(seat, Why.STOPPING)
@@ -310,7 +310,7 @@ class HostPlan:
         return None
 
     def decide(self, now: float) -> list[Decision]:
-        """What to do with idle sessions now; longest idle first."""
+        """Decide what to do with idle sessions now; longest idle first."""
         decisions: list[Decision] = []
         idle = [seat for seat in self.seats.values() if seat.stage is Stage.IDLE]
         idle.sort(key=lambda seat: seat.idle_since)

@@ -14,6 +14,7 @@ from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
 from capsule_tasks.executions.hosting.checkpointing import SaveTurns
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
+from capsule_tasks.executions.hosting.listing import Listing
 from capsule_tasks.executions.hosting.plan import WorkerRoom
 from capsule_tasks.executions.hosting.results import ResultWriter
 from capsule_tasks.executions.hosting.tenants import Tenants
@@ -34,7 +35,7 @@ _LOOK_AGAIN_S = 1.0
 
 @dataclass(eq=False)
 class Surroundings:
-    """What all hosted sessions of a worker share."""
+    """The parts of a worker that all its hosted sessions share."""
 
     publisher: Publisher
     supervisor: Supervisor
@@ -44,6 +45,7 @@ class Surroundings:
     results: ResultWriter
     background: BackgroundTasks
     save_turns: SaveTurns
+    listing: Listing
     room: WorkerRoom
     hosts: dict[str, ProfileHost] = field(default_factory=dict)
     """By name of the profile."""
@@ -62,6 +64,7 @@ class ProfileHost:
         self.results = around.results
         self.background = around.background
         self.save_turns = around.save_turns
+        self.listing = around.listing
         self.plan = around.room.add_profile(profile.name, profile.limits)
         self.sessions: dict[str, HostedSession] = {}
         self._around = around

@@ -149,7 +149,7 @@ class CallRunner:
         return True
 
     async def _end_as_lost(self, call_id: str, record: Record) -> None:
-        """As a reaper does, which may come first."""
+        """End a call of a dead owner, as a reaper does, which may come first."""
         event = lost(_MAY_HAVE_RUN)
         reap = partial(
             self._publisher.store.reap,

@@ -113,7 +113,7 @@ def show(frontend: Frontend, message: Shown) -> None:
 
 
 def restored_text(event: events.SessionRestored) -> str:
-    """What a new child of a named session has in its namespace, in words."""
+    """Say in words what a new child of a named session has in its namespace."""
     if event.saved_at is None:
         said = "the session has a new child without a checkpoint: its namespace is empty"
     else:

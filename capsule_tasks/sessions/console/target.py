@@ -1,4 +1,4 @@
-"""What a console runs code in: a session of this process, or a named session of a cluster."""
+"""The target of a console: a session of this process, or a named session of a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stores of named sessions have in common: settings, keys, and calls of scripts."""
+"""The base of the stores of named sessions: settings, keys, and calls of scripts."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class CallStore(WantedStore):
         max_waiting: int | None = None,
         listed_under: str = "",
     ) -> Submitted:
-        """As `submit`, in one step; raises SessionUnlisted for a session that must be listed."""
+        """Submit a call in one step; raises SessionUnlisted for a session that must be listed."""
         limit = self.settings.max_waiting if max_waiting is None else max_waiting
         call = scripts.session_submit.call(
             self.keys_of(session_id),
@@ -120,7 +120,7 @@ class CallStore(WantedStore):
         raise refused(reply, "a submit")
 
     async def info(self, session_id: str) -> NamedSessionInfo:
-        """What is known of a session. Raises SessionUnknown."""
+        """The record of a session. Raises SessionUnknown."""
         reply = await self._call(scripts.session_info.call(self.keys_of(session_id)))
         if reply[0] != Code.DONE:
             raise SessionUnknown(session_id)

@@ -65,7 +65,7 @@ def checkpoint_drop(keys: NamedSessionKeys, staged: str, *, token: int, stored: 
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of a checkpoint without its data. Of very many names the first are listed."""
+    """A description of a checkpoint, without its data. Of very many names the first are listed."""
 
     generation: str
     place: str

@@ -1,8 +1,8 @@
-"""The index of named sessions: for lists of them. Their records are authoritative."""
+"""The index of named sessions, by their last use. Their records are authoritative."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
@@ -20,8 +20,6 @@ _PAGE = 500
 class _Record(msgspec.Struct, omit_defaults=True):
     p: str = ""
     t: str = ""
-    o: str = ""
-    n: int = 0
 
 
 _encode = msgspec.json.Encoder().encode
@@ -38,11 +36,10 @@ class SessionIndex(SessionStoreBase):
     async def record(
         self, entries: Sequence[SessionEntry] = (), dropped: Sequence[str] = ()
     ) -> None:
-        """Record sessions as they are now, and drop those that are no more."""
+        """Record sessions that are used now, and drop those that are no more."""
         updates: list[Argument] = []
         for entry in entries:
-            record = _Record(entry.profile, entry.tenant, entry.owner, entry.executions)
-            updates += [entry.session_id, _encode(record)]
+            updates += [entry.session_id, _encode(_Record(entry.profile, entry.tenant))]
         for session_id in dropped:
             updates += [session_id, b""]
         call = scripts.index_record.call(
@@ -53,29 +50,23 @@ class SessionIndex(SessionStoreBase):
         )
         await self._call(call)
 
-    async def list_sessions(
-        self, *, profile: str | None = None, tenant: str | None = None, limit: int = 50
-    ) -> list[SessionEntry]:
+    async def entries(
+        self, *, profile: str | None = None, tenant: str | None = None
+    ) -> AsyncIterator[SessionEntry]:
         """Sessions of a profile, or of a tenant; those that were recorded last come first."""
-        found: list[SessionEntry] = []
         before = ""
-        while len(found) < limit:
+        while True:
             call = scripts.index_list.call(self._keys, before=before, count=_PAGE)
-            reply = await self._call(call)
-            entries = [_entry(*reply[n : n + 3]) for n in range(1, len(reply), 3)]
-            found += [
-                entry
-                for entry in entries
-                if profile in (None, entry.profile) and tenant in (None, entry.tenant)
-            ]
-            if len(entries) < _PAGE:
-                break
+            _, *reply = await self._call(call)
+            for n in range(0, len(reply), 3):
+                entry = _entry(*reply[n : n + 3])
+                if profile in (None, entry.profile) and tenant in (None, entry.tenant):
+                    yield entry
+            if len(reply) < 3 * _PAGE:
+                return
             before = reply[-2].decode()
-        return found[:limit]
 
 
 def _entry(session_id: bytes, recorded_us: bytes, record: bytes) -> SessionEntry:
     known = _decode(record or b"{}")
-    return SessionEntry(
-        session_id.decode(), known.p, known.t, known.o, known.n, int(recorded_us) / 1e6
-    )
+    return SessionEntry(session_id.decode(), known.p, known.t, int(recorded_us) / 1e6)

@@ -6,6 +6,7 @@ an operation with an id.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from capsule_tasks.errors import (
@@ -25,10 +26,12 @@ from capsule_tasks.storage.sessions.base import ms_of
 from capsule_tasks.storage.sessions.calls import CallStore
 from capsule_tasks.storage.sessions.index import SessionIndex
 from capsule_tasks.storage.sessions.requests import RequestStore
-from capsule_tasks.storage.sessions.types import BegunCall, Taken
+from capsule_tasks.storage.sessions.types import BegunCall, NamedSessionInfo, Taken
 
 _TOKEN_TTL_MS = 600_000
 """How long the token of a session is left of which there is nothing else."""
+_READ_AT_ONCE = 100
+"""Records that a list of sessions reads at the same time."""
 
 
 class NamedSessionStore(CallStore, RequestStore):
@@ -52,6 +55,35 @@ class NamedSessionStore(CallStore, RequestStore):
     def doorbell_of(self, incarnation: str) -> str:
         """The channel that rings for the sessions of an owner; the message is a session's id."""
         return HostKeys(incarnation, self._prefix).channel
+
+    async def list_sessions(
+        self, *, profile: str | None = None, tenant: str | None = None, limit: int = 50
+    ) -> list[NamedSessionInfo]:
+        """Sessions of a profile, or of a tenant, as they are now; the one used last comes first.
+
+        Their order in the index may be a second old, which matters where `limit` cuts it.
+        """
+        found: list[NamedSessionInfo] = []
+        unread: list[str] = []
+        async for entry in self.index.entries(profile=profile, tenant=tenant):
+            unread.append(entry.session_id)
+            if len(unread) >= min(_READ_AT_ONCE, limit - len(found)):
+                found += await self._infos(unread)
+                unread = []
+            if len(found) >= limit:
+                break
+        found += await self._infos(unread)
+        found.sort(key=lambda info: info.used_at or 0.0, reverse=True)
+        return found
+
+    async def _infos(self, session_ids: Sequence[str]) -> list[NamedSessionInfo]:
+        """The sessions that exist: an index entry is written before a session, and outlives it."""
+        infos = map(self.info, session_ids)
+        found = await asyncio.gather(*infos, return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, SessionUnknown):
+                raise each
+        return [each for each in found if isinstance(each, NamedSessionInfo)]
 
     # --- from the take to the release ----------------------------------------------------------
 

@@ -100,7 +100,7 @@ class TenantStore(SessionStoreBase):
         return int((await self._call(call))[1])
 
     async def usage(self, tenant: str) -> TenantUsage:
-        """What the sessions of a tenant used, and how many are live; zeros for an unknown one."""
+        """The usage of a tenant's sessions, and how many are live; zeros for an unknown tenant."""
         call = scripts.tenant_usage.call(self._keys(tenant), window_ms=self._window_ms)
         _, live, window_ms, cpu_ms, calls, total_cpu_ms, total_calls = await self._call(call)
         return TenantUsage(

@@ -62,14 +62,14 @@ class Taken:
     checkpoint: bytes | None
     """The manifest, as its writer packed it."""
     begun: BegunCall | None
-    """What the owner before had begun: it may have run."""
+    """The call that the owner before had begun: it may have run."""
     begun_ago_s: float = 0.0
     """How long ago that was; meaningless without a begun call."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSessionInfo:
-    """What Redis knows of a session. Times are in seconds of Redis's clock."""
+    """The record of a session in Redis. Times are in seconds of Redis's clock."""
 
     session_id: str
     profile: str
@@ -119,15 +119,13 @@ class SessionEntry:
     session_id: str
     profile: str
     tenant: str = ""
-    owner: str = ""
-    executions: int = 0
     recorded_at: float = 0.0
     """In seconds of Redis's clock; the store sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantUsage:
-    """What the sessions of a tenant used."""
+    """The usage of a tenant's sessions."""
 
     live: int
     """Sessions that have a place on a worker now."""

@@ -102,7 +102,7 @@ class CodeRunner:
 
 
 def session_config(app: Any) -> SessionConfig:
-    """What the sessions of all profiles of code have in common."""
+    """The configuration that sessions of all profiles of code have in common."""
     return SessionConfig(
         child=ChildSettings(
             output=OutputSettings(backpressure=setting(app, "capsule_output"), lines_at_once=True),

@@ -53,7 +53,7 @@ class CodeTracer:
             outcome_of_code.reset(token)
 
     def outcome(self, end: Terminal) -> Callable[[], Any]:
-        """What the task of the code returns or raises."""
+        """A function that returns or raises, in the task, what the code did."""
 
         def give() -> Any:
             if isinstance(end, Error):

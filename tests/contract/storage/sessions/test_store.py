@@ -401,7 +401,7 @@ async def test_a_session_that_is_forgotten_leaves_nothing_and_its_owner_finds_ou
     with pytest.raises(SessionUnknown):
         await store.info("s")
     assert await history.get_items() == []
-    assert await store.index.list_sessions() == []
+    assert [each async for each in store.index.entries()] == []
     assert [each async for each in store.calls_of("s")] == []
     with pytest.raises(SessionUnlisted) as refused:
         await store.append("s", "c0", b"", profile=PROFILE, listed_under="0")

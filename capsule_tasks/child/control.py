@@ -21,7 +21,7 @@ from capsule_tasks.child.executors.namespace import summarize, user_names
 from capsule_tasks.child.executors.outcomes import plain_error
 from capsule_tasks.child.io.input import InputRequests
 from capsule_tasks.child.io.sink import OutputSink
-from capsule_tasks.child.outbox import Outbox
+from capsule_tasks.child.outbox import Outbox, OwnThread
 from capsule_tasks.child.registry import Execution, Registry, Stage
 from capsule_tasks.child.stopping.interrupter import Interrupter
 from capsule_tasks.errors import ExecutionCancelled, FrameTooLarge
@@ -87,7 +87,7 @@ class ControlThread(msgspec.Struct, kw_only=True, eq=False):
         }
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="capsule-control", daemon=True).start()
+        OwnThread(target=self._run, name="capsule-control", daemon=True).start()
 
     def _run(self) -> None:
         try:

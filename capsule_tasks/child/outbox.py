@@ -19,6 +19,10 @@ EXIT_CHANNEL_CLOSED = 74
 """EX_IOERR: the connection to the parent was closed from within."""
 
 
+class OwnThread(threading.Thread):
+    """A thread of the session itself: stacks of the user's code leave it out."""
+
+
 class OutputPump(msgspec.Struct, eq=False):
     """Makes the calls that flush output, every few milliseconds; sleeps while there are none.
 
@@ -29,7 +33,7 @@ class OutputPump(msgspec.Struct, eq=False):
     added: SimpleQueue[Callable[[], bool]] = msgspec.field(default_factory=SimpleQueue)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="capsule-pump", daemon=True).start()
+        OwnThread(target=self._run, name="capsule-pump", daemon=True).start()
 
     def add(self, flush: Callable[[], bool]) -> None:
         """Call `flush` now, and again for as long as it asks for that."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+from capsule_tasks.child.outbox import OwnThread
 from capsule_tasks.child.registry import Execution
 from capsule_tasks.protocol.messages import Frame, Stack
 
@@ -21,7 +22,7 @@ _INTERNAL = "capsule_tasks.child."
 def collect(
     executions: list[Execution], occupant: Execution | None, only: str | None
 ) -> list[Stack]:
-    """The stacks of the execution `only`; without it, of every thread and task.
+    """The stacks of the execution `only`; without it, of every task and every thread but our own.
 
     `occupant` is the execution whose code the main thread is in.
     """
@@ -34,8 +35,9 @@ def collect(
 
 
 def _thread_stacks(main_of: str | None) -> list[Stack]:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main, own = threading.main_thread().ident, threading.get_ident()
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    names = {ident: thread.name for ident, thread in threads.items()}
+    main = threading.main_thread().ident
     return [
         Stack(
             name=names.get(ident, f"thread {ident}"),
@@ -44,7 +46,7 @@ def _thread_stacks(main_of: str | None) -> list[Stack]:
             execution_id=main_of if ident == main else None,
         )
         for ident, frame in sys._current_frames().items()  # noqa: SLF001 - made for this
-        if ident != own
+        if not isinstance(threads.get(ident), OwnThread)
     ]
 
 

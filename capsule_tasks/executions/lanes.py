@@ -6,6 +6,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -242,3 +243,21 @@ class PoolLane(Lane):
         plan.finished(slot, time.monotonic())
         if slot.retire_reason:
             self.pool.decide()
+
+
+class RefusingLane(Lane):
+    """Has no child: each execution is ended by `refuse`, without running."""
+
+    def __init__(self, supervisor: Supervisor, refuse: Callable[[Execution], object]) -> None:
+        super().__init__("refused", 1, supervisor, {})
+        self._refuse = refuse
+
+    def dispatch(self) -> None:
+        while self.waiting:
+            self._refuse(self.waiting.popleft())
+
+    def retire(self, child: Child, reason: str) -> None: ...
+
+    def _take_child(self) -> None: ...
+
+    def _release(self, child: Child) -> None: ...

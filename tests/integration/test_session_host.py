@@ -237,6 +237,19 @@ async def test_a_worker_that_stops_releases_its_sessions(
     assert (await caller.sessions.info("user-1")).owner == ""
 
 
+async def test_a_call_that_was_cancelled_before_it_was_sent_is_no_execution(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    call = await caller.submit("user-1", "n = 1", tenant="acme")
+    await caller.executions.send_command(call, CancelCommand())
+    async with HostWorker(valkey_url, prefix, results):
+        assert (await caller.ended(call)).outcome is Outcome.CANCELLED
+        assert (await caller.run("user-1", "'n' in globals()")).result_text == "False"
+        await caller.settled("user-1")
+    assert (await caller.sessions.info("user-1")).executions == 1
+    assert (await caller.sessions.tenants.usage("acme")).calls == 1
+
+
 async def test_a_worker_that_stops_waits_for_the_call_that_runs(
     valkey_url: str, prefix: str, results: Results, caller: Caller
 ) -> None:

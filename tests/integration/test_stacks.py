@@ -100,6 +100,8 @@ async def test_the_stacks_of_threads() -> None:
         source = "t = threading.Thread(target=outer, name='digger')\nt.daemon = True\nt.start()\n"
         watched, stack = await stack_of(session, source + "threading.Event().wait()")
         assert "thread digger" in stack
+        assert "thread MainThread" in stack
+        assert stack.count("thread ") == 2, "those of the session itself are not shown"
         assert {"outer", "inner", "Event.wait"} <= set(functions(stack))
         assert SECRET not in stack
         await session.cancel(watched.execution_id)

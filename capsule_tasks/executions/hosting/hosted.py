@@ -272,8 +272,10 @@ class HostedSession:
             self._restored = with_lost_call(restored) if is_inherited else restored
         if self.ownership.is_lost:
             raise SessionOwnerLost(self.session_id, "")
-        await self._done(begun, has_run=has_run or is_inherited, cpu_ms=cpu_ms)
-        await self._host.tenants.add_usage(self._tenant, begun.call_id, cpu_ms)
+        is_counted = has_run or is_inherited
+        await self._done(begun, has_run=is_counted, cpu_ms=cpu_ms)
+        if is_counted:
+            await self._host.tenants.add_usage(self._tenant, begun.call_id, cpu_ms)
 
     async def _start_child(self) -> None:
         """Start a child with the namespace of the last checkpoint; raises SessionStartFailed."""

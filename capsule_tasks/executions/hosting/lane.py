@@ -1,4 +1,4 @@
-"""The lanes of one named session: its one child runs one call at a time, or calls are refused."""
+"""The lane of one named session: its one child runs one call at a time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SessionLane(Lane):
     def refuse_waiting(self, type_name: str, message: str) -> None:
         """Fail the calls that wait for a child."""
         while self.waiting:
-            _refuse(self._supervisor, self.waiting.popleft(), type_name, message)
+            refuse_call(self.waiting.popleft(), self._supervisor, type_name, message)
 
     def retire(self, child: Child, reason: str) -> None:
         if self.child is child:
@@ -91,25 +91,7 @@ class SessionLane(Lane):
         super()._finish(child, execution, traced(end, time.monotonic() - self._sent_at))
 
 
-class RefusingLane(Lane):
-    """Fails each call: the session cannot run it."""
-
-    def __init__(self, supervisor: Supervisor, type_name: str, message: str) -> None:
-        super().__init__("session", 1, supervisor, {})
-        self._type_name = type_name
-        self._message = message
-
-    def dispatch(self) -> None:
-        while self.waiting:
-            _refuse(self._supervisor, self.waiting.popleft(), self._type_name, self._message)
-
-    def retire(self, child: Child, reason: str) -> None: ...
-
-    def _take_child(self) -> None: ...
-
-    def _release(self, child: Child) -> None: ...
-
-
-def _refuse(supervisor: Supervisor, execution: Execution, type_name: str, message: str) -> None:
+def refuse_call(execution: Execution, supervisor: Supervisor, type_name: str, message: str) -> None:
+    """End a claimed call with an error, without running it."""
     supervisor.feed(execution, Lifecycle.on_sent)
     supervisor.finished(execution, refusal(execution.call.task_id, type_name, message), None)

@@ -18,14 +18,14 @@ from capsule_tasks.executions.background import RETRY_DELAY_S
 from capsule_tasks.executions.calls import CodeCall
 from capsule_tasks.executions.ends import End, EndKind, lost, outcome_of
 from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
-from capsule_tasks.executions.hosting.lane import RefusingLane, SessionLane
+from capsule_tasks.executions.hosting.lane import SessionLane, refuse_call
 from capsule_tasks.executions.hosting.outcomes import (
     CallOutcome,
     outcome_of_end,
     outcome_of_event,
 )
 from capsule_tasks.executions.hosting.results import ResultWriter
-from capsule_tasks.executions.lanes import Lane
+from capsule_tasks.executions.lanes import Lane, RefusingLane
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.publishing.publisher import Publisher
@@ -69,6 +69,8 @@ class CallRunner:
         self._lane = lane
         self.execution: Execution | None = None
         """The call that runs now, or waits for its claim."""
+        self._was_sent = False
+        """Whether the child was sent the latest call."""
 
     async def run(
         self, begun: BegunCall, restored: SessionRestored | None, *, may_be_forgotten: bool
@@ -76,17 +78,18 @@ class CallRunner:
         """Run the call, or find out how it ended. Its end and its result are stored on return.
 
         `may_be_forgotten`: another owner has begun the call, so long ago that Redis may not know
-        any more how it ended. False if the call did not run here.
+        any more how it ended. False if the call did not run here, as one that was cancelled before
+        the child had it.
         """
         while True:
             lane: Lane = self._lane
             if may_be_forgotten and (await self._record(begun.call_id)).state == "unknown":
-                lane = RefusingLane(self._supervisor, EndKind.LOST.value, _MAY_HAVE_RUN)
+                lane = self._refusing_lane(EndKind.LOST.value, _MAY_HAVE_RUN)
             end = await self._execute(begun, lane, restored)
             if end.kind is not EndKind.NOT_CLAIMED:
                 outcome = outcome_of_end(end, self._lane.result if lane is self._lane else None)
                 await self._results.store(begun.call_id, outcome)
-                return lane is self._lane
+                return lane is self._lane and self._was_sent
             if await self._ended_elsewhere(begun.call_id):
                 return False
             await asyncio.sleep(RETRY_DELAY_S)  # so much waits for Redis that there was no room
@@ -99,13 +102,19 @@ class CallRunner:
 
     async def refuse(self, begun: BegunCall, type_name: str, message: str) -> None:
         """End the call with an error, without running it."""
-        lane = RefusingLane(self._supervisor, type_name, message)
+        lane = self._refusing_lane(type_name, message)
         end = await self._execute(begun, lane, None)
         while end.kind is EndKind.NOT_CLAIMED and not await self._ended_elsewhere(begun.call_id):
             await asyncio.sleep(RETRY_DELAY_S)
             end = await self._execute(begun, lane, None)
         if end.kind is not EndKind.NOT_CLAIMED:
             await self._results.store(begun.call_id, outcome_of_end(end, None))
+
+    def _refusing_lane(self, type_name: str, message: str) -> Lane:
+        refuse = partial(
+            refuse_call, supervisor=self._supervisor, type_name=type_name, message=message
+        )
+        return RefusingLane(self._supervisor, refuse)
 
     async def _execute(self, begun: BegunCall, lane: Lane, restored: SessionRestored | None) -> End:
         call = _decoded(begun)
@@ -129,6 +138,7 @@ class CallRunner:
                 execution.stream.publish(restored)
             return await reporter.end
         finally:
+            self._was_sent = execution.pid > 0
             self.execution = None
             execution.reporter = UNREPORTED
 

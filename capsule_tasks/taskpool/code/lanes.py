@@ -13,7 +13,7 @@ from capsule_tasks.errors import CodeNotRun, reason_of
 from capsule_tasks.executions.background import BackgroundTasks
 from capsule_tasks.executions.calls import CodeCall
 from capsule_tasks.executions.execution import Execution
-from capsule_tasks.executions.lanes import Child, Lane, PoolLane
+from capsule_tasks.executions.lanes import Child, PoolLane
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.protocol.messages import (
     Ack,
@@ -183,24 +183,3 @@ class CodeLane(PoolLane):
                 self.dispatch()
         else:
             super()._finish(child, execution, end)
-
-
-class RefusingLane(Lane):
-    """For code that this worker cannot run: fails it, without a child."""
-
-    def __init__(self, reason: str, ends: CodeEnds, supervisor: Supervisor) -> None:
-        super().__init__("refused", 1, supervisor, {})
-        self._reason = reason
-        self._ends = ends
-
-    def enqueue(self, execution: Execution) -> None:
-        self._ends.refuse(execution, self._reason)
-
-    def retire(self, child: Child, reason: str) -> None:
-        """There is no child."""
-
-    def _take_child(self) -> None:
-        return None
-
-    def _release(self, child: Child) -> None:
-        """There is no child."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from kombu.serialization import loads, prepare_accept_content
@@ -13,7 +14,7 @@ from capsule_tasks.client.configuration import code_profiles, setting
 from capsule_tasks.errors import reason_of
 from capsule_tasks.executions.calls import CodeCall
 from capsule_tasks.executions.execution import Execution
-from capsule_tasks.executions.lanes import Lane
+from capsule_tasks.executions.lanes import Lane, RefusingLane
 from capsule_tasks.executions.supervisor import Supervisor
 from capsule_tasks.protocol.messages import TaskCall
 from capsule_tasks.sessions.pool.session_pool import ProfilePool
@@ -26,7 +27,7 @@ from capsule_tasks.settings import (
     SessionConfig,
     TimeoutSettings,
 )
-from capsule_tasks.taskpool.code.lanes import CodeEnds, CodeLane, RefusingLane
+from capsule_tasks.taskpool.code.lanes import CodeEnds, CodeLane
 from capsule_tasks.taskpool.code.session_calls import SessionCalls
 from capsule_tasks.taskpool.code.tracing import CodeTracer
 
@@ -98,7 +99,7 @@ class CodeRunner:
         )
 
     def _refusal(self, reason: str) -> Lane:
-        return RefusingLane(reason, self._ends, self._supervisor)
+        return RefusingLane(self._supervisor, partial(self._ends.refuse, reason=reason))
 
 
 def session_config(app: Any) -> SessionConfig:

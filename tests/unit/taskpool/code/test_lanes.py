@@ -17,7 +17,7 @@ from capsule_tasks.protocol.messages import Code, Error, ErrorKind, Result
 from capsule_tasks.sessions.pool import session_pool
 from capsule_tasks.sessions.pool.session_pool import ProfilePool
 from capsule_tasks.settings import CodeProfileSettings, SessionConfig
-from capsule_tasks.taskpool.code.lanes import CodeLane, RefusingLane
+from capsule_tasks.taskpool.code.lanes import CodeLane
 from tests.sessions import HANG_S
 from tests.unit.executions.dispatching import FakeSession, Listener, lost
 
@@ -170,12 +170,3 @@ async def test_code_whose_sessions_do_not_start_is_refused_with_the_reason() -> 
         reason = "no session of profile 'sandbox' starts: no room"
         assert here.ends.noted == [("1", reason), ("2", reason)]
         assert not here.lane.waiting
-
-
-async def test_code_that_this_worker_cannot_run_is_refused_at_once() -> None:
-    async with ground() as here:
-        ends: Any = here.ends
-        lane = RefusingLane("there is no profile 'gpu'", ends, here.supervisor)
-        lane.enqueue(code("1"))
-        assert here.ends.noted == [("1", "there is no profile 'gpu'")]
-        assert not lane.remove(code("1"))

@@ -7,6 +7,7 @@ with room takes it. A call is appended once however often it is submitted, becau
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from functools import partial
 from typing import Any, Literal, cast
@@ -21,7 +22,13 @@ from capsule_tasks.client.sessions.requests import (
     close_session,
 )
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
-from capsule_tasks.errors import SessionClosing, SessionUnlisted, StorageError
+from capsule_tasks.errors import (
+    NamedSessionBusy,
+    SessionClosing,
+    SessionUnknown,
+    SessionUnlisted,
+    StorageError,
+)
 from capsule_tasks.protocol.calls import (
     CheckpointMade,
     CheckpointRequest,
@@ -40,6 +47,9 @@ Busy = Literal["wait", "error"]
 
 _BUSY = ("wait", "error")
 _MAX_TIMEOUT_S = 365 * 86400.0
+_NOTED_WITHIN_S = 1.0
+"""How soon the owner of a session notes in its record that a call has ended."""
+_NOTED_POLL_S = 0.01
 DEFAULT_PROFILE = DEFAULT_CODE_PROFILE
 
 
@@ -176,9 +186,14 @@ class NamedSession:
             on_busy=busy,
         )
         listed_under = ""
+        noted_by = asyncio.get_running_loop().time() + _NOTED_WITHIN_S
         while True:
             try:
                 return await append(listed_under=listed_under)
+            except NamedSessionBusy:
+                if asyncio.get_running_loop().time() > noted_by or not await self._has_ended():
+                    raise
+                await asyncio.sleep(_NOTED_POLL_S)
             except SessionUnlisted as unlisted:
                 # In the lists before there is anything of it, so that `forget` finds all of it.
                 if self.tenant is not None:
@@ -189,6 +204,22 @@ class NamedSession:
             except SessionClosing:
                 if not await close_left_behind(self.app, self.id):
                     raise
+
+    async def _has_ended(self) -> bool:
+        """Whether the only unfinished call has ended, and its owner is about to note that.
+
+        Its result can be read before, so the caller may know that the session is not busy.
+        """
+        try:
+            info = await (await self._store()).info(self.id)
+        except SessionUnknown:  # it was closed meanwhile
+            return True
+        if not info.unfinished:
+            return True
+        if info.waiting:
+            return False
+        watcher = await watch_thread.watcher(self.app)
+        return (await watcher.store.read_record(info.begun_call)).state == "ended"
 
     async def _store(self) -> NamedSessionStore:
         return (await watch_thread.watcher(self.app)).sessions

@@ -78,7 +78,7 @@ _install() {
     case $extra in
         base) target="$ROOT" ;;
         # A test that calls scripts/redis must not cause an install under the others' feet.
-        dev) covered+=(console embedded encryption flower) ;;
+        dev) covered+=(blobs console embedded encryption flower) ;;
     esac
     echo "installing capsule_tasks ($extra) into ${VENV#"$ROOT/"} …" >&2
     make_venv "$interpreter"

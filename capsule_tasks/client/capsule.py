@@ -91,9 +91,11 @@ class Capsule:
 
     async def aforget(self, *, session: str | None = None, tenant: str | None = None) -> None:
         """Erase a named session, or all sessions of a tenant: namespace, checkpoint, history, and
-        calls with their events and results. Safe to repeat.
+        calls with their events and results.
 
-        Durable runs of a session are not erased. A session that is in use begins anew.
+        Calls that had not ended fail with SessionForgotten, the one that runs is stopped, and
+        until all is erased new ones are refused with SessionClosing. After an error, or if this
+        process dies, call it again. Durable runs of a session are not erased.
         """
         if (session is None) == (tenant is None):
             raise TypeError(f"session = {session!r}, tenant = {tenant!r}: say which one to forget")

@@ -164,6 +164,19 @@ class SessionClosing(RetryError):
     session_id: str
 
 
+@described("session {session_id!r} was forgotten, and call {call_id!r} with it: the call {fate}")
+class SessionForgotten(CallerError, LookupError):
+    """A named session was erased before one of its calls had ended."""
+
+    session_id: str
+    call_id: str
+    may_have_run: bool
+
+    @property
+    def fate(self) -> str:
+        return "may have run" if self.may_have_run else "did not run"
+
+
 @described("session {session_id!r} has no owner and is not listed; its token is {token}")
 class SessionUnlisted(RetryError):
     """A named session has to be listed as wanted before a call is submitted to it."""

@@ -36,6 +36,7 @@ from capsule_tasks.storage import (
     RunStore,
 )
 from capsule_tasks.storage.drivers import drive
+from capsule_tasks.storage.executions.forgetting import forget, forget_unfinished
 from capsule_tasks.storage.executions.holds import HoldStore
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import RecentEntry
@@ -164,7 +165,9 @@ async def write_executions(store: Watched, prefix: str) -> None:
     assert await executions.reap("lost", "w", lost.attempt, Ended(outcome=Outcome.LOST), "lost")
     await executions.record_recent([(1, RecentEntry("early", 0.0, "failed"))])
     await executions.record_group_ends("g", [(0, "failed", "early", "broken")])
-    await executions.forget(["lost"])
+    await forget(executions, ["lost"])
+    end = Ended(outcome=Outcome.LOST)
+    await forget_unfinished(executions, "forgotten", unclaimed=end, claimed=end)
 
 
 async def write_workers(store: Watched, prefix: str) -> None:
@@ -256,6 +259,10 @@ async def write_sessions(store: Watched, prefix: str) -> None:
     await lease.release()
     await sessions.held_sessions("host", ["other"])
     await sessions.close_session("named")
+    await sessions.take("named", "host", profile=PROFILE)
+    for _ in range(2):
+        await sessions.start_forgetting("named")
+    await sessions.reap("named", "host")
     await sessions.forget_session("named")
     await sessions.tenants.unreserve("t", ["named"])
     await sessions.tenants.forget("t")

@@ -14,6 +14,8 @@ from capsule_tasks import Capsule
 from capsule_tasks.cli import capsule
 from capsule_tasks.client import NamedSession
 
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # which Celery makes
+
 
 @pytest.fixture
 def app(valkey_url: str, prefix: str) -> Celery:

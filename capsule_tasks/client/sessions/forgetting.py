@@ -1,68 +1,61 @@
-"""Erase named sessions, and all sessions of a tenant: what Redis and the result backend have."""
+"""Erase named sessions, and all sessions of a tenant: what Redis and the result backend have.
+
+A session is forgotten in this order, so that nothing is written after it was erased, and nobody
+waits for what will never come:
+
+1. It is taken from its owner. From then on nobody can own it, use it, or switch its checkpoint.
+2. Each unfinished call ends with SessionForgotten, in its stream and in the result backend.
+3. The owner is rung, kills the child, and leaves. One that is dead or silent is not waited for.
+4. All the rest is erased: calls that had ended, history, checkpoint, and last the record.
+
+Every step can be repeated; until the last one has been made the session stays as step 1 left it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
 
 from capsule_tasks.client.configuration import named_session_settings
-from capsule_tasks.client.sessions.execution import SessionExecution
-from capsule_tasks.client.watching.results import keeps_results, translated_faults
+from capsule_tasks.client.watching.results import keeps_results, stored_end, translated_faults
 from capsule_tasks.client.watching.watch_thread import watch_thread
-from capsule_tasks.errors import SessionUnknown
+from capsule_tasks.client.watching.watcher import ExecutionWatcher, wait_for_ring
+from capsule_tasks.errors import ExecutionEnded, SessionForgotten
+from capsule_tasks.protocol.calls import decode_call
+from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage.executions.forgetting import forget, forget_unfinished
 from capsule_tasks.storage.history.history import History
+from capsule_tasks.storage.sessions.types import BegunCall
+
+T = TypeVar("T")
 
 _BATCH_SIZE = 100
-_GRACE_S = 1.0
-_MAX_STOP_S = 10.0
-"""How long the worker that runs a call of a session may take to stop it. A dead one never does: its
-executions are reaped."""
+_CHECK_S = 1.0
+"""A doorbell may be lost: the owner is rung again after so long."""
+_MAX_LEAVE_S = 10.0
+"""How long the worker that has the session may take to leave it."""
 
 
 async def forget_session(app: Any, session_id: str) -> None:
-    """Erase a session: namespace, checkpoint, calls with their events and results, history.
-
-    Safe to repeat, for example if Redis became unavailable in the middle of it. The call that runs
-    is cancelled; the owner, if there is one, finds out and ends the child.
-    """
+    """Erase a session: namespace, checkpoint, calls with their events and results, history."""
     watcher = await watch_thread.watcher(app)
     store = watcher.sessions
-    try:
-        begun_call = (await store.info(session_id)).begun_call
-    except SessionUnknown:
-        begun_call = ""  # it was closed: its calls and its history may still be there
-    batch: list[str] = []
-    async for call_id in store.calls_of(session_id):
-        if call_id != begun_call:
-            batch.append(call_id)
-        if len(batch) >= _BATCH_SIZE:
-            await _forget_calls(app, batch)
-            batch = []
-    await _forget_calls(app, batch)
+    owner = await store.start_forgetting(session_id)
+    unfinished = await _end_calls(app, watcher, session_id)
+    if owner:
+        await _wait_until_left(watcher, session_id)
+    await _forget_calls(app, watcher, session_id, unfinished)
     prefix = named_session_settings(app).prefix
     history = History(session_id, watcher.connection, settings=HistorySettings(prefix=prefix))
     await history.clear_session()
     await watcher.checkpoints.delete(session_id)
     # Last, since it names what had to be erased before.
     await store.forget_session(session_id)
-    if begun_call:
-        await _stop(app, begun_call)
-        await _forget_calls(app, [begun_call])
-    await store.index.record(dropped=[session_id])
-
-
-async def _stop(app: Any, call_id: str) -> None:
-    """Cancel the call that runs: its owner looks after the session when it has ended."""
-    call = SessionExecution(call_id, app=app)
-    await call.acancel(_GRACE_S)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_MAX_STOP_S):
-            seen = await call.atail(1)
-            async for _ in call.aevents(seen[-1].id if seen else None):
-                pass
 
 
 async def forget_tenant(app: Any, tenant: str) -> None:
@@ -74,13 +67,120 @@ async def forget_tenant(app: Any, tenant: str) -> None:
     await tenants.forget(tenant)
 
 
-async def _forget_calls(app: Any, call_ids: Sequence[str]) -> None:
-    await (await watch_thread.watcher(app)).store.forget(call_ids)
+# --- the steps -----------------------------------------------------------------------------------
+
+
+async def _end_calls(
+    app: Any, watcher: ExecutionWatcher, session_id: str
+) -> dict[str, SessionForgotten | None]:
+    """End the calls of the log, each with its error; None for a call that had ended already.
+
+    Such a call is in the log until its owner has stored the result.
+    """
+    errors: dict[str, SessionForgotten | None] = {}
+    calls = [call async for call in watcher.sessions.unfinished_calls_of(session_id)]
+    for some in _batches(calls):
+        ends = await asyncio.gather(*(_end(watcher, session_id, call) for call in some))
+        found = {call.call_id: error for call, error in zip(some, ends, strict=True)}
+        await _store_errors(app, found)
+        errors |= found
+    return errors
+
+
+async def _end(
+    watcher: ExecutionWatcher, session_id: str, call: BegunCall
+) -> SessionForgotten | None:
+    unclaimed, claimed = (
+        SessionForgotten(session_id, call.call_id, may_have_run) for may_have_run in (False, True)
+    )
+    try:
+        outcome = await forget_unfinished(
+            watcher.store,
+            call.call_id,
+            unclaimed=_ended(Outcome.CANCELLED, unclaimed),
+            claimed=_ended(Outcome.LOST, claimed),
+        )
+    except ExecutionEnded:
+        return None
+    error = claimed if outcome is Outcome.LOST else unclaimed
+    with contextlib.suppress(msgspec.MsgspecError):  # a newer producer's: its group is unknown
+        member = decode_call(call.payload)
+        if member.group:
+            end = (member.index, str(outcome), call.call_id, str(error))
+            await watcher.store.record_group_ends(member.group, [end])
+    return error
+
+
+def _ended(outcome: Outcome, error: SessionForgotten) -> Ended:
+    return Ended(outcome=outcome, type=type(error).__name__, message=str(error))
+
+
+async def _wait_until_left(watcher: ExecutionWatcher, session_id: str) -> None:
+    """Wait for the worker that had the session, as long as it may live."""
+    store, ringing = watcher.sessions, asyncio.Event()
+    with contextlib.suppress(TimeoutError):
+        async with (
+            asyncio.timeout(_MAX_LEAVE_S),
+            watcher.ringing(store.keys_of(session_id).channel, ringing),
+        ):
+            while owner := await store.start_forgetting(session_id):
+                if not await store.is_live(owner):
+                    return
+                await wait_for_ring(ringing, _CHECK_S)
+                ringing.clear()
+
+
+async def _forget_calls(
+    app: Any,
+    watcher: ExecutionWatcher,
+    session_id: str,
+    unfinished: dict[str, SessionForgotten | None],
+) -> None:
+    """Erase calls that have ended, and what is left of the others but their ends."""
+    call_ids = {call_id async for call_id in watcher.sessions.calls_of(session_id)}
+    for some in _batches(sorted(call_ids | unfinished.keys())):
+        ended = [call_id for call_id in some if unfinished.get(call_id) is None]
+        left_behind = {
+            call_id: SessionForgotten(session_id, call_id, may_have_run=True)
+            for call_id in ended
+            if call_id in unfinished and not await _has_result(app, call_id)
+        }
+        await _store_errors(app, left_behind)
+        await forget(watcher.store, ended)
+        await watcher.store.drop_recent(some)
+        await _forget_results(app, [each for each in ended if each not in left_behind])
+
+
+def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[first : first + _BATCH_SIZE] for first in range(0, len(items), _BATCH_SIZE))
+
+
+# --- the result backend --------------------------------------------------------------------------
+
+
+async def _has_result(app: Any, call_id: str) -> bool:
+    """Whether nobody waits for a result of the call for ever."""
+    if not keeps_results(app):
+        return True
+    return (await asyncio.to_thread(stored_end, app, call_id))[0] is not None
+
+
+async def _store_errors(app: Any, errors: Mapping[str, SessionForgotten | None]) -> None:
+    def store() -> None:
+        with translated_faults():
+            for call_id, error in errors.items():
+                if error is not None:
+                    app.backend.mark_as_failure(call_id, error)
+
     if keeps_results(app):
-        await asyncio.to_thread(_forget_results, app, call_ids)
+        await asyncio.to_thread(store)
 
 
-def _forget_results(app: Any, call_ids: Sequence[str]) -> None:
-    with translated_faults():
-        for call_id in call_ids:
-            app.backend.forget(call_id)
+async def _forget_results(app: Any, call_ids: Sequence[str]) -> None:
+    def erase() -> None:
+        with translated_faults():
+            for call_id in call_ids:
+                app.backend.forget(call_id)
+
+    if keeps_results(app):
+        await asyncio.to_thread(erase)

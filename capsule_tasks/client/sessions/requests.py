@@ -117,7 +117,7 @@ async def close_left_behind(app: Any, session_id: str) -> bool:
         info = await store.info(session_id)
         if not info.is_closing:
             return True  # it was closed meanwhile, and is used again
-        if info.owner or info.unfinished:
+        if info.owner or info.unfinished or info.is_forgotten:
             return False
         await watcher.checkpoints.delete(session_id, info.token)
         await store.index.record(dropped=[session_id])

@@ -117,7 +117,14 @@ class HostedSession:
     def attend(self) -> None:
         """There may be a request to the owner."""
         if self.ownership.token and not self.ownership.is_lost:
-            self._host.spawn(self._requests.read())
+            self._host.spawn(self._attend())
+
+    async def _attend(self) -> None:
+        try:
+            await self._requests.read()
+        except SessionOwnerLost:  # the next owner answers
+            await self.kill("its session was forgotten, or another worker has it")
+            self._wake.set()
 
     def order(self, decision: Decision) -> None:
         """Carry out what the plan has decided, now that no call runs."""
@@ -142,19 +149,7 @@ class HostedSession:
         """Own the session until the plan lets it go, or another worker has it."""
         try:
             if await self._take():
-                await self._host.tenants.enter(self._tenant, self.session_id)
-                await self._requests.read()
-                await self._bring_up()
-                self._mark_used()
-                self._host.plan.taken(self.session_id, self._host.now())
-                self._host.wake()
-                await self._serve()
-        except SessionStartFailed as fault:
-            await self._give_back(str(fault))
-        except TenantFull as full:
-            self._host.plan.gives_back(self.session_id)
-            await self._refuse_all(type(full).__name__, str(full))
-            await self.ownership.release()
+                await self._live()
         except SessionOwnerLost as lost:
             log.warning("session %r is over in this worker: %s", self.session_id, lost)
         except Exception:
@@ -166,6 +161,23 @@ class HostedSession:
             await self._host.tenants.leave(self._tenant, self.session_id)
             await self.ownership.drop_hold()
             self._host.left(self)
+
+    async def _live(self) -> None:
+        """From the take to the release."""
+        try:
+            await self._host.tenants.enter(self._tenant, self.session_id)
+            await self._requests.read()
+            await self._bring_up()
+            self._mark_used()
+            self._host.plan.taken(self.session_id, self._host.now())
+            self._host.wake()
+            await self._serve()
+        except SessionStartFailed as fault:
+            await self._give_back(str(fault))
+        except TenantFull as full:
+            self._host.plan.gives_back(self.session_id)
+            await self._refuse_all(type(full).__name__, str(full))
+            await self.ownership.release()
 
     async def _take(self) -> bool:
         """Become the owner; False if somebody else is."""

@@ -1,7 +1,7 @@
 """The ownership of one named session in this worker: from the take to the last release.
 
 Only the owner with the latest token changes the call log of a session. A token is lost when another
-worker takes the session; the owner finds out with its next write.
+worker takes the session, or the session is forgotten; the owner finds out with its next write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ownership:
         """Under which the session is owned."""
         self.token = 0
         self.is_lost = False
-        """Whether another worker took the session while this one stood still."""
+        """Whether another worker took the session, or it was forgotten."""
         self._profile = host.profile.name
         self._store = host.store
         self._lease = host.publisher.lease
@@ -89,7 +89,11 @@ class Ownership:
         async with self._writing:
             if self.is_lost:
                 raise SessionOwnerLost(self.session_id, "")
-            return await self._background.call_until_answered(write)
+            try:
+                return await self._background.call_until_answered(write)
+            except SessionOwnerLost:
+                self.is_lost = True
+                raise
 
     async def begin(self) -> BegunCall | None:
         """The call that is begun, or else the next one, begun now."""

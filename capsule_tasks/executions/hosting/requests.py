@@ -76,7 +76,7 @@ class Requests:
         return any(isinstance(request, RestartRequest) for _, request in self._between_calls)
 
     async def read(self) -> None:
-        """Read and answer what came, until the doorbell is quiet."""
+        """Read and answer what came, until the doorbell is quiet. Raises SessionOwnerLost."""
         is_reading = self._is_rung is not None
         self._is_rung = True
         if is_reading:
@@ -89,8 +89,6 @@ class Requests:
                 for entry in page.requests:
                     self._after = entry.entry
                     await self._take(entry)
-        except SessionOwnerLost:
-            return  # the next owner answers
         finally:
             self._is_rung = None
         if self.is_closing or self._between_calls:

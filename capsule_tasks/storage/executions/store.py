@@ -120,10 +120,6 @@ def execution_read(keys: ExecutionKeys, *, after: str, count: int) -> None: ...
 def execution_record(keys: ExecutionKeys) -> None: ...
 
 
-@script("executions/forget")
-def execution_forget(keys: ExecutionKeys) -> None: ...
-
-
 @script("executions/recent_drop")
 def recent_drop(keys: RecentKeys, *, ids: Sequence[str]) -> None: ...
 
@@ -283,14 +279,6 @@ class ExecutionStore(AsyncFacade):
         )
         return self.claimed(execution_id, await self.call(call)).attempt
 
-    async def forget(self, execution_ids: Sequence[str]) -> None:
-        """Erase executions: events, commands, and entries of the index."""
-        for execution_id in execution_ids:
-            await self.call(execution_forget.call(self.keys_of(execution_id)))
-        for first in range(0, len(execution_ids), PAGE):
-            some = execution_ids[first : first + PAGE]
-            await self.call(recent_drop.call(self._recent, ids=some))
-
     async def read(self, execution_id: str, after: str = "", count: int = PAGE) -> Page | None:
         """A page of events after the given one; None for an unknown execution."""
         call = execution_read.call(self.keys_of(execution_id), after=after, count=count)
@@ -343,6 +331,10 @@ class ExecutionStore(AsyncFacade):
             updates=parts,
         )
         await self.call(call)
+
+    async def drop_recent(self, execution_ids: Sequence[str]) -> None:
+        """Drop a page of executions from the index of recent ones."""
+        await self.call(recent_drop.call(self._recent, ids=execution_ids))
 
     async def list_recent(
         self,

@@ -22,11 +22,13 @@ from capsule_tasks.storage.operations import refused
 from capsule_tasks.storage.scripts import Code
 from capsule_tasks.storage.sessions import scripts
 from capsule_tasks.storage.sessions.tenants import TenantStore
-from capsule_tasks.storage.sessions.types import NamedSessionInfo, Submitted
+from capsule_tasks.storage.sessions.types import BegunCall, NamedSessionInfo, Submitted
 from capsule_tasks.storage.sessions.wanted import WantedStore
 
 OnBusy = Literal["wait", "error"]
 _PAGE = 500
+_PAYLOADS = 50
+"""Calls that are read at once with what they run."""
 
 
 class CallStore(WantedStore):
@@ -139,6 +141,7 @@ class CallStore(WantedStore):
             waiting=int(reply[1]) - bool(begun_call),
             begun_call=begun_call,
             is_closing="closing" in fields,
+            is_forgotten="forgetting" in fields,
             checkpoint=fields.get("checkpoint"),
         )
 
@@ -152,15 +155,30 @@ class CallStore(WantedStore):
             info = await self.info(session_id)
         except SessionUnknown:
             return False
-        if not info.unfinished or await self._is_live(info.owner):
+        if not info.unfinished or await self.is_live(info.owner):
             return False
         await self.want(info.profile, session_id)
         return True
 
-    async def _is_live(self, owner: str) -> bool:
+    async def is_live(self, owner: str) -> bool:
+        """Whether the lease of an incarnation lasts."""
         return bool(
             owner and await drive(lease_left_s(owner, self._prefix, self._retry), self.store)
         )
+
+    async def unfinished_calls_of(self, session_id: str) -> AsyncIterator[BegunCall]:
+        """The calls of a session that are unfinished, in their order, begun or not."""
+        seq = 0
+        while True:
+            call = scripts.session_unfinished.call(
+                self.keys_of(session_id), after=seq, count=_PAYLOADS
+            )
+            _, *flat = await self._call(call)
+            for n in range(0, len(flat), 3):
+                seq = int(flat[n])
+                yield BegunCall(seq, flat[n + 1].decode(), flat[n + 2])
+            if len(flat) < 3 * _PAYLOADS:
+                return
 
     async def calls_of(self, session_id: str) -> AsyncIterator[str]:
         """The ids of a session's calls that are unfinished, or were done not long ago."""

@@ -135,6 +135,20 @@ def session_forget(
 ) -> None: ...
 
 
+@script("sessions/forget_start")
+def session_forget_start(
+    keys: NamedSessionKeys, *, session_id: str, ttl_ms: int, doorbell_prefix: str
+) -> None: ...
+
+
+@script("sessions/forget_left")
+def session_forget_left(keys: NamedSessionKeys, *, incarnation: str) -> None: ...
+
+
+@script("sessions/unfinished")
+def session_unfinished(keys: NamedSessionKeys, *, after: int, count: int) -> None: ...
+
+
 @script("sessions/known")
 def session_known(keys: NamedSessionKeys, *, offset: int, count: int) -> None: ...
 

@@ -147,7 +147,7 @@ class NamedSessionStore(CallStore, RequestStore):
             if not owner or steal == token:
                 raise SessionHeld(session_id, owner, token)
             # What the incarnation has itself it may take again: an earlier reply may be lost.
-            if owner != incarnation and await self._is_live(owner):
+            if owner != incarnation and await self.is_live(owner):
                 raise SessionHeld(session_id, owner, token)
             steal = token
 
@@ -212,13 +212,19 @@ class NamedSessionStore(CallStore, RequestStore):
         """
         try:
             info = await self.info(session_id)
+            if info.is_forgotten:
+                await self._announce_left(session_id, incarnation)
+                return False
             if info.owner == incarnation:
                 await self.release(session_id, info.token, even_unfinished=True)
                 if not (info.is_closing and info.created_at):
                     return True
             elif info.owner or not (info.unfinished or info.is_closing):
                 return False
-        except (SessionUnknown, SessionOwnerLost):
+        except SessionUnknown:
+            await self._announce_left(session_id, incarnation)
+            return False
+        except SessionOwnerLost:
             return False
         # Also if its owner, or another reaper, has released it: who may have died since.
         await self.want(info.profile, session_id)
@@ -233,6 +239,11 @@ class NamedSessionStore(CallStore, RequestStore):
         """
         await self.reap(session_id, incarnation)
         await self.hold(incarnation, lease_token, [], [session_id])
+
+    async def _announce_left(self, session_id: str, incarnation: str) -> None:
+        """Tell whoever forgets the session, and may wait for that."""
+        keys = self.keys_of(session_id)
+        await self._call(scripts.session_forget_left.call(keys, incarnation=incarnation))
 
     # --- the end of a session ------------------------------------------------------------------
 
@@ -254,11 +265,26 @@ class NamedSessionStore(CallStore, RequestStore):
             raise SessionUnfinished(session_id, int(reply[1]))
         return reply[0] == Code.MISSING or int(reply[1]) == 1
 
+    async def start_forgetting(self, session_id: str) -> str:
+        """Take a session from its owner and let nobody use it until `forget_session`.
+
+        The incarnation that has not left the session yet, if there is one; a repeat of the call
+        rings it. Once it has left, that is announced on the session's channel.
+        """
+        call = scripts.session_forget_start.call(
+            self.keys_of(session_id),
+            session_id=session_id,
+            ttl_ms=self._ttl_ms,
+            doorbell_prefix=self._doorbell_prefix,
+        )
+        owner: bytes = (await self._call(call))[1]
+        return owner.decode()
+
     async def forget_session(self, session_id: str) -> None:
         """Erase a session's record, its calls, and its history, whoever owns it.
 
-        The owner is rung and finds that it has lost the session. What has keys of its own is for
-        the caller to erase before: the checkpoint, popped items, executions, results.
+        What has keys of its own is for the caller to erase before: the checkpoint, popped items,
+        executions, results.
         """
         call = scripts.session_forget.call(
             self.keys_of(session_id),

@@ -89,6 +89,8 @@ class NamedSessionInfo:
     begun_call: str
     """The call that the owner has begun; empty for none."""
     is_closing: bool
+    is_forgotten: bool
+    """Whether it is being erased: nobody may own or use it until that is done."""
     checkpoint: bytes | None
     """The manifest, as its writer packed it."""
 

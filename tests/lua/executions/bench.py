@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import redis
 
-from capsule_tasks.storage.executions import store
+from capsule_tasks.storage.executions import forgetting, store
 from capsule_tasks.storage.keys import ExecutionKeys
 from capsule_tasks.storage.scripts import Script
 from tests.servers import fresh_prefix
 
-BY_NAME = {v.name: v for v in vars(store).values() if isinstance(v, Script)}
+BY_NAME = {v.name: v for v in (vars(store) | vars(forgetting)).values() if isinstance(v, Script)}
 AGE_MS, KEPT_MS, QUIET_MS, CONTROL_MS = 600_000, 60_000, 20_000, 300_000
 MARK_BYTES = 100
 

@@ -129,18 +129,33 @@ def test_switch_without_chunks_is_for_those_that_are_elsewhere(bench: Bench) -> 
     assert bench.lists() == {}
 
 
-@pytest.mark.parametrize(
-    ("token", "chunks", "refusal"), [(6, 1, [Code.STALE, b"w1"]), (7, 2, [Code.LOST, 1])]
-)
-def test_switch_refuses_other_owners_and_missing_chunks_and_changes_nothing(
-    bench: Bench, token: int, chunks: int, refusal: list[Any]
-) -> None:
+def test_switch_refuses_missing_chunks_and_changes_nothing(bench: Bench) -> None:
     bench.stage("g1", 0, b"a")
     bench.switch("g1", "g1", b"first")
     bench.stage("g2", 0, b"b")
     session, lists = bench.session, bench.lists()
-    assert bench.switch("g2", "g1", b"second", chunks, token) == refusal
+    assert bench.switch("g2", "g1", b"second", 2) == [Code.LOST, 1]
     assert (bench.session, bench.lists()) == (session, lists)
+
+
+def test_switch_refuses_other_owners_and_erases_what_they_staged(bench: Bench) -> None:
+    bench.stage("g1", 0, b"a")
+    bench.switch("g1", "g1", b"first")
+    bench.stage("g2", 0, b"b")
+    session = bench.session
+    assert bench.switch("g2", "g1", b"second", token=6) == [Code.STALE, b"w1"]
+    assert (bench.session, bench.lists()) == (session, {"g1": [b"a"]})
+
+
+def test_a_repeated_switch_whose_owner_lost_the_session_since_leaves_the_checkpoint(
+    bench: Bench,
+) -> None:
+    bench.stage("g1", 0, b"a")
+    first = bench.switch("g1", "g1", b"first")
+    bench.client.hset(bench.keys.session, mapping={"owner": "w2", "token": 8})
+    session = bench.session
+    assert bench.switch("g1", "g1", b"first") == first
+    assert (bench.session, bench.lists()) == (session, {"g1": [b"a"]})
 
 
 def test_switch_refuses_a_session_without_an_owner(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""`close` and `forget`: the ends of sessions."""
+"""`close`: the end of a session."""
 
 from __future__ import annotations
 
@@ -69,24 +69,3 @@ def test_a_session_that_its_owner_left_is_closed_under_its_token(bench: Bench) -
     assert bench.state() == before
     assert close(bench, later) == [Code.DONE, 1]
     assert bench.record() == {"token": later, "seq": "2"}
-
-
-def test_forgetting_leaves_the_token_and_nothing_else(bench: Bench) -> None:
-    args = ("s", TOKEN_MS, bench.doorbell, bench.keys.channel)
-    assert bench.call("forget", *args) == [Code.DONE]
-    assert bench.state() == {}
-    bench.submit("c")
-    token = bench.taken()
-    for key in (bench.keys.items, bench.keys.quarantine):
-        bench.client.rpush(key, "x")
-        bench.client.expire(key, 60)
-    bench.client.hset(bench.keys.history, "generation", 1)
-    bench.client.expire(bench.keys.history, 60)
-    bench.client.delete(bench.keys.operations)
-    bench.listen(f"{bench.doorbell}w:sessions")
-    for _ in range(2):
-        assert bench.call("forget", *args) == [Code.DONE]
-        assert bench.record() == {"token": token}
-        assert len(bench.state()) == 1
-    assert 0 < bench.ttl(bench.keys.session) <= TOKEN_MS
-    assert bench.rings() == [("doorbell:w:sessions", "s")]

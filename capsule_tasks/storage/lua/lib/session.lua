@@ -4,7 +4,7 @@
 -- `seq` (of the last call in the log), `executions` and `cpu_ms` (of the calls that are done),
 -- `owner` (an incarnation, while it has one), `token` (of the latest owner), `begun` and
 -- `begun_call` (the call that the owner has begun, at `begun_at`), `closing`, and what owners write of
--- checkpoints.
+-- checkpoints. While it is erased, `forgetting` is the owner that has not left yet, or empty.
 --
 -- Its call log is a stream with the ids `<seq>-0`: the call that was begun, and those that wait.
 -- The ids of calls are in `known`, under infinity until the call is done, then under the time.
@@ -14,7 +14,7 @@
 -- whether somebody took the session in between, and so may have removed it from the list.
 
 local FIELDS = {'profile', 'tenant', 'owner', 'token', 'seq', 'begun', 'begun_call', 'closing',
-  'created'}
+  'created', 'forgetting'}
 
 local function load_session(session_key, calls_key)
   local got = redis.call('HMGET', session_key, unpack(FIELDS))

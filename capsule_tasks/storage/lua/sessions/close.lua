@@ -14,7 +14,7 @@
 --   doorbell_prefix  channel of a worker's doorbell without its incarnation
 --   channel          to publish on
 -- RETURNS {DONE, 1} a session that is closed; {DONE, 0, owner} one that its owner is to close, or
---         the one who takes it next
+--         the one who takes it next, or whoever forgets it
 -- REFUSES {MISSING} a session that does not exist, or was closed
 --         {STALE, owner, token} a session that was taken since
 --         {UNFINISHED, unfinished} a session with unfinished calls, if the token is given
@@ -28,6 +28,7 @@ if token ~= '0' and session.token ~= token then
   return {STALE, session.owner or '', session.token}
 end
 if not session.profile then return {MISSING} end
+if session.forgetting then return {DONE, 0, ''} end
 if token ~= '0' then
   if session.unfinished > 0 then return {UNFINISHED, session.unfinished} end
 elseif session.owner or session.unfinished > 0 then

@@ -19,7 +19,8 @@
 --         begun seq or 0, begun call, payload, ms since it was begun}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
 --         {FORGOTTEN} a repeat that is older than the operation log
---         {HELD, incarnation, token} a session that has an owner, or not the expected token
+--         {HELD, incarnation, token} a session that has an owner, or not the expected token, or
+--         that is being forgotten
 -- USES common, operation_log, session
 
 local session_key, calls_key, known_key, operations_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -49,7 +50,7 @@ if log.result and session.token == log.result and session.owner then
   return granted(session, log.result)
 end
 local is_other = expected ~= '0' and session.token ~= expected
-if log.result or is_other or session.owner and session.token ~= steal then
+if log.result or is_other or session.forgetting or session.owner and session.token ~= steal then
   return {HELD, session.owner or '', session.token}
 end
 

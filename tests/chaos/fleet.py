@@ -99,7 +99,9 @@ class Fleet:
         os.kill(worker.pid, signal.SIGCONT)
 
     def kill_a_worker(self) -> None:
-        worker = self._rng.choice(self.workers)
+        self.kill(self._rng.choice(self.workers))
+
+    def kill(self, worker: Worker) -> None:
         self._hold_still(worker)
         worker.kill()
         self._replace(worker)

@@ -2,7 +2,8 @@
 """Named sessions on three workers, while workers and children are killed at random.
 
 Each call counts in its session's namespace, and returns the count and the child that counted. So
-the returned values show whether a namespace was lost or ever lived in two places.
+the returned values show whether a namespace was lost or ever lived in two places. Half of the
+sessions have no checkpoints but those that workers make by themselves.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from pathlib import Path
 import pytest
 from billiard.exceptions import WorkerLostError
 
-from capsule_tasks import Capsule
+from capsule_tasks import Capsule, Execution
 from capsule_tasks.client.sessions.named_session import NamedSession
 from capsule_tasks.errors import CapsuleError
+from capsule_tasks.protocol.events import SessionRestored
 from tests.acceptance.test_many_tasks import SCALE
 from tests.acceptance.workers import close, producer
 from tests.chaos.fleet import Fleet
@@ -42,6 +44,8 @@ n = globals().get("n", 0) + 1
 """
 """The mark is no variable of the namespace: a restored namespace is in a child with another."""
 
+SAVED_AFTER = 15
+"""A session with so many calls has a checkpoint: one is made after every five."""
 HAS_STARTED = "may have run|has run|exited prematurely"
 """Each error says that the code may have run: the last of these is about the session's child."""
 
@@ -54,6 +58,8 @@ class Seen:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     counts: list[tuple[int, str]] = field(default_factory=list)
+    may_ask: bool = True
+    """Whether callers ask for checkpoints of it."""
     checkpointed: int = 0
     """The count in a checkpoint that a caller asked for and got."""
     errors: Counter[str] = field(default_factory=Counter)
@@ -80,7 +86,7 @@ class Caller:
     def _call(self, name: str, seen: Seen) -> None:
         session = self._capsule.session(name)
         before = self._count(session, seen)
-        if before is None or self._rng.random() > 0.2:
+        if before is None or not seen.may_ask or self._rng.random() > 0.2:
             return
         with contextlib.suppress(CapsuleError):
             session.checkpoint()
@@ -91,19 +97,30 @@ class Caller:
 
     def _count(self, session: NamedSession, seen: Seen) -> tuple[int, str] | None:
         """One call; None if it was lost."""
+        execution = session.execute(COUNT)
         try:
-            count, mark = session.execute(COUNT).get(timeout=ANSWER_S)
+            count, mark = execution.get(timeout=ANSWER_S)
         except WorkerLostError as lost:
             seen.errors[str(lost)] += 1
             return None
+        if seen.counts and seen.counts[-1][1] != mark:
+            assert told_of(execution).lost == (), f"{session}: {seen}"
         seen.counts.append((count, mark))
         assert count > seen.checkpointed, f"{session}: {seen}"
         return count, mark
 
 
+def told_of(execution: Execution) -> SessionRestored:
+    """What the first call in a new child was told of its namespace."""
+    (told,) = (
+        event.message for event in execution.events() if isinstance(event.message, SessionRestored)
+    )
+    return told
+
+
 def test_no_session_lives_twice_or_forgets_its_checkpoint(tmp_path: Path) -> None:
     rng = random.Random(SEED)
-    seen = {f"s-{number}": Seen() for number in range(SESSIONS)}
+    seen = {f"s-{number}": Seen(may_ask=number % 2 == 0) for number in range(SESSIONS)}
     kills: Counter[str] = Counter()
     with Fleet(tmp_path, rng, size=3, app="tests.chaos.code_app") as fleet:
         app = producer(fleet.url, fleet.queue)
@@ -119,6 +136,11 @@ def test_no_session_lives_twice_or_forgets_its_checkpoint(tmp_path: Path) -> Non
                 time.sleep(rng.uniform(0.2, 1.0))  # the pace of the storm
             for one in running:
                 one.result()
+            for worker in list(fleet.workers):
+                fleet.kill(worker)
+            known = [name for name, one in seen.items() if len(one.counts) >= SAVED_AFTER]
+            for _ in threads.map(lambda name: check_restored(capsule, name, seen[name]), known):
+                pass
         for name, one in seen.items():
             check(name, one)
         calls = sum(len(one.counts) for one in seen.values())
@@ -126,9 +148,24 @@ def test_no_session_lives_twice_or_forgets_its_checkpoint(tmp_path: Path) -> Non
         assert all(re.search(HAS_STARTED, error) for error in errors), errors
         children = sum(len({mark for _, mark in one.counts}) for one in seen.values())
         print(f"{calls} calls, {errors.total()} lost, {children} children; {dict(kills)}")
+        print(f"{len(known)} sessions restored in the end")
+        assert any(not seen[name].may_ask for name in known)
         assert calls > SESSIONS, "the storm let nothing through"
         close(app)
         fleet.leave()
+
+
+def check_restored(capsule: Capsule, name: str, seen: Seen) -> None:
+    """Once all workers were killed, a session counts on from a checkpoint that it knows of."""
+    before = seen.counts[-1][0]
+    execution = capsule.session(name).execute(COUNT)
+    count, mark = execution.get(timeout=ANSWER_S)
+    assert mark != seen.counts[-1][1]
+    seen.counts.append((count, mark))
+    told = told_of(execution)
+    assert told.saved_at is not None, f"{name} has no checkpoint: {seen}"
+    assert told.lost == ()
+    assert before - told.lost_calls < count <= before + 1, f"{name}, {told}: {seen}"
 
 
 def check(name: str, seen: Seen) -> None:

@@ -18,7 +18,6 @@ from capsule_tasks.client.sessions.as_task import (
     SessionArguments,
     session_arguments,
     submit_as_task,
-    value_of,
 )
 from capsule_tasks.client.sessions.named_session import check_source
 from capsule_tasks.client.task import Task
@@ -79,7 +78,7 @@ class SessionTask(Task, celery.Task):
 
     async def _run_here(self, arguments: SessionArguments, task_id: str) -> Any:
         execution = await submit_as_task(self.app, task_id, arguments)
-        return await value_of(self.app, execution, arguments)
+        return await execution.aget()
 
 
 class CodeArguments(NamedTuple):

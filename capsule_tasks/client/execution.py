@@ -23,7 +23,11 @@ from capsule_tasks.client.cancelling import (
 from capsule_tasks.client.revokes import store_revokes
 from capsule_tasks.client.watching.results import end_from_meta, keeps_results, stored_end
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
-from capsule_tasks.client.watching.watcher import StreamCursor, StreamWatch
+from capsule_tasks.client.watching.watcher import (
+    LookAfter,
+    StreamCursor,
+    StreamWatch,
+)
 from capsule_tasks.errors import (
     ExecutionEnded,
     ExecutionUnknown,
@@ -105,10 +109,15 @@ class Execution(AsyncResult):
         _check_id(after)
         watcher = await watch_thread.watcher(self.app)
         cursor, ask = StreamCursor(self.id, after), partial(stored_end, self.app)
-        watch = StreamWatch(watcher, cursor, ask, self._result_channel(), self.is_new)
+        channel, look_after = self._result_channel(), self._look_after()
+        watch = StreamWatch(watcher, cursor, ask, channel, self.is_new, look_after)
         async with aclosing(watch.events()) as events:
             async for event in events:
                 yield event
+
+    def _look_after(self) -> LookAfter | None:
+        """What sees to the execution while somebody waits for it; a task is up to its broker."""
+        return None
 
     def events(self, after: str | None = None) -> Iterator[Event]:
         """The blocking form of `aevents`."""

@@ -157,6 +157,15 @@ class SessionCallsFull(RetryError):
     limit: int
 
 
+@described("{call_id!r} is the id of a call of session {holder!r}, not of {session_id!r}")
+class CallIdTaken(CallerError, ValueError):
+    """The id of a call is that of a call of another session; nothing runs under it here."""
+
+    call_id: str
+    holder: str
+    session_id: str
+
+
 @described("session {session_id!r} is being closed")
 class SessionClosing(RetryError):
     """A named session is being closed; once it is, the next call begins a new one."""

@@ -25,6 +25,19 @@ class SessionCall(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True)
     """The place in the group."""
 
 
+_NAME = "session "
+
+
+def task_of_session(session_id: str) -> str:
+    """What the execution of a call is listed as, if the call did not come as a Celery task."""
+    return f"{_NAME}{session_id}"
+
+
+def session_of_task(task: str) -> str | None:
+    """The session whose call is listed so; None for anything else."""
+    return task.removeprefix(_NAME) if task.startswith(_NAME) else None
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(SessionCall).decode
 

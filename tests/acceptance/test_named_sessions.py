@@ -15,7 +15,7 @@ from celery.exceptions import TaskRevokedError
 
 from capsule_tasks import Capsule
 from capsule_tasks.client.sessions.named_session import NamedSession
-from capsule_tasks.errors import CodeFailed
+from capsule_tasks.errors import CallIdTaken, CodeFailed
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.protocol.messages import InputRequest
 from tests.acceptance.test_code import code_worker
@@ -121,7 +121,7 @@ def test_the_owner_lists_saves_restarts_and_closes(capsule: Capsule) -> None:
     session.execute("n = 1").get(timeout=HANG_S)
     assert "n" in [entry.name for entry in session.namespace().entries]
     assert "n" in session.checkpoint().saved
-    assert session.info().profile == "sandbox"
+    assert (session.info().profile, session.info().hosts) == ("sandbox", 1)
     assert "requests" in [entry.session_id for entry in capsule.sessions()]
     session.restart()
     assert session.execute("'n' in globals()").get(timeout=HANG_S) is False
@@ -198,3 +198,17 @@ def test_sessions_are_listed_as_they_are_by_their_last_use(capsule: Capsule) -> 
         "the order in the index",
     )
     assert newest.session_id == first.id
+
+
+def test_a_profile_that_no_worker_hosts_is_shown_and_its_calls_wait(capsule: Capsule) -> None:
+    session = capsule.session("unhosted", profile="elsewhere")
+    call = session.execute("1")
+    assert session.info().hosts == 0
+    assert call.cancel() == "requested"
+
+
+def test_an_id_of_a_call_of_another_session_is_refused(capsule: Capsule) -> None:
+    first = capsule.session("first").execute("1", call_id="shared")
+    assert first.get(timeout=HANG_S) == 1
+    with pytest.raises(CallIdTaken, match="a call of session 'first', not of 'second'"):
+        capsule.session("second").execute("2", call_id="shared")

@@ -14,6 +14,8 @@ from billiard.exceptions import WorkerLostError
 
 from capsule_tasks import Capsule
 from capsule_tasks.client.sessions.named_session import NamedSession
+from capsule_tasks.client.watching import watcher
+from capsule_tasks.errors import NoResult
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.others.session_callers import COUNT, Counting, asking, submit
@@ -71,7 +73,7 @@ def test_calls_go_on_through_a_failover(pair: Pair, redis_url: str, tmp_path: Pa
 
 @pytest.mark.full
 def test_a_primary_that_is_lost_with_its_last_writes_takes_calls_that_wait_with_it(
-    pair: Pair, redis_url: str, tmp_path: Path
+    pair: Pair, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that runs ends with its value; one that waits is submitted again under its id."""
     conf = {"capsule_redis_url": pair.url, "capsule_lease_s": 60.0}
@@ -89,6 +91,10 @@ def test_a_primary_that_is_lost_with_its_last_writes_takes_calls_that_wait_with_
         pair.watcher.execute_command("SENTINEL", "REMOVE", "primary")
         port = str(pair.second.port)
         pair.watcher.execute_command("SENTINEL", "MONITOR", "primary", "127.0.0.1", port, "1")
+        monkeypatch.setattr(watcher, "FIRST_LOOK_S", 0.1)
+        monkeypatch.setattr(watcher, "LOOK_AGAIN_S", 0.1)
+        with pytest.raises(NoResult, match=r"does not know the call any more.* may have run"):
+            waiting.get(timeout=HANG_S)
         again = submit(session, COUNT, "waiting")
         gate.touch()
         assert begun.get(timeout=HANG_S) == "held"

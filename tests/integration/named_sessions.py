@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from celery import Celery
 
+from capsule_tasks.client import NamedSession
+from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import ExecutionEnded
 from capsule_tasks.protocol.calls import (
     SessionCall,
@@ -24,6 +26,7 @@ from capsule_tasks.storage.executions.types import Claimed
 from capsule_tasks.storage.sessions.store import NamedSessionStore
 from capsule_tasks.storage.sessions.types import BegunCall, RequestPage
 from tests.attempts import append, claim
+from tests.sessions import HANG_S
 
 PROFILE = "sandbox"
 
@@ -133,3 +136,11 @@ class FakeOwner:
     async def _requests(self) -> RequestPage:
         self.asked.clear()
         return await self.store.take_requests(self.session_id, self.token)
+
+
+async def listed(app: Celery, session: NamedSession) -> None:
+    """Return once the session is wanted."""
+    store = (await watch_thread.watcher(app)).sessions
+    async with asyncio.timeout(HANG_S):
+        while not (await store.wanted_state(session.profile)).sessions:
+            await asyncio.sleep(0)

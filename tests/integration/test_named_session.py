@@ -14,7 +14,6 @@ from celery.exceptions import TaskRevokedError
 
 from capsule_tasks import Capsule, History
 from capsule_tasks.client import NamedSession
-from capsule_tasks.client.sessions import as_task
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import (
     CheckpointUnreadable,
@@ -37,7 +36,7 @@ from capsule_tasks.protocol.messages import NamespaceEntry
 from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.testing.servers import free_port
-from tests.integration.named_sessions import FakeOwner
+from tests.integration.named_sessions import FakeOwner, listed
 from tests.sessions import HANG_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # which Celery makes
@@ -226,10 +225,7 @@ async def test_a_session_that_sleeps_is_brought_to_life_for_a_request(
         await owner.run_next()
         await owner.store.release(session.id, owner.token)
     asking = asyncio.create_task(session.anamespace())
-    store = (await watch_thread.watcher(app)).sessions
-    async with asyncio.timeout(HANG_S):
-        while not await store.wanted_count(session.profile):
-            await asyncio.sleep(0)
+    await listed(app, session)
     async with FakeOwner(app, session.id, "w2") as owner:
         await owner.answer(NamesListed(total=0))
         assert await asking == NamesListed(total=0)
@@ -426,24 +422,6 @@ async def test_a_close_leaves_the_checkpoint_to_an_owner_that_takes_the_session_
         assert await checkpoints.find(session.id) == manifest
         await owners[0].close_when_asked()
         await closing
-
-
-async def test_a_session_whose_listing_was_lost_is_listed_again_while_its_task_waits(
-    app: Celery, session: NamedSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(as_task, "_CHECK_S", 0.05)
-    arguments = as_task.session_arguments("6 * 7", session=session.id)
-    execution = await as_task.submit_as_task(app, uuid4().hex, arguments)
-    store = (await watch_thread.watcher(app)).sessions
-    ((wanted,), _) = await store.take_wanted(session.profile, 10)
-    assert await store.unwant(session.profile, wanted)  # as if Redis had lost it
-    waiting = asyncio.create_task(as_task.value_of(app, execution, arguments))
-    async with asyncio.timeout(HANG_S):
-        while not await store.wanted_count(session.profile):
-            await asyncio.sleep(0)
-    async with FakeOwner(app, session.id) as owner:
-        await owner.run_next()
-        assert await waiting == 42
 
 
 async def test_a_call_to_a_session_whose_owner_died_closing_it_begins_a_new_session(

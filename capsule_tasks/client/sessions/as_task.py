@@ -11,8 +11,6 @@ result without storing it once more, so that chords count, links are called and 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import Any, NamedTuple
 
 from capsule_tasks.client.sessions.execution import SessionExecution
@@ -22,14 +20,9 @@ from capsule_tasks.client.sessions.named_session import (
     check_id,
     check_source,
 )
-from capsule_tasks.client.watching.watch_thread import watch_thread
-from capsule_tasks.errors import StorageError
 from capsule_tasks.protocol.calls import SessionCall
 
 SESSION_TASK = "capsule.execute_in_session"
-
-_CHECK_S = 10.0
-"""Between two looks whether the session of a call that does not end is known and looked after."""
 
 
 class SessionArguments(NamedTuple):
@@ -71,24 +64,6 @@ async def submit_as_task(
         index=index,
     )
     return await _session(app, arguments).submit(task_id, call, busy="wait")
-
-
-async def value_of(app: Any, execution: SessionExecution, arguments: SessionArguments) -> Any:
-    """The value of the call, or its error; SessionUnknown if the session was forgotten.
-
-    The session is listed for workers again if its listing was lost.
-    """
-    session = _session(app, arguments)
-    store = (await watch_thread.watcher(app)).sessions
-    getting = asyncio.ensure_future(execution.aget())
-    try:
-        while not (await asyncio.wait({getting}, timeout=_CHECK_S))[0]:
-            with contextlib.suppress(StorageError):  # the watcher waits for Redis, too
-                await session.ainfo()
-                await store.relist(session.id)
-        return getting.result()
-    finally:
-        getting.cancel()
 
 
 def _session(app: Any, arguments: SessionArguments) -> NamedSession:

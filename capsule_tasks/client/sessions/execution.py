@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Self
+
+import celery.exceptions
 
 from capsule_tasks.client.cancelling import CancelAnswer, check_grace, requested_by
 from capsule_tasks.client.execution import Execution
+from capsule_tasks.client.sessions.looking import CallLooks
+from capsule_tasks.client.watching import watcher as watching
 from capsule_tasks.client.watching.results import keeps_results
 from capsule_tasks.client.watching.watch_thread import watch_thread
-from capsule_tasks.errors import AttemptStale, CapsuleError, ExecutionEnded, reason_of
-from capsule_tasks.protocol.events import CancelCommand, Ended, Outcome
-from capsule_tasks.storage.executions.types import RecentEntry
+from capsule_tasks.client.watching.watcher import LookAfter
+from capsule_tasks.errors import (
+    AttemptStale,
+    CallIdTaken,
+    CapsuleError,
+    ExecutionEnded,
+    NoResult,
+    reason_of,
+)
+from capsule_tasks.protocol.calls import session_of_task, task_of_session
+from capsule_tasks.protocol.events import AttemptClaimed, CancelCommand, Ended, Outcome
+from capsule_tasks.storage.executions.types import Event, RecentEntry
 from capsule_tasks.storage.sessions.types import Submitted
 
 log = logging.getLogger("capsule_tasks.client")
@@ -30,6 +47,9 @@ class SessionExecution(Execution):
     """Whether the session had an owner when the call was submitted, and how many calls waited."""
     member = ("", -1)
     """The group of a call that came as a Celery task, and its index there."""
+    has_begun_anew = False
+    """The session is not the one of the calls before that were submitted through the same object:
+    it was closed or forgotten meanwhile, or a Redis lost its record. Its namespace is empty."""
 
     @classmethod
     def submitted(cls, call_id: str, session_id: str, app: Any, submission: Submitted) -> Self:
@@ -38,6 +58,38 @@ class SessionExecution(Execution):
         made.session_id, made.submission = session_id, submission
         made.is_new = True
         return made
+
+    async def aevents(self, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """As of any execution; CallIdTaken if the id is that of a call of another session."""
+        async with aclosing(super().aevents(after)) as events:
+            async for event in events:
+                if isinstance(event.message, AttemptClaimed) and self.session_id:
+                    check_holder(self.id, event.message.task, self.session_id)
+                yield event
+
+    def get(self, timeout: float | None = None, *args: Any, **options: Any) -> Any:
+        """As of any task, but the call is looked after: NoResult if nothing will ever end it."""
+        if not self.session_id:  # made from the id alone
+            return super().get(timeout, *args, **options)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        looks: CallLooks | None = None
+        wait_s = watching.FIRST_LOOK_S
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                return super().get(min(left_s, wait_s), *args, **options)
+            except celery.exceptions.TimeoutError:
+                if left_s <= wait_s:
+                    raise
+            looks = looks or CallLooks(self.app, self.session_id, self.id)
+            if (ended := watch_thread.call(looks.look())) is not None and not self.ready():
+                raise NoResult(self.id, ended.outcome, f"{ended.type}: {ended.message}")
+            wait_s = watching.LOOK_AGAIN_S
+
+    def _look_after(self) -> LookAfter | None:
+        if not self.session_id:
+            return None
+        return CallLooks(self.app, self.session_id, self.id).look
 
     async def acancel(self, grace_s: float | None = None) -> CancelAnswer:
         """Cancel the call: one that has not begun ends at once, and its code never runs.
@@ -60,7 +112,7 @@ class SessionExecution(Execution):
         """End the call, unless an owner has begun it: then that one has the cancel."""
         store = (await watch_thread.watcher(self.app)).store
         group, index = self.member
-        task = f"session {self.session_id}".rstrip()  # as workers list calls
+        task = task_of_session(self.session_id).rstrip()
         try:
             attempt = await store.end_unclaimed(
                 self.id, _CANCELLED, task=task, group=group, index=index
@@ -93,3 +145,10 @@ class SessionExecution(Execution):
     def revoke(self, *_: Any, **__: Any) -> None:
         """Cancel the call: no worker has a task of this id."""
         self.cancel()
+
+
+def check_holder(call_id: str, task: str, session_id: str) -> None:
+    """Refuse an id under which another session has a call; `task` is what its execution is."""
+    holder = session_of_task(task)
+    if holder is not None and holder != session_id:
+        raise CallIdTaken(call_id, holder, session_id)

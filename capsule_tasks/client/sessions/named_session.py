@@ -8,13 +8,17 @@ with room takes it. A call is appended once however often it is submitted, becau
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
 from capsule_tasks.client.cancelling import CancelAnswer, check_type
 from capsule_tasks.client.execution import Execution
-from capsule_tasks.client.sessions.execution import SessionExecution
+from capsule_tasks.client.sessions.execution import SessionExecution, check_holder
 from capsule_tasks.client.sessions.requests import (
     ask_owner,
     check_timeout,
@@ -42,6 +46,8 @@ from capsule_tasks.settings import DEFAULT_CODE_PROFILE
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.sessions.store import NamedSessionStore
 from capsule_tasks.storage.sessions.types import NamedSessionInfo, SessionEntry, Submitted
+
+log = logging.getLogger("capsule_tasks.client")
 
 Busy = Literal["wait", "error"]
 
@@ -76,6 +82,8 @@ class NamedSession:
         self.id = session_id
         self.profile = profile
         self.tenant = tenant
+        self._last_seq = 0
+        """The number of the last call that was submitted through this object."""
 
     def __repr__(self) -> str:
         return f"<NamedSession {self.id!r}, profile {self.profile!r}>"
@@ -94,12 +102,14 @@ class NamedSession:
         NamedSessionBusy is raised if a call is unfinished. `timeout_s` limits the run and not the
         wait. A call that was submitted under the same `call_id` is not run again: so a call whose
         submission failed with StorageError is repeated safely under its id, which is the error's
-        `operation_id`.
+        `operation_id`. An id under which another session has a call is refused (CallIdTaken), here
+        or by the execution, as soon as the other call has begun.
         """
         check_source(source, timeout_s, busy)
         if call_id is None:
             call_id = str(uuid.uuid4())
-        check_id("call_id", call_id)
+        else:
+            await self._check_call_id(call_id)
         call = SessionCall(
             source=source,
             timeout_s=timeout_s,
@@ -110,24 +120,40 @@ class NamedSession:
 
     async def submit(self, call_id: str, call: SessionCall, *, busy: Busy) -> SessionExecution:
         """Append a call to the log, unless it is known there."""
-        try:
+        last_seq = self._last_seq
+        with _named_in_errors(call_id):
             submission = await self._append(call_id, encode_call(call), busy)
-        except StorageError as fault:
-            fault.operation_id = call_id
-            raise
         execution = SessionExecution.submitted(call_id, self.id, self.app, submission)
         execution.member = call.group, call.index
+        if not submission.is_known:
+            # Calls of one session have growing numbers, so this one is another.
+            execution.has_begun_anew = submission.seq <= last_seq
+            self._last_seq = submission.seq
+        if execution.has_begun_anew:
+            log.warning(
+                "session %r has begun anew, with an empty namespace: it was closed or forgotten, "
+                "or a Redis lost its record",
+                self.id,
+            )
         return execution
+
+    async def _check_call_id(self, call_id: str) -> None:
+        check_id("call_id", call_id)
+        with _named_in_errors(call_id):
+            record = await (await watch_thread.watcher(self.app)).store.read_record(call_id)
+        check_holder(call_id, record.task, self.id)
 
     async def ainfo(self) -> NamedSessionInfo:
         """The session's record in Redis; raises SessionUnknown if it has none."""
-        return await (await self._store()).info(self.id)
+        store = await self._store()
+        info = await store.info(self.id)
+        return replace(info, hosts=(await store.wanted_state(info.profile)).hosts)
 
     info = blocking(ainfo)
 
     async def ainterrupt(self) -> CancelAnswer:
         """Raise KeyboardInterrupt in the call that runs, as Ctrl-C does; `over` if none runs."""
-        begun_call = (await self.ainfo()).begun_call
+        begun_call = (await (await self._store()).info(self.id)).begun_call
         if not begun_call:
             return "over"
         return await Execution(begun_call, app=self.app).ainterrupt()
@@ -170,6 +196,7 @@ class NamedSession:
         """
         check_timeout(timeout_s)
         await close_session(self.app, self.id, timeout_s)
+        self._last_seq = 0
 
     close = blocking(aclose)
 
@@ -223,6 +250,16 @@ class NamedSession:
 
     async def _store(self) -> NamedSessionStore:
         return (await watch_thread.watcher(self.app)).sessions
+
+
+@contextmanager
+def _named_in_errors(call_id: str) -> Iterator[None]:
+    """The call is repeated under its id after an error of Redis."""
+    try:
+        yield
+    except StorageError as fault:
+        fault.operation_id = call_id
+        raise
 
 
 def check_id(name: str, value: Any) -> None:

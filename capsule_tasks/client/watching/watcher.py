@@ -60,6 +60,11 @@ _OUTCOMES = frozenset(map(str, Outcome))
 
 AskBackend = Callable[[str], tuple[Ended | None, bool]]
 """The end that the result backend has stored, and whether it was stored a moment ago."""
+LookAfter = Callable[[], Awaitable[Ended | None]]
+"""Sees to an execution that takes long; its end, if nothing else will ever tell it."""
+FIRST_LOOK_S = 5.0
+LOOK_AGAIN_S = 10.0
+"""Between two looks after an execution; longer if one process watches thousands."""
 
 
 class ExecutionWatcher:
@@ -79,6 +84,8 @@ class ExecutionWatcher:
         self._checkpoints = checkpoints
         self.bells = Doorbells(url, timeout_s=MAX_OUTAGE_S)
         self.watches = 0
+        self.unhosted: set[str] = set()
+        """Profiles of named sessions of which it was logged that no worker hosts them."""
         self.result_bells = self.bells
         if backend_url is not None and backend_url != url:
             self.result_bells = Doorbells(backend_url, timeout_s=_RESULT_BELL_S)
@@ -202,6 +209,7 @@ class StreamWatch:
     is_new: bool = False
     """The execution was submitted a moment ago: its stream is about to begin, so the backend is
     asked a little later only."""
+    look_after: LookAfter | None = None
 
     def __post_init__(self) -> None:
         self._hears_results = False
@@ -209,6 +217,7 @@ class StreamWatch:
         self._poll_s = _MIN_POLL_S
         self._ringing = asyncio.Event()
         self._time = asyncio.get_running_loop().time
+        self._look_at = self._time() + FIRST_LOOK_S
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event after the cursor, once and in order; the last one is `Ended`."""
@@ -230,9 +239,7 @@ class StreamWatch:
                     if page is None and self.is_new:
                         self.is_new = False
                     elif page is None or page.state == "waiting":
-                        ended, is_recent = await self._ask_for_end()
-                        if ended is None and page is None:
-                            ended = await self._end_without_result()
+                        ended, is_recent = await self._end_elsewhere(page)
                         if ended is not None:
                             # The task may have started and ended since the stream was read.
                             if await self._has_moved_on(page, _GRACE_S if is_recent else 0.0):
@@ -242,6 +249,7 @@ class StreamWatch:
                     else:
                         self._leave_results()  # the execution has a stream, which will end
                         self._poll_s = _MIN_POLL_S
+                        await self._look()
                     await wait_for_ring(self._ringing, self._wait_s(page))
         finally:
             self.watcher.watches -= 1
@@ -258,9 +266,19 @@ class StreamWatch:
         if self.cursor.vanished_at is not None:
             left_s = self.cursor.vanished_at + _VANISHED_S - self._time()
             return left_s if left_s > 0 else _RETRY_DELAY_S
+        wait_s = self._poll_s
         if self.ask_backend is None or (page is not None and page.state == "running"):
-            return max(_CHECK_S, self.watcher.watches / _CHECKS_PER_S)
-        return self._poll_s
+            wait_s = max(_CHECK_S, self.watcher.watches / _CHECKS_PER_S)
+        if self.look_after is not None:
+            wait_s = min(wait_s, max(0.0, self._look_at - self._time()))
+        return wait_s
+
+    async def _look(self) -> Ended | None:
+        """Look after the execution if that is due; its end, if nothing else will tell it."""
+        if self.look_after is None or self._time() < self._look_at:
+            return None
+        self._look_at = self._time() + max(LOOK_AGAIN_S, self.watcher.watches / _CHECKS_PER_S)
+        return await self.look_after()
 
     async def _has_moved_on(self, page: Page | None, grace_s: float) -> bool:
         """Whether the stream has moved past the page, now or within the grace."""
@@ -273,6 +291,15 @@ class StreamWatch:
             if left_s <= 0:
                 return False
             await wait_for_ring(self._ringing, left_s)
+
+    async def _end_elsewhere(self, page: Page | None) -> tuple[Ended | None, bool]:
+        """The end that the stream does not tell, and whether it was stored a moment ago."""
+        ended, is_recent = await self._ask_for_end()
+        if ended is None and page is None:
+            ended = await self._end_without_result()
+        if ended is None:
+            ended, is_recent = await self._look(), True
+        return ended, is_recent
 
     async def _ask_for_end(self) -> tuple[Ended | None, bool]:
         answer: tuple[Ended | None, bool] = None, False

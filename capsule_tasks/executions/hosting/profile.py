@@ -131,8 +131,10 @@ class ProfileHost:
                 self._take(wanted)
         await self._take_met()
         is_due = page.next_s == 0.0
-        is_kept_out = is_due and plan.is_full
-        plan.want_room(await self.store.wanted_count(self.profile.name) if is_kept_out else 0)
+        wanted_count = 0
+        if is_due and plan.is_full:
+            wanted_count = (await self.store.wanted_state(self.profile.name)).sessions
+        plan.want_room(wanted_count)
         if is_due:
             return 0.0 if plan.room() else _LOOK_AGAIN_S
         return page.next_s

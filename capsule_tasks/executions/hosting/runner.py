@@ -30,7 +30,7 @@ from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.publishing.publisher import Publisher
 from capsule_tasks.executions.supervisor import Supervisor
-from capsule_tasks.protocol.calls import SessionCall, decode_call
+from capsule_tasks.protocol.calls import SessionCall, decode_call, task_of_session
 from capsule_tasks.protocol.events import Ended, Outcome, SessionRestored
 from capsule_tasks.storage.executions.types import Record
 from capsule_tasks.storage.sessions.types import BegunCall
@@ -118,7 +118,7 @@ class CallRunner:
 
     async def _execute(self, begun: BegunCall, lane: Lane, restored: SessionRestored | None) -> End:
         call = _decoded(begun)
-        name = call.task or f"session {self._session_id}"
+        name = call.task or task_of_session(self._session_id)
         reporter = CallReporter()
         origin = Origin(
             execution_id=begun.call_id,

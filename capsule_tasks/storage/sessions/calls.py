@@ -22,7 +22,13 @@ from capsule_tasks.storage.operations import refused
 from capsule_tasks.storage.scripts import Code
 from capsule_tasks.storage.sessions import scripts
 from capsule_tasks.storage.sessions.tenants import TenantStore
-from capsule_tasks.storage.sessions.types import BegunCall, NamedSessionInfo, Submitted
+from capsule_tasks.storage.sessions.types import (
+    BegunCall,
+    CallLook,
+    CallPlace,
+    NamedSessionInfo,
+    Submitted,
+)
 from capsule_tasks.storage.sessions.wanted import WantedStore
 
 OnBusy = Literal["wait", "error"]
@@ -145,20 +151,18 @@ class CallStore(WantedStore):
             checkpoint=fields.get("checkpoint"),
         )
 
-    async def relist(self, session_id: str) -> bool:
-        """List a session again whose calls nobody would run any more; whether that was needed.
+    async def look_after(self, session_id: str, call_id: str) -> CallLook:
+        """Where a call is. If nobody would run it any more, its session is listed again.
 
         For a caller who has waited long: a Redis that fails over may lose the listing of a session,
-        or the end of an ownership.
+        the end of an ownership, or the call; and an owner may die while no worker is left to reap.
         """
-        try:
-            info = await self.info(session_id)
-        except SessionUnknown:
-            return False
-        if not info.unfinished or await self.is_live(info.owner):
-            return False
-        await self.want(info.profile, session_id)
-        return True
+        call = scripts.session_look.call(self.keys_of(session_id), call=call_id)
+        place, profile, owner = (each.decode() for each in (await self._call(call))[1:])
+        if place != CallPlace.UNFINISHED or await self.is_live(owner):
+            return CallLook(CallPlace(place), profile)
+        await self.want(profile, session_id)
+        return CallLook(CallPlace(place), profile, (await self.wanted_state(profile)).hosts)
 
     async def is_live(self, owner: str) -> bool:
         """Whether the lease of an incarnation lasts."""

@@ -83,8 +83,8 @@ def session_unwant(keys: WantedKeys, *, session_id: str, mark: int) -> None: ...
 def session_take_wanted(keys: WantedKeys, *, count: int, postpone_ms: int, ttl_ms: int) -> None: ...
 
 
-@script("sessions/wanted_count")
-def session_wanted_count(keys: WantedKeys) -> None: ...
+@script("sessions/wanted_state")
+def session_wanted_state(keys: WantedKeys) -> None: ...
 
 
 @script("sessions/hold")
@@ -147,6 +147,10 @@ def session_forget_left(keys: NamedSessionKeys, *, incarnation: str) -> None: ..
 
 @script("sessions/unfinished")
 def session_unfinished(keys: NamedSessionKeys, *, after: int, count: int) -> None: ...
+
+
+@script("sessions/look")
+def session_look(keys: NamedSessionKeys, *, call: str) -> None: ...
 
 
 @script("sessions/known")

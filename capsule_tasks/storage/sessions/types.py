@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 
@@ -34,6 +35,36 @@ class WantedPage(NamedTuple):
 
     sessions: tuple[Wanted, ...]
     next_s: float | None
+
+
+class WantedState(NamedTuple):
+    """What is known of the list of a profile."""
+
+    sessions: int
+    hosts: int | None
+    """Workers that listen to the list; None in a cluster, where no node knows all listeners."""
+
+
+class CallPlace(StrEnum):
+    """Where a call of a session is."""
+
+    UNFINISHED = "unfinished"
+    """In the log."""
+    DONE = "done"
+    """Ended, and its id is remembered."""
+    GONE = "gone"
+    """Unknown: lost with writes of a Redis, erased by `forget`, or done long ago."""
+    FORGOTTEN = "forgotten"
+    """In a session that is being erased: whoever erases it ends the call."""
+
+
+class CallLook(NamedTuple):
+    """What a caller who waits for a call finds of it."""
+
+    place: CallPlace
+    profile: str
+    hosts: int | None = None
+    """Workers that host the profile, where no worker has the session; None if that is unknown."""
 
 
 class BegunCall(NamedTuple):
@@ -93,6 +124,8 @@ class NamedSessionInfo:
     """Whether it is being erased: nobody may own or use it until that is done."""
     checkpoint: bytes | None
     """The manifest, as its writer packed it."""
+    hosts: int | None = field(default=None, compare=False)
+    """Workers that host sessions of the profile; None in lists, and in a cluster."""
 
     @property
     def unfinished(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from capsule_tasks.storage.keys import WantedKeys
 from capsule_tasks.storage.sessions import scripts
 from capsule_tasks.storage.sessions.base import SessionStoreBase, ms_of
-from capsule_tasks.storage.sessions.types import Wanted, WantedPage
+from capsule_tasks.storage.sessions.types import Wanted, WantedPage, WantedState
 
 
 class WantedStore(SessionStoreBase):
@@ -60,7 +60,8 @@ class WantedStore(SessionStoreBase):
         )
         return WantedPage(wanted, int(reply[1]) / 1000 if int(reply[1]) >= 0 else None)
 
-    async def wanted_count(self, profile: str) -> int:
-        """How many sessions of a profile are wanted."""
-        keys = WantedKeys(profile, self._prefix)
-        return int((await self._call(scripts.session_wanted_count.call(keys)))[1])
+    async def wanted_state(self, profile: str) -> WantedState:
+        """How many sessions of a profile are wanted, and how many workers host such sessions."""
+        call = scripts.session_wanted_state.call(WantedKeys(profile, self._prefix))
+        _, sessions, hosts = await self._call(call)
+        return WantedState(int(sessions), int(hosts) if int(hosts) >= 0 else None)

@@ -23,14 +23,12 @@ from capsule_tasks.client.sessions.as_task import (
     SessionArguments,
     session_arguments,
     submit_as_task,
-    value_of,
 )
 from capsule_tasks.client.sessions.execution import SessionExecution
 from capsule_tasks.errors import (
     CodeFailed,
     CodeNotRun,
     NoResult,
-    SessionUnknown,
     reason_of,
 )
 from capsule_tasks.executions.background import BackgroundTasks
@@ -140,7 +138,7 @@ class SessionCalls:
             error = fault if task.is_submitted else CodeNotRun(reason_of(fault))
         task.is_ending = True  # chords must not count it twice
         # Only the end of a call is stored by whoever ran it; Celery stores why there was no call.
-        is_stored = task.is_submitted and not isinstance(error, (NoResult, SessionUnknown))
+        is_stored = task.is_submitted and not isinstance(error, NoResult)
         result = await self._traced(task.message, value, error, is_stored=is_stored)
         result.runtime_s = time.monotonic() - started_at
         if isinstance(error, CodeFailed) and result.failure is not None:
@@ -161,7 +159,7 @@ class SessionCalls:
         )
         task.is_submitted = True
         task.accepted(os.getpid(), time.monotonic(), defers_ack=False)
-        return await until_answered(lambda: value_of(self._app, execution, arguments))
+        return await until_answered(execution.aget)
 
     def _arguments(self, message: TaskCall) -> SessionArguments:
         accept = prepare_accept_content(self._app.conf.accept_content)

@@ -8,9 +8,9 @@ from tests.lua.sessions.bench import BY_NAME, TTL_MS, Bench
 
 TESTED = {
     *("submit", "take", "begin", "done", "release", "close", "forget", "hold", "held"),
-    *("want", "unwant", "take_wanted", "wanted_count"),
+    *("want", "unwant", "take_wanted", "wanted_state"),
     *("request", "requests", "reply", "reply_read", "index_record", "index_list", "info", "known"),
-    *("forget_start", "forget_left", "unfinished"),
+    *("forget_start", "forget_left", "unfinished", "look"),
     *("tenant_note", "tenant_reserve", "tenant_renew", "tenant_unreserve", "tenant_add_usage"),
     *("tenant_usage", "tenant_sessions", "tenant_forget"),
 }
@@ -49,3 +49,18 @@ def test_a_session_is_known_from_its_first_call_or_owner_on(bench: Bench) -> Non
     assert bench.call("info")[:2] == [Code.DONE, 3]
     assert bench.call("known", 0, 2) == [Code.DONE, b"c0", b"c1"]
     assert bench.call("known", 2, 2) == [Code.DONE, b"c2"]
+
+
+def test_a_look_says_where_a_call_is_and_who_has_its_session(bench: Bench) -> None:
+    assert bench.call("look", "c") == [Code.DONE, b"gone", b"", b""]
+    bench.submit("c")
+    assert bench.call("look", "c") == [Code.DONE, b"unfinished", b"p", b""]
+    token = bench.taken()
+    bench.begin(token)
+    before = bench.state()
+    assert bench.call("look", "c") == [Code.DONE, b"unfinished", b"p", b"w"]
+    assert bench.state() == before
+    bench.done(token, 1)
+    assert bench.call("look", "c") == [Code.DONE, b"done", b"p", b"w"]
+    bench.client.hset(bench.keys.session, "forgetting", "w")
+    assert bench.call("look", "c") == [Code.DONE, b"forgotten", b"p", b"w"]

@@ -1,4 +1,4 @@
-"""`want`, `unwant`, `take_wanted` and `wanted_count`: sessions that workers are to take."""
+"""`want`, `unwant`, `take_wanted` and `wanted_state`: sessions that workers are to take."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_each_listing_has_a_mark_and_the_first_its_time(bench: Bench) -> None:
     assert times(bench) == first
     assert marks(bench) == {b"": b"2", b"s": b"2"}
     assert bench.rings() == [("{wanted:p}:changed", "s")] * 2
-    assert bench.call("wanted_count") == [Code.DONE, 1]
+    assert bench.call("wanted_state", bench.wanted.channel) == [Code.DONE, 1, 1]
+    assert bench.call("wanted_state", "other") == [Code.DONE, 1, 0]
 
 
 def test_a_listing_is_removed_under_its_mark_and_no_other(bench: Bench) -> None:

@@ -227,6 +227,7 @@ CELERY = (
         "celery.result:AsyncResult",
         "overridden by executions",
         __init__="(self, id, backend=None, task_name=None, app=None, parent=None)",
+        get="(self, timeout=None, propagate=True, interval=0.5, …",
         revoke="(self, connection=None, terminate=False, signal=None, wait=False, timeout=None)",
     ),
     names(

@@ -22,7 +22,14 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage import History
-from capsule_tasks.storage.sessions.types import BegunCall, SessionEntry, Submitted, Wanted
+from capsule_tasks.storage.sessions.types import (
+    BegunCall,
+    CallLook,
+    CallPlace,
+    SessionEntry,
+    Submitted,
+    Wanted,
+)
 from tests.contract.storage.sessions.subjects import PROFILE, Subject
 
 
@@ -107,7 +114,7 @@ async def test_a_session_that_was_listed_again_is_not_removed_from_the_list(
     again = await subject.one_wanted()
     assert await store.unwant(PROFILE, again)
     assert not await store.unwant(PROFILE, again)
-    assert await store.wanted_count(PROFILE) == 0
+    assert (await store.wanted_state(PROFILE)).sessions == 0
     await store.want(PROFILE, "s")
     assert not await store.unwant(PROFILE, again)
 
@@ -119,7 +126,7 @@ async def test_those_that_wait_longest_are_given_first_and_each_to_one_worker(
     for number in range(5):
         await store.want(PROFILE, f"s{number}")
     await store.want(PROFILE, "s0")
-    assert await store.wanted_count(PROFILE) == 5
+    assert (await store.wanted_state(PROFILE)).sessions == 5
     pages = await asyncio.gather(*(store.take_wanted(PROFILE, 2, 600) for _ in range(2)))
     given = sorted(each.session_id for page in pages for each in page.sessions)
     assert given == ["s0", "s1", "s2", "s3"]
@@ -448,20 +455,25 @@ async def test_a_session_is_listed_again_for_a_caller_who_has_waited_long(
     subject: Subject,
 ) -> None:
     store = subject.sessions()
-    assert not await store.relist("s")
+
+    async def place() -> str:
+        return (await store.look_after("s", "c")).place
+
+    assert await place() == "gone"
     await subject.submit("c")
     await store.unwant(PROFILE, await subject.one_wanted())  # as if the listing were lost
-    assert await store.relist("s")
+    assert await place() == "unfinished"
     wanted = await subject.one_wanted()
     await subject.worker("w")
     taken = await subject.take("w")
     await store.unwant(PROFILE, wanted)
-    assert not await store.relist("s")
+    assert await store.look_after("s", "c") == CallLook(CallPlace.UNFINISHED, PROFILE)
+    assert await subject.wanted() == []
     await subject.kill("w")
-    assert await store.relist("s")
+    assert await place() == "unfinished"
     assert await subject.wanted() == ["s"]
     again = await subject.take("w")
     assert again.token > taken.token
     await store.begin("s", again.token)
     await store.done("s", again.token, 1)
-    assert not await store.relist("s")
+    assert await store.look_after("s", "c") == CallLook(CallPlace.DONE, PROFILE)
